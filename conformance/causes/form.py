@@ -161,9 +161,19 @@ class Form:
         """The same without sizes, where several ops share what it says of an operand."""
         return Form(tuple(c for c in self.conditions if not is_size(c))) if self.spreads and self.of_extent else self
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether it says that another node computes, too."""
+        return any(c.key == BESIDE for c in self.rest)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it says no more of a node than sizes."""
+        return not _but_for_casts(self)
+
     def beside_another(self) -> Form:
-        """The same where it says nothing of the node, as the smallest case that shows it still has another node."""
-        return self if _but_for_casts(self) else Form((*self.conditions, Condition(BESIDE, ANOTHER)))
+        """The same of a node that is right unless another computes, too."""
+        return Form((*self.conditions, Condition(BESIDE, ANOTHER)))
 
     def but(self, idle: Collection[Condition]) -> Form:
         """The same without conditions that do not matter."""

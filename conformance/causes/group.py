@@ -734,7 +734,7 @@ def _of_what_is_kept(a: Group, b: Group) -> Form | None:
     """The form of wrong numbers by what a backend kept, and of nodes that are wrong beside another."""
     whole, node = (a, b) if b.form.ops else (b, a)
     kept = whole.kind == (Verdict.FAIL.value, KEPT) and not whole.form.ops
-    return whole.form if kept and node.form.of_beside and node.kind[0] == Verdict.FAIL else None
+    return whole.form if kept and node.form.is_beside and node.kind[0] == Verdict.FAIL else None
 
 
 def _need_otherwise(a: Group, b: Group, form: Form) -> bool:
@@ -935,7 +935,16 @@ def _form(proof: Failure) -> Form:
     if proof.at is None:
         return whole_form(proof.case) if proof.case.id.startswith(cuts.PREFIX) else Form(())
     form = form_of(proof.case, proof.at[0], proof.node)
-    return form.beside_another() if proof.case.id.startswith(cuts.PREFIX) and _may_hide(proof) else form
+    another = _may_hide(proof) if form.says_nothing else _needs_another(proof)
+    return form.beside_another() if another and proof.case.id.startswith(cuts.PREFIX) else form
+
+
+def _needs_another(proof: Failure) -> bool:
+    """Whether the smallest case has a node still that the failing one does not read, nor the other way round."""
+    node = proof.node
+    others = [n for _, _, n in nodes_of(proof.case) if n is not node]
+    read = {n.root for n in cuts.views_of(node)} | {s.root for s in node.src if s is not None}
+    return any(n.root not in read and node.root not in {s.root for s in n.src if s is not None} for n in others)
 
 
 def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:

@@ -334,11 +334,21 @@ def test_that_stores_write_in_place_says_nothing_of_them() -> None:
     assert common(_of("SET_ROWS", place), _of("CLAMP", place)) is not None
 
 
-@pytest.mark.parametrize(("op", "said", "one"), [("CPY", "in place", True), ("CPY", "src[0].layout", False)])
-def test_what_is_kept_between_nodes_and_between_steps_is_one_cause(op: str, said: str, *, one: bool) -> None:
+@pytest.mark.parametrize(("key", "one"), [("beside", True), ("src[0].layout", False)])
+def test_what_is_kept_between_nodes_and_between_steps_is_one_cause(key: str, *, one: bool) -> None:
     """Nodes that are wrong beside another, and cases that are wrong by what a backend kept."""
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     whole = Group(("FAIL", "kept"), Form((Condition("steps", "> 1"),)), proof)
-    node = Group(("FAIL", ""), _of(op, ("beside", "another node"), (said, "no")), proof)
+    node = Group(("FAIL", ""), _of("CPY", ("in place", "no"), (key, "another node")), proof)
     assert (_of_what_is_kept(node, whole) == whole.form) is one
     assert _of_what_is_kept(node, node) is None
+
+
+def test_a_node_that_is_wrong_beside_one_that_it_does_not_read_is_a_fault_of_what_is_kept() -> None:
+    """Two masks of one name and shape in one step, and the same mask in two steps."""
+    ids = [
+        "kv_growth/gemma2-l=2,embd=32,heads=2,kv=1,ff=32,vocab=32,ubatch=64,run=at250.d2.p10.d2@748",
+        "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=at254.d4.back3.d2@457",
+    ]
+    (group,) = _groups([FAULTS["mask-stale"]], ids)
+    assert {f.case.id for f in group.failures} == set(ids)
