@@ -16,7 +16,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendCrashError, BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
-from conformance.ggml.types import F32, I64
+from conformance.ggml.types import F32, I32
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, _Search, measure, shrink
@@ -188,11 +188,11 @@ def test_every_step_of_the_way_is_smaller_and_fails_alike(runner: Runner, monkey
 
 
 def test_types_are_simplified_and_sequences_dropped(runner: Runner) -> None:
-    """Quantised weights and caches end as F32 where the fault is not theirs."""
+    """Quantised weights and caches end as F32, and indices as I32, where the fault is not theirs."""
     found = _shrunk(runner, "cache row one late", TRAJECTORY.replace("vocab=32", "vocab=32,head=32,w=q4_0,cache=q8_0"))
     (step,) = found.case.steps
     assert [n.op for n in step.graph] == ["SET_ROWS"]
-    assert all(t.type in {F32, I64} for t in step.graph.tensors())
+    assert all(t.type in {F32, I32} for t in step.graph.tensors())
 
 
 def test_values_stay_where_an_error_is_the_failure(runner: Runner) -> None:
