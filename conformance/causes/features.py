@@ -71,7 +71,7 @@ def features(case: Case, k: int, node: Tensor) -> Features:
             found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
     if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph if n is not node):
         found |= {OUTPUT: READ}
-    if any(n is not node and computes(n) and n.op not in VIEW_OPS for s in case.steps for n in s.graph):
+    if any(n is not node for _, _, n in nodes_of(case)):
         found |= {BESIDE: ANOTHER}
     found |= {RESULT: node.type.name}
     declared = DECLARATIONS.get(node.op)

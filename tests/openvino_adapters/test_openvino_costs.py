@@ -46,6 +46,20 @@ def test_promises_are_kept(name: str) -> None:
     assert not [c for c in (BLOCKS, *WHERE.values()) if cost(create(spec), spec, c)]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_promises_are_kept_by_programs_that_are_there_already(name: str) -> None:
+    """A session that finds what an earlier one compiled and packed says so, too."""
+    pytest.importorskip("openvino")
+    spec = Spec(name)
+    backend = create(spec)
+    try:
+        for case_id in [c for c in (BLOCKS, *WHERE.values()) for _ in range(2)]:
+            case = build(case_id)
+            assert not unmet(case, spec, execute(backend, case).witness), case_id
+    finally:
+        backend.close()
+
+
 @pytest.mark.parametrize(
     ("name", "case_id"),
     [(n, c) for n in NAMES for c in (SINKS, RAGGED, IN_TURN) if (n, c) != ("npu", RAGGED)],
