@@ -22,6 +22,7 @@ from conformance.ggml.tensor import (
     strided,
 )
 from conformance.run.shrink.simplify import TURNED, as_floats, turns_all
+from conformance.run.signature import NORMAL
 
 Features = Mapping[str, str]
 """Property -> its value."""
@@ -39,7 +40,7 @@ AND = ", "
 LOOKED_AT = 4096
 """Elements of a leaf up to which its values are looked at."""
 F16_MAX = 65504.0
-SUBNORMAL = float(np.finfo(np.float32).tiny)
+SUBNORMAL = "subnormal numbers"
 
 
 def name_of(node: Tensor) -> str:
@@ -114,7 +115,7 @@ def _held(case: Case, k: int, t: Tensor) -> str:
         "NaN": np.isnan(x),
         "infinities": np.isinf(x),
         "numbers beyond F16": (x > F16_MAX) & np.isfinite(x),
-        "subnormal numbers": (x > 0) & (x < SUBNORMAL),
+        SUBNORMAL: (x > 0) & (x < NORMAL),
     }
     return AND.join(name for name, where in found.items() if where.any())
 

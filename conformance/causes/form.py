@@ -34,6 +34,7 @@ from .features import (
     RESULT,
     SHOWS,
     STEP,
+    SUBNORMAL,
     Features,
     features,
     name_of,
@@ -106,6 +107,12 @@ class Form:
     def of_what_is_held(self) -> bool:
         """Whether it is about values that arithmetic treats apart."""
         return any(map(_of_values, self.rest))
+
+    @property
+    def of_subnormals(self) -> bool:
+        """Whether all it says, beside sizes and types, is that an operand holds subnormal numbers."""
+        said = [c for c in self.says if not _of_type(c)]
+        return bool(said) and all(_of_values(c) and c.value == SUBNORMAL for c in said)
 
     @property
     def of_output(self) -> bool:
@@ -414,6 +421,14 @@ def of_shared_types(a: Form, b: Form) -> Form | None:
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))
     return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(sorted(x | y)))))
+
+
+def of_flushed(a: Form, b: Form) -> Form:
+    """The form of nodes of any op for which subnormal numbers are zero: the types and values that both say."""
+    said = [[replace(c, key=of_any(c.key)) for c in f.says if _of_type(c) or _of_values(c)] for f in (a, b)]
+    shared = [c for x in said[0] for y in said[1] if (c := _shared(x, y, of_any_leaf=False)) is not None]
+    ops = dict.fromkeys((*a.ops, *b.ops))
+    return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
 
 
 def _of_type(condition: Condition) -> bool:

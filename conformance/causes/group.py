@@ -27,7 +27,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run.divergence import GRAPH, KEPT, OUTPUT
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
-from conformance.run.signature import Signature
+from conformance.run.signature import FLUSHED, Signature
 from conformance.suite.relations import claim
 
 from .cause import ANY_OF, Cause, Condition
@@ -44,6 +44,7 @@ from .form import (
     is_size,
     meets,
     of_any,
+    of_flushed,
     of_one_error,
     of_one_function,
     of_part,
@@ -538,7 +539,7 @@ class Search:
         """What fails beside an explained failure although nothing known explains it: of a trajectory any other node, of
         a single one a variant, unless one like it was looked at before.
         """
-        if self._late():
+        if self._late() or failure.kind[1] == FLUSHED:  # so is each variant's
             return
         if _may_hide(failure):
             yield from self._beside(failure)
@@ -587,7 +588,8 @@ class Search:
             first, second = sorted(
                 (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, size(g.proof))
             )
-            a.kind, a.proof, a.failures = first.kind, first.proof, first.failures + second.failures
+            a.kind = next((g.kind for g in (a, b) if _flushes(g)), first.kind)
+            a.proof, a.failures = first.proof, first.failures + second.failures
             a.form = form.anywhere()
             a.unsure, a.needed, a.behind = first.unsure + second.unsure, a.needed & b.needed, a.behind and b.behind
             self.groups.remove(b)
@@ -698,7 +700,7 @@ def _one(a: Group, b: Group, *, last: bool) -> bool:
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
         return True
-    if last and _both_wrong(a, b) and of_one_function(a.form, b.form):
+    if (last and _both_wrong(a, b) and of_one_function(a.form, b.form)) or _flush(a, b):
         return True
     if _both_wrong(a, b) and (a.form.same_kernel(b.form) or (a.form.of_beside and b.form.of_beside)):
         return True
@@ -716,8 +718,8 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     """
     if not (a.form.ops and b.form.ops):
         return _joint_wholes(a, b)
-    if _read_and_store(a, b):
-        return None
+    if (flush := _flush(a, b)) or _read_and_store(a, b):
+        return of_flushed(a.form, b.form) if flush else None
     if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
         return form
     form = common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
@@ -728,6 +730,16 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held or form.of_output
     alike = a.kind == b.kind or (either and _both_wrong(a, b))
     return form if alike or _by_extent(a, b, form, last=last) else None
+
+
+def _flushes(g: Group) -> bool:
+    return g.kind == (Verdict.FAIL.value, FLUSHED)
+
+
+def _flush(a: Group, b: Group) -> bool:
+    """Whether subnormal numbers are zero for both: how the processor computes is no op's fault."""
+    either = _flushes(a) or _flushes(b)
+    return either and _both_wrong(a, b) and all(_flushes(g) or g.form.of_subnormals for g in (a, b))
 
 
 def _of_what_is_kept(a: Group, b: Group) -> Form | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from math import isfinite
 
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
@@ -11,6 +12,10 @@ from .divergence import NODE, OUTPUT
 
 WHERE, THREW = "where: ", "it threw in "
 """Begin the words of a place in a result's detail."""
+NORMAL = 2.0**-126
+"""The least float32 that is not subnormal."""
+FLUSHED = "subnormal numbers are zero"
+"""How wrong numbers are if the processor, or one kernel, flushes what is subnormal."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 _QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
 _WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
@@ -43,9 +48,9 @@ class Signature:
     op: str = ""
     """Of the node at fault; empty where no single node is, or nothing says which."""
     kind: str = ""
-    """`node`, `graph`, `kept`, `output` or `state`, with `not finite` where a number became none; of a crash how it
-    died and its last words, of other failures the innermost message: without numbers, shapes, names of cases, and what
-    wraps it.
+    """`node`, `graph`, `kept`, `output` or `state`, with `not finite` where a number became none, or `FLUSHED`; of a
+    crash how it died and its last words, of other failures the innermost message: without numbers, shapes, names of
+    cases, and what wraps it.
     """
 
     def covers(self, other: Signature | None) -> bool:
@@ -78,9 +83,16 @@ def signature_of(result: Result) -> Signature | None:
         return Signature(Verdict.FAIL, op, NODE if op else "state")
     if first.get("kind") == OUTPUT:
         return Signature(Verdict.FAIL, "", OUTPUT)
-    broken = first["found"] is None or first["found"] != first["found"] or abs(first["found"]) == float("inf")
-    kind = str(first.get("kind", NODE)) + (", not finite" if broken else "")
+    kind = ", ".join(filter(None, (str(first.get("kind", NODE)), _how(first.get("expected"), first["found"]))))
     return Signature(Verdict.FAIL, first["op"] if first.get("kind", NODE) == NODE else "", kind)
+
+
+def _how(expected: float | None, found: float | None) -> str:
+    """In what way one number is wrong, where that tells; None is NaN."""
+    if found is None or not isfinite(found):
+        return "not finite"
+    flushed = expected is not None and 0 < abs(expected) <= NORMAL and found == 0
+    return FLUSHED if flushed else ""
 
 
 def innermost(detail: str) -> str:

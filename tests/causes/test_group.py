@@ -9,10 +9,11 @@ import pytest
 from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import failure_of
+from conformance.causes.form import SEVERAL, base_of
 from conformance.causes.group import Nodes, Search, cause_of
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
-from conformance.planted.faults import FOLDER, Bundle, read
+from conformance.planted.faults import FOLDER, Bundle, Fault, read
 from conformance.run.session.select import build, case_ids
 
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -24,10 +25,12 @@ class _Runner(Hunter):
 
 def _causes(names: Sequence[str], globs: Sequence[str]) -> list[Cause]:
     """Of the cases of `ops` at smoke that `globs` match, with all these faults planted together."""
-    bundle = Bundle("together", tuple(FAULTS[n] for n in names))
-    runner = _Runner([bundle])
-    results = runner.run(bundle.spec, [runner.case(i) for i in case_ids((), globs, "smoke")])
-    return _grouped(runner, bundle.spec, results)
+    return _causes_of(Bundle("together", tuple(FAULTS[n] for n in names)), case_ids((), globs, "smoke"))
+
+
+def _causes_of(plant: Bundle | Fault, ids: Sequence[str]) -> list[Cause]:
+    runner = _Runner([plant])
+    return _grouped(runner, plant.spec, runner.run(plant.spec, [runner.case(i) for i in ids]))
 
 
 def _grouped(runner: _Runner, spec: Spec, results: Sequence[Result]) -> list[Cause]:
@@ -98,6 +101,18 @@ def test_stores_and_computed_results_of_a_type_are_one_cause() -> None:
     globs = ("ops/SET_ROWS-f16+*", "ops/CPY-*f16*", "ops/SQR-f16*", "ops/COS-f16*", "ops/FILL-f16*")
     (cause,) = _causes(("f16-truncated",), globs)
     assert cause.conditions[1:] == (Condition("a type", "f16"),)
+
+
+def test_what_flushes_subnormal_numbers_is_one_cause_of_any_kernels() -> None:
+    """Whether an operand is subnormal or a result: how the processor computes is at fault, and no op."""
+    old = "    x = np.asarray(values, np.float64)\n    near ="
+    new = "    x = np.asarray(values, np.float64)\n    x = np.where(np.abs(x) < 2.0**-126, 0.0, x)\n    near ="
+    flush = Fault("bf16-flushed", "", "cpu", ("ops",), "backends/cpu/values.py", old, new)
+    (cause,) = _causes_of(flush, case_ids((), ("ops/*-bf16*data=range*", "ops/*-f32*data=range*"), "standard"))
+    ops = {op for c in cause.conditions if c.key == "op" for op in c.value.split("|")}
+    assert len({base_of(op) for op in ops}) >= SEVERAL
+    assert Condition("a type", "bf16") in cause.conditions
+    assert "subnormal numbers are zero" in cause.sentence
 
 
 def test_an_id_is_the_same_twice() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from conformance.judge.verdict import Result, Verdict
@@ -101,3 +103,25 @@ def test_an_op_behind_others_is_no_part_of_an_error() -> None:
     assert behind.op == ""
     assert behind.covers(at)
     assert not at.covers(behind)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "kind"),
+    [
+        (1.0, 2.0, "node"),
+        (1.0, 0.0, "node"),
+        (0.0, 0.0, "node"),
+        (2.0**-130, 0.0, "node, subnormal numbers are zero"),
+        (-(2.0**-126), -0.0, "node, subnormal numbers are zero"),
+        (2.0**-130, 1.0, "node"),
+        (2.0**-130, inf, "node, not finite"),
+        (None, 0.0, "node"),
+        (1.0, None, "node, not finite"),
+    ],
+)
+def test_how_a_number_is_wrong_is_part_of_it(expected: float | None, found: float | None, kind: str) -> None:
+    """A number that is none and a subnormal one that is zero are told from other wrong numbers."""
+    first = {"kind": "node", "op": "ADD", "expected": expected, "found": found}
+    signature = signature_of(Result("ops/A@0", "b", Verdict.FAIL, first_divergence=first))
+    assert signature is not None
+    assert signature.kind == kind
