@@ -122,7 +122,7 @@ def _held(case: Case, k: int, t: Tensor) -> str:
 
 def _layout(t: Tensor) -> str:
     if is_contiguous(t):
-        return CONTIGUOUS
+        return "reshaped" if nelements(t) == nelements(t.root) and t.ne != t.root.ne else CONTIGUOUS
     if is_transposed(t):
         return "transposed"
     if is_permuted(t):

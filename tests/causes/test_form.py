@@ -151,6 +151,18 @@ def test_positions_and_turns_are_told(case_id: str, key: str, value: str) -> Non
     assert any(c.key == key for c in form_of(case, k, node).conditions) is (value != "ne[0]")
 
 
+def test_all_of_a_weight_in_another_shape_is_told() -> None:
+    """A view of a part, and a leaf, are not `reshaped`."""
+    case = build("weight_placement/parts-w=q4_0,buffer=1@100")
+    layouts = [features(case, k, n)["src[0].layout"] for k, _, n in nodes_of(case) if k == 0 and n.op == "MUL_MAT"]
+    assert layouts == ["contiguous", "reshaped"]
+    assert "reshaped" not in {
+        value
+        for i in ("ops/MUL_MAT-f32+f32-a=256x6x2x2,b=256x3x2x2,va=part.p0213,vb=off@866", "ops/MUL-f16+f32-a=67x3@1")
+        for value in features(build(i), 0, next(n for _, _, n in nodes_of(build(i)))).values()
+    }
+
+
 def test_an_index_of_64_bits_and_a_turn_of_a_part_shrink() -> None:
     """SET_ROWS takes indices of 32 bits, and ROPE turns all of a row, if the case fails so, too."""
     rows, turns = (
