@@ -14,6 +14,8 @@ A key is a field of a witness, or a glob over backends (`name` or `name?option=v
 | `static` | compiles one program for all of them, with sizes of its own |
 | `appends` | moves no more of a cache than a step writes |
 | `fuses` | keeps caches inside the kernel that attends to them |
+| `resumes` | goes on with what it holds of a cache, and does not load it again |
+| `packs` | keeps quantised weights in about as many bits as their blocks have |
 
 | field holds | a demand of it |
 |---|---|

@@ -69,6 +69,26 @@ def test_plain_attention_over_floats_is_fused(keys: str, run: str, fused: bool) 
 
 
 @pytest.mark.parametrize(
+    ("keys", "run", "most"),
+    [
+        ("", "at253.p3.d3", (6 + 512) * 64),
+        ("", "p256.d3", (259 + 2 * 512) * 64),
+        (",write=cpy", "at9.d5.back2.d2", (7 + 256) * 64),
+        (",seqs=2,unified=1", "p9.rm1.d2", (20 + 256) * 64),
+        (",seqs=2", "p9.d2", (22 + 2 * 256) * 64),
+        (",seqs=2", "p9.rm1.d2", None),
+        (",seqs=2,unified=0", "p3+2.p0+4.d1", None),
+        (",fa=0", "p9.d2", None),
+        ("", "p9.shift2.d2", None),
+    ],
+)
+def test_a_cache_is_loaded_once(keys: str, run: str, most: int | None) -> None:
+    """And again where 256 cells were written over; sequences in turn and writes of whole caches are no part of it."""
+    demand = None if most is None else {"cache_bytes": f"<={most}"}
+    assert of(run, keys).demands.get("resumes") == demand
+
+
+@pytest.mark.parametrize(
     ("case_id", "packed"),
     [
         (f"{TINY},head=32,w=q4_0,run=p9.d2@1", True),

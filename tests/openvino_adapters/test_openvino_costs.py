@@ -20,6 +20,9 @@ RAGGED = (
 IN_TURN = "alias/differs=eps,of=decoder@1"
 NAMES = ("openvino-stateless", "openvino-stateful", "npu")
 WHERE = {
+    "ov-state-given-back": (
+        "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,seqs=3,unified=1,run=at84.d4.rm1.d3@1"
+    ),
     "ov-weights-unpacked": "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,head=32,w=q4_0,run=at9.d2@1",
     "ov-multiple-of-constant": (
         "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,seqs=4,write=cpy,fa=0,run=at253.p2+3+1+4.d3@1"

@@ -27,7 +27,7 @@ class OpenVinoStateful(OpenVinoStateless):
     """cgraph to OpenVINO model, caches as its variables."""
 
     name = "openvino-stateful"
-    promises: tuple[str, ...] = ("fuses", "packs")
+    promises: tuple[str, ...] = ("fuses", "resumes", "packs")
 
     def memory(self, case: Case) -> StateMemory:
         """Bytes on the host, and what requests hold of caches."""

@@ -315,6 +315,7 @@ class StateMemory(HostMemory):
         else:
             self.settle(t)
             request.push(t, _parted(encode(t, self._bytes[t])))
+            self.moved += self._bytes[t].nbytes
         self._wholes[t] = request
 
     def append(self, a: Appending, request: StatefulRequest) -> Table:
@@ -323,6 +324,8 @@ class StateMemory(HostMemory):
         The kernel multiplies hidden rows of V by 0, so that NaN among them would reach every query.
         """
         caches = a.log.caches
+        row = sum(t.nb[1] for t in caches)
+        self.moved += row * a.cells.size
         log = self._logs.get(caches[0])
         if log is not None and log.logged.key == a.log.key and log.table.serves(a) and not _leaks(log, a):
             if log.holder is not request:
@@ -333,6 +336,7 @@ class StateMemory(HostMemory):
         for t in caches:
             self.settle(t)
         cells = to_load(a)
+        self.moved += row * int((cells != NOTHING).sum())
         log = Log(a.log, Table.of(cells, a.log.size), request)
         at = (a.log.first + np.arange(len(cells))[:, None]) * a.log.size + np.maximum(cells, 0)
         log.table.endless = np.zeros(cells.shape, np.bool_)

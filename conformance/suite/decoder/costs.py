@@ -9,6 +9,7 @@ it. Where prompts and single tokens read three blocks of 256 cells, there are tw
 | `static` | a program for each form, whatever its sizes: attentions share a mask, no other caches, no experts |
 | `appends` | moves the cells that its nodes write, and no others |
 | `fuses` | keeps caches of floats in the kernel that attends to them: FLASH_ATTN_EXT without extras, of one head size |
+| `resumes` | where `fuses` holds and all steps attend to the same sequences: goes on with the cache that it holds |
 | `packs` | keeps weights that a product reads in about as many bits as their blocks have, and notes how many |
 
 Extents that were equal in all graphs before look like one number, an offset of a view that was constant looks like a
@@ -17,6 +18,7 @@ constant: the graph that shows they are not costs `lifts` one program more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -32,6 +34,8 @@ MASKS = {"FLASH_ATTN_EXT": 3, "SOFT_MAX": 1}
 GRIDS = frozenset({Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K})
 """Block types whose values are integers times a scale, which every device with 4 and 8 bits can hold."""
 EXPERTS = ("MUL_MAT_ID", "ADD_ID")
+WORN = 256
+"""Cells written over, after which a backend that appends may lay a cache out anew."""
 Sizes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Of a graph: every `ne` and `nb`; every `ne`; every `view_offs`."""
 
@@ -51,6 +55,8 @@ def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, 
         found["static"] = {"compiles": f"<={len(forms)}"}
     if all(map(_fuses, nodes, writers)):
         found["fuses"] = {"state": "fused"}
+        if len({*map(_sequences, nodes)}) == 1:
+            found["resumes"] = {"cache_bytes": f"<={_resumed(nodes, writers)}"}
     written = {n.root for each in writers for n in each}
     products = [n.src[0] for each in nodes for n in each if n.op == "MUL_MAT"]
     if any(w is not None and w in persistent and w.type in GRIDS and w not in written for w in products):
@@ -117,6 +123,25 @@ def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
         and all(n.op in ("SET_ROWS", "CPY") and n.src[0] is not None and n.src[0].root is not n.root for n in writers)
         and all(n.op == "FLASH_ATTN_EXT" and _is_plain(n) for n in readers)
     )
+
+
+def _read(nodes: Iterable[Tensor]) -> list[Tensor]:
+    """The K and V that attentions read."""
+    return [t for n in nodes if n.op == "FLASH_ATTN_EXT" for t in n.src[1:3] if t is not None]
+
+
+def _sequences(nodes: Iterable[Tensor]) -> Hashable:
+    """Which part of which caches attentions read, whatever n_kv is."""
+    return frozenset((t.root, t.view_offs, t.ne[3]) for t in _read(nodes))
+
+
+def _resumed(nodes: Sequence[Sequence[Tensor]], writers: Sequence[Sequence[Tensor]]) -> int:
+    """Bytes of what is written, and of all cells that are read, once, and once more where `WORN` were written over."""
+    written: Counter[Tensor] = Counter()
+    for n in (n for each in writers for n in each):
+        written[n.root] += _written(n)
+    cells = {t: max(k.ne[1] * k.ne[3] for each in nodes for k in _read(each) if k.root is t) for t in written}
+    return sum(n + cells[t] * t.nb[1] * (1 + n // t.nb[1] // WORN) for t, n in written.items())
 
 
 def _is_plain(attention: Tensor) -> bool:

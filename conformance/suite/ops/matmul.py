@@ -64,11 +64,11 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         "MUL_MAT-[f32+f32-a=2048x4,b=2048x20,data=positive|iq3_s+f32-a=256x16,b=256x4]",
         "MUL_MAT-f32+f32-a=32x32x2x2,b=32x20x2x4,hint=SRC0_IS_HADAMARD",
         "MUL_MAT-[f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17]",
-        "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64]",
-        "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1]",
-        "MUL_MAT-[q8_0+f32-a=4096x4,b=4096x17|q4_0+f32-a=5632x4,b=5632x3|f16+f32-a=14336x4,b=14336x1]",
+        "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=5632x4,b=5632x16|q8_0+f32-a=2048x4,b=2048x64]",
+        "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|f16+f32-a=2048x4,b=2048x1]",
+        "MUL_MAT-[q8_0+f32-a=4096x4,b=4096x17|f16+f32-a=14336x4,b=14336x1]",
         "MUL_MAT-q4_0+f32-[a=256x3,b=256x513|a=256x513,b=256x3|a=4096x4112,b=4096x1]",
-        "MUL_MAT-[q4_0|q4_K]+f32-a=256x16,b=256x5x3",
+        "MUL_MAT-q4_0+f32-a=256x16,b=256x5x3",
     ),
     full=(
         f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x[1|4|64]",
@@ -128,7 +128,10 @@ def _check_hadamard(bench: Bench) -> None:
     "MUL_MAT_ID",
     keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= data=|scales",
     types="as b",
-    smoke=("MUL_MAT_ID-f16+f32-as=256x6x8,n_used=6,n_tokens=1,n_b=3,vas=pad,vb=slab,vids=rows",),
+    smoke=(
+        "MUL_MAT_ID-f16+f32-as=256x6x8,n_used=6,n_tokens=1,n_b=3,vas=pad,vb=slab,vids=rows",
+        "MUL_MAT_ID-q4_0+f32-as=256x6x8,n_used=2,n_tokens=5,vids=pad",
+    ),
     standard=(
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,[n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5]",
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens=[1|9],n_b=1",

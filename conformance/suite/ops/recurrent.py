@@ -117,6 +117,7 @@ def _wkv(bench: Bench) -> Sequence[Tensor]:
         "GATED_DELTA_NET-f32-ne=[16|32|20]x4x[1|5]x4[|,kda=1][|,k_heads=1|,k_heads=2][|,k_seqs=1|,k_seqs=2],K=[1|3|8][|,vk=pad|,vk=off|,vk=slab|,vk=part|,vk=p0213][|,vv=pad|,vv=off|,vv=slab|,vv=part|,vv=p0213][|,vs=off]",
     ),
     full=("GATED_DELTA_NET-f32-ne=128x32x[1|33]x2[|,k_heads=16|,kda=1]",),
+    smoke=("GATED_DELTA_NET-f32-ne=16x2x5x2,K=2",),
 )
 def _gated_delta_net(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b

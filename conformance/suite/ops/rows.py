@@ -78,6 +78,7 @@ def _norm(bench: Bench) -> Sequence[Tensor]:
         "GROUP_NORM-f32-ne=9x5x12x2,groups=4,[vne=pad|vne=off|inplace=leaf|inplace=mid]",
     ),
     full=("GROUP_NORM-f32-ne=64x33x320,groups=32",),
+    smoke=("GROUP_NORM-f32-ne=9x5x12x2,groups=5",),
     pairs=(
         "GROUP_NORM-f32-ne=[9x5x12x2|16x1x12],groups=[1|3|5|12][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part][|,inplace=leaf|,inplace=mid],eps=[1e-5|0.1]",
     ),
