@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.backend.interface import Backend, Session, Witness
 from conformance.case.case import Case, Step
-from conformance.ggml.errors import BackendError
+from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes, pack
@@ -100,9 +100,13 @@ def execute(
     return Execution(steps, witness, time.perf_counter() - start, opaque)
 
 
+class PartError(ConformanceError):
+    """A backend runs whole cases, and none of the parts that it is asked for."""
+
+
 def execute_apart(backend: Backend, case: Case) -> Execution:
     """Run each node that computes in a graph and a session of its own, with the bytes that the nodes before it left: no
-    backend can compute two of them together. Raises as `execute`.
+    backend can compute two of them together. Raises as `execute`, and PartError.
     """
     held = dict(case.persistent)
     runs: list[Execution] = []
@@ -113,6 +117,9 @@ def execute_apart(backend: Backend, case: Case) -> Execution:
         for first, last in _singly(step.graph):
             part = partial(step.graph, first, last, persistent=held, outputs=step.outputs)
             alone = _alone(case, part, held, values)
+            answer = backend.supports_case(alone)
+            if not answer:
+                raise PartError(f"it takes the case, and no node of it alone: {answer.reason}")
             try:
                 runs.append(execute(backend, alone))
             except BackendError as e:

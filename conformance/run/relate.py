@@ -47,7 +47,7 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, Memory, Reuse, execute, execute_apart
+from .execute import Execution, Memory, PartError, Reuse, execute, execute_apart
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
 from .scheduler.backend import SchedBackend
@@ -122,7 +122,10 @@ class _Runs:
         if r.how in {RESTORED, WRITTEN, HANDED}:
             return execute(backend, alone, unread=r.how == HANDED, before=self._outside(alone, r))
         if r.how == APART:
-            apart = execute_apart(backend, alone)
+            try:
+                apart = execute_apart(backend, alone)
+            except PartError as e:
+                raise NotOfferedError(f"{self.spec}: {e}") from e
             if apart.opaque:
                 raise NotOfferedError(f"{self.spec} cannot show its caches, so no node can start from them by itself")
             return apart

@@ -20,6 +20,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
+from conformance.run.session.select import build
 from conformance.suite.captured import FAMILY as CAPTURED
 from conformance.suite.decoder import make
 
@@ -73,6 +74,20 @@ def test_a_captured_sequence_passes(runner: Runner, requant: str) -> None:
     """A sequence recorded from llama.cpp passes, weights as they are and as an NPU stores them."""
     result = _run(runner, CAPTURED.build("captured/llama-fa-1seq@0"), Spec.parse(f"npu?path=llm&requant={requant}"))
     assert result.verdict is Verdict.PASS, result.sentence()
+
+
+@pytest.mark.parametrize(
+    ("relation", "verdict", "why"),
+    [("memory", Verdict.PASS, ""), ("apart", Verdict.UNSUPPORTED, "it takes the case, and no node of it alone")],
+)
+def test_a_graph_is_what_it_holds_and_a_node_no_decoder(
+    runner: Runner, relation: str, verdict: Verdict, why: str
+) -> None:
+    """A graph that is rebuilt in the memory of another is read anew; nodes apart are no whole case, and no fault."""
+    case = build(f"relations/{relation}-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1")
+    result = _run(runner, case)
+    assert result.verdict is verdict, result.detail
+    assert why in result.detail
 
 
 def test_names_are_never_read(runner: Runner) -> None:

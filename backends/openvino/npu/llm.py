@@ -7,7 +7,8 @@ models have. It runs prompts by one model, up to 8 tokens at a time by another. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
 from conformance.backend.translating.engine import traced
 from conformance.backend.translating.lift import lift, values
-from conformance.backend.translating.plan import Plan, Role
+from conformance.backend.translating.plan import Plan, Role, Snapshot
 from conformance.backend.translating.sym import Const, Expr, Symbol, assumptions, expr_of
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
@@ -64,6 +65,14 @@ class Course:
     """Tokens of the longest prompt."""
     past: int
     """Tokens of the sequence at its longest."""
+    keys: Mapping[int, Hashable]
+    """Of the forms with one token and with `AT_ONCE`."""
+
+    def admit(self, d: Decoder) -> None:
+        """UnfitError if `d` is not the decoder of this course."""
+        n = 1 if d.n_tokens == 1 else AT_ONCE
+        if d.at(n).key != self.keys[n]:
+            raise UnfitError("the graph of one step is not that of another with more or fewer tokens")
 
 
 def course(case: Case) -> Course:
@@ -83,13 +92,11 @@ def course(case: Case) -> Course:
     if base is None:
         raise UnfitError("no step has more than one token, and nothing else tells what of a graph counts tokens")
     first, second = (base.at(n) for n in SAMPLES)
-    forms = {1: base.at(1), SAMPLES[0]: first}
-    for d in decoders.values():
-        n = 1 if d.n_tokens == 1 else SAMPLES[0]
-        if d.at(n).key != forms[n].key:
-            raise UnfitError("the graph of one step is not that of another with more or fewer tokens")
     prompt, past = max(len(r.tokens) for r in runs if r.first == 0), max(r.past for r in runs)
-    return Course(decoders, (first, second), prompt, past)
+    found = Course(decoders, (first, second), prompt, past, {1: base.at(1).key, AT_ONCE: first.key})
+    for d in decoders.values():
+        found.admit(d)
+    return found
 
 
 def _persistent(case: Case) -> dict[Tensor, Role]:
@@ -119,6 +126,9 @@ class LlmSession(OpenVinoSession):
         self._emitters = backend.emitters()
         self._npu = npu
         self._own = _persistent(case)
+        self._known = {
+            s.graph: (tuple(s.outputs), Snapshot(s.graph), self._course.decoders[s.graph]) for s in case.steps
+        }
         self._cells = np.empty(0, np.int64)
         self._machine: Machine | None = None
 
@@ -142,10 +152,7 @@ class LlmSession(OpenVinoSession):
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
         """Go on with the sequence, or back in it; BackendError if the step is none of the case's, or OpenVINO fails."""
-        d = self._course.decoders.get(graph)
-        if d is None or any(t is not d.logits for t in outputs):
-            raise UnfitError("a graph of the case and its logits expected, another graph or output asked for")
-        run = follow_step(d, inputs, self._cells)
+        run = follow_step(self._decoder(graph, tuple(outputs), inputs.keys()), inputs, self._cells)
         self._cells = run.cells
         w, known = self._witness, self._machine is not None
         w.path = "cached" if known else "translated"
@@ -155,6 +162,16 @@ class LlmSession(OpenVinoSession):
         logits = self._machine.step(run)
         w.nodes += sum(computes(n) for n in graph)
         return {t: logits.reshape(-1).view(np.uint8) for t in outputs}
+
+    def _decoder(self, graph: Graph, outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]) -> Decoder:
+        """`graph` understood, anew where its memory holds another one by now."""
+        known = self._known.get(graph)
+        if known is not None and known[0] == outputs and known[1].shows(graph):
+            return known[2]
+        d = decoder(graph, self._own, outputs, inputs)
+        self._course.admit(d)
+        self._known[graph] = outputs, Snapshot(graph), d
+        return d
 
     def _compiled(self) -> Machine:
         prompt, total = sizes_for(self._course.prompt, self._course.past)
