@@ -10,6 +10,7 @@ from functools import cached_property
 from conformance.case.case import Case
 from conformance.ggml.tensor import Tensor
 from conformance.judge.verdict import Result, Verdict
+from conformance.run.blame import SECOND
 from conformance.run.divergence import KEPT, NODE
 from conformance.run.shrink import simplify
 from conformance.run.signature import Signature, by_damage, signature_of
@@ -41,6 +42,11 @@ class Failure:
     def by_chance(self) -> bool:
         """Whether it is how a wrong extent shows, by chance of sizes: wrong numbers, or damaged memory."""
         return by_chance(*self.kind)
+
+    @property
+    def kept(self) -> bool:
+        """Whether what the backend kept is at fault, and not how a step is computed."""
+        return SECOND in self.result.detail
 
     @cached_property
     def node(self) -> Tensor:

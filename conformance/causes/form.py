@@ -88,6 +88,10 @@ class Form:
         """Whether a node with these features meets all conditions."""
         return all(meets(c, self.as_read(found)) for c in self.conditions)
 
+    def of_ops(self, other: Form) -> Form:
+        """The same of the ops of `other`."""
+        return Form((Condition(OP, ANY_OF.join(other.ops)), *(c for c in self.conditions if c.key != OP)))
+
     @property
     def spreads(self) -> bool:
         """Whether it is about so many ops that none of them is at fault, but a type, what an operand shows, or where

@@ -11,7 +11,7 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,6 +129,11 @@ class Group:
             return False
         anywhere = self.form.spreads and (failure.result.verdict is Verdict.CRASH or self.form.of_in_place)
         return any(map(self.form.beside if anywhere else self.form.holds, failure.all))
+
+    @property
+    def of_kept(self) -> bool:
+        """Whether a failure of it comes by what the backend kept."""
+        return any(f.kept for f in (self.proof, *self.failures))
 
     @property
     def by_chance(self) -> bool:
@@ -274,15 +279,15 @@ class Search:
         return None
 
     def _cured_by(self, failure: Failure) -> Group | None:
-        """A group of wrong numbers without whose form `failure`, whatever it says, is gone; else None."""
+        """A group without whose form `failure`, whatever it says, is gone; else None."""
         return next((g for g in self.groups if self._may_need(failure, g) and self._cured(failure, g.form)), None)
 
     def _may_need(self, failure: Failure, group: Group) -> bool:
         """Whether the fault of `group`, no op's, may be what an error of one or two ops, or of a whole case, is."""
         if failure.kind == group.kind or failure.kind in self._many or claim.applies(failure.case):
             return False
-        of_no_op = group.form.spreads or group.form.of_output
-        if failure.signature.kind.startswith(KEPT) or not (group.by_chance and of_no_op):
+        of_no_op = group.form.spreads or (group.by_chance and group.form.of_output)
+        if failure.signature.kind.startswith(KEPT) or not of_no_op:
             return False
         nodes = failure.all if failure.at is None else [failure.features]
         return self._tells(group) and any(map(group.form.beside, nodes))
@@ -602,7 +607,9 @@ class Search:
                 if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
                 by_chance = [g.form for g in (a, b) if g.by_chance]  # an error of few nodes tells all of them
-                if form is not None and nodes.joins(form, *(by_chance or (a.form, b.form))):
+                rest = [g.form for g in self.groups if g is not a and g is not b and g.form.ops]
+                others = rest if _both_wrong(a, b) else []  # an error tells itself by its words
+                if form is not None and nodes.joins(form, *(by_chance or (a.form, b.form)), others=others):
                     return a, b, form
                 if last and (form := self._of_shared_types(a, b, nodes)) is not None:
                     return a, b, form
@@ -794,7 +801,7 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
         return None
     if only_of_relation(a.form) != only_of_relation(b.form):  # an error that comes without the relation, too
         return b.form if only_of_relation(a.form) else a.form
-    if not tells_apart(shared):
+    if not (tells_apart(shared) or (a.of_kept and b.of_kept)):
         return None
     return Form(tuple(c for c in a.form.conditions if c in shared))
 
@@ -873,14 +880,22 @@ class Nodes:
         wrong = [f for op in ops for f in self._failed.get(op, ())]
         return len(right) >= FEW and all(meets(condition, f) for f in (*right, *wrong))
 
-    def share(self, form: Form) -> float:
-        """Failures among the nodes that meet `form`."""
-        failed, passed = (self.count(form, side) for side in (self._failed, self._passed))
-        return failed / max(1, failed + passed)
+    def share(self, form: Form, others: Collection[Form] = ()) -> float:
+        """Failures that none of `others` explains among the nodes that meet `form`."""
+        failed = sum(
+            form.holds(f) and not any(o.holds(f) for o in others) for op in form.ops for f in self._failed.get(op, ())
+        )
+        return failed / max(1, failed + self.passed(form))
 
-    def joins(self, form: Form, *parts: Form) -> bool:
-        """Whether `form` tells failures from right nodes nearly as well as each of its `parts`."""
-        return self.share(form) >= JOINED * max(map(self.share, parts))
+    def joins(self, form: Form, *parts: Form, others: Collection[Form] = ()) -> bool:
+        """Whether `form` tells failures from right nodes nearly as well as each of its `parts`, without `others`; of
+        the ops of each part, where it says nothing but sizes, or those of one op would hide that the other is right.
+        A part whose failures `others` explain all is no witness.
+        """
+        if others and all(map(is_size, form.rest)):
+            shares = [(self.share(form.of_ops(p), others), self.share(p, others)) for p in parts]
+            return all(alone > 0 and joint >= JOINED * alone for joint, alone in shares)
+        return self.share(form, others) >= JOINED * max(self.share(p, others) for p in parts)
 
     def fail_with_each_type(self, form: Form, whole: Form) -> bool:
         """Whether each op of `form` fails with every type of it that it has where it has one of a failure; whatever a

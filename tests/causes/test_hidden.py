@@ -26,6 +26,7 @@ from conformance.causes.group import (
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
+from conformance.run.blame import SECOND
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import Shrunk, shrink
 from conformance.run.signature import innermost
@@ -155,6 +156,33 @@ def test_an_op_that_is_right_with_a_type_has_another_fault() -> None:
     assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))), both)
 
 
+def test_failures_of_a_third_cause_join_nothing() -> None:
+    """SQR is wrong where it has rows, SQRT in F16 for another reason: that both have rows then says little."""
+    wrong = case_ids((), ("ops/SQR-f32-ne=18x6x3x2*",), "smoke")
+    others = case_ids((), ("ops/SQRT-f16*",), "standard")
+    right = case_ids((), ("ops/SQRT-f32*",), "standard")[:3]
+    nodes = Nodes([_failure(i) for i in (*wrong, *others)], [build(i) for i in right])
+    rows, third = ("src[0].ne[1]", "> 1"), _of("SQRT", ("src[0].type", "f16"))
+    a, b, both = (_of(op, rows) for op in ("SQR", "SQRT", "SQR|SQRT"))
+    assert nodes.joins(both, a, b)
+    assert not nodes.joins(both, a, b, others=[third])
+
+
+def test_of_ops_that_share_a_size_each_must_fail_by_it() -> None:
+    """SQR is wrong wherever it has rows; SQRT is wrong once, and right with as many rows: the many do not hide it."""
+    wrong = case_ids((), ("ops/SQR-f32-*",), "standard")
+    (one, *right) = case_ids((), ("ops/SQRT-f32*",), "standard")
+    nodes = Nodes([_failure(i) for i in (*wrong, one)], [build(i) for i in right])
+    rows, type_ = ("src[0].ne[1]", "> 1"), ("src[0].type", "f32")
+    a, both = _of("SQR", rows), _of("SQR|SQRT", rows)
+    b = next(
+        f
+        for f in (_of("SQRT", (k, v)) for k, v in _failure(one).features.items())
+        if nodes.share(f) > nodes.share(_of("SQRT", rows))
+    )
+    assert not nodes.joins(both, a, b, others=[_of("CPY", type_)])
+
+
 def test_what_a_store_writes_does_not_count_where_blocks_are_read() -> None:
     """CPY from Q4_0 and from Q5_0 is wrong, and to Q4_0; that it is right to Q5_0 says nothing of reading."""
     wrong = case_ids((), ("ops/CPY-q4_0+f32-*", "ops/CPY-q5_0+f32-*", "ops/CPY-f32+q4_0-a=256x3x2,form=cast*"), "smoke")
@@ -277,6 +305,22 @@ def test_an_assertion_is_one_cause_wherever_it_fails(verdict: str, *, one: bool)
     steps = Form((Condition("steps", "> 1"),))
     joint = _joint(Group(said, steps, proof), Group(said, _of("CPY", ("src[1].type", "bf16")), proof), last=True)
     assert (joint == steps) is one
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_error_by_what_is_kept_is_one_cause_whatever_tensor_it_names(*, kept: bool) -> None:
+    """A model that was compiled for other sizes stops at the first node that shows it; elsewhere names tell faults."""
+    case_id = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2@1"
+    steps = Form((Condition("steps", "> 1"),))
+
+    def of(name: str) -> Group:
+        said = f"[CPU] Reshape node '{name}' Check 'minusOneCount <= # && inputProduct == outputProduct'"
+        result = Result(case_id, "", Verdict.OVERCLAIM, detail=f"{said}; where: step 1: {SECOND if kept else ''}")
+        found = failure_of(build(case_id), result)
+        assert found is not None
+        return Group(("OVERCLAIM", said), steps, found)
+
+    assert (_joint(of("Qcur"), of("model.norm"), last=True) == steps) is kept
 
 
 def test_an_output_that_is_read_later_is_one_cause() -> None:
