@@ -24,7 +24,9 @@ from .confirm import Seen, confirm
 from .failure import Failure, failure_of
 from .features import name_of
 from .form import Form
-from .group import Group, Nodes, Search, cause_of
+from .grouping.group import Group, cause_of
+from .grouping.nodes import Nodes
+from .grouping.search import Search
 from .handover import hand_over
 from .rank import rank
 
@@ -87,7 +89,7 @@ def _of_backend(
     try:
         runner.backend(spec)
         alone = [f for f in failures if not _after(f, seen)]
-        groups = Search(runner, spec, seconds=end - time.monotonic(), progress=progress).run(alone, nodes)
+        groups = Search(runner, spec, nodes, seconds=end - time.monotonic(), progress=progress).run(alone)
         groups += _poisoned(failures, seen)
         causes = [cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups]
         progress("counting the architectures that each cause hurts")

@@ -6,7 +6,8 @@ import pytest
 
 from conformance.causes.cause import Condition
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import Form, common, form_of, is_product_of, stores_among_several, twins
+from conformance.causes.form import Form, form_of
+from conformance.causes.grouping.forms import common, is_product_of, stores_among_several, twins
 from conformance.ggml.types import I32
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.session.select import build, case_ids

@@ -10,7 +10,9 @@ from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import failure_of
 from conformance.causes.form import SEVERAL, base_of
-from conformance.causes.group import Nodes, Search, cause_of
+from conformance.causes.grouping.group import cause_of
+from conformance.causes.grouping.nodes import Nodes
+from conformance.causes.grouping.search import Search
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -36,7 +38,7 @@ def _causes_of(plant: Bundle | Fault, ids: Sequence[str]) -> list[Cause]:
 def _grouped(runner: _Runner, spec: Spec, results: Sequence[Result]) -> list[Cause]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, [runner.case(r.case) for r in results if r.verdict is Verdict.PASS])
-    groups = Search(runner, spec).run(failures, nodes)
+    groups = Search(runner, spec, nodes).run(failures)
     return [cause_of(g, str(spec), nodes) for g in groups]
 
 
@@ -129,7 +131,7 @@ def test_every_failure_is_in_a_cause() -> None:
     ids = case_ids((), ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"), "smoke")
     results = runner.run(fault.spec, [runner.case(i) for i in ids])
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
-    groups = Search(runner, fault.spec, seconds=0).run(failures, Nodes(failures, []))
+    groups = Search(runner, fault.spec, Nodes(failures, []), seconds=0).run(failures)
     assert {f.case.id for f in failures} == {f.case.id for g in groups for f in g.failures}
     assert failures
 
@@ -142,11 +144,11 @@ def test_a_cause_says_what_nobody_had_time_for() -> None:
     results = runner.run(fault.spec, [runner.case(i) for i in ids])
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, [])
-    groups = Search(runner, fault.spec, seconds=0).run(failures, nodes)
+    groups = Search(runner, fault.spec, nodes, seconds=0).run(failures)
     unsure = sum(g.unsure for g in groups)
     assert 0 < unsure < len(failures)
     assert any(f"{g.unsure} of them put here as time was over" in cause_of(g, "", nodes).sentence for g in groups)
-    assert not any(g.unsure for g in Search(runner, fault.spec).run(failures, nodes))
+    assert not any(g.unsure for g in Search(runner, fault.spec, nodes).run(failures))
 
 
 def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +163,8 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("conformance.causes.group.shrink", interrupted)
-    groups = Search(runner, fault.spec, progress=said.append).run(failures, Nodes(failures, []))
+    monkeypatch.setattr("conformance.causes.grouping.search.shrink", interrupted)
+    groups = Search(runner, fault.spec, Nodes(failures, []), progress=said.append).run(failures)
     assert {f.case.id for f in failures} == {f.case.id for g in groups for f in g.failures}
     assert sum(text.startswith("interrupted") for text in said) == 1
     runner.close()

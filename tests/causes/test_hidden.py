@@ -8,21 +8,16 @@ import pytest
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.causes import group as grouping
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types, of_types, type_of
-from conformance.causes.group import (
-    Group,
-    Nodes,
-    Search,
-    _joint,
-    _may_share_types,
-    _of_types,
-    _of_what_is_kept,
-    _one,
-)
+from conformance.causes.form import SEVERAL, Form, base_of, form_of, type_of
+from conformance.causes.grouping import search as searching
+from conformance.causes.grouping.forms import common, of_shared_types, of_types
+from conformance.causes.grouping.group import Group
+from conformance.causes.grouping.nodes import Nodes
+from conformance.causes.grouping.pair import join_types, joint, may_share_types, of_what_is_kept, one
+from conformance.causes.grouping.search import Search
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -58,7 +53,7 @@ def _groups(faults: Sequence[Fault], ids: Sequence[str]) -> list[Group]:
     results = runner.run(bundle.spec, [runner.case(i) for i in ids])
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, [runner.case(r.case) for r in results if r.verdict is Verdict.PASS])
-    return Search(runner, bundle.spec).run(failures, nodes)
+    return Search(runner, bundle.spec, nodes).run(failures)
 
 
 def test_a_trajectory_has_a_cause_for_each_of_its_wrong_nodes() -> None:
@@ -76,7 +71,7 @@ def test_types_that_are_needed_one_by_one_are_shrunk_for_the_first_two_only(monk
         shrunk.append(case.id)
         return shrink(runner, spec, case, time_budget=time_budget, accept=accept)
 
-    monkeypatch.setattr(grouping, "shrink", counted)
+    monkeypatch.setattr(searching, "shrink", counted)
     ids = case_ids(
         (), [f"ops/GET_ROWS-q{t}+i32-a=256x5,n=1@*" for t in ("2_K", "3_K", "4_0", "5_0", "5_K", "8_0")], "smoke"
     )
@@ -97,8 +92,7 @@ def test_sizes_that_nobody_tried_are_no_conditions(told: bool, right: bool, kept
     failures = [_failure(i) for i in case_ids((), ("ops/SQR-f32-ne=18x6x3x2*",), "smoke")]
     passed = [build(i) for i in case_ids((), ("ops/SQR-f32-ne=67*",), "standard")]
     size = Condition("src[0].ne[2]", "> 1")
-    search = Search(_Runner([]), FAULTS["rope-backwards"].spec)
-    search._nodes = Nodes(failures, passed if right else [])
+    search = Search(_Runner([]), FAULTS["rope-backwards"].spec, Nodes(failures, passed if right else []))
     form = search._with_sizes(Form((Condition("op", "SQR"), size)), told=told)
     assert (size in form.conditions) is kept
     assert passed
@@ -222,8 +216,8 @@ def test_damage_and_an_error_about_shapes_are_one_in_the_same_conditions(
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     damage = Group(("CRASH", "its process died (SIGSEGV)"), _of("SOFT_MAX", ("src[1]", "given")), proof)
     error = Group(("OVERCLAIM", message), _of("SOFT_MAX", said, ("src[0].ne[1]", "> 1")), proof)
-    assert (_joint(damage, error, last=True) is not None) is one
-    assert _joint(damage, error, last=False) is None
+    assert (joint(damage, error, last=True) is not None) is one
+    assert joint(damage, error, last=False) is None
 
 
 def test_a_cast_is_told_from_a_copy() -> None:
@@ -246,9 +240,9 @@ def test_types_of_stores_are_one_whether_cast_or_copy() -> None:
 @pytest.mark.parametrize(("ops", "type_", "one"), [("MUL_MAT", "q5_0", True), ("OUT_PROD", "q5_0", False)])
 def test_types_of_other_ops_share_a_type_that_both_know(ops: str, type_: str, *, one: bool) -> None:
     """Groups of types of the same ops are one; those of ops of which only some are the same need a type in common."""
-    assert _may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(ops, ("a type", type_))) is one
-    assert not _may_share_types(_of("CPY", ("src[0].type", "q4_0")), _of("CPY", ("src[1].type", "q8_0")))
-    assert _may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(f"MUL_MAT|{ops}", ("a type", "q4_0|q5_0")))
+    assert may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(ops, ("a type", type_))) is one
+    assert not may_share_types(_of("CPY", ("src[0].type", "q4_0")), _of("CPY", ("src[1].type", "q8_0")))
+    assert may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(f"MUL_MAT|{ops}", ("a type", "q4_0|q5_0")))
 
 
 @pytest.mark.parametrize(("other", "causes"), [("q5_1", 1), ("q8_0", 2)])
@@ -256,14 +250,14 @@ def test_types_of_as_many_bits_that_many_ops_read_wrong_are_one_cause(other: str
     """Q5_0 and Q5_1 are read by the same lines; Q8_0 is another type."""
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     groups = [Group(("FAIL", ""), _of("MUL_MAT|GET_ROWS|CPY", ("a type", t)), proof) for t in ("q5_0", other)]
-    assert len(_of_types(groups)) == causes
+    assert len(join_types(groups)) == causes
 
 
 def test_a_type_that_two_groups_have_counts_once() -> None:
     """Q4_0 of two places and Q6_K are two types, too few to be what all types share."""
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     forms = (("a type", "q4_0"), ("src[1].type", "q4_0"), ("a type", "q6_K"))
-    groups = _of_types([Group(("FAIL", ""), _of("GET_ROWS", c), proof) for c in forms])
+    groups = join_types([Group(("FAIL", ""), _of("GET_ROWS", c), proof) for c in forms])
     assert {t for g in groups for t in type_of(g.form).split("|")} == {"q4_0", "q6_K"}
     assert len(groups) > 1
 
@@ -274,7 +268,7 @@ def test_blocks_that_are_read_and_stored_wrong_are_two_causes(verdict: str, *, o
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     stored = Group((verdict, "unknown type"), _of("CPY", ("src[1].type", "q4_0")), proof)
     read = Group((verdict, "unknown type"), _of("GET_ROWS", ("src[0].type", "q4_0")), proof)
-    assert (_joint(stored, read, last=True) is not None) is one
+    assert (joint(stored, read, last=True) is not None) is one
 
 
 def test_types_that_a_store_is_wrong_with_are_kept() -> None:
@@ -294,7 +288,7 @@ def test_an_error_that_comes_without_the_relation_is_one_cause(form: tuple[str, 
     reads = Form((Condition("a node reads", "a part of a cache"),))
     a = Group(("OVERCLAIM", f"{CUT}has indices that point to no element of the tensor"), reads, proof)
     b = Group(("OVERCLAIM", f"{CUT}'cache_k_l' has indices that point to no elem"), Form((Condition(*form),)), proof)
-    assert (_joint(a, b, last=True) == reads) is one
+    assert (joint(a, b, last=True) == reads) is one
 
 
 @pytest.mark.parametrize(("verdict", "one"), [("CRASH", True), ("OVERCLAIM", False)])
@@ -303,8 +297,8 @@ def test_an_assertion_is_one_cause_wherever_it_fails(verdict: str, *, one: bool)
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     said = (verdict, "ggml-backend.cpp:#: a tensor in a buffer (X) that cannot run the operation")
     steps = Form((Condition("steps", "> 1"),))
-    joint = _joint(Group(said, steps, proof), Group(said, _of("CPY", ("src[1].type", "bf16")), proof), last=True)
-    assert (joint == steps) is one
+    both = joint(Group(said, steps, proof), Group(said, _of("CPY", ("src[1].type", "bf16")), proof), last=True)
+    assert (both == steps) is one
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -320,7 +314,7 @@ def test_an_error_by_what_is_kept_is_one_cause_whatever_tensor_it_names(*, kept:
         assert found is not None
         return Group(("OVERCLAIM", said), steps, found)
 
-    assert (_joint(of("Qcur"), of("model.norm"), last=True) == steps) is kept
+    assert (joint(of("Qcur"), of("model.norm"), last=True) == steps) is kept
 
 
 def test_an_output_that_is_read_later_is_one_cause() -> None:
@@ -329,9 +323,9 @@ def test_an_output_that_is_read_later_is_one_cause() -> None:
     a, b = (
         Group(("FAIL", k), _of(op, ("output", "and read later")), proof) for k, op in (("", "ADD"), ("nan", "MUL_MAT"))
     )
-    joint = _joint(a, b, last=True)
-    assert joint is not None
-    assert _one(a, b, last=True)
+    both = joint(a, b, last=True)
+    assert both is not None
+    assert one(a, b, last=True)
 
 
 def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:
@@ -384,8 +378,8 @@ def test_what_is_kept_between_nodes_and_between_steps_is_one_cause(key: str, *, 
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     whole = Group(("FAIL", "kept"), Form((Condition("steps", "> 1"),)), proof)
     node = Group(("FAIL", ""), _of("CPY", ("in place", "no"), (key, "another node")), proof)
-    assert (_of_what_is_kept(node, whole) == whole.form) is one
-    assert _of_what_is_kept(node, node) is None
+    assert (of_what_is_kept(node, whole) == whole.form) is one
+    assert of_what_is_kept(node, node) is None
 
 
 def test_a_node_that_is_wrong_beside_one_that_it_does_not_read_is_a_fault_of_what_is_kept() -> None:

@@ -13,7 +13,9 @@ from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, by_chance, failure_of
 from conformance.causes.features import features, nodes_of
 from conformance.causes.form import Form, form_of, meets
-from conformance.causes.group import UNSEEN, Group, Nodes, Search, cause_of
+from conformance.causes.grouping.group import UNSEEN, Group, cause_of
+from conformance.causes.grouping.nodes import Nodes
+from conformance.causes.grouping.search import Search
 from conformance.causes.needs import cure
 from conformance.causes.needs.whole import said_alike, whole_form
 from conformance.ggml.arithmetic import EXACT
@@ -69,7 +71,7 @@ def _groups(fault: Fault, globs: Sequence[str]) -> list[Group]:
     results = runner.run(bundle.spec, [runner.case(i) for i in case_ids((), globs, "smoke")])
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, [runner.case(r.case) for r in results if r.verdict is Verdict.PASS])
-    return Search(runner, bundle.spec).run(failures, nodes)
+    return Search(runner, bundle.spec, nodes).run(failures)
 
 
 OPS = (
@@ -227,9 +229,9 @@ def test_what_nobody_had_time_for_is_in_no_cause_of_another_condition() -> None:
     at = {"kind": "node", "step": k, "node": i, "op": "SQR", "found": 1.0}
     late = _failure(case, Result(case.id, "", Verdict.FAIL, first_divergence=at))
     for condition, near in ((Condition("src[0].ne[0]", "> 4096"), True), (Condition("src[0].type", "f16"), False)):
-        search = Search(_Runner([]), Spec("cpu"), seconds=0)
-        search.groups = [Group(("FAIL", ""), Form((Condition("op", "SQR"), condition)), late)]
-        groups = search.run([late], Nodes([late], []))
+        search = Search(_Runner([]), Spec("cpu"), Nodes([late], []), seconds=0)
+        search.groups.all = [Group(("FAIL", ""), Form((Condition("op", "SQR"), condition)), late)]
+        groups = search.run([late])
         (holder,) = (g for g in groups if late in g.failures)
         assert (holder.kind[1] == UNSEEN) == (not near)
         assert holder.unsure == 1

@@ -11,7 +11,9 @@ from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Sup
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case
 from conformance.causes.failure import failure_of
-from conformance.causes.group import GONE, Nodes, Search
+from conformance.causes.grouping.group import GONE
+from conformance.causes.grouping.nodes import Nodes
+from conformance.causes.grouping.search import Search
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES
@@ -91,7 +93,7 @@ def test_damage_is_no_cause(runner: _Runner) -> None:
     results = [r for i in [WRONG, *[RIGHT] * Poisoned.LASTS] for r in runner.run(SPEC, [runner.case(i)])]
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     assert {f.case.id for f in failures} == {WRONG, RIGHT}
-    groups = Search(runner, SPEC).run(failures, Nodes(failures, []))
+    groups = Search(runner, SPEC, Nodes(failures, [])).run(failures)
     gone = [g for g in groups if g.kind[1] == GONE]
     (fault,) = (g for g in groups if g not in gone)
     assert {f.case.id for g in gone for f in g.failures} == {RIGHT}

@@ -22,7 +22,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 from conformance.backend.registry import Spec
 from conformance.causes.failure import failure_of
-from conformance.causes.group import GONE, Group, Nodes, Search
+from conformance.causes.grouping.group import GONE, Group
+from conformance.causes.grouping.nodes import Nodes
+from conformance.causes.grouping.search import Search
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
@@ -46,7 +48,7 @@ def _run(runner: Hunter, spec: Spec, ids: Sequence[str]) -> Iterator[Result]:
 def _groups(runner: Hunter, spec: Spec, results: Sequence[Result]) -> list[Group]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, (runner.case(r.case) for r in results if r.verdict is Verdict.PASS))
-    return Search(runner, spec).run(failures, nodes)
+    return Search(runner, spec, nodes).run(failures)
 
 
 def _draw(faults: Sequence[Fault], seed: int) -> tuple[Fault, ...]:

@@ -1,0 +1,1 @@
+"""Failures of one backend, grouped by what is at fault."""

@@ -1,0 +1,117 @@
+"""A group of failures, and its record as a cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from conformance.causes.cause import Cause, Condition
+from conformance.causes.failure import Failure, by_chance, size
+from conformance.causes.features import OP
+from conformance.causes.form import Form
+from conformance.judge.verdict import Verdict
+from conformance.run.divergence import GRAPH, KEPT
+
+from .nodes import Nodes
+
+GONE = "not seen again in a process of its own, so what ran before may be at fault"
+"""The message of failures that did not come again."""
+UNSEEN = "not looked at, as time was over, and not of one cause that is known of its op"
+"""The message of failures of which nobody can say more."""
+
+
+@dataclass(slots=True)
+class Group:
+    """What one fault explains."""
+
+    kind: tuple[str, str]
+    """Of `proof`."""
+    form: Form
+    proof: Failure
+    """The smallest case that shows it."""
+    failures: list[Failure] = field(default_factory=list)
+    needed: frozenset[Condition] = frozenset()
+    """Conditions without each of which a failure of it passes."""
+    more: frozenset[Condition] = frozenset()
+    """Of these, what tells it from a group whose form holds for it, too: without it a failure passes there."""
+    behind: bool = False
+    """Whether another hid it: its smallest case met no form that was known then."""
+    unsure: int = 0
+    """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
+
+    def explains(self, failure: Failure) -> bool:
+        """Whether the fault makes `failure`: at its node; or, of one without, wherever in it."""
+        if not self.fails_as(failure):
+            return False
+        if not self.form.ops:
+            return failure.kind == self.kind
+        return self._holds_in(failure) if failure.at is None else self._holds_at(failure)
+
+    def take(self, other: Group) -> None:
+        """Have the failures of `other`, which is no cause of its own."""
+        self.failures = self.failures + other.failures
+        self.unsure += other.unsure
+
+    def _holds_at(self, failure: Failure) -> bool:
+        spreads = self.form.spreads and (failure.kind == self.kind or self.form.of_extent)
+        return self.form.holds(failure.features) or (spreads and self.form.beside(failure.features))
+
+    def _holds_in(self, failure: Failure) -> bool:
+        kind = failure.signature.kind
+        if kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
+            return False
+        if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right
+            return False
+        anywhere = self.form.spreads and (failure.result.verdict is Verdict.CRASH or self.form.of_in_place)
+        return any(map(self.form.beside if anywhere else self.form.holds, failure.all))
+
+    @property
+    def of_kept(self) -> bool:
+        """Whether a failure of it comes by what the backend kept."""
+        return any(f.kept for f in (self.proof, *self.failures))
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether its failures are wrong numbers or damaged memory."""
+        return by_chance(*self.kind)
+
+    def fails_as(self, failure: Failure) -> bool:
+        """Whether the fault may look like `failure`: by the same words; wrong numbers anywhere; damage of one op, or,
+        where an extent is wrong, wrong numbers and damage.
+        """
+        if failure.kind == self.kind:
+            return True
+        if failure.by_chance and self.by_chance and self.form.of_extent:
+            return True
+        return self.kind[0] == failure.kind[0] and self.by_chance and failure.by_chance
+
+
+def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
+    """The record of a group; `seen` says how it came again."""
+    result, form = group.proof.result, group.form
+    failed = sorted(group.failures, key=size)
+    passed = nodes.passed(form)
+    key = "\n".join((backend.partition("?")[0], *group.kind, *map(str, form.conditions)))
+    name = "+".join(form.ops[:2]) or group.kind[0]
+    return Cause(
+        f"{name}-{sha256(key.encode()).hexdigest()[:8]}",
+        _sentence(group, len(failed), passed),
+        backend,
+        result.verdict,
+        form.ops[0] if len(form.ops) == 1 else "",
+        "" if result.verdict is Verdict.FAIL else group.proof.signature.kind,
+        form.conditions,
+        tuple(dict.fromkeys(f.case.id for f in failed)),
+        seen,
+        rank={"failed": len(failed), "passed": passed},
+    )
+
+
+def _sentence(group: Group, failed: int, passed: int) -> str:
+    rest = [c for c in group.form.conditions if c.key != OP]
+    what = " and ".join(group.form.ops) or group.kind[1] or "a case as a whole"
+    where = f" with {', '.join(map(str, rest))}" if rest else ""
+    verdict, message = group.kind
+    how = f"wrong numbers{f' ({message})' if message else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
+    unsure = f"; {group.unsure} of them put here as time was over" if group.unsure else ""
+    return f"{what}{where}: {how} ({failed} fail{unsure}; {passed} such nodes are right)"

@@ -1,0 +1,186 @@
+"""Whether two groups are of one fault, and the form of both."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from conformance.causes.cause import ANY_OF
+from conformance.causes.features import OP
+from conformance.causes.form import SEVERAL, TYPE, Form, of_any, type_of, type_place
+from conformance.causes.needs.whole import only_of_relation, said_alike, tells_apart
+from conformance.judge.verdict import Verdict
+from conformance.run.divergence import KEPT
+from conformance.run.signature import FLUSHED
+
+from . import forms
+from .group import Group
+
+_OF_SHAPES = re.compile("shape|dimension", re.IGNORECASE)
+"""What an error says where an operand is larger than its node knows."""
+
+
+def one(a: Group, b: Group, *, last: bool) -> bool:
+    """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
+    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions,
+    or of any beside another node; or what is wrong by no more than that it is an output which others read, as was tried
+    of both or all that both say.
+    """
+    error = a.kind == b.kind and not a.by_chance
+    if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return True
+    if (last and both_wrong(a, b) and forms.of_one_function(a.form, b.form)) or _flush(a, b):
+        return True
+    if both_wrong(a, b) and (a.form.same_kernel(b.form) or (a.form.of_beside and b.form.of_beside)):
+        return True
+    fewer, more = sorted((a.form.says, b.form.says), key=len)
+    if said_alike(a.kind, b.kind) and fewer and fewer <= more:
+        return True
+    if not (both_wrong(a, b) and a.form.of_output and b.form.of_output):
+        return False
+    return bool(a.needed and b.needed) or a.form.says == b.form.says
+
+
+def joint(a: Group, b: Group, *, last: bool) -> Form | None:
+    """What two groups share, if one fault may be both: they fail alike, or by chance of sizes as extents do. A type is
+    what two ops share only at the `last`, when it is known which types each fails with.
+    """
+    if not (a.form.ops and b.form.ops):
+        return _joint_wholes(a, b)
+    if (flush := _flush(a, b)) or read_and_store(a, b):
+        return forms.of_flushed(a.form, b.form) if flush else None
+    if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
+        return form
+    form = forms.common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
+    if form is None or _need_otherwise(a, b, form) or (not last and a.form.ops != b.form.ops and type_of(form)):
+        return None
+    if said_alike(a.kind, b.kind) and (a.form.says <= b.form.says or b.form.says <= a.form.says):
+        return form
+    either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held or form.of_output
+    alike = a.kind == b.kind or (either and both_wrong(a, b))
+    return form if alike or _by_extent(a, b, form, last=last) else None
+
+
+def flushes(g: Group) -> bool:
+    """Whether it is wrong by no more than that subnormal numbers are zero."""
+    return g.kind == (Verdict.FAIL.value, FLUSHED)
+
+
+def _flush(a: Group, b: Group) -> bool:
+    """Whether subnormal numbers are zero for both: how the processor computes is no op's fault."""
+    either = flushes(a) or flushes(b)
+    return either and both_wrong(a, b) and all(flushes(g) or g.form.of_subnormals for g in (a, b))
+
+
+def of_what_is_kept(a: Group, b: Group) -> Form | None:
+    """The form of wrong numbers by what a backend kept, and of nodes that are wrong beside another."""
+    whole, node = (a, b) if b.form.ops else (b, a)
+    kept = whole.kind == (Verdict.FAIL.value, KEPT) and not whole.form.ops
+    return whole.form if kept and node.form.is_beside and node.kind[0] == Verdict.FAIL else None
+
+
+def _need_otherwise(a: Group, b: Group, form: Form) -> bool:
+    """Whether wrong numbers of one need what the other has not, which says something else, and `form` says neither."""
+    told = (a.needed or a.form.says, b.needed or b.form.says, form.says)
+    mine, others, said = ({of_any(c.key) for c in conditions} for conditions in told)
+    either = mine & others or (mine | others) & said
+    return both_wrong(a, b) and bool(a.needed or b.needed) and bool(mine) and bool(others) and not either
+
+
+def both_wrong(a: Group, b: Group) -> bool:
+    """Whether both are wrong numbers."""
+    return a.kind[0] == b.kind[0] == Verdict.FAIL
+
+
+def read_and_store(a: Group, b: Group) -> bool:
+    """Whether both are wrong numbers, of blocks that one reads and the other stores."""
+    return both_wrong(a, b) and forms.read_and_store(a.form, b.form)
+
+
+def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
+    """Whether one fault of extents may be both, which fail in other words: both by chance of sizes, as those of one op
+    in the same conditions are, too; or, at the `last`, an error about shapes in the same conditions as damage, or in no
+    other ones than those of several ops.
+    """
+    if a.by_chance and b.by_chance:
+        return form.of_extent or (bool(a.form.says) and a.form.same_but_sizes(b.form))
+    chance, error = sorted((a, b), key=lambda g: not g.by_chance)
+    if not last or not chance.by_chance or _OF_SHAPES.search(error.kind[1]) is None:
+        return False
+    if chance.kind[0] == Verdict.CRASH:
+        return a.form.same_but_sizes(b.form)
+    return form.of_extent and chance.form.spreads and error.form.only_of_extent
+
+
+def _joint_wholes(a: Group, b: Group) -> Form | None:
+    """What two causes of no single node share, whose messages differ in names or in one word."""
+    if a.kind == b.kind and not a.by_chance:
+        whole, node = (a, b) if b.form.ops else (b, a)
+        if any(f[OP] in node.form.ops for f in whole.proof.all):
+            return node.form
+        return whole.form if a.kind[0] == Verdict.CRASH else None  # an assertion has one place in the source
+    shared = a.form.rest & b.form.rest
+    alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
+    if a.form.ops or b.form.ops or not alike:
+        return None
+    if only_of_relation(a.form) != only_of_relation(b.form):  # an error that comes without the relation, too
+        return b.form if only_of_relation(a.form) else a.form
+    if not (tells_apart(shared) or (a.of_kept and b.of_kept)):
+        return None
+    return Form(tuple(c for c in a.form.conditions if c in shared))
+
+
+def _joint_types(a: Group, b: Group) -> Form | None:
+    """The form of one op that says the same of several types, or of one kernel that is wrong with the same types."""
+    if not a.by_chance and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return forms.of_one_error(a.form, b.form)
+    return forms.of_types([a.form, b.form]) if a.by_chance and forms.same_kernel(a.form, b.form) else None
+
+
+def says_type(form: Form, type_: str) -> bool:
+    """Whether a type is among those that the form names."""
+    return any(type_ in c.value.split(ANY_OF) for c in form.says if c.key == TYPE or c.key.endswith(".type"))
+
+
+def join_types(groups: Sequence[Group], *, siblings: bool = False) -> list[Group]:
+    """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
+    fault. Two do where an error says the same, or where they are Q4_0 and Q4_1 or the like and as many ops are wrong;
+    of `siblings`, no others.
+    """
+    known = {(*at, t) for g in groups for t in type_of(g.form).split(ANY_OF) if t for at in _places(g)}
+    types = Counter(k[:-1] for k in known)
+    joined: list[Group] = []
+    for g in groups:
+        enough = SEVERAL if g.kind[0] == Verdict.FAIL else 2
+        many = {op for kind, op, place in _places(g) if types[kind, op, place] >= enough and not siblings}
+        alike = [
+            j
+            for j in joined
+            if j.kind == g.kind and type_of(j.form) and (many.intersection(j.form.ops) or _siblings(j.form, g.form))
+        ]
+        alike = [j for j in alike if may_share_types(j.form, g.form) and not read_and_store(j, g)]
+        first = next(iter(alike), None) if type_of(g.form) else None
+        if first is None:
+            joined.append(g)
+        else:
+            first.form = forms.of_types([first.form, g.form])
+            first.take(g)
+    return joined
+
+
+def _places(g: Group) -> list[tuple[tuple[str, str], str, str]]:
+    """How a group fails, each of its ops, and the operand whose type is all it says."""
+    return [(g.kind, op, type_place(g.form)) for op in g.form.ops]
+
+
+def _siblings(a: Form, b: Form) -> bool:
+    """Whether two forms of types are of the same ops, `SEVERAL`, and of types with as many bits in as large blocks."""
+    stems = {t.rstrip("01") for f in (a, b) for t in type_of(f).split(ANY_OF)}
+    return a.ops == b.ops and len(a.ops) >= SEVERAL and len(stems) == 1
+
+
+def may_share_types(a: Form, b: Form) -> bool:
+    """Whether two forms of types are of the same ops at the same place, or of a type that both know."""
+    x, y = (set(type_of(f).split(ANY_OF)) for f in (a, b))
+    return (a.ops == b.ops and type_place(a) == type_place(b)) or bool(x & y)
