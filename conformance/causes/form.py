@@ -14,7 +14,7 @@ from conformance.ggml.ops.fields import Field
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import I64, TYPES
-from conformance.run.shrink.simplify import TURNED, neutral, optional_sources, parameters_of, rank
+from conformance.run.shrink.simplify import TURNED, may_be_simpler, neutral, optional_sources, parameters_of, rank
 
 from .cause import ANY_OF, Condition
 from .features import (
@@ -279,7 +279,7 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
 def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
     src, t = f"src[{i}]", node.src[i]
     assert t is not None
-    if rank(t.type) or t.type is I64:
+    if (rank(t.type) or t.type is I64) and may_be_simpler(node, i):
         yield Condition(f"{src}.type", t.type.name)
     if found[f"{src}.{LAYOUT}"] != CONTIGUOUS:
         yield Condition(f"{src}.{LAYOUT}", found[f"{src}.{LAYOUT}"])

@@ -50,6 +50,31 @@ def test_ops_of_other_kernels_share_no_sizes() -> None:
     assert wider == of("ROPE", ("src[0].ne[1]", "> 2"))
 
 
+def test_ops_of_one_kernel_share_sizes_only_where_neither_says_more() -> None:
+    """NORM that needs its eps and TOP_K of long rows are two faults, though one module has both."""
+    long = ("src[0].ne[0]", "> 1")
+    plain = Form((Condition("op", "TOP_K"), Condition(*long)))
+    assert common(Form((Condition("op", "NORM"), Condition(*long), Condition("eps", "!= 0"))), plain) is None
+    assert common(Form((Condition("op", "NORM"), Condition(*long))), plain) is not None
+
+
+@pytest.mark.parametrize(
+    ("case_id", "said"),
+    [
+        pytest.param(
+            "ops/FLASH_ATTN_EXT-f32+f32-q=32x3x4,k=32x16x2,mask=16x3,hide=junk,max_bias=8.0@201", False, id="mask"
+        ),
+        pytest.param("ops/FLASH_ATTN_EXT-f32+f16-q=64x3x4,k=64x64x2@1", True, id="K and V"),
+        pytest.param("ops/ADD-bf16+bf16-a=17x3x2@1", True, id="sources that are of one type"),
+    ],
+)
+def test_a_type_is_a_condition_only_where_the_op_takes_a_simpler_one(case_id: str, said: bool) -> None:
+    """The mask of an attention is F16 always, so that it is says nothing."""
+    ((k, _, node),) = nodes_of(build(case_id))
+    types = [c for c in form_of(build(case_id), k, node).conditions if c.key.endswith("].type")]
+    assert bool(types) is said
+
+
 def test_what_several_ops_share_spreads_to_others() -> None:
     """What three ops share of an operand explains a fourth; what two share, or a size, does not."""
     part = Condition("src[0].shows", "a part of a leaf")

@@ -14,7 +14,7 @@ from conformance.causes.features import features, nodes_of
 from conformance.causes.form import SEVERAL, Form, base_of, form_of, type_of
 from conformance.causes.grouping import search as searching
 from conformance.causes.grouping.forms import common, of_shared_types, of_types
-from conformance.causes.grouping.group import Group
+from conformance.causes.grouping.group import GONE, Group
 from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.pair import join_types, joint, may_share_types, of_what_is_kept, one
 from conformance.causes.grouping.search import Search
@@ -22,6 +22,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
 from conformance.run.blame import SECOND
+from conformance.run.divergence import KEPT
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import Shrunk, shrink
 from conformance.run.signature import innermost
@@ -390,3 +391,10 @@ def test_a_node_that_is_wrong_beside_one_that_it_does_not_read_is_a_fault_of_wha
     ]
     (group,) = _groups([FAULTS["mask-stale"]], ids)
     assert {f.case.id for f in group.failures} == set(ids)
+
+
+def test_what_smaller_cases_show_only_behind_others_is_a_fault_of_what_is_kept() -> None:
+    """Buffers that are found by name are wrong in any op; a smaller case in a process of its own has only its own."""
+    ids = [i for i in case_ids(("alias",), (), "smoke") if "differs=axes" in i or "differs=eps" in i]
+    groups = _groups([FAULTS["state-not-reset"]], ids)
+    assert [(g.kind, g.form.ops) for g in groups if g.kind[1] != GONE] == [(("FAIL", KEPT), ())]

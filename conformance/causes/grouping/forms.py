@@ -21,6 +21,7 @@ from conformance.causes.form import (
     Form,
     base_of,
     blocks_of,
+    but_for_casts,
     is_size,
     module_of,
     of_any,
@@ -34,7 +35,7 @@ from conformance.causes.form import (
 def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     """What two forms share: the ops of both, the lower of two borders, a type wherever it stands, and, `of_any_leaf`,
     a part of whatever leaf. None where that is nothing beside the op, or where ops of different kernels share no more
-    than sizes.
+    than sizes; or ops of one kernel, of which one says more.
     """
     bases = {base_of(op) for op in (*a.ops, *b.ops)}
     if (not a.rest and not b.rest and bases in ({"UNARY"}, {"GLU"})) or of_one_function(a, b):
@@ -49,6 +50,8 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
         return None
     if not set(a.ops) & set(b.ops) and module_of(a) != module_of(b) and all(of_values(c) or is_size(c) for c in shared):
         return None  # values that arithmetic treats apart are no fault of two kernels
+    if not set(a.ops) & set(b.ops) and all(map(is_size, shared)) and set(but_for_casts(a)) != set(but_for_casts(b)):
+        return None
     ops = dict.fromkeys((*a.ops, *b.ops))
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
 

@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 
 from conformance.causes.cause import ANY_OF, Condition
-from conformance.causes.failure import size
+from conformance.causes.failure import Failure, size
 from conformance.causes.features import OP
 from conformance.causes.form import SEVERAL, TYPE, Form, base_of, type_of, without
 from conformance.causes.needs.whole import shared_by
@@ -29,6 +29,14 @@ class Groups:
     def tells(self, group: Group) -> bool:
         """Whether the form of a group tells failures from right nodes."""
         return self.nodes.share(group.form) >= TELLS
+
+    def of_words(self, failure: Failure, message: str) -> Group:
+        """The group of failures of which no more is known than `message`; begun with `failure` where there is none."""
+        group = next((g for g in self.all if g.kind[1] == message and not g.form.ops), None)
+        if group is None:
+            group = Group((failure.result.verdict.value, message), Form(()), failure)
+            self.all.append(group)
+        return group
 
     def join(self, *, last: bool = False) -> None:
         """Join groups as long as what two forms share tells failures from passes nearly as well as they do. The `last`

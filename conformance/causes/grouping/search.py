@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from operator import itemgetter
@@ -54,6 +55,19 @@ NEEDED = 8
 """Cases that run to know what a failure needs."""
 VARIANTS = 12
 """Variants that run of one explained failure, those nearest to it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Smallest:
+    """What is left of a failing case."""
+
+    case: Case
+    proof: Failure | None
+    """That it fails as before; None where it does not."""
+    finished: bool
+    """Whether all that is smaller was tried."""
+    right: bool
+    """Whether it is smaller, and right where nothing ran before."""
 
 
 class Search:
@@ -130,10 +144,11 @@ class Search:
     def _take_hidden(
         self, hidden: Failure, behind: Failure, but: Group | None = None, more: frozenset[Condition] = frozenset()
     ) -> None:
-        proof, sizes = self._shrunk(hidden, but=but)
+        small = self._shrunk(hidden, but=but)
+        proof = small.proof
         if proof is None or self._explaining(proof, but) is not None or (but is None and self._widened(proof)):
             return
-        form = self._with_sizes(_form(proof), told=sizes)
+        form = self._with_sizes(_form(proof), told=small.finished)
         if more <= form.says:
             self.groups.all.append(Group(proof.kind, form, proof, [behind], needed=more, more=more, behind=True))
 
@@ -251,17 +266,8 @@ class Search:
         same = [g for g in alike if found[OP] in g.form.ops]
         if failure.by_chance:
             near = [g for g in same if all(meets(c, found) for c in g.form.says)]
-            return near[0] if len(near) == 1 else self._unseen(failure) if same else None
+            return near[0] if len(near) == 1 else self.groups.of_words(failure, UNSEEN) if same else None
         return max(same, key=lambda g: sum(meets(c, found) for c in g.form.rest), default=None)
-
-    def _unseen(self, failure: Failure) -> Group:
-        """The group of what there was no time for, unless it differs from one known cause in sizes alone."""
-        kind = failure.result.verdict.value, UNSEEN
-        group = next((g for g in self.groups.all if g.kind[1] == UNSEEN), None)
-        if group is None:
-            group = Group(kind, Form(()), failure)
-            self.groups.all.append(group)
-        return group
 
     def _outside(self, needs: cure.Needs, but: Group | None, case: Case, result: Result) -> bool:
         """Whether no known form `but` one explains the failure of `case`, which still has what is needed."""
@@ -301,11 +307,11 @@ class Search:
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
-        proof, needs, sizes = failure, cure.Needs(), False
+        proof, needs, finished = failure, cure.Needs(), False
         if not self._late():
             alone = self._alone(failure)
             if alone is None:
-                return self._gone(failure)
+                return self.groups.of_words(failure, GONE)  # no form says why: what ran before did
             if not may_be(failure, alone):  # what ran before made it another
                 if (group := self._explaining(alone)) is not None:
                     return group
@@ -316,12 +322,14 @@ class Search:
             if (group := self._needing(failure, needs)) is not None:
                 return group
             with suppress(ConformanceError):
-                small, sizes = self._shrunk(failure, needs, fresh=True)
-                proof = small or failure
+                small = self._shrunk(failure, needs, fresh=True)
+                if small.right and self._is_right(small.case):  # so the backend keeps something between sessions
+                    return self.groups.of_words(failure, KEPT)
+                proof, finished = small.proof or failure, small.finished
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
         form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
-        form = self._with_sizes(form, told=sizes)
+        form = self._with_sizes(form, told=finished)
         group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self.groups.tells(group):  # it slipped to a node that is hardly ever wrong
             group = Group(failure.kind, Form(()), failure)
@@ -406,22 +414,12 @@ class Search:
     def _seen(self, failure: Failure) -> Result:
         return self._runner.run(self._spec, [failure.case])[0]
 
-    def _gone(self, failure: Failure) -> Group:
-        """The group of what did not come again: no form says why it failed, as what ran before it did."""
-        kind = failure.result.verdict.value, GONE
-        group = next((g for g in self.groups.all if g.kind[1] == GONE), None)
-        if group is None:
-            group = Group(kind, Form(()), failure)
-            self.groups.all.append(group)
-        return group
-
     def _shrunk(
         self, failure: Failure, needs: cure.Needs | None = None, but: Group | None = None, *, fresh: bool = False
-    ) -> tuple[Failure | None, bool]:
+    ) -> _Smallest:
         """The smallest case outside of all known forms `but` one that fails as `failure` does. Wrong numbers and damage
         are seen in a process where nothing ran before, which `fresh` says there is: a backend that damages memory makes
-        cases fail in its process that are right. None where none was found. And whether all that is smaller was tried.
-        ConformanceError if `failure` does not come again.
+        cases fail in its process that are right. ConformanceError if `failure` does not come again.
         """
         if needs is None:
             needs = self._needs(failure)
@@ -440,7 +438,17 @@ class Search:
             self._runner.renew()
             (result,) = self._runner.run(self._spec, [small.case])
         found = failure_of(small.case, result)
-        return (found if found is not None and may_be(failure, found) else None), small.finished
+        right = failure.result.verdict is Verdict.FAIL and result.verdict is Verdict.PASS
+        proof = found if found is not None and may_be(failure, found) else None
+        return _Smallest(small.case, proof, small.finished, right and small.case is not failure.case)
+
+    def _is_right(self, case: Case) -> bool:
+        """Whether `case` passes each of `AGAIN` times where nothing ran before."""
+        for _ in range(AGAIN):
+            self._runner.renew()
+            if self._run(case).verdict is not Verdict.PASS:
+                return False
+        return True
 
     def _hidden(self, failure: Failure) -> Iterator[Failure]:
         """What fails beside an explained failure although nothing known explains it: of a trajectory any other node, of

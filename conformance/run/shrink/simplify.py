@@ -138,6 +138,25 @@ def rank(type_: GGMLType) -> int:
     return (*SIMPLER, BF16).index(type_) if type_ in (*SIMPLER, BF16) else 3 if as_floats(type_) else 0
 
 
+def may_be_simpler(node: Tensor, i: int) -> bool:
+    """Whether the op takes source `i`, or all its sources of that type, in a simpler type, all else as it is."""
+    t = node.src[i]
+    assert t is not None
+    simpler = [I32] if t.type is I64 else [s for s in SIMPLER if rank(s) < rank(t.type)]
+    return any(
+        _takes(node, alike, s) for alike in ([t], [s for s in node.src if s and s.type is t.type]) for s in simpler
+    )
+
+
+def _takes(node: Tensor, sources: Sequence[Tensor], type_: GGMLType) -> bool:
+    plain = {s: Tensor(type_, s.ne, contiguous_nb(type_, s.ne)) for s in sources}
+    try:
+        lay_out(_over(node, lambda s: plain.get(s, s)))
+    except GraphError:
+        return False
+    return True
+
+
 def types(recorded: Recorded, _: Result) -> Iterator[Case]:
     """All leaves of a type, then each by itself, in a simpler type."""
     case = recorded.case
@@ -354,7 +373,7 @@ def _leaf(t: Tensor, data: Bytes, change: Change) -> tuple[Tensor, Bytes]:
 def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
     if any(s not in new for s in t.src if s is not None and s is not t):
         raise GraphError(f"{t}: reads a leaf that is a view of another, which stays as it is")
-    copy = over(t, new.__getitem__)
+    copy = _over(t, new.__getitem__)
     copy.ne = _ne(t, new, change)
     if change.without is not None and t.op == change.without[0]:
         copy.src = _without(copy.src, change.without[1])
@@ -365,6 +384,15 @@ def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
     if TURNED in FIELDS[t.op]:
         _turn_all(t, copy)
     lay_out(copy)
+    return copy
+
+
+def _over(t: Tensor, source: Callable[[Tensor], Tensor]) -> Tensor:
+    """As `over`; ggml_add remains one, and no ggml_add_cast to the type that its first source had."""
+    copy = over(t, source)
+    first = t.src[0] if t.op == "ADD" else None
+    if first is not None and first.type is t.type:
+        copy.type = source(first).type
     return copy
 
 
