@@ -28,6 +28,7 @@ Features = Mapping[str, str]
 """Property -> its value."""
 OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
 HOLDS = "holds"
+MATRICES = "ne[2]*ne[3]"
 OUTPUT, READ = "output", "and read later"
 BESIDE, ANOTHER = "beside", "another node"
 RESULT = "result.type"
@@ -70,6 +71,7 @@ def features(case: Case, k: int, node: Tensor) -> Features:
             if held := _held(case, k, s):
                 found |= {f"src[{i}].{HOLDS}": held}
             found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
+            found |= {f"src[{i}].{MATRICES}": str(s.ne[2] * s.ne[3])}
     if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph if n is not node):
         found |= {OUTPUT: READ}
     if any(n is not node for _, _, n in nodes_of(case)):

@@ -6,6 +6,7 @@ What is left is a condition: without it the case passed, failed in another way, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from .features import (
     HOLDS,
     IN_PLACE,
     LAYOUT,
+    MATRICES,
     OFFSET,
     OP,
     OUTPUT,
@@ -61,6 +63,8 @@ GATES = {
 """Sub-op of GLU -> the function by which it gates."""
 PRODUCT = {"src[0]": "src[1]", "src[1]": "src[0]"}
 """Source of FLASH_ATTN_EXT -> that of the MUL_MAT of K and Q."""
+SOFT_MAX = {"src[3]": "src[1]", "src[4]": "src[2]"}
+"""Source of FLASH_ATTN_EXT -> that of the SOFT_MAX in it."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
 """What views show of leaves that a backend is given for a step."""
 OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}"}
@@ -228,6 +232,11 @@ def is_size(condition: Condition) -> bool:
 
 def _of_operand_itself(key: str) -> bool:
     return key in OF_ANY or key.endswith(tuple(OF_ANY.values()))
+
+
+def of_matrices(key: str) -> str:
+    """The key that says how many matrices an operand has, if `key` says how many along one dimension; else itself."""
+    return re.sub(r"\.ne\[[23]\]$", f".{MATRICES}", key)
 
 
 def of_any(key: str) -> str:

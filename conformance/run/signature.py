@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?"
 _QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
 _WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
-_PASSED_ON = re.compile(r"^.*?[\w:]*[eE]xception: (?=.)")
+_PASSED_ON = re.compile(r"^.*?[\w:]*[eE]xception: (?=.)(?:Check '.*' failed at \S+: FrontEnd API failed with \w+: )?")
 _OF_KERNEL = re.compile(r"^.*?(?=its kernel failed )(its kernel failed) on src .*?(: \w+: )")
 """What a kernel of the framework's own engine puts before an error: the node and its sources."""
 _WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|\S*/(?=[\w.-]+:[0-9]+)")

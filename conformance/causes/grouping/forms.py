@@ -17,6 +17,7 @@ from conformance.causes.form import (
     PRODUCT,
     SEVERAL,
     SHOWN,
+    SOFT_MAX,
     TYPE,
     Form,
     base_of,
@@ -25,6 +26,7 @@ from conformance.causes.form import (
     is_size,
     module_of,
     of_any,
+    of_matrices,
     of_type,
     of_values,
     type_of,
@@ -87,6 +89,15 @@ def is_product_of(attention: Form, product: Form) -> bool:
     return bool(sizes) and all(map(is_size, said)) and sizes == product.rest
 
 
+def is_soft_max_of(attention: Form, soft_max: Form) -> bool:
+    """Whether FLASH_ATTN_EXT needs of its mask, its sinks or its bias what SOFT_MAX does, whatever the sizes: the soft
+    max in it is at fault.
+    """
+    if attention.ops != ("FLASH_ATTN_EXT",) or soft_max.ops != ("SOFT_MAX",) or not soft_max.says:
+        return False
+    return {replace(c, key=SOFT_MAX.get(c.key[:6], c.key[:6]) + c.key[6:]) for c in attention.says} == soft_max.says
+
+
 def stores_among_several(a: Form, b: Form) -> bool:
     """Whether ops that store are wrong with types of which one has `SEVERAL`, and the other none else."""
     x, y = sorted((set(type_of(f).split(ANY_OF)) for f in (a, b)), key=len)
@@ -142,8 +153,9 @@ def of_types(forms: Sequence[Form]) -> Form:
 def _shared(a: Condition, b: Condition, *, of_any_leaf: bool) -> Condition | None:
     if a == b:
         return a
-    if a.key == b.key and a.value.startswith("> ") and b.value.startswith("> "):
-        return min(a, b, key=lambda c: int(c.value[2:]))
+    key = a.key if a.key == b.key else of_matrices(a.key) if of_matrices(a.key) == of_matrices(b.key) else None
+    if key is not None and a.value.startswith("> ") and b.value.startswith("> "):
+        return replace(min(a, b, key=lambda c: int(c.value[2:])), key=key)
     for key, end in OF_ANY.items():
         alike = all(x.key == key or x.key.endswith(end) for x in (a, b))
         if alike and (value := _both(a, b, end, of_any_leaf=of_any_leaf)):

@@ -139,10 +139,14 @@ class Groups:
                 self.all.remove(group)
 
     def _absorb_attention(self) -> None:
-        """An attention that is wrong in the sizes of K and Q in which MUL_MAT is wrong is no cause of its own."""
+        """An attention that is wrong in the sizes of K and Q in which MUL_MAT is wrong, or with the mask with which
+        SOFT_MAX is, is no cause of its own.
+        """
         wrong = [g for g in self.all if g.kind[0] == Verdict.FAIL]
         for group in wrong:
-            to = next((g for g in wrong if g.kind == group.kind and forms.is_product_of(group.form, g.form)), None)
+            parts = (g for g in wrong if g.kind == group.kind)
+            of_it = (forms.is_product_of, forms.is_soft_max_of)
+            to = next((g for g in parts if any(of(group.form, g.form) for of in of_it)), None)
             if to is not None:
                 to.take(group)
                 self.all.remove(group)

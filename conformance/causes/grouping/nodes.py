@@ -10,7 +10,7 @@ from conformance.case.case import Case
 from conformance.causes.cause import ANY_OF, Condition
 from conformance.causes.failure import Failure
 from conformance.causes.features import OP, Features, features, nodes_of
-from conformance.causes.form import Form, is_size, meets, type_of
+from conformance.causes.form import Form, base_of, is_size, meets, type_of
 
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
@@ -47,8 +47,14 @@ class Nodes:
         """
         if others and all(map(is_size, form.rest)):
             shares = [(self.share(form.of_ops(p), others), self.share(p, others)) for p in parts]
-            return all(alone > 0 and joint >= JOINED * alone for joint, alone in shares)
+            return self._tells_by_sizes(form) and all(joint >= JOINED * alone > 0 for joint, alone in shares)
         return self.share(form, others) >= JOINED * max(self.share(p, others) for p in parts)
+
+    def _tells_by_sizes(self, form: Form) -> bool:
+        """Whether sizes tell failures from right nodes of each op of `form`, where these are no parts of one op."""
+        alone = [Form((Condition(OP, op),)) for op in form.ops]
+        of_one = len({base_of(op) for op in form.ops}) == 1
+        return of_one or all(self.share(op) <= JOINED * self.share(form.of_ops(op)) for op in alone)
 
     def fail_with_each_type(self, form: Form, whole: Form) -> bool:
         """Whether each op of `form` fails with every type of it that it has where it has one of a failure; whatever a

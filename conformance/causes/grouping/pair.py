@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from conformance.causes.cause import ANY_OF
 from conformance.causes.features import OP
 from conformance.causes.form import SEVERAL, TYPE, Form, of_any, type_of, type_place
-from conformance.causes.needs.whole import only_of_relation, said_alike, tells_apart
+from conformance.causes.needs.whole import begin_alike, only_of_relation, said_alike, tells_apart
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import KEPT
 from conformance.run.signature import FLUSHED
@@ -28,7 +28,7 @@ def one(a: Group, b: Group, *, last: bool) -> bool:
     of both or all that both say.
     """
     error = a.kind == b.kind and not a.by_chance
-    if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+    if last and ((error and a.form.ops == b.form.ops and len(a.form.ops) == 1) or _damaged(a, b)):
         return True
     if (last and both_wrong(a, b) and forms.of_one_function(a.form, b.form)) or _flush(a, b):
         return True
@@ -50,7 +50,7 @@ def joint(a: Group, b: Group, *, last: bool) -> Form | None:
         return _joint_wholes(a, b)
     if (flush := _flush(a, b)) or read_and_store(a, b):
         return forms.of_flushed(a.form, b.form) if flush else None
-    if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
+    if last and (a.kind == b.kind or _damaged(a, b)) and (form := _joint_types(a, b)) is not None:
         return form
     form = forms.common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
     if form is None or _need_otherwise(a, b, form) or (not last and a.form.ops != b.form.ops and type_of(form)):
@@ -93,6 +93,12 @@ def both_wrong(a: Group, b: Group) -> bool:
     return a.kind[0] == b.kind[0] == Verdict.FAIL
 
 
+def _damaged(a: Group, b: Group) -> bool:
+    """Whether memory is damaged by one op with two types, which signal comes of it by chance."""
+    damage = a.by_chance and b.by_chance and a.kind[0] == b.kind[0] == Verdict.CRASH
+    return damage and a.form.ops == b.form.ops and len(a.form.ops) == 1 and all(type_of(g.form) for g in (a, b))
+
+
 def read_and_store(a: Group, b: Group) -> bool:
     """Whether both are wrong numbers, of blocks that one reads and the other stores."""
     return both_wrong(a, b) and forms.read_and_store(a.form, b.form)
@@ -109,7 +115,8 @@ def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
     if not last or not chance.by_chance or _OF_SHAPES.search(error.kind[1]) is None:
         return False
     if chance.kind[0] == Verdict.CRASH:
-        return a.form.same_but_sizes(b.form)
+        more = bool(error.form.says) and error.form.ops == chance.form.ops and error.form.says < chance.form.says
+        return more or a.form.same_but_sizes(b.form)
     return form.of_extent and chance.form.spreads and error.form.only_of_extent
 
 
@@ -121,12 +128,13 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
             return node.form
         return whole.form if a.kind[0] == Verdict.CRASH else None  # an assertion has one place in the source
     shared = a.form.rest & b.form.rest
-    alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
+    of_one = begin_alike(a.kind, b.kind)
+    alike = of_one or said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
     if a.form.ops or b.form.ops or not alike:
         return None
     if only_of_relation(a.form) != only_of_relation(b.form):  # an error that comes without the relation, too
         return b.form if only_of_relation(a.form) else a.form
-    if not (tells_apart(shared) or (a.of_kept and b.of_kept)):
+    if not (of_one or tells_apart(shared) or (a.of_kept and b.of_kept)):
         return None
     return Form(tuple(c for c in a.form.conditions if c in shared))
 
@@ -135,6 +143,8 @@ def _joint_types(a: Group, b: Group) -> Form | None:
     """The form of one op that says the same of several types, or of one kernel that is wrong with the same types."""
     if not a.by_chance and a.form.ops == b.form.ops and len(a.form.ops) == 1:
         return forms.of_one_error(a.form, b.form)
+    if _damaged(a, b):
+        return forms.of_types([a.form, b.form])
     return forms.of_types([a.form, b.form]) if a.by_chance and forms.same_kernel(a.form, b.form) else None
 
 

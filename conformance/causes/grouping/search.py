@@ -30,7 +30,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.divergence import KEPT, OUTPUT
 from conformance.run.runner import Runner
-from conformance.run.shrink import cuts, shrink, simplify
+from conformance.run.shrink import Shrunk, cuts, shrink, simplify
 from conformance.run.signature import FLUSHED, Signature
 from conformance.suite.relations import claim
 
@@ -376,19 +376,19 @@ class Search:
         return loose
 
     def _of_relation(self, failure: Failure) -> Group:
-        """The group of a relation: that of the first of its runs that fails by itself. Where each passes, what the
-        relation does is needed.
+        """The group of a relation: that of the first of its runs that fails by itself. Where each passes, or is wrong
+        by the same numbers, what the relation does is needed.
         """
         form = Form(())
         with suppress(ConformanceError):
-            verdicts = []
-            for case in claim.cases_of(failure.case):
-                (result,) = self._runner.run(self._spec, [case])
-                found = failure_of(case, result)
-                if found is not None:
-                    return self._explaining(found) or self._cured_by(found) or self._new(found)
-                verdicts.append(result.verdict)
-            if set(verdicts) == {Verdict.PASS}:
+            runs = [(case, self._runner.run(self._spec, [case])[0]) for case in claim.cases_of(failure.case)]
+            found = next((f for case, result in runs if (f := failure_of(case, result))), None)
+            if found is not None:
+                group = self._explaining(found) or self._cured_by(found) or self._new(found)
+                if not (group.form.ops and _same([result for _, result in runs])):
+                    return group
+                group.failures.append(failure)  # each of them alone, and then they differ
+            if found is not None or {result.verdict for _, result in runs} == {Verdict.PASS}:
                 form = of_relation(failure.case)
         self.groups.all.append(Group(failure.kind, form, failure))
         return self.groups.all[-1]
@@ -419,28 +419,41 @@ class Search:
     ) -> _Smallest:
         """The smallest case outside of all known forms `but` one that fails as `failure` does. Wrong numbers and damage
         are seen in a process where nothing ran before, which `fresh` says there is: a backend that damages memory makes
-        cases fail in its process that are right. ConformanceError if `failure` does not come again.
+        cases fail in its process that are right, and so does one that keeps what smaller cases left. ConformanceError
+        if `failure` does not come again.
         """
         if needs is None:
             needs = self._needs(failure)
         if failure.by_chance and not fresh:
             self._runner.renew()
-        left = self._end - self._clock()
-        small = shrink(
-            self._runner,
-            self._spec,
-            failure.case,
-            time_budget=min(max(EACH, SHARE * left), left),
-            accept=partial(self._outside, needs, but),
-        )
-        result = small.result
-        if failure.by_chance:
-            self._runner.renew()
-            (result,) = self._runner.run(self._spec, [small.case])
+        outside = partial(self._outside, needs, but)
+        small, result = self._shrink(failure, outside)
+        if result.verdict is Verdict.PASS and not failure.by_chance:  # it failed behind the larger ones alone
+
+            def afresh(case: Case, result: Result) -> bool:
+                return outside(case, result) and self._afresh(case).verdict is result.verdict
+
+            small, result = self._shrink(failure, afresh)
         found = failure_of(small.case, result)
         right = failure.result.verdict is Verdict.FAIL and result.verdict is Verdict.PASS
         proof = found if found is not None and may_be(failure, found) else None
         return _Smallest(small.case, proof, small.finished, right and small.case is not failure.case)
+
+    def _shrink(self, failure: Failure, accept: Callable[[Case, Result], bool]) -> tuple[Shrunk, Result]:
+        """The smallest case that fails as `failure` does and that `accept` takes, and its result where nothing ran
+        before; an error of a single node is the case's own.
+        """
+        left = self._end - self._clock()
+        seconds = min(max(EACH, SHARE * left), left)
+        small = shrink(self._runner, self._spec, failure.case, time_budget=seconds, accept=accept)
+        if not failure.by_chance and failure.at is not None:
+            return small, small.result
+        return small, self._afresh(small.case)
+
+    def _afresh(self, case: Case) -> Result:
+        """The result of a case where nothing ran before."""
+        self._runner.renew()
+        return self._runner.run(self._spec, [case])[0]
 
     def _is_right(self, case: Case) -> bool:
         """Whether `case` passes each of `AGAIN` times where nothing ran before."""
@@ -522,6 +535,12 @@ def _may_hide(failure: Failure) -> bool:
     if failure.result.verdict is not Verdict.FAIL or claim.applies(failure.case):
         return False
     return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1
+
+
+def _same(results: Sequence[Result]) -> bool:
+    """Whether all are wrong by the same number in the same place."""
+    first = results[0].first_divergence
+    return first is not None and all(r.first_divergence == first for r in results)
 
 
 def _coarse(value: str) -> str:

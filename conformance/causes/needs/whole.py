@@ -83,3 +83,9 @@ def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -
         return said[0] == said[1] or (len(said[0]) >= SURE and said[1].startswith(said[0]))
     x, y = a[1].split(), b[1].split()
     return len(x) == len(y) >= LONG and len({(v, w) for v, w in zip(x, y, strict=True) if v != w}) <= 1
+
+
+def begin_alike(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """Whether two errors begin with the same words, such as what a translation was at, and end otherwise."""
+    x, y = a[1].split(), b[1].split()
+    return a[0] == b[0] != Verdict.FAIL and len(x) > LONG and len(y) > LONG and x[:LONG] == y[:LONG]
