@@ -1,0 +1,126 @@
+"""Pairs of groups: two are of one fault only where what they fail by says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.causes.cause import Condition
+from conformance.causes.failure import Failure, failure_of
+from conformance.causes.form import Form
+from conformance.causes.grouping.forms import common, is_soft_max_of
+from conformance.causes.grouping.group import Group
+from conformance.causes.grouping.nodes import Nodes
+from conformance.causes.grouping.pair import joint, one
+from conformance.causes.grouping.search import Search
+from conformance.causes.needs.whole import begin_alike
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.planted.campaign import Hunter
+from conformance.planted.faults import FOLDER, Bundle, read
+from conformance.run.session.select import build, case_ids
+from conformance.run.signature import innermost
+
+FAULTS = {f.name: f for f in read([FOLDER])}
+RESTORED = "relations/restored-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2@345"
+MASK, VISIBLE = ("src[1]", "given"), ("src[3]", "given")
+
+
+class _Runner(Hunter):
+    locates = True
+
+
+def _of(ops: str, *rest: tuple[str, str]) -> Form:
+    return Form(tuple(Condition(*c) for c in (("op", ops), *rest)))
+
+
+def _failure(case_id: str) -> Failure:
+    found = failure_of(build(case_id), Result(case_id, "", Verdict.FAIL))
+    assert found is not None
+    return found
+
+
+PROOF = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+
+
+def test_a_relation_whose_runs_are_wrong_alike_has_a_cause_beside_theirs() -> None:
+    """What a relation does is needed where its runs fail by the same number, and still differ."""
+    bundle = Bundle("together", tuple(FAULTS[n] for n in ("state-write-forgotten", "rope-backwards")))
+    runner = _Runner([bundle])
+    (result,) = runner.run(bundle.spec, [runner.case(RESTORED)])
+    assert result.verdict in FAILURES
+    failure = failure_of(runner.case(RESTORED), result)
+    assert failure is not None
+    groups = Search(runner, bundle.spec, Nodes([failure], [])).run([failure])
+    said = {(g.form.ops, *map(str, g.form.says)) for g in groups}
+    assert {ops for ops, *_ in said} == {("ROPE",), ()}
+    assert ((), "relation = restored") in said
+
+
+@pytest.mark.parametrize(
+    ("attention", "soft_max", "one_"),
+    [
+        ((VISIBLE, ("src[0].ne[1]", "> 1")), (MASK, ("src[0].ne[0]", "> 1")), True),
+        ((VISIBLE, ("max_bias", "!= 0")), (MASK, ("max_bias", "!= 0")), True),
+        ((("src[4]", "given"),), (("src[2]", "given"),), True),
+        ((VISIBLE,), (("src[2]", "given"),), False),
+        ((VISIBLE, ("src[1].type", "f16")), (MASK,), False),
+        ((("src[0].ne[1]", "> 1"),), (("src[0].ne[1]", "> 1"),), False),
+    ],
+)
+def test_an_attention_that_needs_what_soft_max_needs_has_its_fault(
+    attention: tuple[tuple[str, str], ...], soft_max: tuple[tuple[str, str], ...], *, one_: bool
+) -> None:
+    """Mask, sinks and bias are the soft max's; K, V and sizes are not."""
+    assert is_soft_max_of(_of("FLASH_ATTN_EXT", *attention), _of("SOFT_MAX", *soft_max)) is one_
+
+
+def test_matrices_count_along_either_dimension() -> None:
+    """What needs two matrices along ne[2], and two along ne[3], is one form, which holds for both."""
+    both = common(_of("SET_ROWS", ("src[0].ne[2]", "> 1")), _of("SET_ROWS", ("src[0].ne[3]", "> 1")))
+    assert both == _of("SET_ROWS", ("src[0].ne[2]*ne[3]", "> 1"))
+    ids = case_ids((), ("ops/SET_ROWS-f32+f32+i64-a=256x5x2x2*", "ops/SET_ROWS-f32+f32+i64-a=256x9x2,*"), "smoke")
+    assert all(both.holds(_failure(i).features) for i in ids)
+    assert not both.holds(_failure(case_ids((), ("ops/SET_ROWS-q2_K*",), "smoke")[0]).features)
+
+
+@pytest.mark.parametrize(("op", "is_one"), [("CONT", True), ("CPY", False)])
+def test_damage_of_one_op_is_one_whatever_the_signal(op: str, *, is_one: bool) -> None:
+    """Which signal ends a process whose memory is damaged goes by chance of sizes."""
+    a = Group(("CRASH", "its process died (SIGSEGV)"), _of("CONT", ("src[0].type", "q4_1")), PROOF)
+    b = Group(("CRASH", "its process died (SIGABRT): the heap is damaged"), _of(op, ("src[0].type", "q6_K")), PROOF)
+    assert (joint(a, b, last=True) is not None and one(a, b, last=True)) is is_one
+    assert not one(a, b, last=False)
+
+
+@pytest.mark.parametrize("more", [("src[1].type", "f16"), ("src[2]", "given")])
+def test_damage_in_the_conditions_of_an_error_about_shapes_may_say_more(more: tuple[str, str]) -> None:
+    """An operand that does not fit damages the heap in some of the conditions in which it is refused."""
+    error = Group(("OVERCLAIM", "Argument shapes are inconsistent"), _of("SOFT_MAX", MASK), PROOF)
+    damage = Group(("CRASH", "its process died (SIGSEGV)"), _of("SOFT_MAX", MASK, more), PROOF)
+    assert joint(damage, error, last=True) is not None
+    assert joint(Group(damage.kind, _of("SOFT_MAX", more), PROOF), error, last=True) is None
+
+
+def test_sizes_join_ops_only_where_they_tell() -> None:
+    """Two ops that fail with rows of two and are wrong without as often share nothing."""
+    wrong = case_ids((), ("ops/SQR-f32-ne=18x6x3x2*", "ops/SQRT-f32-ne=18x6x3x2*"), "smoke")
+    right = case_ids((), ("ops/SQR-f32-ne=67*", "ops/SQRT-f32-ne=67*"), "standard")
+    nodes = Nodes([_failure(i) for i in wrong], [build(i) for i in right])
+    tells, idle = ("src[0].ne[2]", "> 2"), ("src[0].ne[0]", "> 1")
+    for size, told in ((tells, True), (idle, False)):
+        parts = [_of(op, size) for op in ("SQR", "SQRT")]
+        assert nodes.joins(_of("SQR|SQRT", size), *parts, others=[_of("CPY")]) is told
+
+
+def test_what_a_translation_was_at_is_one_error() -> None:
+    """Two checks of one translation, as they are thrown and passed on."""
+    checks = {"requires static size": "a[3].is_static()", "range is out of bounds": "b >= 0 && b <= c"}
+    passed_on = (
+        "computing steps[0]: GGML OpenVINO backend ov::Exception: Check '{}' failed at openvino/op/cpy.cpp:155: "
+    )
+    passed_on += "FrontEnd API failed with OpConversionFailure: CPY conv state cache update {}"
+    said = [innermost(passed_on.format(check, words)) for words, check in checks.items()]
+    assert said == [f"CPY conv state cache update {w}" for w in checks]
+    a, b = (("OVERCLAIM", s) for s in said)
+    assert begin_alike(a, b)
+    assert not begin_alike(a, ("OVERCLAIM", "CPY conv state of another kind is missing here"))
+    assert joint(Group(a, Form(()), PROOF), Group(b, Form(()), PROOF), last=True) is not None
