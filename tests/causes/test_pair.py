@@ -55,6 +55,16 @@ def test_a_relation_whose_runs_are_wrong_alike_has_a_cause_beside_theirs() -> No
     assert ((), "relation = restored") in said
 
 
+@pytest.mark.parametrize(("name", "known"), [("restored", True), ("memory", False)])
+def test_a_relation_is_no_cause_of_another(name: str, *, known: bool) -> None:
+    """Caches written back and graphs rebuilt in the memory of others go other ways."""
+    result = Result(RESTORED, "", Verdict.FAIL, first_divergence={"kind": "graph", "found": 1.0})
+    failure = failure_of(build(RESTORED), result)
+    assert failure is not None
+    assert Group(failure.kind, Form((Condition("relation", name),)), PROOF).explains(failure) is known
+    assert not Group(("FAIL", ""), _of("SET_ROWS"), PROOF).explains(failure)
+
+
 @pytest.mark.parametrize(
     ("attention", "soft_max", "one_"),
     [

@@ -9,8 +9,10 @@ from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import Failure, by_chance, size
 from conformance.causes.features import OP
 from conformance.causes.form import Form
+from conformance.causes.needs.whole import may_be_of_relation
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import GRAPH, KEPT
+from conformance.suite.relations import claim
 
 from .nodes import Nodes
 
@@ -44,7 +46,7 @@ class Group:
         if not self.fails_as(failure):
             return False
         if not self.form.ops:
-            return failure.kind == self.kind
+            return failure.kind == self.kind and may_be_of_relation(self.form, failure.case)
         return self._holds_in(failure) if failure.at is None else self._holds_at(failure)
 
     def take(self, other: Group) -> None:
@@ -58,6 +60,8 @@ class Group:
 
     def _holds_in(self, failure: Failure) -> bool:
         kind = failure.signature.kind
+        if failure.result.verdict is Verdict.FAIL and claim.applies(failure.case):  # its runs alone are asked
+            return False
         if kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
             return False
         if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right

@@ -404,7 +404,7 @@ class Search:
         self._runner.renew()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
-                result = self._seen(failure)
+                result = self._seen_alone(failure.case)
             except ConformanceError:  # nobody can say
                 return failure
             if (found := failure_of(failure.case, result)) is not None:
@@ -445,7 +445,8 @@ class Search:
         """
         left = self._end - self._clock()
         seconds = min(max(EACH, SHARE * left), left)
-        small = shrink(self._runner, self._spec, failure.case, time_budget=seconds, accept=accept)
+        with self._runner.looking(locates=True, tells_kept=len(failure.case.steps) > 1 or not failure.by_chance):
+            small = shrink(self._runner, self._spec, failure.case, time_budget=seconds, accept=accept)
         if not failure.by_chance and failure.at is not None:
             return small, small.result
         return small, self._afresh(small.case)
@@ -453,7 +454,12 @@ class Search:
     def _afresh(self, case: Case) -> Result:
         """The result of a case where nothing ran before."""
         self._runner.renew()
-        return self._runner.run(self._spec, [case])[0]
+        return self._seen_alone(case)
+
+    def _seen_alone(self, case: Case) -> Result:
+        """The result of a case before which nothing ran: of a single step nobody need ask what earlier ones left."""
+        with self._runner.looking(locates=True, tells_kept=len(case.steps) > 1):
+            return self._runner.run(self._spec, [case])[0]
 
     def _is_right(self, case: Case) -> bool:
         """Whether `case` passes each of `AGAIN` times where nothing ran before."""

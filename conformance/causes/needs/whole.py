@@ -36,6 +36,11 @@ def of_relation(case: Case) -> Form:
     return Form((Condition(claim.KEY, claim.read(case).name),))
 
 
+def may_be_of_relation(form: Form, case: Case) -> bool:
+    """Whether `case` is of the relation that a form is about, if it is about one: each does something else."""
+    return not only_of_relation(form) or form == of_relation(case)
+
+
 def only_of_relation(form: Form) -> bool:
     """Whether it says no more than which relation failed."""
     return {c.key for c in form.conditions} == {claim.KEY}
