@@ -121,6 +121,21 @@ def test_a_folder_has_what_a_maintainer_needs(oracle: Oracle, tmp_path: Path) ->
         assert part in draft
 
 
+@pytest.mark.parametrize(("words", "checked"), [("", True), (": GGML_ASSERT(a) failed", False)])
+def test_a_program_that_damages_memory_is_run_with_a_checked_heap(
+    oracle: Oracle, tmp_path: Path, words: str, *, checked: bool
+) -> None:
+    """Damage shows by chance, and the folder says how to see it; an assertion always fails."""
+    case = _growing()
+    died = f"ggml: computing steps[0]: its process died (SIGSEGV){words}"
+    result = replace(_result(case, verdict=Verdict.CRASH, nmse=None), detail=died)
+    folder = hand_over(
+        tmp_path, _cause(case, Verdict.CRASH), case, result, expectation=_expected(oracle, case), info=INFO
+    )
+    assert (folder / "program.cpp").exists()
+    assert ("libc_malloc_debug" in (folder / "README.md").read_text()) is checked
+
+
 def test_a_recording_is_handed_over() -> None:
     """A recording says nothing of caches; the reference does, and a program has the bytes of both."""
     case = build(RECORDED)

@@ -8,7 +8,7 @@ from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.form import Form
 from conformance.causes.grouping.forms import common, is_soft_max_of
-from conformance.causes.grouping.group import Group
+from conformance.causes.grouping.group import Group, cause_of
 from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.pair import joint, one
 from conformance.causes.grouping.search import Search
@@ -134,3 +134,23 @@ def test_what_a_translation_was_at_is_one_error() -> None:
     assert begin_alike(a, b)
     assert not begin_alike(a, ("OVERCLAIM", "CPY conv state of another kind is missing here"))
     assert joint(Group(a, Form(()), PROOF), Group(b, Form(()), PROOF), last=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            ("FAIL", "kept, not finite"),
+            "wrong numbers (by what the backend kept, not finite) (1 fail)",
+        ),
+        (("OVERCLAIM", "map::at"), "OVERCLAIM: map::at (1 fail)"),
+        (
+            ("FAIL", "relation, graph"),
+            "wrong numbers (two runs differ, each node by itself is right)",
+        ),
+    ],
+)
+def test_the_sentence_of_no_single_node_says_so(kind: tuple[str, str], said: str) -> None:
+    """It says what went wrong once, and counts no nodes that are right."""
+    group = Group(kind, Form(()), PROOF, [PROOF])
+    assert cause_of(group, "cpu", Nodes([], [])).sentence.startswith(f"a case as a whole: {said}")

@@ -20,6 +20,8 @@ GONE = "not seen again in a process of its own, so what ran before may be at fau
 """The message of failures that did not come again."""
 UNSEEN = "not looked at, as time was over, and not of one cause that is known of its op"
 """The message of failures of which nobody can say more."""
+SAID = {KEPT: "by what the backend kept", GRAPH: "each node by itself is right", "relation": "two runs differ"}
+"""Word of a kind of wrong numbers -> what a sentence says."""
 
 
 @dataclass(slots=True)
@@ -113,9 +115,11 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
 
 def _sentence(group: Group, failed: int, passed: int) -> str:
     rest = [c for c in group.form.conditions if c.key != OP]
-    what = " and ".join(group.form.ops) or group.kind[1] or "a case as a whole"
+    what = " and ".join(group.form.ops) or "a case as a whole"
     where = f" with {', '.join(map(str, rest))}" if rest else ""
     verdict, message = group.kind
-    how = f"wrong numbers{f' ({message})' if message else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
+    said = ", ".join(SAID.get(word, word) for word in message.split(", ")) if verdict == Verdict.FAIL else message
+    how = f"wrong numbers{f' ({said})' if said else ''}" if verdict == Verdict.FAIL else f"{verdict}: {said}"
     unsure = f"; {group.unsure} of them put here as time was over" if group.unsure else ""
-    return f"{what}{where}: {how} ({failed} fail{unsure}; {passed} such nodes are right)"
+    right = f"; {passed} such nodes are right" if group.form.ops else ""
+    return f"{what}{where}: {how} ({failed} fail{unsure}{right})"

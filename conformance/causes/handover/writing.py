@@ -17,6 +17,7 @@ from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.markdown import code, inline
 from conformance.run.session.environment import environment
+from conformance.run.signature import by_damage, innermost
 
 from .shown import Shown
 
@@ -32,6 +33,13 @@ NODES = 40
 """Nodes that an issue lists."""
 EMBEDDED = 20_000
 """Characters of source that stand in an issue; beyond, the file is attached."""
+DAMAGE = (
+    "",
+    "It damages memory, which ends a process by chance. Where the program ends well, glibc's checked heap may tell:",
+    "",
+    "```\nGLIBC_TUNABLES=glibc.malloc.check=3 LD_PRELOAD=libc_malloc_debug.so.0 ./program DEVICE LIB\n```",
+)
+"""What a folder says of a crash without a word."""
 WHAT = {
     "case.gguf": "the smallest case, with the result; `conform repro` runs it",
     "case.py": "a Python program that builds the case",
@@ -45,7 +53,8 @@ def readme(cause: Cause, result: Result, what: Shown, files: Sequence[str]) -> s
     lines = [f"# {_said(cause.id)}", "", _said(cause.sentence), "", "| file | what |", "|---|---|"]
     lines += [f"| {name} | {WHAT[name]} |" for name in (*files,)]
     lines += ["| issue.md | the draft of an issue |", "", "Again, from this folder:", "", _repro(result.backend), ""]
-    return "\n".join([*lines, *_built(what), ""])
+    damage = what.program != "" and by_damage(innermost(result.detail))
+    return "\n".join([*lines, *_built(what), *(DAMAGE if damage else ()), ""])
 
 
 def _built(what: Shown) -> Iterator[str]:
