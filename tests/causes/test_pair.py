@@ -17,7 +17,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, read
 from conformance.run.session.select import build, case_ids
-from conformance.run.signature import innermost
+from conformance.run.signature import Signature, innermost
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 RESTORED = "relations/restored-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2@345"
@@ -63,6 +63,16 @@ def test_a_relation_is_no_cause_of_another(name: str, *, known: bool) -> None:
     assert failure is not None
     assert Group(failure.kind, Form((Condition("relation", name),)), PROOF).explains(failure) is known
     assert not Group(("FAIL", ""), _of("SET_ROWS"), PROOF).explains(failure)
+
+
+@pytest.mark.parametrize(("verdict", "known"), [("OVERCLAIM", True), ("FAIL", False)])
+def test_an_error_of_a_relation_explains_the_same_words_elsewhere(verdict: str, *, known: bool) -> None:
+    """A case that is no relation has none to compare; wrong numbers say nothing by themselves."""
+    group = Group((verdict, "map::at"), Form((Condition("relation", "memory"),)), PROOF)
+    result = Result(PROOF.case.id, "", Verdict(verdict), detail="map::at")
+    failure = Failure(PROOF.case, result, Signature(Verdict(verdict), "", "map::at"), None)
+    assert failure.kind == group.kind
+    assert group.explains(failure) is known
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def of_relation(case: Case) -> Form:
 
 def may_be_of_relation(form: Form, case: Case) -> bool:
     """Whether `case` is of the relation that a form is about, if it is about one: each does something else."""
-    return not only_of_relation(form) or form == of_relation(case)
+    return not only_of_relation(form) or (claim.applies(case) and form == of_relation(case))
 
 
 def only_of_relation(form: Form) -> bool:
