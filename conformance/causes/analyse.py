@@ -14,9 +14,10 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, Spares
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
+from conformance.run.shrink.lanes import lanes
 from conformance.suite import ops
 
 from .cause import ALWAYS, Cause, in_order
@@ -85,11 +86,16 @@ def _of_backend(
     if again:
         with _interruptible("whether failures come again is not known", progress):
             seen = confirm(spec, results, isolation=isolation, time_budget=seconds * CONFIRMING, progress=progress)
-    runner = Runner(isolation=isolation)
+
+    def make() -> Runner:
+        return Runner(isolation=isolation, spares=Spares())
+
+    runner, beside = make(), lanes(spec, make)
     try:
         runner.backend(spec)
         alone = [f for f in failures if not _after(f, seen)]
-        groups = Search(runner, spec, nodes, seconds=end - time.monotonic(), progress=progress).run(alone)
+        left = end - time.monotonic()
+        groups = Search(runner, spec, nodes, seconds=left, progress=progress, lanes=beside).run(alone)
         groups += _poisoned(failures, seen)
         causes = [cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups]
         progress("counting the architectures that each cause hurts")
@@ -101,6 +107,8 @@ def _of_backend(
                     causes[i] = _handed(causes[i], group, runner, folder)
         return list(zip(causes, groups, strict=True))
     finally:
+        if beside is not None:
+            beside.close()
         runner.close()
 
 

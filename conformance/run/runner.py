@@ -31,7 +31,7 @@ from conformance.suite.relations import claim
 from . import blame, cost, divergence, judgement, recorded, relate, signature
 from .execute import Execution, StepValues, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
-from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
+from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, Spares, open_backend
 from .isolation.watchdog import Watchdog
 from .oracle import REFERENCE, Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.backend import SchedBackend
@@ -60,6 +60,7 @@ class Runner:
         on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
         exact: bool = False,
         kept: Expected | None = None,
+        spares: Spares | None = None,
     ) -> None:
         """Open no backend yet.
 
@@ -68,10 +69,12 @@ class Runner:
         (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
         this `run`, and why. It writes what the run has so far. `exact`: results also say how far they are from values
         without the rounding that a backend declares, which costs the reference a second time. `kept`: expected values
-        on disk, of earlier runs and for later ones.
+        on disk, of earlier runs and for later ones. `spares`: processes that start before they are needed, for runs
+        that often end one.
         """
         self._isolation = isolation or DEFAULT
         self._on_hang = on_hang
+        self._spares = spares
         self._watchdog = Watchdog(self._isolation.time_limit, self._hung)
         self._running: tuple[Spec, Sequence[str]] | None = None
         self.problems: list[str] = []
@@ -97,7 +100,7 @@ class Runner:
         return self._backends[spec]
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        return open_backend(spec, self._isolation.but(isolate), self._watchdog)
+        return open_backend(spec, self._isolation.but(isolate), self._watchdog, self._spares)
 
     def _guarded(self, spec: Spec) -> Guarded:
         """The backend behind `spec`, under guard; ConformanceError if it cannot be opened, then always the same."""
@@ -146,6 +149,8 @@ class Runner:
             self._ahead.close()
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
+        if self._spares is not None:
+            self._spares.close()
         self._end("the oracle", self.oracle)
         self._watchdog.close()
 

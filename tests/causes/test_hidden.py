@@ -25,6 +25,7 @@ from conformance.run.blame import SECOND
 from conformance.run.divergence import KEPT
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import Shrunk, shrink
+from conformance.run.shrink.lanes import Lanes
 from conformance.run.signature import innermost
 
 Accept = Callable[[Case, Result], bool]
@@ -68,9 +69,11 @@ def test_types_that_are_needed_one_by_one_are_shrunk_for_the_first_two_only(monk
     """A third type of one op, without which a failure is gone, joins the first two without being shrunk."""
     shrunk: list[str] = []
 
-    def counted(runner: Hunter, spec: Spec, case: Case, *, time_budget: float, accept: Accept) -> Shrunk:
+    def counted(
+        runner: Hunter, spec: Spec, case: Case, *, time_budget: float, accept: Accept, lanes: Lanes | None
+    ) -> Shrunk:
         shrunk.append(case.id)
-        return shrink(runner, spec, case, time_budget=time_budget, accept=accept)
+        return shrink(runner, spec, case, time_budget=time_budget, accept=accept, lanes=lanes)
 
     monkeypatch.setattr(searching, "shrink", counted)
     ids = case_ids(

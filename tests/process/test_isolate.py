@@ -40,7 +40,7 @@ from conformance.ggml.types import F32, I32
 from conformance.process import service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import ERRORS, unpack_error
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Spares, open_backend
 from conformance.run.isolation.worker import pack_error
 
 ADAPTER = '''
@@ -325,6 +325,24 @@ def test_several_at_a_time() -> None:
     second.close()
     with pytest.raises(BackendCrashError, match="closed"):
         second.open(case)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found on Linux only")
+def test_a_spare_starts_before_it_is_needed() -> None:
+    """Where a process had to be replaced, the next one waits; one that dies as it waits is no crash; none outlives."""
+    spares = Spares()
+    backend = IsolatedBackend(Spec("fake"), spares=spares)
+    before = set(children(os.getpid()))
+    for _ in range(3):
+        with pytest.raises(BackendCrashError):
+            run(backend, add("signal 6"))
+        assert run(backend, add()) == [11]
+        waiting = set(children(os.getpid())) - before
+        assert len(waiting) == 2, "the one at work and the one that waits"
+        os.kill(max(waiting), signal.SIGKILL)
+    spares.close()
+    backend.close()
+    assert not set(children(os.getpid())) - before
 
 
 def test_forgotten_backends_end_with_the_program() -> None:

@@ -20,6 +20,7 @@ from conformance.ggml.types import F32, I32
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, _Search, measure, shrink
+from conformance.run.shrink.lanes import Lanes
 from conformance.run.signature import signature_of
 from conformance.suite.decoder import make
 
@@ -167,17 +168,17 @@ def test_a_planted_fault_ends_as_its_few_nodes(runner: Runner, fault: str, steps
 def test_every_step_of_the_way_is_smaller_and_fails_alike(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is taken on the way has the signature of the whole and a smaller measure; the way is the same twice."""
     ways: list[list[tuple[tuple[int, ...], str]]] = []
-    right = _Search._fails_alike
+    right = _Search._takes
 
-    def watched(self: _Search, candidate: Case) -> bool:
-        taken = right(self, candidate)
+    def watched(self: _Search, candidate: Case, result: Result) -> bool:
+        taken = right(self, candidate, result)
         if taken:
             assert signature_of(self.result) == self._signature
             candidate.validate()
             ways[-1].append((measure(candidate), self.result.detail))
         return taken
 
-    monkeypatch.setattr(_Search, "_fails_alike", watched)
+    monkeypatch.setattr(_Search, "_takes", watched)
     for _ in range(2):
         ways.append([])
         _shrunk(runner, "wrong KV head")
@@ -185,6 +186,32 @@ def test_every_step_of_the_way_is_smaller_and_fails_alike(runner: Runner, monkey
     assert len(ways[0]) > 5
     measures = [m for m, _ in ways[0]]
     assert all(b < a for a, b in pairwise(measures))
+
+
+@pytest.mark.parametrize("fault", ["wrong KV head", "dies", "forgetful"])
+def test_candidates_that_run_ahead_change_nothing(runner: Runner, fault: str) -> None:
+    """With lanes the smallest case, and how many were tried, are those without; what ran in vain is tried again."""
+    alone = _shrunk(runner, fault)
+    runners = [Runner(), Runner(), Runner()]
+    for r in runners:
+        r._backends[SPEC] = Planted(fault)
+    beside = Lanes(runners)
+    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=100, lanes=beside)
+    beside.close()
+    assert (measure(found.case), found.tried, found.finished) == (measure(alone.case), alone.tried, True)
+    assert [n.op for s in found.case.steps for n in s.graph] == [n.op for s in alone.case.steps for n in s.graph]
+
+
+def test_an_error_in_a_lane_is_no_answer() -> None:
+    """What is raised where a candidate runs reaches the caller, and the lanes work on."""
+    beside = Lanes([Runner(), Runner()])
+    for _ in range(2):
+        found = beside.ahead(lambda _, item: 6 // item, [3, 2, 0, 1])
+        assert [next(found), next(found)] == [(3, 2), (2, 3)]
+        with pytest.raises(ZeroDivisionError):
+            next(found)
+        beside.renew()
+    beside.close()
 
 
 def test_types_are_simplified_and_sequences_dropped(runner: Runner) -> None:

@@ -31,6 +31,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run.divergence import KEPT, OUTPUT
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, cuts, shrink, simplify
+from conformance.run.shrink.lanes import Lanes
 from conformance.run.signature import FLUSHED, Signature
 from conformance.suite.relations import claim
 
@@ -71,7 +72,7 @@ class _Smallest:
 
 
 class Search:
-    """Groups the failures of `spec`; `seconds` bound all of it."""
+    """Groups the failures of `spec`; `seconds` bound all of it. `lanes` run cases at the same time, where given."""
 
     def __init__(
         self,
@@ -82,7 +83,9 @@ class Search:
         seconds: float = 1800.0,
         progress: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        lanes: Lanes | None = None,
     ) -> None:
+        self._lanes = lanes
         self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
         self._whole_end = clock() + seconds
         self._end = self._whole_end - SETTLING * seconds
@@ -424,8 +427,10 @@ class Search:
         """
         if needs is None:
             needs = self._needs(failure)
-        if failure.by_chance and not fresh:
-            self._runner.renew()
+        if failure.by_chance:
+            self._renew_lanes()
+            if not fresh:
+                self._runner.renew()
         outside = partial(self._outside, needs, but)
         small, result = self._shrink(failure, outside)
         if result.verdict is Verdict.PASS and not failure.by_chance:  # it failed behind the larger ones alone
@@ -446,7 +451,9 @@ class Search:
         left = self._end - self._clock()
         seconds = min(max(EACH, SHARE * left), left)
         with self._runner.looking(locates=True, tells_kept=len(failure.case.steps) > 1 or not failure.by_chance):
-            small = shrink(self._runner, self._spec, failure.case, time_budget=seconds, accept=accept)
+            small = shrink(
+                self._runner, self._spec, failure.case, time_budget=seconds, accept=accept, lanes=self._lanes
+            )
         if not failure.by_chance and failure.at is not None:
             return small, small.result
         return small, self._afresh(small.case)
@@ -455,6 +462,10 @@ class Search:
         """The result of a case where nothing ran before."""
         self._runner.renew()
         return self._seen_alone(case)
+
+    def _renew_lanes(self) -> None:
+        if self._lanes is not None:
+            self._lanes.renew()
 
     def _seen_alone(self, case: Case) -> Result:
         """The result of a case before which nothing ran: of a single step nobody need ask what earlier ones left."""

@@ -75,17 +75,22 @@ def needs(spec: Spec) -> bool:
     return any(Path(value).is_file() for _, value in resolve(spec).options) or adapter(spec.name).isolate
 
 
-def open_backend(spec: Spec, isolation: Isolation = DEFAULT, watchdog: Watchdog | None = None) -> Backend:
-    """Open the backend behind `spec`, here or in a process of its own. A scheduler stays here, its devices go there.
-    One with an environment always gets its own process. `watchdog` is for opening a backend in this process. UsageError
+def open_backend(
+    spec: Spec, isolation: Isolation = DEFAULT, watchdog: Watchdog | None = None, spares: Spares | None = None
+) -> Backend:
+    """Open the backend behind `spec`, here or in a process of its own, one of `spares` if given. A scheduler stays
+    here, its devices go there. One with an environment always gets its own process. `watchdog` is for opening a backend
+    in this process. UsageError
     for an unknown name or option, UnavailableError if the machine lacks what it needs, BackendError if it did not open
     in time, or describes itself in wrong types.
     """
     if resolve(spec).name == SCHED:
-        opener = partial(open_backend, isolation=isolation, watchdog=watchdog)
+        opener = partial(open_backend, isolation=isolation, watchdog=watchdog, spares=spares)
         return cast("SchedBackend", create(spec)).attach(opener)
     if needs(spec) if isolation.isolate is None else isolation.isolate or environment(spec):
-        return IsolatedBackend(spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit)
+        return IsolatedBackend(
+            spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit, spares=spares
+        )
     return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
 
 
@@ -103,11 +108,16 @@ class _Process:
             env=_environment(spec),
             parse=_parse,
         )
+        self.hello: _Reply = {}
+
+    def ready(self) -> _Process:
+        """Itself, as soon as the backend is open. ConformanceError if it does not open."""
         try:
             self.hello, _ = self.ask(None, (), "opening the backend")
         except ConformanceError:
             self.worker.close()
             raise
+        return self
 
     def ask(
         self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
@@ -122,6 +132,34 @@ class _Process:
         except WorkerDiedError as e:
             raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
+
+
+class Spares:
+    """The next process of each backend that had to be replaced once: it starts while another works."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Spec, _Process] = {}
+        self._known: set[Spec] = set()
+        """Backends that were opened before."""
+
+    def take(self, spec: Spec, time_limit: float, memory_limit: int | None) -> _Process:
+        """A process whose backend is open; ConformanceError as of `_Process.ready`."""
+        start = partial(_Process, spec, time_limit, memory_limit)
+        waiting, process = self._waiting.pop(spec, None), None
+        if waiting is not None:
+            with suppress(ConformanceError):  # it may have died as it waited, of no fault that another has
+                process = waiting.ready()
+        process = process or start().ready()
+        if spec in self._known:
+            self._waiting[spec] = start()
+        self._known.add(spec)
+        return process
+
+    def close(self) -> None:
+        """End those that nobody took."""
+        for process in self._waiting.values():
+            process.worker.close()
+        self._waiting.clear()
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:
@@ -146,8 +184,16 @@ class IsolatedBackend(Backend):
     ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
     """
 
-    def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        time_limit: float = 120.0,
+        memory_limit: int | None = None,
+        spares: Spares | None = None,
+    ) -> None:
         self._spec = spec
+        self._spares = spares
         self._time_limit = time_limit
         self.bound = inf
         """Seconds that one request may take, where they are fewer than `time_limit`; opening a process is none."""
@@ -264,7 +310,9 @@ class IsolatedBackend(Backend):
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.worker.death:
-            self._process = _Process(self._spec, self._time_limit, self._memory_limit)
+            limits = self._time_limit, self._memory_limit
+            found = self._spares.take(self._spec, *limits) if self._spares else _Process(self._spec, *limits).ready()
+            self._process = found
         self._process.worker.time_limit = min(self._time_limit, self.bound)
         return self._process
 

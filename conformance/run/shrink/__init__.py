@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from conformance.run.signature import Signature, signature_of
 
 from . import cuts, simplify
 from .cuts import Recorded, record
+from .lanes import Lanes
 
 Pass = Callable[[Recorded, Result], Iterator[Case]]
 
@@ -70,11 +72,13 @@ def shrink(
     accept: Callable[[Case, Result], bool] = lambda _case, _result: True,
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
+    lanes: Lanes | None = None,
 ) -> Shrunk:
     """The smallest case found that fails on `spec` as `case` does. After `time_budget` seconds the smallest case so far
     is the answer. What is left of them bounds each run but the first, without which there is no answer. Each case on
-    the way is one that `accept` takes, with its result. `progress` gets a line for each success. UsageError if `case`
-    does not fail on `spec`, or computing it takes more than the limits allow.
+    the way is one that `accept` takes, with its result. `progress` gets a line for each success. `lanes` run candidates
+    at the same time, where given. UsageError if `case` does not fail on `spec`, or computing it takes more than the
+    limits allow.
     """
     start = clock()
     if why := runner.too_costly([case]):
@@ -83,7 +87,7 @@ def shrink(
     signature = signature_of(result)
     if signature is None:
         raise UsageError(f"{case.id} does not fail on {spec}: {result.verdict}; there is nothing to shrink")
-    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept)
+    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept, lanes)
     progress(f"{signature}: {size(case)}")
     finished = search.run(progress)
     return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished)
@@ -105,12 +109,15 @@ class _Search:
         result: Result,
         left: Callable[[], float],
         accept: Callable[[Case, Result], bool],
+        lanes: Lanes | None,
     ) -> None:
         self.case, self.result = case, result  # the smallest so far
         self.tried = 0
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
-        self._accept = accept
+        self._accept, self._lanes = accept, lanes
         self._seen: set[bytes] = set()
+        self._started: deque[bytes] = deque()
+        """Of those seen, what nobody looked at yet."""
         self._of_node = self._signature.kind.partition(",")[0] == NODE
         self._of_message = self._signature.verdict is not Verdict.FAIL and not self._signature.op
         self._unwritten = _may_be_unwritten(result)
@@ -150,14 +157,28 @@ class _Search:
             return False
         reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(self.case))
         now = measure(self.case)
-        for candidate in candidates(record(self.case, reference), self.result):
-            if self._late():
-                return False
-            if measure(candidate) < now and self._fails_alike(candidate):
-                return True
-        return False
+        smaller = (c for c in candidates(record(self.case, reference), self.result) if measure(c) < now)
+        try:
+            for candidate, result in self._ran(smaller):
+                self._started.popleft()
+                self.tried += 1
+                if self._late():
+                    return False
+                if result is not None and self._takes(candidate, result):
+                    return True
+            return False
+        finally:
+            self._seen.difference_update(self._started)  # they ran ahead, and nobody looked at what came of it
+            self._started.clear()
 
-    def _fails_alike(self, candidate: Case) -> bool:
+    def _ran(self, candidates: Iterator[Case]) -> Iterator[tuple[Case, Result | None]]:
+        """Those that are legal and new, with their results; None where nobody could say."""
+        new = (c for c in candidates if not self._late() and self._is_new(c))
+        if self._lanes is None:
+            return ((c, self._run(self._runner, c)) for c in new)
+        return self._lanes.ahead(self._run, new)
+
+    def _is_new(self, candidate: Case) -> bool:
         try:
             digest = _digest(candidate)
             if digest in self._seen:
@@ -166,19 +187,26 @@ class _Search:
             candidate.validate()
         except GraphError:  # it is no legal graph, or lacks a tensor that it has bytes of
             return False
+        self._started.append(digest)
+        return True
+
+    def _run(self, runner: Runner, candidate: Case) -> Result | None:
         left = self._left()
         if left < 0:
-            return False
-        self.tried += 1
+            return None
+        locates, tells_kept = (
+            self._runner.locates and not self._of_message,
+            self._runner.tells_kept and not self._of_node,
+        )
         try:
-            with (
-                self._runner.within(left),
-                self._runner.looking(locates=not self._of_message, tells_kept=not self._of_node),
-            ):
-                (result,) = self._runner.run(self._spec, [candidate])
+            with runner.within(left), runner.looking(locates=locates, tells_kept=tells_kept):
+                return runner.run(self._spec, [candidate])[0]
         except ConformanceError:
-            return False
-        alike = not self._late() and self._signature.covers(signature_of(result))  # late: the bound may have ended it
+            return None
+
+    def _takes(self, candidate: Case, result: Result) -> bool:
+        """Whether `candidate` fails as it should; it is the smallest from now on."""
+        alike = self._signature.covers(signature_of(result))
         unlike = alike and self._is_unlike(candidate)
         if not alike or (self._unlike and not unlike) or not self._accept(candidate, result):
             return False

@@ -1,0 +1,79 @@
+"""Candidates that run at the same time, each in a worker process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import ConformanceError
+from conformance.run.isolation.isolate import needs
+from conformance.run.runner import Runner
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+MOST = 2
+"""More would be in each other's way: libraries have threads of their own."""
+
+
+class Lanes:
+    """Runners that work at the same time. A thread waits for each; what a backend computes, its process does."""
+
+    def __init__(self, runners: Iterable[Runner]) -> None:
+        self._runners = list(runners)
+        self._free: SimpleQueue[Runner] = SimpleQueue()
+        for runner in self._runners:
+            self._free.put(runner)
+        self._pool = ThreadPoolExecutor(len(self._runners))
+        self._busy: set[Future[Any]] = set()
+
+    def ahead(self, do: Callable[[Runner, _T], _R], items: Iterable[_T]) -> Iterator[tuple[_T, _R]]:
+        """Each item with what `do` gives of it on one of the runners, in order; while one is looked at, the next ones
+        run. What ran when nobody asks any more counts for nothing.
+        """
+        waiting: deque[tuple[_T, Future[_R]]] = deque()
+        for item in items:
+            waiting.append((item, self._start(do, item)))
+            if len(waiting) == len(self._runners):
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for item, future in waiting:
+            yield item, future.result()
+
+    def renew(self) -> None:
+        """Close the backends, when nothing runs any more: the next cases run where nothing ran before."""
+        wait(self._busy)
+        for runner in self._runners:
+            runner.renew()
+
+    def close(self) -> None:
+        """End the processes, when nothing runs any more."""
+        self._pool.shutdown(cancel_futures=True)
+        for runner in self._runners:
+            runner.close()
+
+    def _start(self, do: Callable[[Runner, _T], _R], item: _T) -> Future[_R]:
+        future = self._pool.submit(self._on_one, do, item)
+        self._busy = {f for f in self._busy if not f.done()} | {future}
+        return future
+
+    def _on_one(self, do: Callable[[Runner, _T], _R], item: _T) -> _R:
+        runner = self._free.get()
+        try:
+            return do(runner, item)
+        finally:
+            self._free.put(runner)
+
+
+def lanes(spec: Spec, make: Callable[[], Runner]) -> Lanes | None:
+    """A lane for each processor of this machine, `MOST` at most; None where there is one, or `spec` computes here."""
+    n = min(MOST, os.cpu_count() or 1)
+    isolated = False
+    with suppress(ConformanceError):
+        isolated = needs(spec)
+    return Lanes(make() for _ in range(n)) if n > 1 and isolated else None
