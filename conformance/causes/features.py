@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 
 import numpy as np
 
-from conformance.case.case import Case, writes_in_place
+from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml import quants
+from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.partial import below
 from conformance.ggml.tensor import (
     VIEW_OPS,
     Tensor,
@@ -29,7 +32,10 @@ Features = Mapping[str, str]
 OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
 HOLDS = "holds"
 MATRICES = "ne[2]*ne[3]"
-OUTPUT, READ = "output", "and read later"
+OUTPUT, READ, VIEWED = "output", "and read later", "shown by a view"
+WRITTEN, BEFORE = "written", "by a node before, whose result it does not read"
+VIEW, BY_NO_OP = "view", "by no op"
+"""Of `ggml_view_tensor`, which shows what a tensor shows, and is no node."""
 BESIDE, ANOTHER = "beside", "another node"
 RESULT = "result.type"
 CONTIGUOUS, FIRST = "contiguous", "first"
@@ -64,16 +70,10 @@ def features(case: Case, k: int, node: Tensor) -> Features:
     found = {OP: name_of(node), STEP: _step(case, k), IN_PLACE: "no" if node.view_src is None else "yes"}
     for i, s in enumerate(node.src):
         if s is not None:
-            found |= {f"src[{i}]": "given", f"src[{i}].type": s.type.name, f"src[{i}].{LAYOUT}": _layout(s)}
-            found |= {f"src[{i}].{OFFSET}": "yes" if s.view_offs else "no"}
-            if s.view_src is not None:
-                found |= {f"src[{i}].{SHOWS}": _shown(case, k, s)}
-            if held := _held(case, k, s):
-                found |= {f"src[{i}].{HOLDS}": held}
-            found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
-            found |= {f"src[{i}].{MATRICES}": str(s.ne[2] * s.ne[3])}
-    if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph if n is not node):
-        found |= {OUTPUT: READ}
+            found |= {f"src[{i}]": "given"}
+            found |= {f"src[{i}].{key}": value for key, value in _operand(case, k, node, s)}
+    if (output := _output(case.steps[k], node)) is not None:
+        found |= {OUTPUT: output}
     if any(n is not node for _, _, n in nodes_of(case)):
         found |= {BESIDE: ANOTHER}
     found |= {RESULT: node.type.name}
@@ -83,6 +83,41 @@ def features(case: Case, k: int, node: Tensor) -> Features:
     if TURNED in found:
         found |= {TURNED: "ne[0]" if turns_all(node) else "less than ne[0]"}
     return found
+
+
+def _operand(case: Case, k: int, node: Tensor, s: Tensor) -> Iterator[tuple[str, str]]:
+    """The properties of a source of `node`."""
+    yield from (("type", s.type.name), (LAYOUT, _layout(s)), (OFFSET, "yes" if s.view_offs else "no"))
+    if s.view_src is not None:
+        yield SHOWS, _shown(case, k, s)
+    if s.view_src is not None and s.op == "NONE":
+        yield VIEW, BY_NO_OP
+    if _is_written_before(case.steps[k].graph, node, s):
+        yield WRITTEN, BEFORE
+    if held := _held(case, k, s):
+        yield HOLDS, held
+    yield from ((f"ne[{d}]", str(n)) for d, n in enumerate(s.ne))
+    yield MATRICES, str(s.ne[2] * s.ne[3])
+
+
+def _output(step: Step, node: Tensor) -> str | None:
+    """How a result that is an output is more than that; None where it is not."""
+    if node in step.outputs and any(node in n.src for n in step.graph if n is not node):
+        return READ
+    return VIEWED if any(t.view_src is node and t.op in VIEW_OPS for t in step.outputs) else None
+
+
+def _is_written_before(graph: Graph, node: Tensor, src: Tensor) -> bool:
+    """Whether a node before writes into the leaf that `src` shows, and `src` does not show what that node gives."""
+    if src.root in graph.nodes:
+        return False
+    shown: list[Tensor] = []
+    at: Tensor | None = src
+    while at is not None:
+        shown.append(at)
+        at = below(at)
+    before = itertools.takewhile(lambda n: n is not node, graph)
+    return any(n.root is src.root and writes_in_place(n) and n not in shown for n in before)
 
 
 def _shown(case: Case, k: int, view: Tensor) -> str:

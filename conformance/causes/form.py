@@ -36,6 +36,8 @@ from .features import (
     SHOWS,
     STEP,
     SUBNORMAL,
+    VIEW,
+    WRITTEN,
     Features,
     features,
     name_of,
@@ -217,7 +219,7 @@ class Form:
 def of_lying(condition: Condition) -> bool:
     """Whether it is about where an operand or the result lies: all else is the same without it."""
     key = condition.key
-    return key in (OUTPUT, IN_PLACE, SHOWN) or key.endswith((SHOWS, OFFSET, LAYOUT))
+    return key in (OUTPUT, IN_PLACE, SHOWN) or key.endswith((SHOWS, OFFSET, LAYOUT, VIEW, WRITTEN))
 
 
 def of_part(condition: Condition) -> bool:
@@ -296,8 +298,9 @@ def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
         yield Condition(f"{src}.{OFFSET}", "yes")
     if found.get(f"{src}.{SHOWS}", "").startswith(PART):
         yield Condition(f"{src}.{SHOWS}", found[f"{src}.{SHOWS}"])
-    if f"{src}.{HOLDS}" in found:
-        yield Condition(f"{src}.{HOLDS}", found[f"{src}.{HOLDS}"])
+    for key in (f"{src}.{VIEW}", f"{src}.{WRITTEN}", f"{src}.{HOLDS}"):
+        if key in found:
+            yield Condition(key, found[key])
     for d, n in enumerate(t.ne):
         said = any(s is not None and s.ne[d] == n for s in node.src[:i])  # mostly the same dimension
         if n > (t.type.blck_size if d == 0 else 1) and not said:

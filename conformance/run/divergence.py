@@ -10,18 +10,22 @@ choice, its scores are within their budget, the margin is within what they diffe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import isnan
 
 import numpy as np
 
 from conformance.backend.interface import Backend
-from conformance.case.case import JSON, Case
+from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import operand
 from conformance.ggml.ops.rows import SORT_ORDER
-from conformance.ggml.tensor import Bytes, Tensor, computes, pack
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, pack
 from conformance.judge.budget import RAW
 from conformance.judge.compare import compare, values
 from conformance.judge.judge import Chain, Judged, judge_node
@@ -35,6 +39,9 @@ NODE, GRAPH, KEPT, OUTPUT = "node", "graph", "kept", "output"
 """Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
 that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
 backend fails where it is asked for each."""
+LOST = "right where nothing reads it"
+SUSPECTS = 4
+"""Nodes that are asked for alone, until one is wrong."""
 
 
 def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
@@ -82,7 +89,16 @@ def locate(
         return
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
-    found = first_divergent(ran, reference, case, wrong.step)
+    told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, backend, reference, case)
+    suspects = list(itertools.islice(divergent(ran, reference, case, wrong.step), SUSPECTS))
+    found = next(filter(told.is_wrong, suspects), None)
+    if suspects and found is None:
+        lost = next((j for j in map(told.lost, by_steps) if j is not None), None)
+        if lost is not None:
+            result.first_divergence = describe(lost, case)
+            result.detail = sentence(lost, case)
+        result.detail += f"; {LOST if lost else 'nodes are wrong by no more than that they are asked for'}"
+        return
     if found is None and (flip := _flip(backend, reference, case, execution)):
         result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
         result.first_divergence = None
@@ -94,13 +110,74 @@ def locate(
     else:
         result.first_divergence = describe(found, case)
         result.detail = sentence(found, case) + "; everything before it agrees"
+    origin = None
     if isnan((found or wrong).difference.found):
         origin = first_nan(backend, ran, reference, case, wrong.step)
-        if origin is not None and (found is None or (origin[0].step, origin[0].tensor) != (found.step, found.tensor)):
-            judged, cause = origin
-            node = judged.tensor in case.steps[judged.step].graph.nodes
-            result.first_divergence = describe(judged, case, NODE if node else GRAPH)
-            result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
+    if origin is None or (found is not None and (origin[0].step, origin[0].tensor) == (found.step, found.tensor)):
+        return
+    judged, cause = origin
+    node = judged.tensor in case.steps[judged.step].graph.nodes
+    if not node or told.is_wrong(judged):
+        result.first_divergence = describe(judged, case, NODE if node else GRAPH)
+        result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Tells nodes that are wrong from those that are wrong only as every node is asked for: a backend may lose a result
+    that is an output, and that others read.
+    """
+
+    outputs: Collection[tuple[int, Tensor]]
+    """Outputs that are wrong where nothing else is asked for, each with its step."""
+    backend: Backend
+    reference: Backend
+    case: Case
+
+    def is_wrong(self, judged: Judged) -> bool:
+        """Whether a node is wrong by more than that it is asked for: neither one that is right where no other is, nor
+        one that is right where it ends a graph, and wrong as soon as the next node reads it. True where nobody can say.
+        """
+        k, t = judged.step, judged.tensor
+        if t in self.case.steps[k].outputs:
+            return (k, t) in self.outputs
+        nodes = self.case.steps[k].graph.nodes
+        reader = next((n for n in nodes[nodes.index(t) + 1 :] if _reads(n, t)), None)
+        try:
+            if not self._is_off(k, t, nodes[-1]):
+                return False
+            return reader is None or self._is_off(k, t, t) or not self._is_off(k, t, reader)
+        except BackendError:
+            return True
+
+    def lost(self, judged: Judged) -> Judged | None:
+        """A wrong output, or the node that it shows, if that is right where it ends a graph: it is computed, and lost.
+        None where it is right, or computed wrongly, or nobody can say.
+        """
+        k, t = judged.step, judged.tensor
+        node = t.root if t.op in VIEW_OPS else t
+        if judged.used <= 1 or node not in self.case.steps[k].graph.nodes:
+            return None
+        with suppress(BackendError):
+            return None if self._is_off(k, node, node) else replace(judged, tensor=node)
+        return None
+
+    def _is_off(self, k: int, t: Tensor, last: Tensor) -> bool:
+        """Whether `t` of step `k` is wrong as the only output of a graph that ends with `last`."""
+        step = self.case.steps[k]
+        graph = Graph(step.graph.nodes[: step.graph.nodes.index(last) + 1])
+        leaves = set(graph.tensors())
+        inputs = {x: data for x, data in step.inputs.items() if x in leaves}
+        case = replace(self.case, steps=[*self.case.steps[:k], Step(graph, inputs, (t,))])
+        found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
+        chain = Chain(self.reference.arithmetic())
+        for each in case.steps:
+            chain.enter(each.graph)
+        return chain.budget(t).used(compare(t, right, found)) > 1
+
+
+def _reads(n: Tensor, t: Tensor) -> bool:
+    return computes(n) and any(s is not None and s.root is t.root for s in n.src)
 
 
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from conformance.case.case import Case, Step
 from conformance.causes.cause import Condition
 from conformance.causes.features import features, nodes_of
 from conformance.causes.form import Form, form_of
 from conformance.causes.grouping.forms import common, is_product_of, stores_among_several, twins
-from conformance.ggml.types import I32
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Tensor, nbytes, new_tensor
+from conformance.ggml.types import F32, I32
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import measure, simplify
 from conformance.run.shrink.cuts import Recorded
 
+Made = tuple[list[Tensor], list[Tensor]]
+"""Nodes and outputs."""
 CASES = case_ids((), (), "smoke")[::9]
 
 
@@ -220,3 +230,50 @@ def test_an_attention_is_a_product_of_k_and_q(
 ) -> None:
     """Wrong in the same sizes of K and Q, and in nothing else but what a mask is, both are wrong by the product."""
     assert is_product_of(_of("FLASH_ATTN_EXT", *attention), _of("MUL_MAT", *product)) is one
+
+
+def _case_of(make: Callable[[Builder], Made], *leaves: Tensor, kept: Tensor | None = None) -> Case:
+    """A case of the nodes and outputs that `make` gives."""
+    nodes, outputs = make(Builder())
+    for i, n in enumerate(nodes):
+        n.name, n.flags = f"node_{i}", n.flags | FLAG_COMPUTE
+    persistent = {} if kept is None else {kept: np.zeros(nbytes(kept), np.uint8)}
+    inputs = {t: np.zeros(nbytes(t), np.uint8) for t in leaves}
+    case = Case("test/form@0", persistent, [Step(Graph(nodes), inputs, tuple(outputs))])
+    case.validate()
+    return case
+
+
+def test_what_a_node_before_wrote_is_told() -> None:
+    """GET_ROWS of a cache into which the step wrote, unless it reads what the store gives."""
+    for reads_it in (False, True):
+        cache, new = new_tensor(F32, 8, 4, name="cache"), new_tensor(F32, 8, 4, name="new", flags=FLAG_INPUT)
+        rows = new_tensor(I32, 2, name="rows", flags=FLAG_INPUT)
+
+        def make(b: Builder, c: Tensor = cache, n: Tensor = new, r: Tensor = rows, *, it: bool = reads_it) -> Made:
+            store = b.cpy(n, c)
+            found = b.get_rows(store if it else c, r)
+            return [store, found], [found]
+
+        case = _case_of(make, new, rows, kept=cache)
+        said = {str(c) for c in form_of(case, 0, case.steps[0].graph.nodes[1]).says}
+        assert ("src[0].written = by a node before, whose result it does not read" in said) is not reads_it
+
+
+def test_a_view_by_no_op_and_an_output_that_a_view_shows_are_told() -> None:
+    """CONT of what `ggml_view_tensor` gives; a result of which a permutation is the output, or that one reads."""
+    x = new_tensor(F32, 4, 3, name="x", flags=FLAG_INPUT)
+
+    def make(b: Builder) -> Made:
+        turned = b.transpose(x)
+        again = b.view_tensor(turned)
+        copy = b.cont(again)
+        shown = b.permute(copy, 1, 0, 2, 3)
+        return [turned, copy, shown], [shown]
+
+    case = _case_of(make, x)
+    node = case.steps[0].graph.nodes[1]
+    said = {str(c) for c in form_of(case, 0, node).says}
+    assert {"src[0].view = by no op", "output = shown by a view"} <= said
+    case.steps[0] = replace(case.steps[0], outputs=(node,))
+    assert "output = and read later" in {str(c) for c in form_of(case, 0, node).says}

@@ -9,8 +9,9 @@ from conformance.causes.failure import Failure, failure_of
 from conformance.causes.form import Form
 from conformance.causes.grouping.forms import common, is_soft_max_of
 from conformance.causes.grouping.group import Group, cause_of
+from conformance.causes.grouping.groups import Groups
 from conformance.causes.grouping.nodes import Nodes
-from conformance.causes.grouping.pair import joint, one
+from conformance.causes.grouping.pair import joint, of_whole, one
 from conformance.causes.grouping.search import Search
 from conformance.causes.needs.whole import begin_alike
 from conformance.judge.verdict import FAILURES, Result, Verdict
@@ -164,3 +165,50 @@ def test_the_sentence_of_no_single_node_says_so(kind: tuple[str, str], said: str
     """It says what went wrong once, and counts no nodes that are right."""
     group = Group(kind, Form(()), PROOF, [PROOF])
     assert cause_of(group, "cpu", Nodes([], [])).sentence.startswith(f"a case as a whole: {said}")
+
+
+def test_results_that_are_lost_are_one_cause_of_nodes_and_of_whole_cases() -> None:
+    """What an output is beside that is all that both say, of any ops; a case as a whole that has such an output."""
+    read, shown = (Group(("FAIL", kind), _of(op, ("output", how)), PROOF) for op, how, kind in (
+        ("SCALE", "and read later", ""), ("SQR", "shown by a view", "not finite"),
+    ))  # fmt: skip
+    form = joint(read, shown, last=False)
+    assert form == _of("SCALE|SQR", ("output", "and read later|shown by a view"))
+    assert one(read, shown, last=False)
+    for how, is_one in (("and read later", True), ("a view of a leaf", False)):
+        whole = Group(("FAIL", "output"), Form((Condition("an output", how),)), PROOF)
+        assert (of_whole(whole, read) == read.form) is is_one
+
+
+def test_a_wrong_output_of_no_known_node_explains_only_what_shares_its_form() -> None:
+    """That nobody knows the first wrong node is no word of a fault."""
+    result = Result(PROOF.case.id, "", Verdict.FAIL, first_divergence={"kind": "output", "step": 0, "node": None})
+    failure = Failure(PROOF.case, result, Signature(Verdict.FAIL, "", "output"), None)
+    for form, known in ((Form(()), False), (_whole("SQR"), True), (_whole("ADD, MUL"), False)):
+        assert Group(("FAIL", "output"), form, failure).explains(failure) is known
+
+
+def _whole(ops: str) -> Form:
+    return Form((Condition("nodes", ops),))
+
+
+@pytest.mark.parametrize(("more", "is_one"), [((), True), ((("src[0].offset", "yes"),), False)])
+def test_a_store_in_place_is_one_with_others_only_where_it_says_no_more(
+    more: tuple[tuple[str, str], ...], *, is_one: bool
+) -> None:
+    """A store always writes in place, so what else it needs is its fault."""
+    place = ("in place", "yes")
+    assert (common(_of("UNARY.NEG", place), _of("CPY", place, *more)) is not None) is is_one
+
+
+def test_groups_that_tell_nothing_are_one_only_where_they_say_the_same() -> None:
+    """A type that is wrong for few values is none with whatever else its op is wrong by."""
+    right = [build(i) for i in case_ids((), ("ops/SQR-f32-ne=18x6x3x2*",), "smoke")]
+    a, b, c = (Group(("FAIL", ""), _of("SQR", *said), PROOF) for said in (
+        (("src[0].ne[0]", "> 1"),), (("src[0].ne[1]", "> 1"),), (("src[0].type", "f32"), ("src[0].ne[2]", "> 1")),
+    ))  # fmt: skip
+    groups = Groups(Nodes([], right))
+    groups.all = [a, b, c]
+    assert not any(map(groups.tells, groups.all))
+    groups.join()
+    assert [g.form.says for g in groups.all] == [frozenset(), c.form.says]

@@ -15,7 +15,7 @@ from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, Expansion
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, I64
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import blame
@@ -280,3 +280,47 @@ def test_a_node_that_fails_otherwise_alone_is_not_named(runner: FaultyRunner) ->
     result = _run(runner, fault)
     assert result.place is not None
     assert (result.place["op"], result.place["alone"]) == ("SCALE", False)
+
+
+def _loses(backend: Faulty, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+    """What others read is no output: its memory stays as it was."""
+    del backend
+    for t, data in found.items():
+        if any(t in n.src for n in graph):
+            data.view("<f4")[:] = np.nan
+
+
+def _loses_and_errs(backend: Faulty, k: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+    """And a kernel is wrong, behind three nodes that are right."""
+    for t, data in found.items():
+        if t.op == "SQRT":
+            data.view("<f4")[3] += 1
+    _loses(backend, k, graph, found)
+
+
+def _chain(*outputs: int) -> Case:
+    """Four nodes of which each reads the one before."""
+    x, y = (new_tensor(F32, 8, 4, name=name, flags=FLAG_INPUT) for name in ("x", "y"))
+    nodes = [B.add(x, y)]
+    nodes += [B.sqr(nodes[-1])]
+    nodes += [B.scale(nodes[-1], 0.5)]
+    nodes += [B.sqrt(nodes[-1])]
+    for i, n in enumerate(nodes):
+        n.name, n.flags = f"node_{i}", n.flags | FLAG_COMPUTE
+    step = Step(Graph(nodes), {x: _floats(4, 8, seed=1), y: _floats(4, 8, seed=2)}, tuple(nodes[i] for i in outputs))
+    case = Case("test/chain@0", {}, [step])
+    case.validate()
+    return case
+
+
+def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(runner: FaultyRunner) -> None:
+    """Asked for each node it loses all but the last: the one that is wrong without that is named."""
+    assert _run(runner, _loses, _chain(3)).verdict is Verdict.PASS
+    lost = _run(runner, _loses, _chain(1, 3))
+    assert lost.first_divergence is not None
+    assert (lost.first_divergence["kind"], lost.first_divergence["node"]) == ("node", 1)
+    assert "right where nothing reads it" in lost.detail
+    runner.renew()
+    kernel = _run(runner, _loses_and_errs, _chain(3))
+    assert kernel.first_divergence is not None
+    assert (kernel.first_divergence["kind"], kernel.first_divergence["node"]) == ("node", 3)

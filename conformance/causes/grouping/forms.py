@@ -7,7 +7,20 @@ from dataclasses import replace
 from itertools import chain
 
 from conformance.causes.cause import ANY_OF, Condition
-from conformance.causes.features import AND, BESIDE, HOLDS, IN_PLACE, LAYOUT, OFFSET, OP, OUTPUT, PART, SHOWS
+from conformance.causes.features import (
+    AND,
+    BESIDE,
+    HOLDS,
+    IN_PLACE,
+    LAYOUT,
+    OFFSET,
+    OP,
+    OUTPUT,
+    PART,
+    SHOWS,
+    VIEW,
+    WRITTEN,
+)
 from conformance.causes.form import (
     ALWAYS_IN_PLACE,
     FED,
@@ -45,9 +58,11 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     if type_of(a) != type_of(b) and {*a.ops, *b.ops} <= ALWAYS_IN_PLACE and type_of(a) and type_of(b):
         return None  # which types a store is wrong with is what it says
-    of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
+    of_operand = any(
+        c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS, VIEW, WRITTEN)) for c in shared
+    )
     of_operand |= any(c.key in (OUTPUT, BESIDE) for c in shared)
-    of_operand |= any(c.key == IN_PLACE for c in shared) and not {*a.ops, *b.ops} <= ALWAYS_IN_PLACE
+    of_operand |= any(c.key == IN_PLACE for c in shared) and _may_share_place(a, b)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or module_of(a) == module_of(b)):
         return None
     if not set(a.ops) & set(b.ops) and module_of(a) != module_of(b) and all(of_values(c) or is_size(c) for c in shared):
@@ -56,6 +71,12 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
+
+
+def _may_share_place(a: Form, b: Form) -> bool:
+    """Whether that both write in place may say something of both: of a store only where it is all that is said."""
+    stores = [f for f in (a, b) if not ALWAYS_IN_PLACE.isdisjoint(f.ops)]
+    return stores != [a, b] and all(f.of_in_place for f in stores)
 
 
 def of_one_function(a: Form, b: Form) -> bool:
@@ -156,6 +177,8 @@ def _shared(a: Condition, b: Condition, *, of_any_leaf: bool) -> Condition | Non
     key = a.key if a.key == b.key else of_matrices(a.key) if of_matrices(a.key) == of_matrices(b.key) else None
     if key is not None and a.value.startswith("> ") and b.value.startswith("> "):
         return replace(min(a, b, key=lambda c: int(c.value[2:])), key=key)
+    if a.key == b.key == OUTPUT:
+        return Condition(OUTPUT, ANY_OF.join(sorted({*a.value.split(ANY_OF), *b.value.split(ANY_OF)})))
     for key, end in OF_ANY.items():
         alike = all(x.key == key or x.key.endswith(end) for x in (a, b))
         if alike and (value := _both(a, b, end, of_any_leaf=of_any_leaf)):

@@ -9,9 +9,9 @@ from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import Failure, by_chance, size
 from conformance.causes.features import OP
 from conformance.causes.form import Form
-from conformance.causes.needs.whole import may_be_of_relation
+from conformance.causes.needs.whole import may_be_of_relation, shared_by
 from conformance.judge.verdict import Verdict
-from conformance.run.divergence import GRAPH, KEPT
+from conformance.run.divergence import GRAPH, KEPT, OUTPUT
 from conformance.suite.relations import claim
 
 from .nodes import Nodes
@@ -48,6 +48,8 @@ class Group:
         if not self.fails_as(failure):
             return False
         if not self.form.ops:
+            if failure.kind == self.kind and failure.signature.kind == OUTPUT:  # which says nothing
+                return bool(self.form.rest) and shared_by(self.form, [failure.case]) == self.form
             by_words = self.kind[0] != Verdict.FAIL  # an error says the same with and without the relation
             return failure.kind == self.kind and (by_words or may_be_of_relation(self.form, failure.case))
         return self._holds_in(failure) if failure.at is None else self._holds_at(failure)

@@ -85,9 +85,10 @@ class Groups:
                     return a, b, form
                 if last and (form := self._of_shared_types(a, b)) is not None:
                     return a, b, form
-                if last and (form := self._of_twins(a, b) or pair.of_what_is_kept(a, b)) is not None:
+                if last and (form := self._of_twins(a, b) or pair.of_whole(a, b)) is not None:
                     return a, b, form
-                if (a.kind, a.form.ops) == (b.kind, b.form.ops) and a.form.ops and not (self.tells(a) or self.tells(b)):
+                alike = a.kind == b.kind and a.form.ops == b.form.ops and a.form.says == b.form.says
+                if alike and a.form.ops and not (self.tells(a) or self.tells(b)):
                     return a, b, a.form if len(a.form.rest) < len(b.form.rest) else b.form
                 self._apart.add(key)
         return None

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from conformance.causes.cause import ANY_OF
-from conformance.causes.features import OP
+from conformance.causes.features import OP, OUTPUT
 from conformance.causes.form import SEVERAL, TYPE, Form, of_any, type_of, type_place
-from conformance.causes.needs.whole import begin_alike, only_of_relation, said_alike, tells_apart
+from conformance.causes.needs.whole import AN_OUTPUT, begin_alike, only_of_relation, said_alike, tells_apart
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import KEPT
 from conformance.run.signature import FLUSHED
@@ -39,7 +39,7 @@ def one(a: Group, b: Group, *, last: bool) -> bool:
         return True
     if not (both_wrong(a, b) and a.form.of_output and b.form.of_output):
         return False
-    return bool(a.needed and b.needed) or a.form.says == b.form.says
+    return bool(a.needed and b.needed) or all({c.key for c in g.form.says} == {OUTPUT} for g in (a, b))
 
 
 def joint(a: Group, b: Group, *, last: bool) -> Form | None:
@@ -78,6 +78,22 @@ def of_what_is_kept(a: Group, b: Group) -> Form | None:
     whole, node = (a, b) if b.form.ops else (b, a)
     kept = whole.kind == (Verdict.FAIL.value, KEPT) and not whole.form.ops
     return whole.form if kept and node.form.is_beside and node.kind[0] == Verdict.FAIL else None
+
+
+def of_whole(a: Group, b: Group) -> Form | None:
+    """The form of a cause of single nodes and of one of whole cases that are one; None where they are not."""
+    return of_what_is_kept(a, b) or of_lost_output(a, b)
+
+
+def of_lost_output(a: Group, b: Group) -> Form | None:
+    """The form of nodes that are wrong by no more than what kind of output they are, and of cases that are wrong as a
+    whole and have such an output.
+    """
+    whole, node = (a, b) if b.form.ops else (b, a)
+    if whole.form.ops or not (both_wrong(a, b) and node.form.of_output):
+        return None
+    kinds = {c.value for c in node.form.says if c.key == OUTPUT}
+    return node.form if any(c.key == AN_OUTPUT and c.value in kinds for c in whole.form.rest) else None
 
 
 def _need_otherwise(a: Group, b: Group, form: Form) -> bool:

@@ -193,7 +193,7 @@ class Search:
         for group in self.groups.all:
             alike = group.kind == failure.kind and failure.features[OP] in group.form.ops
             form = group.form.but_for_sizes(failure.features) if alike else None
-            if form is not None and self.groups.nodes.joins(form, group.form):
+            if form not in (None, group.form) and self.groups.nodes.joins(form, group.form):
                 group.form = form
                 return group
         return None

@@ -21,6 +21,8 @@ from conformance.causes.features import (
     OP,
     OUTPUT,
     SHOWS,
+    VIEW,
+    WRITTEN,
     Features,
     features,
     name_of,
@@ -87,7 +89,7 @@ def _fitting(made: Iterator[Case], form: Form, case: Case, node: Tensor | None) 
 def _maker(condition: Condition) -> Make | None:
     """The pass that takes away what a condition says; None where none does."""
     key = condition.key
-    if key == SHOWN or key.endswith((SHOWS, OFFSET, LAYOUT)):
+    if key == SHOWN or key.endswith((SHOWS, OFFSET, LAYOUT, VIEW)):
         return flat
     if key in (OUTPUT, IN_PLACE):
         return cuts.outputs if key == OUTPUT else apart
@@ -95,7 +97,7 @@ def _maker(condition: Condition) -> Make | None:
         return simplify.types
     if key == HELD or key.endswith(HOLDS):
         return simplify.each_values
-    return simplify.parameters if key != OP else None
+    return None if key == OP or key.endswith(WRITTEN) else simplify.parameters
 
 
 def apart(recorded: Recorded, _: Result) -> Iterator[Case]:

@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 from conformance.case.case import Case
 from conformance.causes.cause import Condition
-from conformance.causes.features import PART, nodes_of, root_of
+from conformance.causes.features import OUTPUT, PART, features, nodes_of, root_of
 from conformance.causes.form import TYPE, Form
-from conformance.ggml.tensor import VIEW_OPS, nelements
+from conformance.ggml.tensor import VIEW_OPS, Tensor, nelements
 from conformance.judge.verdict import Verdict
 from conformance.run.shrink.simplify import rank
 from conformance.suite.relations import claim
 
 NODES, STEPS, STREAMS, READS = "nodes", "steps", "streams", "a node reads"
+AN_OUTPUT, VIEW_OF_LEAF = "an output", "a view of a leaf"
 ATTENTION = frozenset({"FLASH_ATTN_EXT", "SOFT_MAX"})
 """Ops whose last dimension counts streams: sequences that keep K and V apart."""
 FEW = 4
@@ -57,8 +58,20 @@ def _conditions(case: Case) -> Iterator[Condition]:
     views = [(k, n) for k, s in enumerate(case.steps) for n in s.graph if n.op in VIEW_OPS]
     if any(root_of(case, k, n) == "a cache" and nelements(n) < nelements(n.root) for k, n in views):
         yield Condition(READS, f"{PART}a cache")
+    for value in sorted({v for k, s in enumerate(case.steps) for t in s.outputs for v in _outputs(case, k, t)}):
+        yield Condition(AN_OUTPUT, value)
     for name in sorted({t.type.name for t in case.persistent if rank(t.type) > 1}):
         yield Condition(TYPE, name)
+
+
+def _outputs(case: Case, k: int, t: Tensor) -> Iterator[str]:
+    """What an output of step `k` is beside a result that nobody reads."""
+    nodes = case.steps[k].graph.nodes
+    if t.root not in nodes:
+        if t.op in VIEW_OPS:
+            yield VIEW_OF_LEAF
+    elif (value := features(case, k, t.root).get(OUTPUT)) is not None:
+        yield value
 
 
 def shared_by(form: Form, cases: Sequence[Case]) -> Form:
@@ -76,7 +89,7 @@ def _true(condition: Condition, case: Case) -> bool:
 
 def tells_apart(shared: Collection[Condition]) -> bool:
     """Whether what two smallest cases share is more than that several steps grow a cache, as most cases do."""
-    return any(c.key in {NODES, STREAMS, TYPE} for c in shared)
+    return any(c.key in {NODES, STREAMS, TYPE, AN_OUTPUT} for c in shared)
 
 
 def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -> bool:

@@ -192,15 +192,18 @@ def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
 
 
 def outputs(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Fewer outputs: drops those that another output or a cache shows."""
+    """Fewer outputs: drops those that another output or a cache shows, of all steps, then of one."""
     case = recorded.case
-    for k, step in enumerate(case.steps):
-        read = {s for n in step.graph for s in n.src if s is not n}
-        needed = tuple(t for t in step.outputs if t not in read and t.root not in case.persistent)
-        if len(needed) < len(step.outputs):
-            fewer = [*case.steps]
-            fewer[k] = replace(step, outputs=needed)
-            yield renamed(replace(case, steps=fewer))
+    fewer = {k: replace(s, outputs=o) for k, s in enumerate(case.steps) if len(o := _ends(case, s)) < len(s.outputs)}
+    for those in (fewer, *({k: step} for k, step in fewer.items() if len(fewer) > 1)):
+        if those:
+            yield renamed(replace(case, steps=[those.get(k, s) for k, s in enumerate(case.steps)]))
+
+
+def _ends(case: Case, step: Step) -> tuple[Tensor, ...]:
+    """The outputs of a step that no node reads and no cache shows."""
+    read = {s for n in step.graph for s in n.src if s is not n}
+    return tuple(t for t in step.outputs if t not in read and t.root not in case.persistent)
 
 
 def _kept(recorded: Recorded, kept: Kept) -> Iterator[Case]:
