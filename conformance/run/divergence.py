@@ -89,7 +89,7 @@ def locate(
         return
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
-    told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, backend, reference, case)
+    told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
     suspects = list(itertools.islice(divergent(ran, reference, case, wrong.step), SUSPECTS))
     found = next(filter(told.is_wrong, suspects), None)
     if suspects and found is None:
@@ -130,6 +130,8 @@ class _Told:
 
     outputs: Collection[tuple[int, Tensor]]
     """Outputs that are wrong where nothing else is asked for, each with its step."""
+    ran: Sequence[StepValues]
+    """The run in which each node was asked for."""
     backend: Backend
     reference: Backend
     case: Case
@@ -144,11 +146,19 @@ class _Told:
         nodes = self.case.steps[k].graph.nodes
         reader = next((n for n in nodes[nodes.index(t) + 1 :] if _reads(n, t)), None)
         try:
-            if not self._is_off(k, t, nodes[-1]):
-                return False
-            return reader is None or self._is_off(k, t, t) or not self._is_off(k, t, reader)
+            if not self._is_as_before(judged, nodes[-1]):
+                return self._is_off(k, t, nodes[-1])
+            if reader is None or self._is_as_before(judged, t):
+                return True
+            return self._is_off(k, t, t) or not self._is_off(k, t, reader)
         except BackendError:
             return True
+
+    def _is_as_before(self, judged: Judged, last: Tensor) -> bool:
+        """Whether a node has the value that it had where each was asked for in a graph that ends with `last`, too."""
+        k, t = judged.step, judged.tensor
+        found = execute(self.backend, self._up_to(k, t, last)).steps[k].outputs[t]
+        return judged.budget.used(compare(t, self.ran[k].outputs[t], found)) <= 1
 
     def lost(self, judged: Judged) -> Judged | None:
         """A wrong output, or the node that it shows, if that is right where it ends a graph: it is computed, and lost.
@@ -164,16 +174,20 @@ class _Told:
 
     def _is_off(self, k: int, t: Tensor, last: Tensor) -> bool:
         """Whether `t` of step `k` is wrong as the only output of a graph that ends with `last`."""
-        step = self.case.steps[k]
-        graph = Graph(step.graph.nodes[: step.graph.nodes.index(last) + 1])
-        leaves = set(graph.tensors())
-        inputs = {x: data for x, data in step.inputs.items() if x in leaves}
-        case = replace(self.case, steps=[*self.case.steps[:k], Step(graph, inputs, (t,))])
+        case = self._up_to(k, t, last)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
         chain = Chain(self.reference.arithmetic())
         for each in case.steps:
             chain.enter(each.graph)
         return chain.budget(t).used(compare(t, right, found)) > 1
+
+    def _up_to(self, k: int, t: Tensor, last: Tensor) -> Case:
+        """The case up to node `last` of step `k`, where `t` is the only output."""
+        step = self.case.steps[k]
+        graph = Graph(step.graph.nodes[: step.graph.nodes.index(last) + 1])
+        leaves = set(graph.tensors())
+        inputs = {x: data for x, data in step.inputs.items() if x in leaves}
+        return replace(self.case, steps=[*self.case.steps[:k], Step(graph, inputs, (t,))])
 
 
 def _reads(n: Tensor, t: Tensor) -> bool:
