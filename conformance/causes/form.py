@@ -53,7 +53,7 @@ STORED = {"SET_ROWS": "src[2]", "CPY": "src[1]"}
 ALWAYS_IN_PLACE = frozenset(STORED)
 """Ops that store: SET_ROWS always, CPY but where it is a cast."""
 BLOCKS = frozenset(t.name for t in TYPES.values() if t.is_quantized)
-TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
+TYPE, SHOWN, HELD, CHANGED = "a type", "an operand shows", "an operand holds", "an operand is written"
 """Of any operand."""
 GATES = {
     "GLU.REGLU": "UNARY.RELU",
@@ -69,7 +69,7 @@ SOFT_MAX = {"src[3]": "src[1]", "src[4]": "src[2]"}
 """Source of FLASH_ATTN_EXT -> that of the SOFT_MAX in it."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
 """What views show of leaves that a backend is given for a step."""
-OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}"}
+OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}", CHANGED: f".{WRITTEN}"}
 """Such a key -> how that of one operand ends."""
 
 
@@ -127,6 +127,11 @@ class Form:
     def of_output(self) -> bool:
         """Whether all it says, beside sizes and parameters, is that the node is an output which others read."""
         return {c.key for c in self.says if c.key == OUTPUT or c.key in OF_ANY or "[" in c.key} == {OUTPUT}
+
+    @property
+    def of_what_is_written(self) -> bool:
+        """Whether it is about an operand that a node before writes."""
+        return any(of_any(c.key) == CHANGED for c in self.rest)
 
     @property
     def of_in_place(self) -> bool:
@@ -219,7 +224,7 @@ class Form:
 def of_lying(condition: Condition) -> bool:
     """Whether it is about where an operand or the result lies: all else is the same without it."""
     key = condition.key
-    return key in (OUTPUT, IN_PLACE, SHOWN) or key.endswith((SHOWS, OFFSET, LAYOUT, VIEW, WRITTEN))
+    return key in (OUTPUT, IN_PLACE, SHOWN, CHANGED) or key.endswith((SHOWS, OFFSET, LAYOUT, VIEW, WRITTEN))
 
 
 def of_part(condition: Condition) -> bool:

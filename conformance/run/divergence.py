@@ -27,7 +27,7 @@ from conformance.ggml.ops.op import operand
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, pack
 from conformance.judge.budget import RAW
-from conformance.judge.compare import compare, values
+from conformance.judge.compare import Difference, compare, values
 from conformance.judge.judge import Chain, Judged, judge_node
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
@@ -91,7 +91,7 @@ def locate(
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
     suspects = list(itertools.islice(divergent(ran, reference, case, wrong.step), SUSPECTS))
-    found = next(filter(told.is_wrong, suspects), None)
+    found = next((j for j in map(told.named, suspects) if j is not None), None)
     if suspects and found is None:
         lost = next((j for j in map(told.lost, by_steps) if j is not None), None)
         if lost is not None:
@@ -117,7 +117,7 @@ def locate(
         return
     judged, cause = origin
     node = judged.tensor in case.steps[judged.step].graph.nodes
-    if not node or told.is_wrong(judged):
+    if not node or told.named(judged) is not None:
         result.first_divergence = describe(judged, case, NODE if node else GRAPH)
         result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
 
@@ -136,23 +136,26 @@ class _Told:
     reference: Backend
     case: Case
 
-    def is_wrong(self, judged: Judged) -> bool:
-        """Whether a node is wrong by more than that it is asked for: neither one that is right where no other is, nor
-        one that is right where it ends a graph, and wrong as soon as the next node reads it. True where nobody can say.
+    def named(self, judged: Judged) -> Judged | None:
+        """A node that is wrong where each is asked for, as it is where no other is; `judged` where nobody can say.
+
+        None where it is wrong by no more than that it is asked for: it is right where no other is, or where it ends a
+        graph, and wrong as soon as the next node reads it.
         """
         k, t = judged.step, judged.tensor
         if t in self.case.steps[k].outputs:
-            return (k, t) in self.outputs
+            return judged if (k, t) in self.outputs else None
         nodes = self.case.steps[k].graph.nodes
         reader = next((n for n in nodes[nodes.index(t) + 1 :] if _reads(n, t)), None)
         try:
             if not self._is_as_before(judged, nodes[-1]):
-                return self._is_off(k, t, nodes[-1])
+                off = self._off(k, t, nodes[-1])
+                return None if off is None else replace(judged, difference=off)
             if reader is None or self._is_as_before(judged, t):
-                return True
-            return self._is_off(k, t, t) or not self._is_off(k, t, reader)
+                return judged
+            return None if self._off(k, t, t) is None and self._off(k, t, reader) is not None else judged
         except BackendError:
-            return True
+            return judged
 
     def _is_as_before(self, judged: Judged, last: Tensor) -> bool:
         """Whether a node has the value that it had where each was asked for in a graph that ends with `last`, too."""
@@ -169,17 +172,18 @@ class _Told:
         if judged.used <= 1 or node not in self.case.steps[k].graph.nodes:
             return None
         with suppress(BackendError):
-            return None if self._is_off(k, node, node) else replace(judged, tensor=node)
+            return replace(judged, tensor=node) if self._off(k, node, node) is None else None
         return None
 
-    def _is_off(self, k: int, t: Tensor, last: Tensor) -> bool:
-        """Whether `t` of step `k` is wrong as the only output of a graph that ends with `last`."""
+    def _off(self, k: int, t: Tensor, last: Tensor) -> Difference | None:
+        """How `t` of step `k` is wrong as the only output of a graph that ends with `last`; None where it is right."""
         case = self._up_to(k, t, last)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
         chain = Chain(self.reference.arithmetic())
         for each in case.steps:
             chain.enter(each.graph)
-        return chain.budget(t).used(compare(t, right, found)) > 1
+        difference = compare(t, right, found)
+        return difference if chain.budget(t).used(difference) > 1 else None
 
     def _up_to(self, k: int, t: Tensor, last: Tensor) -> Case:
         """The case up to node `last` of step `k`, where `t` is the only output."""

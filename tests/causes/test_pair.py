@@ -212,3 +212,23 @@ def test_groups_that_tell_nothing_are_one_only_where_they_say_the_same() -> None
     assert not any(map(groups.tells, groups.all))
     groups.join()
     assert [g.form.says for g in groups.all] == [frozenset(), c.form.says]
+
+
+def test_what_a_node_before_wrote_is_one_cause_wherever_it_is_read() -> None:
+    """GET_ROWS of what was stored, and MUL_MAT with it, in whatever numbers it shows."""
+    before = "by a node before, whose result it does not read"
+    a = Group(("FAIL", ""), _of("GET_ROWS", ("src[0].written", before)), PROOF)
+    b = Group(("FAIL", "not finite"), _of("MUL_MAT", ("src[1].written", before)), PROOF)
+    form = joint(a, b, last=False)
+    assert form == _of("GET_ROWS|MUL_MAT", ("an operand is written", before))
+    assert form.holds({"op": "MUL_MAT", "src[1].written": before})
+
+
+@pytest.mark.parametrize(("place", "is_one"), [("src[0].type", True), ("src[1].type", False)])
+def test_damage_by_types_is_one_with_what_the_op_says_of_another_type(place: str, *, is_one: bool) -> None:
+    """Blocks that are taken for floats damage the heap, or have another size."""
+    damage = Group(("CRASH", "its process died (SIGSEGV)"), _of("CONT", ("src[0].type", "q4_1|q6_K")), PROOF)
+    said = _of("CONT", (place, "mxfp4"), ("src[0].layout", "reshaped"))
+    error = Group(("OVERCLAIM", "Requested output shape is incompatible with input shape"), said, PROOF)
+    assert (joint(damage, error, last=True) is not None) is is_one
+    assert joint(damage, error, last=False) is None

@@ -50,7 +50,7 @@ def joint(a: Group, b: Group, *, last: bool) -> Form | None:
         return _joint_wholes(a, b)
     if (flush := _flush(a, b)) or read_and_store(a, b):
         return forms.of_flushed(a.form, b.form) if flush else None
-    if last and (a.kind == b.kind or _damaged(a, b)) and (form := _joint_types(a, b)) is not None:
+    if last and (form := _joint_types(a, b) or _of_damage_and_error(a, b)) is not None:
         return form
     form = forms.common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
     if form is None or _need_otherwise(a, b, form) or (not last and a.form.ops != b.form.ops and type_of(form)):
@@ -58,6 +58,7 @@ def joint(a: Group, b: Group, *, last: bool) -> Form | None:
     if said_alike(a.kind, b.kind) and (a.form.says <= b.form.says or b.form.says <= a.form.says):
         return form
     either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held or form.of_output
+    either |= form.of_what_is_written
     alike = a.kind == b.kind or (either and both_wrong(a, b))
     return form if alike or _by_extent(a, b, form, last=last) else None
 
@@ -136,6 +137,17 @@ def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
     return form.of_extent and chance.form.spreads and error.form.only_of_extent
 
 
+def _of_damage_and_error(a: Group, b: Group) -> Form | None:
+    """The form of an op that damages memory with some types, and says something about shapes of others."""
+    chance, error = sorted((a, b), key=lambda g: not g.by_chance)
+    damage = chance.by_chance and chance.kind[0] == Verdict.CRASH and bool(type_of(chance.form))
+    if not damage or error.by_chance or error.form.ops != chance.form.ops or not _OF_SHAPES.search(error.kind[1]):
+        return None
+    place = type_place(chance.form)
+    said = [Form((*(c for c in error.form.conditions if c.key == OP), c)) for c in error.form.says if c.key == place]
+    return forms.of_types([chance.form, *said]) if said else None
+
+
 def _joint_wholes(a: Group, b: Group) -> Form | None:
     """What two causes of no single node share, whose messages differ in names or in one word."""
     if a.kind == b.kind and not a.by_chance:
@@ -157,6 +169,8 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
 
 def _joint_types(a: Group, b: Group) -> Form | None:
     """The form of one op that says the same of several types, or of one kernel that is wrong with the same types."""
+    if a.kind != b.kind and not _damaged(a, b):
+        return None
     if not a.by_chance and a.form.ops == b.form.ops and len(a.form.ops) == 1:
         return forms.of_one_error(a.form, b.form)
     if _damaged(a, b):
