@@ -188,6 +188,15 @@ def test_a_wrong_output_of_no_known_node_explains_only_what_shares_its_form() ->
         assert Group(("FAIL", "output"), form, failure).explains(failure) is known
 
 
+def test_wrong_outputs_of_which_nothing_is_known_are_one_row() -> None:
+    """They are looked at one by one, and stay together where nothing came of it."""
+    unknown = [Group(("FAIL", "output"), Form(()), PROOF, [PROOF]) for _ in range(3)]
+    known = Group(("FAIL", "output"), _whole("SQR"), PROOF, [PROOF])
+    groups = Groups(Nodes([], []))
+    groups.all = [unknown[0], known, *unknown[1:]]
+    assert [len(g.failures) for g in groups.merged()] == [3, 1]
+
+
 def _whole(ops: str) -> Form:
     return Form((Condition("nodes", ops),))
 

@@ -143,7 +143,7 @@ def of_shared_types(a: Form, b: Form) -> Form | None:
     """The form of nodes of any op and any type of two forms that have a type in common, and say of their nodes nothing
     but sizes, types and values; None where they do not.
     """
-    said = [[c for c in but_for_casts(f) if not of_values(c)] for f in (a, b)]
+    said = [[c for c in f.says if not of_values(c)] for f in (a, b)]
     if not all(of_type(c) for c in chain(*said)):
         return None
     pairs = [(set(x.value.split(ANY_OF)), set(y.value.split(ANY_OF))) for x in said[0] for y in said[1]]

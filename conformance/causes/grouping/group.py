@@ -20,7 +20,12 @@ GONE = "not seen again in a process of its own, so what ran before may be at fau
 """The message of failures that did not come again."""
 UNSEEN = "not looked at, as time was over, and not of one cause that is known of its op"
 """The message of failures of which nobody can say more."""
-SAID = {KEPT: "by what the backend kept", GRAPH: "each node by itself is right", "relation": "two runs differ"}
+SAID = {
+    KEPT: "by what the backend kept",
+    GRAPH: "each node by itself is right",
+    OUTPUT: "an output, and nobody knows the first wrong node",
+    "relation": "two runs differ",
+}
 """Word of a kind of wrong numbers -> what a sentence says."""
 
 

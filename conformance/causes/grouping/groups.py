@@ -11,6 +11,7 @@ from conformance.causes.features import OP
 from conformance.causes.form import SEVERAL, TYPE, Form, base_of, type_of, without
 from conformance.causes.needs.whole import shared_by
 from conformance.judge.verdict import Verdict
+from conformance.run.divergence import OUTPUT
 
 from . import forms, pair
 from .group import Group
@@ -66,6 +67,7 @@ class Groups:
         self.all = pair.join_types(self.all, siblings=True)
         self._absorb(last=True)
         self._absorb_attention()
+        self._absorb_unknown()
         for g in self.all:
             if not g.form.ops:
                 g.form = shared_by(g.form, [f.case for f in g.failures])
@@ -138,6 +140,13 @@ class Groups:
             if to is not None:
                 to.take(group)
                 self.all.remove(group)
+
+    def _absorb_unknown(self) -> None:
+        """Wrong outputs of which nobody knows the first wrong node, nor anything else, are one row."""
+        unknown = [g for g in self.all if g.kind == (Verdict.FAIL, OUTPUT) and not g.form.conditions]
+        for group in unknown[1:]:
+            unknown[0].take(group)
+            self.all.remove(group)
 
     def _absorb_attention(self) -> None:
         """An attention that is wrong in the sizes of K and Q in which MUL_MAT is wrong, or with the mask with which
