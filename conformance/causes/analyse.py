@@ -90,9 +90,10 @@ def _of_backend(
     def make() -> Runner:
         return Runner(isolation=isolation, spares=Spares())
 
-    runner, beside = make(), lanes(spec, make)
+    runner, beside = make(), None
     try:
         runner.backend(spec)
+        beside = lanes(spec, make)
         alone = [f for f in failures if not _after(f, seen)]
         left = end - time.monotonic()
         groups = Search(runner, spec, nodes, seconds=left, progress=progress, lanes=beside).run(alone)

@@ -7,20 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from conformance.causes.cause import ANY_OF, Condition
-from conformance.causes.features import (
-    AND,
-    BESIDE,
-    HOLDS,
-    IN_PLACE,
-    LAYOUT,
-    OFFSET,
-    OP,
-    OUTPUT,
-    PART,
-    SHOWS,
-    VIEW,
-    WRITTEN,
-)
+from conformance.causes.features import AND, BESIDE, IN_PLACE, OP, OUTPUT, PART
 from conformance.causes.form import (
     ALWAYS_IN_PLACE,
     FED,
@@ -39,6 +26,7 @@ from conformance.causes.form import (
     is_size,
     module_of,
     of_any,
+    of_lying,
     of_matrices,
     of_type,
     of_values,
@@ -58,10 +46,8 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     if type_of(a) != type_of(b) and {*a.ops, *b.ops} <= ALWAYS_IN_PLACE and type_of(a) and type_of(b):
         return None  # which types a store is wrong with is what it says
-    of_operand = any(
-        c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS, VIEW, WRITTEN)) for c in shared
-    )
-    of_operand |= any(c.key in (OUTPUT, BESIDE) for c in shared)
+    of_operand = any(c.key != IN_PLACE and (of_type(c) or of_values(c) or of_lying(c)) for c in shared)
+    of_operand |= any(c.key == BESIDE for c in shared)
     of_operand |= any(c.key == IN_PLACE for c in shared) and _may_share_place(a, b)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or module_of(a) == module_of(b)):
         return None

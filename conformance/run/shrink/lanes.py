@@ -6,12 +6,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import ConformanceError
 from conformance.run.isolation.isolate import needs
 from conformance.run.runner import Runner
 
@@ -73,7 +71,4 @@ class Lanes:
 def lanes(spec: Spec, make: Callable[[], Runner]) -> Lanes | None:
     """A lane for each processor of this machine, `MOST` at most; None where there is one, or `spec` computes here."""
     n = min(MOST, os.cpu_count() or 1)
-    isolated = False
-    with suppress(ConformanceError):
-        isolated = needs(spec)
-    return Lanes(make() for _ in range(n)) if n > 1 and isolated else None
+    return Lanes(make() for _ in range(n)) if n > 1 and needs(spec) else None
