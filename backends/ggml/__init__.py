@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from conformance.backend.card import read
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, Mixed, requantising
+from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.rpc import attach
-from conformance.ggml.tensor import VIEW_OPS, Tensor
+from conformance.ggml.tensor import Tensor, computes
 from conformance.ggml.types import F32, Q8_0
 
 from .context import refusal
 from .placement import addresses, homes, supports
 from .probe import flash_attn_step
-from .sched import SchedSession
+from .sched import SchedSession, SplitSession
 from .session import GgmlSession, GuardSession
 
+_S = TypeVar("_S", bound=SchedSession)
 CHOICES = {
     "memory": ("reused", "fresh"),
     "mode": ("graph", "sched"),
@@ -124,6 +128,8 @@ class GgmlBackend(Backend):
         self._weights = self._bufts[buffer] if buffer else self._buft
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
+        self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
+        """The last case that was asked about, and the device's nodes."""
         self._card = card_of(card, self) if card else None
         if self._server is None and library.device_type(self._device) != "CPU":
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
@@ -168,14 +174,44 @@ class GgmlBackend(Backend):
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, the graph rebuilt once. Behind a scheduler the CPU's yes counts too, if the
-        device takes a node that computes: a graph for the CPU alone would not test the device.
-        """
+        """`supports_op` of every node, the graph rebuilt once. Behind a scheduler the CPU's yes counts too."""
         own = self._supported(graph, self._device, self._name)
-        if not self._cpu or not any(s and n.op not in VIEW_OPS for n, s in zip(graph, own, strict=True)):
+        if not self._cpu:
             return own
         behind = self._supported(graph, self._cpu, "CPU")
         return [s or b for s, b in zip(own, behind, strict=True)]
+
+    def supports_case(self, case: Case) -> Support:
+        """No where the scheduler gives every node that computes to the CPU: that would not test the device."""
+        shared = self._on_device(case)
+        if shared is None or any(shared) or not any(computes(n) for s in case.steps for n in s.graph):
+            return YES
+        own = (zip(s.graph, self._supported(s.graph, self._device, self._name), strict=True) for s in case.steps)
+        said = (answer.reason for n, answer in chain.from_iterable(own) if not answer and computes(n))
+        return no(next(said, f"the scheduler gives no node to {self._name}"))
+
+    def arithmetic_in(self, case: Case) -> Arithmetic:
+        """Behind a scheduler each node rounds as what it runs on."""
+        shared = self._on_device(case)
+        if shared is None:
+            return self.arithmetic()
+        own, behind = self.arithmetic(), cpu_arithmetic(self._library)
+        nodes = {n: own if n in here else behind for s, here in zip(case.steps, shared, strict=True) for n in s.graph}
+        if not any(a is behind and computes(n) for n, a in nodes.items()):
+            return own
+        order = zlib.crc32(bytes(a is own for a in nodes.values()))
+        return Mixed(f"{own.name} beside {behind.name}, shared out as {order:08x}", nodes=nodes)
+
+    def _on_device(self, case: Case) -> list[frozenset[Tensor]] | None:
+        """Of each step the nodes that the scheduler gives to the device; None without one, or where it cannot say."""
+        if self._cpu in (0, self._device):
+            return None
+        if self._split is None or self._split[0] is not case:
+            found: list[frozenset[Tensor]] | None = None
+            with suppress(BackendError), closing(self._scheduled(SplitSession, case)) as session:
+                found = [session.on_device(s.graph, s.outputs) for s in case.steps]
+            self._split = case, found
+        return self._split[1]
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
@@ -210,21 +246,24 @@ class GgmlBackend(Backend):
         BackendError for no memory, or a tensor that this version of ggml cannot have.
         """
         if self._cpu:
-            return SchedSession(
-                self._library,
-                self._device,
-                self._cpu,
-                list(self._bufts.values()),
-                self._weights,
-                case,
-                self._memory,
-                self.threads,
-                opaque=self._opaque,
-                drop=self._drop,
-            )
+            return self._scheduled(SchedSession, case)
         places, notes = homes(self._library, self._device, self._bufts, self._weights, case)
         kind = GuardSession if self._guard else GgmlSession
         return kind(self._library, self._name, self._backend or 0, self._buft, case, places, notes, self._memory)
+
+    def _scheduled(self, kind: type[_S], case: Case) -> _S:
+        return kind(
+            self._library,
+            self._device,
+            self._cpu,
+            list(self._bufts.values()),
+            self._weights,
+            case,
+            self._memory,
+            self.threads,
+            opaque=self._opaque,
+            drop=self._drop,
+        )
 
     def close(self) -> None:
         """Free the device; the library stays loaded."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from conformance.backend.interface import Witness
 from conformance.case.case import Case
@@ -92,6 +92,11 @@ class SchedSession(GgmlSession):
         """Caches, where the device keeps them in a state of its own."""
         return self._opaque
 
+    def on_device(self, graph: Graph, outputs: Sequence[Tensor]) -> frozenset[Tensor]:
+        """The nodes that compute and that the scheduler gives to the device; none runs. BackendError for no memory."""
+        plan = self._plan = self._build(graph, tuple(outputs))
+        return frozenset(node for node, backend in self._backends_of(plan) if backend == self._backends[0])
+
     def _run(self, plan: Plan) -> dict[Tensor, Bytes]:
         self._values = {}
         status = self._ggml.backend_sched_graph_compute(self._sched, plan.parts[0][0])
@@ -159,6 +164,12 @@ class SchedSession(GgmlSession):
     def _buffer(self, pointer: int) -> int | None:
         return self._library.struct(pointer).buffer  # type: ignore[no-any-return]  # a pointer field
 
+    def _backends_of(self, plan: Plan) -> Iterator[tuple[Tensor, int]]:
+        """Each node that computes, and the backend that the scheduler gives it to."""
+        for node in plan.graph.nodes:
+            if node.flags & FLAG_COMPUTE and node.op not in VIEW_OPS:
+                yield node, self._ggml.backend_sched_get_tensor_backend(self._sched, plan.at[node]) or 0
+
     def _count(self, plan: Plan) -> None:
         """Who computed what, and what was copied to get there: as `ggml_backend_sched_split_graph` decides it."""
         g, witness = self._ggml, self._witness
@@ -166,10 +177,7 @@ class SchedSession(GgmlSession):
         table: Counter[str] = Counter()
         elsewhere: list[str] = []
         copied: set[tuple[int, Tensor]] = set()
-        for node in plan.graph.nodes:
-            if not node.flags & FLAG_COMPUTE or node.op in VIEW_OPS:
-                continue
-            backend = g.backend_sched_get_tensor_backend(self._sched, plan.at[node])
+        for node, backend in self._backends_of(plan):
             table[f"{where.get(backend, 'nobody')} {node.op}"] += 1
             if backend != self._backends[0]:
                 elsewhere.append(f"{node.op} {node.name}".strip())
@@ -188,3 +196,10 @@ class SchedSession(GgmlSession):
             note = f"beside {witness.device}: {', '.join(elsewhere[:NAMED])}{more}"
             if note not in witness.notes:
                 witness.notes.append(note)
+
+
+class SplitSession(SchedSession):
+    """The same memory with nothing in it: how the scheduler splits a case goes by where tensors lie, not by values."""
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Nothing."""

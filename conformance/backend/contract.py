@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, build_forward_expand
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor, packed_nbytes
 from conformance.ggml.types import F16, F32, Q8_0, GGMLType
@@ -279,6 +280,18 @@ def supports_op(s: Subject) -> Iterator[str]:
     yield from (f"{s.name}.supports_op {sentence}" for sentence in islice(sentences, 1))
 
 
+def supports_each(s: Subject) -> Iterator[str]:
+    """`supports` must answer for each node as `supports_op` does, whatever nodes are beside it."""
+    nodes = nodes_of_many_ops(s.shape)
+    alone = map(s.backend.supports_op, nodes)
+    other = (n for n, a, b in zip(nodes, s.backend.supports(Graph(nodes)), alone, strict=True) if a.ok is not b.ok)
+    yield from (
+        f"{s.name}.supports answers {n} otherwise than supports_op, beside other nodes; it must judge by the node "
+        "alone, and `supports_case` by the case."
+        for n in islice(other, 1)
+    )
+
+
 def _answer_fault(s: Subject, node: Tensor) -> str:
     try:
         answer: object = s.backend.supports_op(node)
@@ -490,6 +503,7 @@ Check = Callable[[Subject], Iterator[str]]
 CHECKS: tuple[Check, ...] = (
     info,
     supports_op,
+    supports_each,
     supports_something,
     opens,
     writes_and_reads,

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from marks import needs_wheel
 
-from backends.ggml import GgmlBackend
+from backends.ggml import GgmlBackend, cpu_arithmetic
 from backends.ggml.placement import USAGES, Home, sched_homes
+from backends.ggml.sched import SplitSession
 from backends.ggml.session import GgmlSession
-from conformance.backend.interface import Witness
+from conformance.backend.interface import YES, Support, Witness, no
 from conformance.case.case import Case, Placement, Step
 from conformance.ggml import types
+from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import Library
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, computes, nbytes
 from conformance.suite import FAMILIES
 from conformance.suite import decoder as models
 
@@ -198,3 +201,63 @@ def test_graphs_of_equal_sizes_that_read_other_nodes_share_no_plan(sched: GgmlBa
     case = FAMILIES["alias"].build("alias/differs=edge@43")
     for x, y in zip(played(sched, case)[0], played(direct, case)[0], strict=True):
         assert all(np.array_equal(x[t], y[t]) for t in x)
+
+
+def test_the_split_that_is_asked_for_is_the_one_that_runs(sched: GgmlBackend) -> None:
+    """With nothing in its memory the scheduler gives each node of each step to what computes it, and none runs."""
+    case = models.make(TRAJECTORY)
+    with closing(sched._scheduled(SplitSession, case)) as session:
+        split = [session.on_device(s.graph, s.outputs) for s in case.steps]
+    assert split == [frozenset(n for n in s.graph if computes(n)) for s in case.steps]
+    assert sum(map(len, split)) == played(sched, case)[2].nodes
+
+
+def _shared(monkeypatch: pytest.MonkeyPatch, *on_device: Tensor) -> GgmlBackend:
+    """A device of which the scheduler gives all other nodes to the CPU, and which refuses GELU."""
+    backend = GgmlBackend(mode="sched")
+    monkeypatch.setattr(backend, "_on_device", lambda c: [frozenset(on_device) & set(s.graph) for s in c.steps])
+    own = backend._supported
+    refuses = no("it has no GELU")
+
+    def supported(graph: Graph, device: int, name: str) -> list[Support]:
+        answers = own(graph, device, name)
+        return [refuses if n.op == "UNARY" and name != "CPU" else a for n, a in zip(graph, answers, strict=True)]
+
+    monkeypatch.setattr(backend, "_name", "DEVICE0")
+    monkeypatch.setattr(backend, "_supported", supported)
+    monkeypatch.setattr(backend, "arithmetic", lambda: EXACT)
+    return backend
+
+
+def _scaled_gelu(name: str) -> Case:
+    g = Builder()
+    x = g.new_tensor_1d(types.F32, 4)
+    scaled = g.scale(x, 2.0)
+    nodes = [scaled, g.gelu(scaled)] if "scale" in name else [g.gelu(x)]
+    for n in nodes:
+        n.flags |= FLAG_COMPUTE
+    return Case(f"test/{name}@0", {}, [Step(Graph(nodes), {x: np.ones(4, np.float32).view(np.uint8)}, (nodes[-1],))])
+
+
+def test_a_case_that_the_cpu_alone_runs_tests_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused with what the device says of a node, whatever cases it is asked about together with."""
+    alone, shared = _scaled_gelu("gelu"), _scaled_gelu("scale")
+    backend = _shared(monkeypatch, *shared.steps[0].graph.nodes[:1])
+    together = Graph([n for c in (alone, shared) for n in c.steps[0].graph])
+    assert all(backend.supports(together))
+    assert backend.supports_case(shared) is YES
+    assert backend.supports_case(alone) == no("it has no GELU")
+    backend.close()
+
+
+def test_each_node_rounds_as_what_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the device the CPU's tables count, and the device's own arithmetic where it computes all."""
+    case = _scaled_gelu("scale")
+    scaled, gelu = case.steps[0].graph
+    backend = _shared(monkeypatch, scaled)
+    found = backend.arithmetic_in(case)
+    assert found.at(scaled) == EXACT
+    assert found.at(gelu) == cpu_arithmetic(backend._library)
+    monkeypatch.setattr(backend, "_on_device", lambda c: [frozenset(s.graph) for s in c.steps])
+    assert backend.arithmetic_in(case) == EXACT
+    backend.close()

@@ -270,6 +270,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "supports_op says True": (with_backend(supports_op=lambda *_: True), "returned a bool for"),
     "no without reason": (with_backend(supports_op=lambda *_: Support(False)), "without a reason"),
     "all is supported": (with_backend(supports_op=lambda *_: YES), "accepts OP_OF_TOMORROW"),
+    "one yes for all": (
+        with_backend(supports=lambda _, graph: [Support(any(n.op == "ADD" for n in graph), "no ADD") for _ in graph]),
+        "otherwise than supports_op, beside other nodes",
+    ),
     "another answer later": (Fickle, "answered ADD a ADD f32[64, 16, 1, 1] differently"),
     "nothing supported": (
         with_backend(supports_op=lambda *_: no("not today")),

@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_adapter import planted_adapter
 
-from conformance.backend.interface import Backend
+from conformance.backend.interface import Backend, describe
 from conformance.backend.registry import Spec, create
-from conformance.case.case import Case, Step
+from conformance.case.case import JSON, Case, Step
 from conformance.ggml import errors
+from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
@@ -40,7 +41,7 @@ from conformance.ggml.types import F32, I32
 from conformance.process import service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import ERRORS, unpack_error
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Spares, open_backend
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Spares, open_backend, unpack_arithmetic
 from conformance.run.isolation.worker import pack_error
 
 ADAPTER = '''
@@ -48,6 +49,7 @@ import ctypes, os, signal, sys, time
 import numpy as np
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Witness, no
 from conformance.ggml import errors
+from conformance.ggml.arithmetic import Arithmetic, Mixed
 
 class FakeSession(Session):
     """Does what the name of the output says."""
@@ -100,6 +102,11 @@ class Fake(Backend):
         return YES if node.op == "ADD" else no(f"only ADD, {node.op} found")
     def buffer_types(self):
         return [BufferType("a"), BufferType("b", False, 64, 2**40)]
+    def arithmetic_in(self, case):
+        if self.mode != "shared":
+            return self.arithmetic()
+        half = Arithmetic("half", operands="f16")
+        return Mixed("two", nodes={s.graph.nodes[0]: half for s in case.steps[1:]})
     def open(self, case):
         return FakeSession(case)
 '''
@@ -163,6 +170,25 @@ def test_answers_are_the_adapters_own(backend: IsolatedBackend) -> None:
             assert session.compute(step.graph, step.inputs, step.outputs)[step.outputs[0]].view("<f4")[0] == k + 11
         assert session.witness().nodes == 3
         assert session.witness().notes == ["seen"]
+
+
+def test_the_arithmetic_of_each_node_arrives(backend: IsolatedBackend) -> None:
+    """Nodes that devices share round as the adapter says of each, and all alike where it says nothing of a case."""
+    case = add(steps=2)
+    assert backend.arithmetic_in(case) == EXACT
+    shared = IsolatedBackend(Spec("fake", (("mode", "shared"),)))
+    found = shared.arithmetic_in(case)
+    shared.close()
+    (first,), (second,) = (s.graph for s in case.steps)
+    assert (found.name, found.at(first), found.at(second)) == ("two", EXACT, Arithmetic("half", operands="f16"))
+
+
+@pytest.mark.parametrize("nodes", [[[0]], [[0], [2]], [[0], []], [[0], [-1]], [[0], ["0"]], None])
+def test_an_arithmetic_of_other_nodes_is_refused(nodes: JSON) -> None:
+    """What a process says of nodes that are not the case's, or of kinds that it did not name, is an error."""
+    kinds: JSON = [describe(EXACT), describe(EXACT)]
+    with pytest.raises(BackendError, match=r"^nodes: "):
+        unpack_arithmetic({"arithmetics": kinds, "mixed": "two", "nodes": nodes}, add(steps=2))
 
 
 def test_other_inputs_than_the_cases_own(backend: IsolatedBackend) -> None:

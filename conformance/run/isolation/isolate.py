@@ -23,7 +23,7 @@ from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
 from conformance.case.strict import Memory, parse_json
-from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.arithmetic import Arithmetic, Mixed
 from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
@@ -226,6 +226,7 @@ class IsolatedBackend(Backend):
         self.threads = _field(hello, "threads", lambda v: v is None or _count(v), "a whole number or nothing")
         self.fragile = _field(hello, "fragile", lambda v: type(v) is bool, "true or false")
         self._whole = _field(hello, "whole", lambda v: type(v) is bool, "true or false")
+        self._by_case = _field(hello, "by_case", lambda v: type(v) is bool, "true or false")
         self.stages = tuple(stages)  # type: ignore[misc]  # as above
         self.options: Sequence[str] = tuple(_field(hello, "options", _texts, "a list of texts"))
         """Parameters of the adapter's constructor."""
@@ -237,6 +238,13 @@ class IsolatedBackend(Backend):
     def arithmetic(self) -> Arithmetic:
         """As the adapter said when it was opened."""
         return self._arithmetic
+
+    def arithmetic_in(self, case: Case) -> Arithmetic:
+        """One round trip, where the adapter overrides it."""
+        if not self._by_case:
+            return self._arithmetic
+        reply, _ = self._alive().ask(*_request("arithmetic_in", case), "answering arithmetic_in")
+        return unpack_arithmetic(reply, case)
 
     def buffer_types(self) -> Sequence[BufferType]:
         """As the adapter said when it was opened."""
@@ -431,6 +439,24 @@ def _supports(reply: _Reply, wanted: int) -> list[Support]:
     if len(found) != wanted or not all(v is None or type(v) is str for v in found):
         raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")
     return [Support(True) if v is None else Support(False, plain(v, "supports")) for v in found]
+
+
+def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
+    """What a worker's `do_arithmetic_in` says; BackendError where that is malformed."""
+    kinds = [_record(Arithmetic, a, "arithmetic") for a in _field(reply, "arithmetics", _is_list, "a list")]
+    name = _field(reply, "mixed", lambda v: v is None or _text(v), "a text or nothing")
+    if name is None and len(kinds) == 1:
+        return kinds[0]
+    found = _field(reply, "nodes", _is_list, "a list")
+    graphs = [s.graph for s in case.steps]
+    fits = len(found) == len(graphs) and all(
+        _is_list(own) and len(own) == len(g) and all(_count(i) and i < len(kinds) for i in own)
+        for own, g in zip(found, graphs, strict=True)
+    )
+    if name is None or not fits:
+        raise BackendError(f"nodes: of each node one of {len(kinds)} arithmetics expected, others found")
+    nodes = {n: kinds[i] for own, g in zip(found, graphs, strict=True) for n, i in zip(g, own, strict=True)}
+    return Mixed(name, nodes=nodes)
 
 
 def _seconds(reply: _Reply) -> float:

@@ -26,6 +26,7 @@ from conformance.backend.registry import Spec, create, third_party, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case
+from conformance.ggml.arithmetic import EXACT, Mixed
 from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError, NotIndependentError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
@@ -123,6 +124,18 @@ class _Worker:
     def do_supports_case(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
         return _pack_support([self.backend.supports_case(_case(header, blobs))], 1)
 
+    def do_arithmetic_in(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+        """Itself, or name, kinds and of each node of each step the index of its own among these."""
+        case = _case(header, blobs)
+        found = self.backend.arithmetic_in(case)
+        if not isinstance(found, Mixed):
+            return {"arithmetics": [describe(found)], "mixed": None, "nodes": []}, []
+        each = [[found.nodes.get(n, EXACT) for n in s.graph] for s in case.steps]
+        kinds = list({id(a): a for own in each for a in own}.values())
+        at = {id(a): i for i, a in enumerate(kinds)}
+        nodes = [[at[id(a)] for a in own] for own in each]
+        return {"arithmetics": [describe(a) for a in kinds], "mixed": plain(found.name, "name"), "nodes": nodes}, []
+
     def do_open(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
         case = _case(header, blobs)
         if header["watch"]:
@@ -216,6 +229,7 @@ def _hello(backend: Backend) -> dict[str, JSON]:
         "threads": plain(backend.threads, "threads"),
         "fragile": plain(backend.fragile, "fragile"),
         "whole": type(backend).supports_case is not Backend.supports_case,
+        "by_case": type(backend).arithmetic_in is not Backend.arithmetic_in,
         "stages": plain(backend.stages, "stages"),
         "options": list(inspect.signature(type(backend)).parameters),
     }
@@ -223,7 +237,7 @@ def _hello(backend: Backend) -> dict[str, JSON]:
 
 def _bounded(reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> Reply:
     """A reply, or the error that it is too long for one."""
-    size = len(json.dumps(reply)) if "supports" in reply or "witness" in reply else 0
+    size = len(json.dumps(reply)) if {"supports", "witness", "nodes"} & reply.keys() else 0
     if size > LONGEST_REPLY // 2:
         text = f"an answer of {LONGEST_REPLY >> 21} MiB at most expected, it is longer"
         return pack_error(BackendError(text)), []
