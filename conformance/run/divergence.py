@@ -10,7 +10,6 @@ choice, its scores are within their budget, the margin is within what they diffe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,8 +39,6 @@ NODE, GRAPH, KEPT, OUTPUT = "node", "graph", "kept", "output"
 that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
 backend fails where it is asked for each."""
 LOST = "right where nothing reads it"
-SUSPECTS = 4
-"""Nodes that are asked for alone, until one is wrong."""
 
 
 def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
@@ -90,14 +87,10 @@ def locate(
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
-    suspects = list(itertools.islice(divergent(ran, reference, case, wrong.step), SUSPECTS))
-    found = next((j for j in map(told.named, suspects) if j is not None), None)
-    if suspects and found is None:
-        lost = next((j for j in map(told.lost, by_steps) if j is not None), None)
-        if lost is not None:
-            result.first_divergence = describe(lost, case)
-            result.detail = sentence(lost, case)
-        result.detail += f"; {LOST if lost else 'nodes are wrong by no more than that they are asked for'}"
+    suspect = first_divergent(ran, reference, case, wrong.step)
+    found = None if suspect is None else told.named(suspect)
+    if suspect is not None and found is None:  # a value is lost where each is asked for, so the others tell nothing
+        told.tell(result, told.traced(wrong), by_steps)
         return
     if found is None and (flip := _flip(backend, reference, case, execution)):
         result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
@@ -153,7 +146,9 @@ class _Told:
                 return None if off is None else replace(judged, difference=off)
             if reader is None or self._is_as_before(judged, t):
                 return judged
-            return None if self._off(k, t, t) is None and self._off(k, t, reader) is not None else judged
+            if (ends := self._judged(k, t)) is not None:
+                return ends
+            return None if self._off(k, t, reader) is not None else judged
         except BackendError:
             return judged
 
@@ -162,6 +157,48 @@ class _Told:
         k, t = judged.step, judged.tensor
         found = execute(self.backend, self._up_to(k, t, last)).steps[k].outputs[t]
         return judged.budget.used(compare(t, self.ran[k].outputs[t], found)) <= 1
+
+    def traced(self, wrong: Judged) -> Judged | None:
+        """The node behind a wrong value that is the first wrong one: it is wrong where it ends a graph, and what it
+        reads is right where that does. None where the value itself is right so, or nobody can say.
+        """
+        k, nodes = wrong.step, self.case.steps[wrong.step].graph.nodes
+        last = next((n for n in reversed(nodes) if computes(n) and n.root is wrong.tensor.root), None)
+        if last is None:
+            return None
+        known: dict[Tensor, Judged | None] = {}
+
+        def off(t: Tensor) -> Judged | None:
+            if t not in known:
+                known[t] = self._judged(k, t)
+            return known[t]
+
+        with suppress(BackendError):
+            while off(last) is not None:
+                before = _before(nodes, last)
+                right, bad = -1, len(before)
+                while bad - right > 1:  # what depends on a wrong node is mostly wrong
+                    middle = (right + bad) // 2
+                    right, bad = (middle, bad) if off(before[middle]) is None else (right, middle)
+                if bad < len(before):
+                    last = before[bad]
+                elif (other := next((t for t in _sources(nodes, last) if off(t) is not None), None)) is not None:
+                    last = other
+                else:
+                    return off(last)
+        return None
+
+    def tell(self, result: Result, found: Judged | None, outputs: Sequence[Judged]) -> None:
+        """Name the node `found` in `result`; where there is none, the first of the `outputs` that is lost."""
+        if found is not None:
+            result.first_divergence = describe(found, self.case)
+            result.detail = sentence(found, self.case) + "; everything before it agrees"
+            return
+        lost = next((j for j in map(self.lost, outputs) if j is not None), None)
+        if lost is not None:
+            result.first_divergence = describe(lost, self.case)
+            result.detail = sentence(lost, self.case)
+        result.detail += f"; {LOST if lost else 'nodes are wrong by no more than that they are asked for'}"
 
     def lost(self, judged: Judged) -> Judged | None:
         """A wrong output, or the node that it shows, if that is right where it ends a graph: it is computed, and lost.
@@ -177,13 +214,18 @@ class _Told:
 
     def _off(self, k: int, t: Tensor, last: Tensor) -> Difference | None:
         """How `t` of step `k` is wrong as the only output of a graph that ends with `last`; None where it is right."""
-        case = self._up_to(k, t, last)
+        judged = self._judged(k, t, last)
+        return judged.difference if judged is not None else None
+
+    def _judged(self, k: int, t: Tensor, last: Tensor | None = None) -> Judged | None:
+        """`t` of step `k` as the only output of a graph that ends with `last`, or itself; None where it is right."""
+        case = self._up_to(k, t, last or t)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
         chain = Chain(self.reference.arithmetic())
         for each in case.steps:
             chain.enter(each.graph)
-        difference = compare(t, right, found)
-        return difference if chain.budget(t).used(difference) > 1 else None
+        judged = Judged(k, t, compare(t, right, found, unordered=t.op == "TOP_K"), chain.budget(t))
+        return judged if judged.used > 1 else None
 
     def _up_to(self, k: int, t: Tensor, last: Tensor) -> Case:
         """The case up to node `last` of step `k`, where `t` is the only output."""
@@ -192,6 +234,24 @@ class _Told:
         leaves = set(graph.tensors())
         inputs = {x: data for x, data in step.inputs.items() if x in leaves}
         return replace(self.case, steps=[*self.case.steps[:k], Step(graph, inputs, (t,))])
+
+
+def _sources(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
+    """The nodes that compute what `node` reads, in order: also those that wrote it into a leaf before."""
+    read = {s.root for s in node.src if s is not None}
+    return [n for n in nodes[: nodes.index(node)] if computes(n) and n.root in read]
+
+
+def _before(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
+    """All nodes on which `node` depends, in order."""
+    found: set[Tensor] = set()
+    todo = [node]
+    while todo:
+        for n in _sources(nodes, todo.pop()):
+            if n not in found:
+                found.add(n)
+                todo.append(n)
+    return [n for n in nodes if n in found]
 
 
 def _reads(n: Tensor, t: Tensor) -> bool:

@@ -16,6 +16,8 @@ NORMAL = 2.0**-126
 """The least float32 that is not subnormal."""
 FLUSHED = "subnormal numbers are zero"
 """How wrong numbers are if the processor, or one kernel, flushes what is subnormal."""
+NOT_FINITE = "not finite"
+"""How they are if a number became none."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 _QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
 _WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
@@ -90,7 +92,7 @@ def signature_of(result: Result) -> Signature | None:
 def _how(expected: float | None, found: float | None) -> str:
     """In what way one number is wrong, where that tells; None is NaN."""
     if found is None or not isfinite(found):
-        return "not finite"
+        return NOT_FINITE
     flushed = expected is not None and 0 < abs(expected) <= NORMAL and found == 0
     return FLUSHED if flushed else ""
 

@@ -11,7 +11,7 @@ from conformance.causes.grouping.forms import common, is_soft_max_of
 from conformance.causes.grouping.group import Group, cause_of
 from conformance.causes.grouping.groups import Groups
 from conformance.causes.grouping.nodes import Nodes
-from conformance.causes.grouping.pair import joint, of_whole, one
+from conformance.causes.grouping.pair import joint, of_garbage, of_whole, one
 from conformance.causes.grouping.search import Search
 from conformance.causes.needs.whole import begin_alike
 from conformance.judge.verdict import FAILURES, Result, Verdict
@@ -241,3 +241,48 @@ def test_damage_by_types_is_one_with_what_the_op_says_of_another_type(place: str
     error = Group(("OVERCLAIM", "Requested output shape is incompatible with input shape"), said, PROOF)
     assert (joint(damage, error, last=True) is not None) is is_one
     assert joint(damage, error, last=False) is None
+
+
+@pytest.mark.parametrize(
+    ("type_", "place", "is_one"),
+    [("q4_0", "src[0].type", True), ("q4_1", "src[0].type", True), ("q4_1", "src[1].type", False)],
+)
+def test_blocks_that_are_read_wrong_are_nan_by_chance(type_: str, place: str, *, is_one: bool) -> None:
+    """One of the types that an op reads wrong, or one more beside several, is no cause of its own as it gives NaN."""
+    several = Group(("FAIL", ""), _of("GET_ROWS", ("src[0].type", "mxfp4|q4_0|q8_0")), PROOF)
+    nan = Group(("FAIL", "not finite"), _of("GET_ROWS", (place, type_)), PROOF)
+    assert (of_garbage(nan, several) is not None) is is_one
+    assert of_garbage(several, Group(nan.kind, _of("MUL_MAT", (place, type_)), PROOF)) is None
+
+
+def test_one_more_type_beside_two_is_a_cause_of_its_own() -> None:
+    """Two types may each have a fault of their own, and so may the third."""
+    two = Group(("FAIL", ""), _of("GET_ROWS", ("src[0].type", "mxfp4|q4_0")), PROOF)
+    assert of_garbage(two, Group(("FAIL", "not finite"), _of("GET_ROWS", ("src[0].type", "q4_1")), PROOF)) is None
+    assert of_garbage(two, Group(("FAIL", "not finite"), _of("GET_ROWS", ("src[0].type", "q4_0")), PROOF)) is not None
+
+
+@pytest.mark.parametrize(
+    ("said", "is_one"),
+    [
+        ("[CPU] Multiply node 'gated' Check 'a == b': Eltwise shape infer input shapes mismatch", True),
+        ("[CPU] Swish node 'x' Check 'a == b': Eltwise shape infer input shapes mismatch", True),
+        ("[CPU] Add node 'kcur' Check 'a == b': Eltwise shape infer input shapes mismatch", False),
+        ("[CPU] Multiply node Check 'a == c': Eltwise shape infer input shapes are others", False),
+    ],
+)
+def test_one_check_at_several_ops_is_one_error_of_whole_graphs(said: str, *, is_one: bool) -> None:
+    """The op and what its node is called may differ; where the op is the same, the name tells faults apart."""
+    a = Group(
+        ("OVERCLAIM", "[CPU] Add node 'x' Check 'a == b': Eltwise shape infer input shapes mismatch"), Form(()), PROOF
+    )
+    assert (joint(a, Group(("OVERCLAIM", said), Form(()), PROOF), last=True) is not None) is is_one
+
+
+def test_an_op_that_damages_memory_in_more_conditions_than_it_is_wrong_in_has_one_fault() -> None:
+    """A view by no op is wrong, and ends the process with values of two bytes; a type alone says nothing of it."""
+    view, half = ("src[0].view", "by no op"), ("src[0].type", "f16")
+    wrong, damage = ("FAIL", ""), ("CRASH", "its process died (SIGSEGV)")
+    both = Group(damage, _of("CONT", view, half), PROOF)
+    assert joint(Group(wrong, _of("CONT", view), PROOF), both, last=False) == _of("CONT", view)
+    assert joint(Group(wrong, _of("CONT", half), PROOF), both, last=False) is None

@@ -324,3 +324,20 @@ def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(
     kernel = _run(runner, _loses_and_errs, _chain(3))
     assert kernel.first_divergence is not None
     assert (kernel.first_divergence["kind"], kernel.first_divergence["node"]) == ("node", 3)
+
+
+@pytest.mark.parametrize("op", ["ADD", "SQR", "SCALE", "SQRT"])
+def test_the_first_wrong_node_is_found_though_all_before_the_last_are_lost(runner: FaultyRunner, op: str) -> None:
+    """Graphs that end earlier tell which node is wrong, wherever it is: what follows reads what it gave."""
+
+    def fault(backend: Faulty, k: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        ops = [n.op for n in graph]
+        for t, data in found.items():
+            if op in ops and graph.nodes.index(t) >= ops.index(op):
+                data.view("<f4")[3] += 1
+        _loses(backend, k, graph, found)
+
+    result = _run(runner, fault, _chain(3))
+    assert result.first_divergence is not None
+    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", op)
+    assert "nan" not in result.detail

@@ -12,6 +12,7 @@ from conformance.causes.form import Form
 from conformance.causes.needs.whole import may_be_of_relation, shared_by
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import GRAPH, KEPT, OUTPUT
+from conformance.run.shrink.cuts import PREFIX
 from conformance.suite.relations import claim
 
 from .nodes import Nodes
@@ -78,6 +79,11 @@ class Group:
             return False
         anywhere = self.form.spreads and (failure.result.verdict is Verdict.CRASH or self.form.of_in_place)
         return any(map(self.form.beside if anywhere else self.form.holds, failure.all))
+
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether smaller cases than its smallest were tried."""
+        return self.proof.case.id.startswith(PREFIX)
 
     @property
     def of_kept(self) -> bool:

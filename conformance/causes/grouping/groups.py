@@ -87,7 +87,7 @@ class Groups:
                     return a, b, form
                 if last and (form := self._of_shared_types(a, b)) is not None:
                     return a, b, form
-                if last and (form := self._of_twins(a, b) or pair.of_whole(a, b)) is not None:
+                if last and (form := self._of_twins(a, b) or pair.of_whole(a, b) or pair.of_garbage(a, b)) is not None:
                     return a, b, form
                 alike = a.kind == b.kind and a.form.ops == b.form.ops and a.form.says == b.form.says
                 if alike and a.form.ops and not (self.tells(a) or self.tells(b)):

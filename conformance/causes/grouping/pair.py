@@ -8,11 +8,18 @@ from collections.abc import Sequence
 
 from conformance.causes.cause import ANY_OF
 from conformance.causes.features import OP, OUTPUT
-from conformance.causes.form import SEVERAL, TYPE, Form, of_any, type_of, type_place
-from conformance.causes.needs.whole import AN_OUTPUT, begin_alike, only_of_relation, said_alike, tells_apart
+from conformance.causes.form import SEVERAL, TYPE, Form, of_any, of_lying, type_of, type_place
+from conformance.causes.needs.whole import (
+    AN_OUTPUT,
+    begin_alike,
+    differ_in_op,
+    only_of_relation,
+    said_alike,
+    tells_apart,
+)
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import KEPT
-from conformance.run.signature import FLUSHED
+from conformance.run.signature import FLUSHED, NOT_FINITE
 
 from . import forms
 from .group import Group
@@ -28,7 +35,8 @@ def one(a: Group, b: Group, *, last: bool) -> bool:
     of both or all that both say.
     """
     error = a.kind == b.kind and not a.by_chance
-    if last and ((error and a.form.ops == b.form.ops and len(a.form.ops) == 1) or _damaged(a, b)):
+    of_one_op = error and a.form.ops == b.form.ops and len(a.form.ops) == 1
+    if last and (of_one_op or _damaged(a, b) or _in_fewer_conditions(a, b)):
         return True
     if (last and both_wrong(a, b) and forms.of_one_function(a.form, b.form)) or _flush(a, b):
         return True
@@ -127,14 +135,44 @@ def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
     other ones than those of several ops.
     """
     if a.by_chance and b.by_chance:
-        return form.of_extent or (bool(a.form.says) and a.form.same_but_sizes(b.form))
+        alike = bool(a.form.says) and a.form.same_but_sizes(b.form)
+        return form.of_extent or alike or _dies_in_more_conditions(a, b)
     chance, error = sorted((a, b), key=lambda g: not g.by_chance)
     if not last or not chance.by_chance or _OF_SHAPES.search(error.kind[1]) is None:
         return False
     if chance.kind[0] == Verdict.CRASH:
-        more = bool(error.form.says) and error.form.ops == chance.form.ops and error.form.says < chance.form.says
-        return more or a.form.same_but_sizes(b.form)
+        return _in_fewer_conditions(a, b) or a.form.same_but_sizes(b.form)
     return form.of_extent and chance.form.spreads and error.form.only_of_extent
+
+
+def _in_fewer_conditions(a: Group, b: Group) -> bool:
+    """Whether an error of an op about shapes needs no more than a part of what damages memory there needs."""
+    chance, error = sorted((a, b), key=lambda g: not g.by_chance)
+    damage = chance.by_chance and chance.kind[0] == Verdict.CRASH and not error.by_chance
+    fewer = bool(error.form.says) and error.form.ops == chance.form.ops and error.form.says < chance.form.says
+    return damage and fewer and _OF_SHAPES.search(error.kind[1]) is not None
+
+
+def _dies_in_more_conditions(a: Group, b: Group) -> bool:
+    """Whether an op is wrong where an operand lies as it does, and damages memory in these and more conditions."""
+    wrong, damage = sorted((a, b), key=lambda g: g.kind[0] == Verdict.CRASH)
+    apart = wrong.kind[0] != damage.kind[0] and wrong.form.ops == damage.form.ops
+    return apart and wrong.form.says < damage.form.says and any(map(of_lying, wrong.form.says))
+
+
+def of_garbage(a: Group, b: Group) -> Form | None:
+    """The form of wrong numbers of an op with some types, and of numbers that are not finite with types among these, or
+    with others where they are `SEVERAL`: what is read as something else is NaN by chance.
+    """
+    kinds = {a.kind[1], b.kind[1]}
+    few, many = sorted((a, b), key=lambda g: len(type_of(g.form).split(ANY_OF)))
+    if not both_wrong(a, b) or kinds != {"", NOT_FINITE} or not set(few.form.ops) <= set(many.form.ops):
+        return None
+    x, y = (set(type_of(g.form).split(ANY_OF)) for g in (few, many))
+    place = type_place(many.form) in (TYPE, type_place(few.form))
+    if "" in x | y or not place or read_and_store(a, b) or not (x <= y or len(y) >= SEVERAL):
+        return None
+    return forms.of_types([many.form, few.form])
 
 
 def _of_damage_and_error(a: Group, b: Group) -> Form | None:
@@ -157,12 +195,13 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
         return whole.form if a.kind[0] == Verdict.CRASH else None  # an assertion has one place in the source
     shared = a.form.rest & b.form.rest
     of_one = begin_alike(a.kind, b.kind)
-    alike = of_one or said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
+    of_ops = differ_in_op(a.kind, b.kind) and (a.form == b.form or not (a.is_shrunk and b.is_shrunk))
+    alike = of_one or of_ops or said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
     if a.form.ops or b.form.ops or not alike:
         return None
     if only_of_relation(a.form) != only_of_relation(b.form):  # an error that comes without the relation, too
         return b.form if only_of_relation(a.form) else a.form
-    if not (of_one or tells_apart(shared) or (a.of_kept and b.of_kept)):
+    if not (of_one or of_ops or tells_apart(shared) or (a.of_kept and b.of_kept)):
         return None
     return Form(tuple(c for c in a.form.conditions if c in shared))
 
