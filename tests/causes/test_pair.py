@@ -286,3 +286,17 @@ def test_an_op_that_damages_memory_in_more_conditions_than_it_is_wrong_in_has_on
     both = Group(damage, _of("CONT", view, half), PROOF)
     assert joint(Group(wrong, _of("CONT", view), PROOF), both, last=False) == _of("CONT", view)
     assert joint(Group(wrong, _of("CONT", half), PROOF), both, last=False) is None
+
+
+@pytest.mark.parametrize("others", [0, 4])
+def test_a_cause_whose_smallest_case_alone_another_explains_stays(others: int) -> None:
+    """Stores at an offset are wrong whatever they store, of bf16, too, in which many ops are."""
+    half, full = ("ops/CPY-bf16+bf16-a=12x5x4x2,vb=off@435", "ops/CPY-f32+f32-a=12x5x4x2,vb=off@368")
+    groups = Groups(Nodes([_failure(half)], []))
+    spread = Group(("FAIL", ""), _of("CPY|SQR|SQRT", ("a type", "bf16")), _failure(half))
+    spread.failures = [_failure(half)]
+    stores = Group(("FAIL", ""), _of("CPY", ("src[0].type", "bf16"), ("in place", "yes")), _failure(half))
+    stores.failures = [_failure(half), *[_failure(full)] * others]
+    groups.all = [spread, stores]
+    groups._absorb(last=True)
+    assert len(groups.all) == (2 if others else 1)

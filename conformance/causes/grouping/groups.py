@@ -15,7 +15,7 @@ from conformance.run.divergence import OUTPUT
 
 from . import forms, pair
 from .group import Group
-from .nodes import TELLS, Nodes
+from .nodes import JOINED, TELLS, Nodes
 
 
 class Groups:
@@ -135,7 +135,8 @@ class Groups:
         may_go = [g for g in self.all if not (g.more or (last and (g.behind or not g.form.of_few_words)))]
         for group in sorted(may_go, key=lambda g: len(g.form.rest), reverse=True):
             others = (g for g in self.all if g is not group and g.form.ops and self.tells(g))
-            others = (g for g in others if not last or (g.kind == group.kind and g.form.spreads))
+            if last:  # what shows few words may be a second fault, of which the smallest case shows the first, too
+                others = (g for g in others if g.kind == group.kind and g.form.spreads and _explains_most(g, group))
             to = next((g for g in others if len(g.form.rest) < len(group.form.rest) and g.explains(group.proof)), None)
             if to is not None:
                 to.take(group)
@@ -160,3 +161,9 @@ class Groups:
             if to is not None:
                 to.take(group)
                 self.all.remove(group)
+
+
+def _explains_most(group: Group, other: Group) -> bool:
+    """Whether a group explains the failures of single nodes of another nearly all."""
+    of_nodes = [f for f in other.failures if f.at is not None]
+    return sum(map(group.explains, of_nodes)) >= JOINED * len(of_nodes)
