@@ -20,6 +20,7 @@ from conformance.suite import FAMILIES
 from .cause import Cause
 from .features import OP, Features, features, nodes_of
 from .form import Form
+from .grouping.nodes import TELLS
 
 BLOCKS = "blocks"
 """Family whose cases are a sublayer of one architecture each, `blocks/ARCHITECTURE-…`."""
@@ -82,9 +83,12 @@ def _laid_out() -> Mapping[str, Sequence[Features]]:
 
 
 def rank(cause: Cause) -> Cause:
-    """`cause` with the number of `architectures` that hold such a node; as it is where no single node is at fault."""
-    form = Form(cause.conditions)
-    if not any(c.key == OP for c in cause.conditions):
+    """`cause` with the number of `architectures` that hold such a node; as it is where no single node is at fault, or
+    where nearly all such nodes are right: its form does not say whom it hurts.
+    """
+    form, failed = Form(cause.conditions), cause.rank.get("failed", 0)
+    tells = failed >= TELLS * (failed + cause.rank.get("passed", 0))
+    if not tells or not any(c.key == OP for c in cause.conditions):
         return cause
     hit = sum(any(form.holds(f) for f in rows) for rows in _architectures().values())
     return replace(cause, rank={**cause.rank, "architectures": hit})

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from conformance.causes import rank
+from conformance.causes.cause import Cause, Condition
+from conformance.causes.features import OP
+from conformance.judge.verdict import Verdict
 
 TABLE = {"one": [{"op": "ADD", "step": "first"}], "two": []}
 
@@ -55,4 +58,16 @@ def test_a_broken_table_is_laid_out_anew(laid_out: list[int], tmp_path: Path, te
     (tmp_path / "nodes-a.json").write_text(text)
     assert table() == table() == TABLE
     assert len(laid_out) == 1
+    rank._architectures.cache_clear()
+
+
+@pytest.mark.parametrize(("passed", "counted"), [(0, True), (9, True), (10, False)])
+def test_a_form_that_nearly_all_right_nodes_meet_hurts_nobody_known(
+    laid_out: list[int], passed: int, *, counted: bool
+) -> None:
+    """It would come before all others, as every architecture holds such a node."""
+    del laid_out
+    found = {"failed": 1, "passed": passed}
+    cause = Cause("ADD-1", "ADD", "cpu", Verdict.FAIL, "ADD", "", (Condition(OP, "ADD"),), ("ops/ADD@1",), "", found)
+    assert rank.rank(cause).rank == (found | {"architectures": 1} if counted else found)
     rank._architectures.cache_clear()
