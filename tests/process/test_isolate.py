@@ -103,6 +103,8 @@ class Fake(Backend):
     def buffer_types(self):
         return [BufferType("a"), BufferType("b", False, 64, 2**40)]
     def arithmetic_in(self, case):
+        if self.mode == "dies of a case":
+            os.abort()
         if self.mode != "shared":
             return self.arithmetic()
         half = Arithmetic("half", operands="f16")
@@ -181,6 +183,14 @@ def test_the_arithmetic_of_each_node_arrives(backend: IsolatedBackend) -> None:
     shared.close()
     (first,), (second,) = (s.graph for s in case.steps)
     assert (found.name, found.at(first), found.at(second)) == ("two", EXACT, Arithmetic("half", operands="f16"))
+
+
+def test_a_process_that_dies_of_the_question_leaves_the_devices_own_arithmetic() -> None:
+    """A case that ends the process wherever it is asked about can be recorded, and made smaller."""
+    backend = IsolatedBackend(Spec("fake", (("mode", "dies of a case"),)))
+    assert backend.arithmetic_in(add()) == EXACT
+    assert backend.supports_op(add().steps[0].graph.nodes[0])
+    backend.close()
 
 
 @pytest.mark.parametrize("nodes", [[[0]], [[0], [2]], [[0], []], [[0], [-1]], [[0], ["0"]], None])
