@@ -128,6 +128,7 @@ class GgmlBackend(Backend):
         self._weights = self._bufts[buffer] if buffer else self._buft
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
+        self.by_case = self._cpu not in (0, self._device)
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
         """The last case that was asked about, and the device's nodes."""
         self._card = card_of(card, self) if card else None
@@ -204,7 +205,7 @@ class GgmlBackend(Backend):
 
     def _on_device(self, case: Case) -> list[frozenset[Tensor]] | None:
         """Of each step the nodes that the scheduler gives to the device; None without one, or where it cannot say."""
-        if self._cpu in (0, self._device):
+        if not self.by_case:
             return None
         if self._split is None or self._split[0] is not case:
             found: list[frozenset[Tensor]] | None = None

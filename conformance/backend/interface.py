@@ -177,6 +177,8 @@ class Backend(ABC):
     """How many threads compute, if known: a single one is measured on a processor of its own."""
     fragile: bool = False
     """What it frees may break its process later: each trajectory gets a new one, where it has one of its own."""
+    by_case: bool = True
+    """An adapter's own `supports_case` and `arithmetic_in` answer by the case; else nobody sends it one to ask."""
     places: ClassVar[frozenset[str] | None] = None
     """Options that name a file, folder, library or address: a case file must not choose them for the user. None:
     unknown, so every option whose name suggests a place counts."""

@@ -20,7 +20,7 @@ import numpy as np
 from conformance.backend.interface import Backend
 from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.errors import BackendError
+from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import operand
 from conformance.ggml.ops.rows import SORT_ORDER
@@ -87,7 +87,11 @@ def locate(
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
-    suspect = first_divergent(ran, reference, case, wrong.step)
+    try:
+        suspect = first_divergent(ran, reference, case, wrong.step)
+    except ConformanceError:  # what was lost cannot even be read, such as an index beyond all rows
+        told.tell(result, told.traced(wrong), by_steps)
+        return
     found = None if suspect is None else told.named(suspect)
     if suspect is not None and found is None:  # a value is lost where each is asked for, so the others tell nothing
         told.tell(result, told.traced(wrong), by_steps)

@@ -305,6 +305,29 @@ def test_an_assertion_is_one_cause_wherever_it_fails(verdict: str, *, one: bool)
     assert (both == steps) is one
 
 
+@pytest.mark.parametrize(("leaf", "one"), [("an input", True), ("a cache", False)])
+def test_words_of_an_op_are_those_of_a_whole_case_only_where_it_shows_such_a_part(leaf: str, *, one: bool) -> None:
+    """The same check stops views of inputs, and a graph that has none."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    said = ("OVERCLAIM", "Check 'elements_equal': Reshape")
+    node = Group(said, _of("SQR", ("src[0].shows", f"a part of {leaf}")), proof)
+    whole = Group(said, Form(()), proof)
+    assert (joint(node, whole, last=True) == node.form) is one
+    assert node.may_be_in(proof) is one
+
+
+@pytest.mark.parametrize(("parts", "alike"), [(("a weight", "an input"), True), (("a cache", "an input"), False)])
+def test_parts_of_a_cache_are_told_from_parts_of_inputs_by_what_is_right(parts: Sequence[str], *, alike: bool) -> None:
+    """An error at views of inputs is none of views of caches, where these are right in nearly every trajectory."""
+    wrong = [
+        _failure(f"ops/{i}") for i in ("SQR-f32-ne=18x6x3x2,vne=rows@705", "ADD_ID-f32+f32-a=33x3x5,va=pad,vb=pad@1")
+    ]
+    shown = ("an operand shows", "|".join(f"a part of {leaf}" for leaf in parts))
+    nodes = Nodes(wrong, [build(DECODER)])
+    assert nodes.show_alike(_of("SQR|ADD_ID|FLASH_ATTN_EXT", shown)) is alike
+    assert nodes.show_alike(_of("SQR", ("an operand shows", "a part of an input")))
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_error_by_what_is_kept_is_one_cause_whatever_tensor_it_names(*, kept: bool) -> None:
     """A model that was compiled for other sizes stops at the first node that shows it; elsewhere names tell faults."""
@@ -389,8 +412,8 @@ def test_what_is_kept_between_nodes_and_between_steps_is_one_cause(key: str, *, 
 def test_a_node_that_is_wrong_beside_one_that_it_does_not_read_is_a_fault_of_what_is_kept() -> None:
     """Two masks of one name and shape in one step, and the same mask in two steps."""
     ids = [
-        "kv_growth/gemma2-l=2,embd=32,heads=2,kv=1,ff=32,vocab=32,ubatch=64,run=at250.d2.p10.d2@748",
-        "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=at254.d4.back3.d2@457",
+        "kv_growth/gemma2-l=2,embd=32,heads=2,kv=1,ff=32,vocab=32,ubatch=64,run=at40.d1@748",
+        "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=p9.d2.back3.d2@457",
     ]
     (group,) = _groups([FAULTS["mask-stale"]], ids)
     assert {f.case.id for f in group.failures} == set(ids)

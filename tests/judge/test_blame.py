@@ -15,6 +15,7 @@ from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, Expansion
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, I64
 from conformance.judge.verdict import Result, Verdict
@@ -341,3 +342,27 @@ def test_the_first_wrong_node_is_found_though_all_before_the_last_are_lost(runne
     assert result.first_divergence is not None
     assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", op)
     assert "nan" not in result.detail
+
+
+def test_an_index_that_is_lost_hides_no_wrong_node(runner: FaultyRunner) -> None:
+    """What memory held before is no index of a row: no node can be judged from it, and graphs that end earlier tell."""
+    x, y = (new_tensor(F32, *ne, name=name, flags=FLAG_INPUT) for name, ne in (("x", (8, 4)), ("y", (5, 8, 4))))
+    order = B.argsort(x, SORT_ORDER.ASC)
+    rows = B.get_rows(y, order)
+    for i, n in enumerate((order, rows)):
+        n.name, n.flags = f"node_{i}", n.flags | FLAG_COMPUTE
+    step = Step(Graph([order, rows]), {x: _floats(4, 8, seed=1), y: _floats(4, 8, 5, seed=2)}, (rows,))
+    case = Case("test/rows@0", {}, [step])
+    case.validate()
+
+    def fault(_: Faulty, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        for t, data in found.items():
+            if t.op == "GET_ROWS":
+                data.view("<f4")[3] += 1
+            if any(t in n.src for n in graph):
+                data[:] = 255
+
+    result = _run(runner, fault, case)
+    assert result.first_divergence is not None
+    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", "GET_ROWS")
+    assert "not found" not in result.detail

@@ -60,6 +60,12 @@ class Group:
             return failure.kind == self.kind and (by_words or may_be_of_relation(self.form, failure.case))
         return self._holds_in(failure) if failure.at is None else self._holds_at(failure)
 
+    def may_be_in(self, failure: Failure) -> bool:
+        """Whether an error of single nodes may be what a case as a whole says in the same words: where it goes with an
+        operand that shows a part of something, only if the case has one.
+        """
+        return not self.form.of_extent or any(map(self.form.beside, failure.all))
+
     def take(self, other: Group) -> None:
         """Have the failures of `other`, which is no cause of its own."""
         self.failures = self.failures + other.failures

@@ -78,6 +78,8 @@ class Groups:
             key = (a.kind, a.form, b.kind, b.form)
             if key not in self._apart and (a.more == b.more or a.form.same_kernel(b.form)):
                 form = pair.joint(a, b, last=last)
+                if form is not None and not self.nodes.show_alike(form):
+                    form = None
                 if form is not None and (pair.one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
                 by_chance = [g.form for g in (a, b) if g.by_chance]  # an error of few nodes tells all of them

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 from conformance.case.case import Case
 from conformance.causes.cause import ANY_OF, Condition
 from conformance.causes.failure import Failure
 from conformance.causes.features import OP, Features, features, nodes_of
-from conformance.causes.form import Form, base_of, is_size, meets, type_of
+from conformance.causes.form import SHOWN, Form, base_of, is_size, meets, type_of
 
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
@@ -49,6 +50,17 @@ class Nodes:
             shares = [(self.share(form.of_ops(p), others), self.share(p, others)) for p in parts]
             return self._tells_by_sizes(form) and all(joint >= JOINED * alone > 0 for joint, alone in shares)
         return self.share(form, others) >= JOINED * max(self.share(p, others) for p in parts)
+
+    def show_alike(self, form: Form) -> bool:
+        """Whether each part that an operand may show, such as of an input or of a cache, tells failures from right
+        nodes nearly as well as any other: what throws at views of inputs may be right with those of caches.
+        """
+        parts = next((c for c in form.rest if c.key == SHOWN and ANY_OF in c.value), None)
+        if parts is None:
+            return True
+        each = [Form((*form.but([parts]).conditions, replace(parts, value=v))) for v in parts.value.split(ANY_OF)]
+        shares = [self.share(f) for f in each]
+        return min(shares) >= JOINED * max(shares)
 
     def _tells_by_sizes(self, form: Form) -> bool:
         """Whether sizes tell failures from right nodes of each op of `form`, where these are no parts of one op."""

@@ -182,7 +182,8 @@ class Search:
         several = failure.at is None and failure.kind in self._many
         others = [g for g in self.groups.all if g is not but]
         found = (g for g in others if g.explains(failure) and (not g.form.ops or self.groups.tells(g)))
-        return next(found, None) or next((g for g in others if several and g.kind == failure.kind), None)
+        alike = (g for g in others if several and g.kind == failure.kind and g.may_be_in(failure))
+        return next(found, None) or next(alike, None)
 
     def _widened(self, failure: Failure) -> Group | None:
         """A group of the same op whose form but for sizes holds for `failure`, from now on without these sizes, if it

@@ -87,7 +87,7 @@ class Guarded(Backend):
         """Of the last graph of `supports`: its cases are opened next, and need not be noted again."""
 
     def _overrides(self, method: str) -> bool:
-        return getattr(type(self.inner), method, None) is not getattr(Backend, method)
+        return self.inner.by_case and getattr(type(self.inner), method, None) is not getattr(Backend, method)
 
     def _checked_batch(self) -> int:
         value: object = self.call("batch", lambda: self.inner.batch)

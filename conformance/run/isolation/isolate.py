@@ -226,7 +226,8 @@ class IsolatedBackend(Backend):
         self.threads = _field(hello, "threads", lambda v: v is None or _count(v), "a whole number or nothing")
         self.fragile = _field(hello, "fragile", lambda v: type(v) is bool, "true or false")
         self._whole = _field(hello, "whole", lambda v: type(v) is bool, "true or false")
-        self._by_case = _field(hello, "by_case", lambda v: type(v) is bool, "true or false")
+        self._rounds_by_case = _field(hello, "by_case", lambda v: type(v) is bool, "true or false")
+        self.by_case = self._whole or self._rounds_by_case
         self.stages = tuple(stages)  # type: ignore[misc]  # as above
         self.options: Sequence[str] = tuple(_field(hello, "options", _texts, "a list of texts"))
         """Parameters of the adapter's constructor."""
@@ -243,7 +244,7 @@ class IsolatedBackend(Backend):
         """One round trip, where the adapter overrides it. Where its process dies of that, as it does of running the
         case, the device's own: the case can be made smaller still.
         """
-        if not self._by_case:
+        if not self._rounds_by_case:
             return self._arithmetic
         try:
             reply, _ = self._alive().ask(*_request("arithmetic_in", case), "answering arithmetic_in")

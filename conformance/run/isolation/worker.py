@@ -228,8 +228,8 @@ def _hello(backend: Backend) -> dict[str, JSON]:
         "batch": plain(backend.batch, "batch"),
         "threads": plain(backend.threads, "threads"),
         "fragile": plain(backend.fragile, "fragile"),
-        "whole": type(backend).supports_case is not Backend.supports_case,
-        "by_case": type(backend).arithmetic_in is not Backend.arithmetic_in,
+        "whole": bool(backend.by_case) and type(backend).supports_case is not Backend.supports_case,
+        "by_case": bool(backend.by_case) and type(backend).arithmetic_in is not Backend.arithmetic_in,
         "stages": plain(backend.stages, "stages"),
         "options": list(inspect.signature(type(backend)).parameters),
     }
