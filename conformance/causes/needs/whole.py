@@ -100,17 +100,21 @@ def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -
     if named:
         said = sorted((" ".join(_NAME.sub("", kind[1]).split()) for kind in (a, b)), key=len)
         return said[0] == said[1] or (len(said[0]) >= SURE and said[1].startswith(said[0]))
-    x, y = a[1].split(), b[1].split()
-    return len(x) == len(y) >= LONG and len({(v, w) for v, w in zip(x, y, strict=True) if v != w}) <= 1
+    return _but_for_a_word(a[1], b[1])
 
 
 def differ_in_op(a: tuple[str, str], b: tuple[str, str]) -> bool:
     """Whether two errors say the same but for an op, and what its node is called: one check, at whatever op."""
     if a[0] != b[0] or a[0] == Verdict.FAIL:
         return False
-    said = [" ".join(_NODE.sub("node ", kind[1]).split()).split() for kind in (a, b)]
-    apart = [pair for pair in zip(*said, strict=False) if pair[0] != pair[1]]
-    return len(said[0]) == len(said[1]) >= LONG and len(apart) == 1
+    x, y = (_NODE.sub("node ", kind[1]) for kind in (a, b))
+    return x.split() != y.split() and _but_for_a_word(x, y)
+
+
+def _but_for_a_word(said: str, other: str) -> bool:
+    """Whether two errors say the same but for one word, and enough."""
+    x, y = said.split(), other.split()
+    return len(x) == len(y) >= LONG and len({(v, w) for v, w in zip(x, y, strict=True) if v != w}) <= 1
 
 
 def begin_alike(a: tuple[str, str], b: tuple[str, str]) -> bool:
