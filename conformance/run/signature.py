@@ -19,24 +19,29 @@ FLUSHED = "subnormal numbers are zero"
 NOT_FINITE = "not finite"
 """How they are if a number became none."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
-_QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
+# A backend chooses what they are applied to, so none of them may look at a letter more often than a few times.
+_QUOTED = re.compile(r"(?<!\S)\S[^\s/]*/\S+@[0-9]+(?:#[0-9]+)?")
 _WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
-_PASSED_ON = re.compile(r"^.*?[\w:]*[eE]xception: (?=.)(?:Check '.*' failed at \S+: FrontEnd API failed with \w+: )?")
+_PASSED_ON = re.compile(r"^.*?[eE]xception: (?=.)(?:Check '.*' failed at \S+: FrontEnd API failed with \w+: )?")
 _OF_KERNEL = re.compile(r"^.*?(?=its kernel failed )(its kernel failed) on src .*?(: \w+: )")
 """What a kernel of the framework's own engine puts before an error: the node and its sources."""
-_WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|\S*/(?=[\w.-]+:[0-9]+)")
+_WRAPPER = re.compile(
+    r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|(?<!\S)\S*/(?=[\w.-]+:[0-9]+)"
+)
 """What OpenVINO and ggml put around a message: who passed it on, and where the source was built."""
 _VALIDATED = re.compile(r"While validating node '(\S+) [^']*' with friendly_name '[^']*'")
-_NAMED = re.compile(r"with name '(?:[A-Z]\w*?_[0-9]+_?)?([^'(]*?)-?[0-9]*(?: \([^']*)?'")
+_NAMED = re.compile(r"with name '(?:[A-Z]\w{0,80}?_[0-9]{1,12}_?)?([^'(]{0,200}?)-?[0-9]{0,12}(?: \([^']*)?'")
 _TYPED = re.compile(r"Node \S+(?: \([^:']*?)? of type (\w+)")
-_TENSOR = re.compile(r"(?<=pre-allocated tensor) \(.*\)(?= in a buffer)|(?<=cannot run the operation) \([A-Z_0-9]+\)")
+_TENSOR = re.compile(
+    r"(?<=pre-allocated tensor) \(.{0,300}\)(?= in a buffer)|(?<=cannot run the operation) \([A-Z_0-9]+\)"
+)
 """The parts of a message that name a node: its op stays, and of its own name what is no count and no view."""
 _DAMAGED = re.compile(
-    r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): .*|(?:corrupted|double free).*|.*stack smashing.*"
+    r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): |corrupted|double free|stack smashing"
 )
 """What the C library says of a heap that somebody damaged, which goes by chance."""
-_SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
+_SHAPE = re.compile(r"[\[({][-?.#,x;:\s]*[\])}]")
 _STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case\S*)?: ")
 _KEPT = 240
 _DIED = re.compile(r"its process died \([^)]*\)(?:: the heap is damaged)?")

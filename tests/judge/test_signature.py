@@ -125,3 +125,13 @@ def test_how_a_number_is_wrong_is_part_of_it(expected: float | None, found: floa
     signature = signature_of(Result("ops/A@0", "b", Verdict.FAIL, first_divergence=first))
     assert signature is not None
     assert signature.kind == kind
+
+
+HOSTILE = ("[" + "-" * 8000, "error ( " + " " * 8000 + "!", "x" * 8000, "a/" * 4000, "with name 'A" + "_1" * 4000)
+
+
+@pytest.mark.parametrize("said", [*HOSTILE, "its process died (SIGABRT): " + "pre-allocated tensor (" * 300])
+def test_whatever_a_backend_says_has_a_signature(said: str) -> None:
+    """Words of 8,192 letters, as many as are kept, end in a message: no expression tries every way to match them."""
+    for words in (said, f"{said}]", f"{said}: {said}"):
+        assert 0 < len(innermost(words)) <= 240
