@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backends.cpu import CpuBackend
 from conformance.backend.kernel import Kernel, KernelSession, Raw, Sources
@@ -15,11 +17,12 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendCrashError, BackendError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Bytes, Tensor
-from conformance.ggml.types import F32, I32
+from conformance.ggml.quants import from_float
+from conformance.ggml.tensor import Bytes, Tensor, new_tensor
+from conformance.ggml.types import F16, F32, I32, Q4_K, Q8_0, GGMLType
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
-from conformance.run.shrink import Shrunk, _Search, measure, shrink
+from conformance.run.shrink import Shrunk, _Search, measure, shrink, simplify
 from conformance.run.shrink.lanes import Lanes
 from conformance.run.signature import signature_of
 from conformance.suite.decoder import make
@@ -324,3 +327,23 @@ def test_crashes_are_told_apart_by_their_last_words(a: str, b: str, *, same: boo
     """How it died and the assertion count; steps, cases and numbers do not."""
     first, second = (signature_of(Result("", "", Verdict.CRASH, detail=d)) for d in (a, b))
     assert (first == second) is same
+
+
+@pytest.mark.parametrize("type_", [F32, F16, I32, Q8_0, Q4_K], ids=str)
+@given(rows=st.integers(1, 3), level=st.integers(0, len(simplify.SIMPLE)), at=st.integers(0, 255), other=st.booleans())
+def test_values_are_as_plain_as_the_first_that_changes_none(
+    type_: GGMLType, rows: int, level: int, at: int, other: bool
+) -> None:
+    """Whichever row differs, all of them count; so does a type that rounds what it is given."""
+    t = new_tensor(type_, 256, rows)
+    x = np.random.default_rng(at).standard_normal((rows, 256))
+    made = (simplify.SIMPLE[level](x) if level < len(simplify.SIMPLE) else x * 100).astype(
+        "i4" if type_ is I32 else "f4"
+    )
+    if other:
+        made[-1, at] = 3
+    stored = made if type_.dtype is None or type_ is I32 else made.astype(type_.dtype)
+    data = np.ascontiguousarray(from_float(type_, made) if type_.is_quantized else stored).reshape(-1).view(np.uint8)
+    values = simplify._loaded(t, data)
+    kept = [np.array_equal(simplify._stored(t, make(values)), data) for make in simplify.SIMPLE]
+    assert simplify.plainness(t, data) == next((k for k, same in enumerate(kept) if same), len(kept))
