@@ -157,7 +157,7 @@ class _Search:
             return False
         reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(self.case))
         now = measure(self.case)
-        smaller = (c for c in candidates(record(self.case, reference), self.result) if measure(c) < now)
+        smaller = (c for c in candidates(record(self.case, reference), self.result) if _is_smaller(c, now))
         try:
             for candidate, result in self._ran(smaller):
                 self._started.popleft()
@@ -237,7 +237,18 @@ def _may_be_unwritten(result: Result) -> bool:
 
 def measure(case: Case) -> tuple[int, ...]:
     """The size of a case, the most important part first; it falls with every success, so that shrinking ends."""
-    leaves = simplify.leaves_of(case)
+    return (*_rough(case), _plainness(case))
+
+
+def _is_smaller(case: Case, than: tuple[int, ...]) -> bool:
+    """Whether the size of `case` is less `than` another's; how plain its values are is asked only where all else is
+    equal, as that takes as long as to run it.
+    """
+    rough = _rough(case)
+    return rough < than[:-1] or (rough == than[:-1] and _plainness(case) < than[-1])
+
+
+def _rough(case: Case) -> tuple[int, ...]:
     return (
         int(bool(case.demands)),
         int(any(s.expected or s.note is not None for s in case.steps) or bool(case.tolerance)),
@@ -246,9 +257,12 @@ def measure(case: Case) -> tuple[int, ...]:
         sum(len(s.outputs) for s in case.steps),
         simplify.words(case),
         simplify.elements(case),
-        sum(simplify.rank(t.type) + (t.type is I64) for t in leaves),
-        sum(simplify.plainness(t, data) for t, data in leaves.items()),
+        sum(simplify.rank(t.type) + (t.type is I64) for t in simplify.leaves_of(case)),
     )
+
+
+def _plainness(case: Case) -> int:
+    return sum(simplify.plainness(t, data) for t, data in simplify.leaves_of(case).items())
 
 
 def _digest(case: Case) -> bytes:
