@@ -8,7 +8,7 @@ from hashlib import sha256
 from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import Failure, by_chance, size
 from conformance.causes.features import OP
-from conformance.causes.form import Form
+from conformance.causes.form import Form, is_size
 from conformance.causes.needs.whole import may_be_of_relation, shared_by
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import GRAPH, KEPT, OUTPUT
@@ -61,10 +61,11 @@ class Group:
         return self._holds_in(failure) if failure.at is None else self._holds_at(failure)
 
     def may_be_in(self, failure: Failure) -> bool:
-        """Whether an error of single nodes may be what a case as a whole says in the same words: where it goes with an
-        operand that shows a part of something, only if the case has one.
+        """Whether an error of single nodes may be what a case as a whole says in the same words: only if the case has
+        a node that meets what it says, whatever its sizes.
         """
-        return not self.form.of_extent or any(map(self.form.beside, failure.all))
+        form = Form(tuple(c for c in self.form.conditions if not is_size(c)))
+        return any(map(form.beside if form.spreads else form.holds, failure.all))
 
     def take(self, other: Group) -> None:
         """Have the failures of `other`, which is no cause of its own."""

@@ -190,7 +190,7 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
     """What two causes of no single node share, whose messages differ in names or in one word."""
     if a.kind == b.kind and not a.by_chance:
         whole, node = (a, b) if b.form.ops else (b, a)
-        if any(f[OP] in node.form.ops for f in whole.proof.all) and node.may_be_in(whole.proof):
+        if node.may_be_in(whole.proof):
             return node.form
         return whole.form if a.kind[0] == Verdict.CRASH else None  # an assertion has one place in the source
     shared = a.form.rest & b.form.rest
