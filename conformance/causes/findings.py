@@ -36,6 +36,8 @@ PAGE, GONE = "page", "## No longer found"
 """The key of the words on the page as a whole; the heading over words on causes that are no more."""
 _WORDS = re.compile(r"^<!-- words: (?P<key>[^\n]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (words: |end -->)", re.MULTILINE)
+_FOLDER = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+:[0-9])")
+"""The folder, of somebody's machine, of a file with a line."""
 ARCHITECTURES = 2000
 """Characters of their names; there are 123."""
 DETAIL = 400
@@ -173,7 +175,7 @@ def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]
     if models:
         yield f"- llama.cpp itself fails alike, {len(models):,} architectures: {inline(', '.join(models))}"
     if proof.detail:
-        yield f"- {inline(proof.detail, DETAIL)}"
+        yield f"- {inline(_FOLDER.sub('…/', proof.detail), DETAIL)}"
     yield ""
     yield f"    {_command(proof)}"
 

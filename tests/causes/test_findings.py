@@ -50,6 +50,14 @@ def test_a_page_says_what_fails_and_how_to_see_it(tmp_path: Path) -> None:
     assert "off \\| by &lt;b&gt;one" in text
 
 
+def test_a_page_names_no_folder_of_a_machine(tmp_path: Path) -> None:
+    """Where somebody built the source says nothing to others; which file and line it is does."""
+    path = run_file(tmp_path, cause())
+    path.write_text(path.read_text().replace("off |", "/home/someone/build/x9/ggml/src/ggml-backend.cpp:941: off |"))
+    findings.write(tmp_path / "page.md", read_runs([path]), "-o")
+    assert "…/ggml-backend.cpp:941: off" in (tmp_path / "page.md").read_text()
+
+
 def test_what_several_backends_have_stands_once(tmp_path: Path) -> None:
     """A cause of one id has one row and one section, which names each backend and how many cases fail there."""
     one = cause()
