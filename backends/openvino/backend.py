@@ -113,7 +113,9 @@ class OpenVinoStateless(TranslatingBackend):
         """As `Case.placement` says where possible; else whatever serves the case best."""
         place = case.placement.get(weight)
         if place is None or len(self.buffer_types()) == 1:
-            return "weight" if _multiplies(case, weight) else super().role_of(case, weight)
+            if not _multiplies(case, weight):
+                return super().role_of(case, weight)
+            return "weight" if weight.type is F16 or self._compiler.knows_bf16() else "input"
         shared = place.buffer % len(MEMORIES) and not weight.type.is_quantized
         return "input" if shared else "weight"
 

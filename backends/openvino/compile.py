@@ -93,6 +93,12 @@ class Compiler:
         """Whether it computes in float32 throughout."""
         return self.properties.get("EXECUTION_MODE_HINT") == "ACCURACY"
 
+    def knows_bf16(self) -> bool:
+        """Whether the device computes in BF16: OpenVINO 2026.4.1 dies as it compiles some products of constants of it
+        where the processor has no AVX-512.
+        """
+        return self.device != "CPU" or "BF16" in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
     def products(self) -> str:
         """What the device rounds the operands of matrix products to, as `Arithmetic.products` names it.
 

@@ -106,13 +106,18 @@ def test_an_order_and_its_table_undo_each_other() -> None:
 @pytest.mark.parametrize("type_", [F16, BF16], ids=str)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_matrix_of_16_bit_floats_is_held_as_it_is(type_: GGMLType, steps: int) -> None:
-    """In one step as in several it is a constant, of which the kernel's copy has 16 bits a number; values are exact."""
+    """In one step as in several it is a constant, of which the kernel's copy has 16 bits a number; values are exact.
+    BF16 is an input where the processor does not know it.
+    """
     w, x = new_tensor(type_, 256, 64), new_tensor(F32, 256, 3)
     out = B.mul_mat(w, x)
     values = np.ascontiguousarray(from_float(type_, _floats(64, 256, seed=1))).reshape(-1).view(np.uint8)
     step = Step(B.build_forward_expand(out), {x: _bytes(_floats(3, 256, seed=2))}, (out,))
     witness = _right(Case("halves", {w: values}, [step] * steps))
-    assert witness.bytes["weights"] == witness.bytes["packed copies"] == 64 * 256 * 2
+    if type_ is F16 or OpenVinoStateless()._compiler.knows_bf16():
+        assert witness.bytes["weights"] == witness.bytes["packed copies"] == 64 * 256 * 2
+    else:
+        assert witness.bytes.get("packed copies", 0) == 0
 
 
 def _batch(count: int, *, chained: bool) -> Case:
