@@ -8,7 +8,7 @@ from hashlib import sha256
 from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import Failure, by_chance, size
 from conformance.causes.features import OP
-from conformance.causes.form import Form, is_size
+from conformance.causes.form import Form
 from conformance.causes.needs.whole import may_be_of_relation, shared_by
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import GRAPH, KEPT, OUTPUT
@@ -64,7 +64,7 @@ class Group:
         """Whether an error of single nodes may be what a case as a whole says in the same words: only if the case has
         a node that meets what it says, whatever its sizes.
         """
-        form = Form(tuple(c for c in self.form.conditions if not is_size(c)))
+        form = self.form.but(self.form.rest - self.form.says)
         return any(map(form.beside if form.spreads else form.holds, failure.all))
 
     def take(self, other: Group) -> None:
