@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
@@ -40,8 +39,7 @@ def _repeat(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 def _region(node: Tensor, dst: Raw) -> Raw:
     """The part of `dst`, which is contiguous, that a SET or ACC replaces."""
     ne, nb, offset = part(node)
-    flat = dst.reshape(-1)[offset // dst.itemsize :]
-    return as_strided(flat, ne[::-1], nb[::-1])
+    return np.ndarray(ne[::-1], dst.dtype, buffer=dst.reshape(-1), offset=offset, strides=nb[::-1])
 
 
 def _part(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:

@@ -424,3 +424,19 @@ def test_what_smaller_cases_show_only_behind_others_is_a_fault_of_what_is_kept()
     ids = [i for i in case_ids(("alias",), (), "smoke") if "differs=axes" in i or "differs=eps" in i]
     groups = _groups([FAULTS["state-not-reset"]], ids)
     assert [(g.kind, g.form.ops) for g in groups if g.kind[1] != GONE] == [(("FAIL", KEPT), ())]
+
+
+def test_no_variant_of_a_failure_writes_outside_of_its_memory() -> None:
+    """Property: where a shorter source no longer holds the part that ACC writes, the case does not run: the reference
+    would write beyond its result, in the suite's own process.
+    """
+    fault = FAULTS["view-offset-ignored"]
+    runner = _Runner([fault])
+    case = build("ops/ACC-f32-a=10x6x4x2,b=10x2x4x2,at=0x3,vb=off@3")
+    (result,) = runner.run(fault.spec, [case])
+    failure = failure_of(case, result)
+    assert failure is not None
+    made = list(Search(runner, fault.spec, Nodes([failure], []))._variants(failure))
+    assert made
+    for variant in made:
+        variant.validate()

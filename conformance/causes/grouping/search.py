@@ -521,7 +521,7 @@ class Search:
         recorded = self._recorded(failure.case)
         passes = (simplify.parameters, simplify.types, simplify.dims, cuts.nodes)
         made = [c for make in passes for c in itertools.islice(make(recorded, failure.result), 200)]
-        for case in sorted(made, key=simplify.elements, reverse=True):
+        for case in filter(cuts.is_legal, sorted(made, key=simplify.elements, reverse=True)):
             if not any(g.form.holds(features(case, k, n)) for g in self.groups.all for k, _, n in nodes_of(case)):
                 yield case
 

@@ -80,10 +80,9 @@ def _fitting(made: Iterator[Case], form: Form, case: Case, node: Tensor | None) 
     for candidate in islice(made, TRIED):
         found = [features(candidate, k, t) for k, _, t in nodes_of(candidate)]
         stays = any(f[OP] == name_of(node) for f in found) if node is not None else len(found) == n
-        if stays and not any(form.holds(f) or (form.spreads and form.beside(f)) for f in found):
-            with suppress(GraphError):
-                candidate.validate()
-                yield candidate
+        met = any(form.holds(f) or (form.spreads and form.beside(f)) for f in found)
+        if stays and not met and cuts.is_legal(candidate):
+            yield candidate
 
 
 def _maker(condition: Condition) -> Make | None:
@@ -178,7 +177,7 @@ def _loose(
     if not condition.key.endswith(".type") or condition.value in {F16.name, BF16.name, I64.name}:
         return condition
     half = Condition(condition.key, F16.name)
-    for case in islice(simplify.types(recorded, result), TRIED):
+    for case in islice(filter(cuts.is_legal, simplify.types(recorded, result)), TRIED):
         if any(f[OP] == op.value and meets(half, f) for k, _, t in nodes_of(case) for f in [features(case, k, t)]):
             return Condition(condition.key, f"!= {F32.name}") if passes(case) is False else condition
     return condition

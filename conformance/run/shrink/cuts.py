@@ -47,6 +47,15 @@ def record(case: Case, reference: Backend) -> Recorded:
         return Recorded(case, [])
 
 
+def is_legal(case: Case) -> bool:
+    """Whether a case that a pass made may run: who computes another one may read and write outside of its memory."""
+    try:
+        case.validate()
+    except GraphError:
+        return False
+    return True
+
+
 def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: Collection[str] = ()) -> Case:
     """The case of the nodes alone that are `kept` of each step; ops `apart` write in place no more.
 

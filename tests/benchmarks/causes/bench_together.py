@@ -143,13 +143,12 @@ def main(draws: int, seed: int, adapter: str) -> None:
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             try:
                 a, b, c, text = pool.submit(draw, faults, n).result()
-            except BrokenProcessPool:  # a fault may corrupt the memory of its process
+            except BrokenProcessPool:
                 sys.stdout.write(f"seed {n}: died\n")
                 continue
         causes, wanted, found = causes + a, wanted + b, found + c
-        sys.stdout.write(
-            f"{text}\n  so far: precision {found / max(1, causes):.2f}, recall {found / max(1, wanted):.2f}\n"
-        )
+        rates = f"precision {found / max(1, causes):.2f}, recall {found / max(1, wanted):.2f}"
+        sys.stdout.write(f"{text}\n  so far: {found} of {causes} causes and {wanted} faults: {rates}\n")
         sys.stdout.flush()
 
 
