@@ -416,6 +416,7 @@ def test_a_node_that_is_wrong_beside_one_that_it_does_not_read_is_a_fault_of_wha
         "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=p9.d2.back3.d2@457",
     ]
     (group,) = _groups([FAULTS["mask-stale"]], ids)
+    assert group.kind == ("FAIL", KEPT)
     assert {f.case.id for f in group.failures} == set(ids)
 
 
@@ -440,3 +441,14 @@ def test_no_variant_of_a_failure_writes_outside_of_its_memory() -> None:
     assert made
     for variant in made:
         variant.validate()
+
+
+def test_time_that_is_over_mixes_no_relations() -> None:
+    """Property: a failure of a relation that nobody looks at goes to none of another relation."""
+    apart, *weights = (
+        i for r, n in (("apart", 1), ("weights", 2)) for i in case_ids((), (f"relations/{r}-*",), "standard")[:n]
+    )
+    failures = [_failure(i) for i in (weights[0], apart, weights[1])]
+    spec = FAULTS["mask-stale"].spec
+    groups = Search(_Runner([FAULTS["mask-stale"]]), spec, Nodes(failures, []), seconds=0.0).run(failures)
+    assert [[f.case.id for f in g.failures] for g in groups] in ([[apart], weights], [weights, [apart]])

@@ -45,9 +45,7 @@ class Groups:
         """
         while (found := self._alike(last=last)) is not None:
             a, b, form = found
-            first, second = sorted(
-                (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, size(g.proof))
-            )
+            first, second = sorted((a, b), key=partial(_place, form, alike=a.kind == b.kind))
             a.kind = next((g.kind for g in (a, b) if pair.flushes(g)), first.kind)
             a.proof, a.failures = first.proof, first.failures + second.failures
             a.form = form.anywhere()
@@ -163,6 +161,13 @@ class Groups:
             if to is not None:
                 to.take(group)
                 self.all.remove(group)
+
+
+def _place(form: Form, group: Group, *, alike: bool) -> tuple[object, ...]:
+    """Of two groups that join in `form`, that whose words and smallest case stand for both comes first: one of whole
+    cases where the form is of no op; of two that do not fail `alike`, wrong numbers; the smaller.
+    """
+    return len(group.form.ops) > len(form.ops), not alike and group.kind[0] != Verdict.FAIL, size(group.proof)
 
 
 def _explains_most(group: Group, other: Group) -> bool:

@@ -25,7 +25,7 @@ from conformance.causes.failure import Failure, failure_of, may_be, size
 from conformance.causes.features import BESIDE, OP, Features, features, nodes_of
 from conformance.causes.form import SEVERAL, Form, form_of, is_size, meets, of_part, type_of
 from conformance.causes.needs import cure
-from conformance.causes.needs.whole import of_relation, whole_form
+from conformance.causes.needs.whole import of_relation, relation_of, whole_form
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.divergence import KEPT, OUTPUT
@@ -265,7 +265,7 @@ class Search:
         """Where nothing can be shrunk any more: the group that fails alike, at the same op if at one."""
         alike = [g for g in self.groups.all if g.kind == failure.kind and bool(g.form.ops) == (failure.at is not None)]
         if failure.at is None:
-            return next(iter(alike), None)
+            return next((g for g in alike if relation_of(g.proof.case) == relation_of(failure.case)), None)
         found = failure.features
         same = [g for g in alike if found[OP] in g.form.ops]
         if failure.by_chance:
@@ -332,7 +332,10 @@ class Search:
                 proof, finished = small.proof or failure, small.finished
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
-        form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
+        if claim.applies(failure.case):  # time was over before its runs were asked
+            form = of_relation(failure.case)
+        else:
+            form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
         form = self._with_sizes(form, told=finished)
         group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self.groups.tells(group):  # it slipped to a node that is hardly ever wrong
@@ -527,16 +530,19 @@ class Search:
 
 
 def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
-    """Single nodes, then trajectories, then what no node is at fault in; of each the first of every signature, then the
-    second of every one, and so on, wrong numbers before errors that may need the same, the smallest first: time may end
-    before all are looked at.
+    """Single nodes, then what no node is at fault in, there wrong numbers first, as errors tell themselves by their
+    words; of each the first of every signature and relation, then the second of every one, and so on, the smallest
+    first: time may end before all are looked at.
     """
-    ranks: Counter[Signature] = Counter()
+    ranks: Counter[tuple[Signature, str]] = Counter()
     turns = []
     for failure in sorted(failures, key=size):
-        ranks[failure.signature] += 1
-        turns.append((size(failure)[:2], ranks[failure.signature], failure.result.verdict is not Verdict.FAIL, failure))
-    return [failure for *_, failure in sorted(turns, key=itemgetter(0, 1, 2))]
+        alike = failure.signature, relation_of(failure.case)
+        ranks[alike] += 1
+        error = failure.result.verdict is not Verdict.FAIL
+        whole, several = size(failure)[:2]
+        turns.append((whole, whole and error, several, ranks[alike], error, failure))
+    return [failure for *_, failure in sorted(turns, key=itemgetter(0, 1, 2, 3, 4))]
 
 
 def _of_many(failures: Sequence[Failure]) -> frozenset[tuple[str, str]]:

@@ -38,6 +38,11 @@ def of_relation(case: Case) -> Form:
     return Form((Condition(claim.KEY, claim.read(case).name),))
 
 
+def relation_of(case: Case) -> str:
+    """The relation of a case; empty for none."""
+    return claim.read(case).name if claim.applies(case) else ""
+
+
 def may_be_of_relation(form: Form, case: Case) -> bool:
     """Whether `case` is of the relation that a form is about, if it is about one: each does something else."""
     return not only_of_relation(form) or (claim.applies(case) and form == of_relation(case))
