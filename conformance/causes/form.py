@@ -54,6 +54,7 @@ ALWAYS_IN_PLACE = frozenset(STORED)
 """Ops that store: SET_ROWS always, CPY but where it is a cast."""
 BLOCKS = frozenset(t.name for t in TYPES.values() if t.is_quantized)
 TYPE, SHOWN, HELD, CHANGED = "a type", "an operand shows", "an operand holds", "an operand is written"
+SHIFTED = "an operand's offset"  # ends as that of one operand does
 """Of any operand."""
 GATES = {
     "GLU.REGLU": "UNARY.RELU",
@@ -69,7 +70,7 @@ SOFT_MAX = {"src[3]": "src[1]", "src[4]": "src[2]"}
 """Source of FLASH_ATTN_EXT -> that of the SOFT_MAX in it."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
 """What views show of leaves that a backend is given for a step."""
-OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}", CHANGED: f".{WRITTEN}"}
+OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}", CHANGED: f".{WRITTEN}", SHIFTED: f".{OFFSET}"}
 """Such a key -> how that of one operand ends."""
 
 
@@ -110,7 +111,7 @@ class Form:
         """Whether it is about an operand that shows a part of something: who takes all of it has wrong numbers, or
         writes where nobody looks, or damages the heap, as sizes have it.
         """
-        return any(c.value.startswith(PART) for c in self.rest)
+        return any(c.value.startswith(PART) or c.key == SHIFTED for c in self.rest)
 
     @property
     def of_what_is_held(self) -> bool:

@@ -452,3 +452,11 @@ def test_time_that_is_over_mixes_no_relations() -> None:
     spec = FAULTS["mask-stale"].spec
     groups = Search(_Runner([FAULTS["mask-stale"]]), spec, Nodes(failures, []), seconds=0.0).run(failures)
     assert [[f.case.id for f in g.failures] for g in groups] in ([[apart], weights], [weights, [apart]])
+
+
+def test_a_fault_of_view_offsets_is_one_cause_of_what_views_show() -> None:
+    """Views of inputs, weights and caches are wrong by their offset, whichever operand has it."""
+    globs = ("ops/ADD_ID-*vb=*", "ops/DIAG-*vne=*", "ops/CONT-*vne=*", "alias/differs=offset*", "ops/SCALE-*")
+    ids = case_ids((), globs, "smoke")
+    wrong = [g for g in _groups([FAULTS["view-offset-in-elements"]], ids) if g.kind[0] == "FAIL"]
+    assert [c for g in wrong for c in g.form.rest] == [Condition("an operand's offset", "yes")]
