@@ -56,6 +56,18 @@ def test_a_relation_whose_runs_are_wrong_alike_has_a_cause_beside_theirs() -> No
     assert ((), "relation = restored") in said
 
 
+def test_a_relation_of_runs_that_only_compute_has_no_cause_beside_that_of_a_node() -> None:
+    """A store that is wrong leaves other numbers in a cache that is rewound than in one that is not."""
+    fault = FAULTS["cache-first-row-only"]
+    ids = ["relations/rewound-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p20.d4,back=3@961"]
+    runner = _Runner([fault])
+    (result,) = runner.run(fault.spec, [runner.case(i) for i in ids])
+    failure = failure_of(runner.case(ids[0]), result)
+    assert failure is not None
+    (group,) = Search(runner, fault.spec, Nodes([failure], [])).run([failure])
+    assert group.form.ops == ("SET_ROWS",)
+
+
 @pytest.mark.parametrize(("name", "known"), [("restored", True), ("memory", False)])
 def test_a_relation_is_no_cause_of_another(name: str, *, known: bool) -> None:
     """Caches written back and graphs rebuilt in the memory of others go other ways."""

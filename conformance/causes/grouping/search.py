@@ -384,7 +384,8 @@ class Search:
 
     def _of_relation(self, failure: Failure) -> Group:
         """The group of a relation: that of the first of its runs that fails by itself. Where each passes, or is wrong
-        by the same numbers, what the relation does is needed.
+        by the same numbers although one does more than compute, what the relation does is needed: a wrong kernel gives
+        unlike runs unlike numbers.
         """
         form = Form(())
         with suppress(ConformanceError):
@@ -392,7 +393,8 @@ class Search:
             found = next((f for case, result in runs if (f := failure_of(case, result))), None)
             if found is not None:
                 group = self._explaining(found) or self._cured_by(found) or self._new(found)
-                if not (group.form.ops and _same([result for _, result in runs])):
+                does_more = any(run.how != claim.PLAIN for run in claim.read(failure.case).runs)
+                if not (group.form.ops and does_more and _same([result for _, result in runs])):
                     return group
                 group.failures.append(failure)  # each of them alone, and then they differ
             if found is not None or {result.verdict for _, result in runs} == {Verdict.PASS}:
