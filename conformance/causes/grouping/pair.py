@@ -24,8 +24,8 @@ from conformance.run.signature import FLUSHED, NOT_FINITE
 from . import forms
 from .group import Group
 
-_OF_SHAPES = re.compile("shape|dimension", re.IGNORECASE)
-"""What an error says where an operand is larger than its node knows."""
+_OF_SHAPES = re.compile("shape|dimension|rows", re.IGNORECASE)
+"""What an error says where an operand is larger than its node knows, or shows other numbers, which count rows."""
 
 
 def one(a: Group, b: Group, *, last: bool) -> bool:
