@@ -127,7 +127,7 @@ def _of_leaf(view: Tensor, nodes: Sequence[Tensor], caches: set[Tensor]) -> bool
 
 def _smaller(recorded: Recorded, result: Result) -> Iterator[Case]:
     """The least that a dimension can give, first."""
-    yield from sorted(simplify.dims(recorded, result), key=simplify.elements, reverse=True)
+    yield from simplify.dims(recorded, result, largest=True)
 
 
 def needs(form: Form, recorded: Recorded, result: Result, node: Tensor, passes: Callable[[Case], bool | None]) -> Needs:

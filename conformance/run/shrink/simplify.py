@@ -5,10 +5,13 @@ Tokens, sequences, heads, rows and cells all are dimensions of some leaf.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from math import prod
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -49,24 +52,26 @@ MANY = 14
 TOGETHER = 4
 
 
-def dims(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Dimensions that belong together are cut together, to 1 first.
+def dims(recorded: Recorded, _: Result, *, largest: bool = False) -> Iterator[Case]:
+    """Dimensions that belong together are cut together, to 1 first, or with the `largest` cases first.
 
-    Which belong together the rules of the ops know: a wrong choice makes no legal graph and is never run.
+    Which belong together the rules of the ops know: a wrong choice makes no legal graph and is never run. A case is
+    made when it is asked for: there may be thousands of a trajectory.
     """
     case = recorded.case
     shaped = [n for s in case.steps for n in s.graph if n.op in SHAPED_BY_CALLER]
-    axes = [(t, d) for t in (*_leaves_of_steps(case), *shaped) for d in range(MAX_DIMS) if t.ne[d] > 1]
-    made: list[Case] = []
+    leaves = Counter(_leaves_of_steps(case))
+    axes = [(t, d) for t in (*leaves, *shaped) for d in range(MAX_DIMS) if t.ne[d] > 1]
+    changes: list[tuple[int, dict[Tensor, Dims]]] = []
     for group, unit in _groups(axes):
         for size in _smaller(unit):
             ne = _resized(group, unit, size)
-            if ne is None:
-                continue
-            for last in (False, True):
-                with suppress(GraphError):
-                    made.append(changed(case, Change(ne=ne, last=last)))
-    yield from sorted(made, key=elements)
+            if ne is not None:
+                changes.append((sum(leaves[t] * (prod(ne[t]) - nelements(t)) for t in ne), ne))
+    for _less, ne in sorted(changes, key=itemgetter(0), reverse=largest):
+        for last in (False, True):
+            with suppress(GraphError):
+                yield changed(case, Change(ne=ne, last=last))
 
 
 def shapes(recorded: Recorded, _: Result) -> Iterator[Case]:
