@@ -35,7 +35,7 @@ def whole_form(case: Case) -> Form:
 
 def of_relation(case: Case) -> Form:
     """The form of a relation each of whose runs is right by itself."""
-    return Form((Condition(claim.KEY, claim.read(case).name),))
+    return Form((Condition(claim.KEY, relation_of(case)),))
 
 
 def relation_of(case: Case) -> str:
