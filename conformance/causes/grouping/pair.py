@@ -24,7 +24,7 @@ from conformance.run.signature import FLUSHED, NOT_FINITE
 from . import forms
 from .group import Group
 
-_OF_SHAPES = re.compile("shape|dimension|rows", re.IGNORECASE)
+_OF_SHAPES = re.compile(r"shape|dimension|\brows\b", re.IGNORECASE)
 """What an error says where an operand is larger than its node knows, or shows other numbers, which count rows."""
 
 

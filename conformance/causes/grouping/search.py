@@ -533,8 +533,8 @@ class Search:
 
 def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
     """Single nodes, then what no node is at fault in, there wrong numbers first, as errors tell themselves by their
-    words; of each the first of every signature and relation, then the second of every one, and so on, the smallest
-    first: time may end before all are looked at.
+    words; in each of these one step before several, then the first of every signature and relation, then the second of
+    every one, and so on, the smallest first: time may end before all are looked at.
     """
     ranks: Counter[tuple[Signature, str]] = Counter()
     turns = []
