@@ -20,7 +20,7 @@ from conformance.run.session.select import build
 from conformance.run.shrink.lanes import lanes
 from conformance.suite import ops
 
-from .cause import ALWAYS, Cause, in_order
+from .cause import ALWAYS, Cause, in_order, told_apart
 from .confirm import Seen, confirm
 from .failure import Failure, failure_of
 from .features import name_of
@@ -98,7 +98,7 @@ def _of_backend(
         left = end - time.monotonic()
         groups = Search(runner, spec, nodes, seconds=left, progress=progress, lanes=beside).run(alone)
         groups += _poisoned(failures, seen)
-        causes = [cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups]
+        causes = told_apart([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
         progress("counting the architectures that each cause hurts")
         with _interruptible("how many architectures have such nodes is not known", progress):
             causes = [rank(c) for c in causes]

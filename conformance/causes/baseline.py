@@ -3,7 +3,7 @@
 A file holds any number of
 
     [[cause]]
-    id = "3f9a0c2e"                                    # with `backend`, what a run's cause is found by
+    id = "3f9a0c2e"                                    # what a run's cause is found by, or one like it (`same.py`)
     sentence = "MUL_MAT with src[0].type = q4_K is wrong"
     backend = "npu"
     verdict = "FAIL"
@@ -32,6 +32,7 @@ from conformance.judge.verdict import FAILURES, Verdict
 from conformance.report.runfile import write_text
 
 from .cause import Cause, Condition
+from .same import same
 
 HEAD = """\
 # Known causes of failures. A run against this file fails where a cause is new, and where one of these is gone.
@@ -90,7 +91,9 @@ class Baseline:
     def renewed(self, causes: Sequence[Cause]) -> Baseline:
         """The baseline of `causes`; of those that it has already, reason and link stay."""
         said = {e.key: e for e in self.entries}
-        return Baseline(self.path, tuple(Known.of(c, said.get((c.id, c.backend))) for c in causes))
+        known = same(self.entries, causes)
+        entries = (Known.of(c, said[known[key]] if (key := (c.id, c.backend)) in known else None) for c in causes)
+        return Baseline(self.path, tuple(entries))
 
     def to_toml(self) -> str:
         """The text of its file."""
@@ -193,17 +196,17 @@ def _named(cause: Cause | Known) -> str:
 
 
 def compare(baseline: Baseline, causes: Sequence[Cause], backends: Collection[str] | None = None) -> Difference:
-    """What differs between what is known and the `causes` of a run; `id` and backend say which is which.
+    """What differs between what is known and the `causes` of a run; `same` says which is which.
 
     Args:
         baseline: what is known.
         causes: those of one run of all cases that the baseline was written for.
         backends: those that the run was on: entries of others are not gone. None: every one.
     """
-    known = {e.key for e in baseline.entries}
-    here = {(c.id, c.backend) for c in causes}
+    known = same(baseline.entries, causes)
+    there = set(known.values())
     return Difference(
         tuple(c for c in causes if (c.id, c.backend) not in known),
-        tuple(e for e in baseline.entries if e.key not in here and (backends is None or e.backend in backends)),
+        tuple(e for e in baseline.entries if e.key not in there and (backends is None or e.backend in backends)),
         tuple(c for c in causes if (c.id, c.backend) in known),
     )

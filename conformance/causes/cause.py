@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 from conformance.case.case import JSON
@@ -32,7 +33,9 @@ class Cause:
     """Failures of one backend that one fault explains."""
 
     id: str
-    """The same in every run and build: from the signature, and the predicate where two causes share that."""
+    """The same in every run and build, as far as a search ends alike: from how it fails, and from the predicate where
+    wrong numbers are of an op, or where two causes share the rest.
+    """
     sentence: str
     """For a person: the op, the conditions, how it fails, and the counts behind them."""
     backend: str
@@ -75,6 +78,26 @@ class Cause:
             row["id"], row["sentence"], row["backend"], Verdict(row["verdict"]), row["op"], row["message"], conditions,
             tuple(row["cases"]), row["seen"], row["rank"], row["folder"],
         )  # fmt: skip
+
+
+def told_apart(causes: Sequence[Cause]) -> list[Cause]:
+    """`causes` of one backend, each with an id of its own: where several have one, that of the most cases keeps it, and
+    the ids of the others are from their predicates, too.
+    """
+    keeps: dict[str, Cause] = {}
+    for c in sorted(causes, key=lambda c: (-len(c.cases), str(c.conditions))):
+        keeps.setdefault(c.id, c)
+    return [c if keeps[c.id] is c else replace(c, id=_of_predicate(c)) for c in causes]
+
+
+def _of_predicate(cause: Cause) -> str:
+    name, _, _ = cause.id.rpartition("-")
+    return f"{name}-{digest(cause.id, *map(str, cause.conditions))}"
+
+
+def digest(*words: str) -> str:
+    """What tells the words of one cause from those of another."""
+    return sha256("\n".join(words).encode()).hexdigest()[:8]
 
 
 def in_order(causes: Sequence[Cause]) -> list[Cause]:

@@ -18,12 +18,13 @@ from conformance.causes import baseline as baseline_file
 from conformance.causes import findings as findings_page
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
+from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.nightly.summary import unproven
 from conformance.perf import history as stored_runs
 from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
-from conformance.report.compare import compare
+from conformance.report.compare import Comparison, compare
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
@@ -60,7 +61,7 @@ def report(
     Exit code 3 where nothing passed on a backend in all shards of a run together.
     """
     runs = read_runs(paths)
-    against = compare(runs, read_runs(bases)) if bases else None
+    against = _against(runs, read_runs(bases)) if bases else None
     stored = read_history(history_path) if history_path else None
     planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
     now = datetime.now(timezone.utc)
@@ -84,6 +85,12 @@ def report(
         for sentence in sentences:
             line(sentence, err=True)
         sys.exit(3)
+
+
+def _against(runs: Runs, base: Runs) -> Comparison:
+    """Both held against each other; a cause of both may have another id in each."""
+    before, after = ([Cause.from_json(c.value) for c in of.causes] for of in (base, runs))
+    return compare(runs, base, {known: found for found, known in same(before, after).items()})
 
 
 def _unproven(runs: Runs) -> list[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
@@ -16,6 +17,10 @@ LOST = "missing"
 """In place of a verdict: the pair was requested and has no result. It fails its run."""
 ABSENT = "not run"
 """In place of a verdict: nobody requested the pair."""
+
+
+Key = tuple[str, str]
+"""Id and backend of a cause."""
 
 
 class State(str, Enum):
@@ -113,12 +118,13 @@ class Comparison:
         return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State)}"
 
 
-def compare(runs: Runs, base: Runs) -> Comparison:
+def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:
     """Hold each pair of case and backend against the base's result on the same kind of machine, or else its newest.
 
+    `names`: id and backend of a cause of the base -> those that it has in `runs`, where it is there (`causes.same`).
     A pair that stands in a file more than once, as of a case that also ran from a file, counts by its worst verdict.
     """
-    before, after = _sides(base), _sides(runs)
+    before, after = _sides(base, names), _sides(runs, {})
     pairs = []
     for (case, backend), machines in after.items():
         known = before.get((case, backend), {})
@@ -136,23 +142,24 @@ def compare(runs: Runs, base: Runs) -> Comparison:
     )
 
 
-def _sides(runs: Runs) -> dict[tuple[str, str], dict[str, Side]]:
-    """Case and backend -> kind of machine -> what came of it there."""
+def _sides(runs: Runs, names: Mapping[Key, Key]) -> dict[tuple[str, str], dict[str, Side]]:
+    """Case and backend -> kind of machine -> what came of it there; `names` are those of causes in the other runs."""
     sides: dict[tuple[str, str], dict[str, Side]] = {}
-    for case, backend, side in _all(runs):
+    for case, backend, side in _all(runs, names):
         own = sides.setdefault((case, backend), {})
         own[side.machine] = min(own.get(side.machine, side), side, key=lambda s: _RANK[s.verdict])
     return sides
 
 
-def _all(runs: Runs) -> Iterator[tuple[str, str, Side]]:
+def _all(runs: Runs, names: Mapping[Key, Key]) -> Iterator[tuple[str, str, Side]]:
     for r in runs.results:
-        yield r.value.case, r.value.backend, _side(r)
+        yield r.value.case, r.value.backend, _side(r, names)
     for m in runs.missing:
         d = m.document
         yield m.value["case"], m.value["backend"], Side(LOST, None, m.value["reason"], d.machine, d.written)
 
 
-def _side(row: Row[Result]) -> Side:
+def _side(row: Row[Result], names: Mapping[Key, Key]) -> Side:
     r, d = row.value, row.document
-    return Side(str(r.verdict), r.cause, r.detail, d.machine, d.written)
+    cause = None if r.cause is None else names.get((r.cause, r.backend), (r.cause, r.backend))[0]
+    return Side(str(r.verdict), cause, r.detail, d.machine, d.written)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.causes.baseline import Baseline, Difference, Known, compare, parse, read, write
-from conformance.causes.cause import Cause, Condition
+from conformance.causes.cause import Cause, Condition, told_apart
+from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 
@@ -72,7 +75,7 @@ def test_no_other_file_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_new_cause_and_one_that_is_gone_are_named() -> None:
-    """Both fail the run and are told, new ones first; an entry is found by id and backend alone."""
+    """Both fail the run and are told, new ones first; what an entry is found by is id and backend, whatever is said."""
     known = Baseline("b.toml").renewed([_cause("a"), _cause("b"), _cause("c", "ggml")])
     told = replace(known.entries[1], reason="no kernel")
     baseline = replace(known, entries=(known.entries[0], told, known.entries[2]))
@@ -158,3 +161,66 @@ def test_an_entry_may_stand_by_itself() -> None:
     """`Known.of` takes a cause as it is, and what was said of it."""
     said = replace(Known.of(_cause()), reason="r", link="https://x")
     assert Known.of(_cause(), said) == said
+
+
+def _of(verdict: Verdict, message: str, *conditions: tuple[str, str]) -> Cause:
+    """A cause whose id says nothing."""
+    name = sha256(repr((verdict, message, conditions)).encode()).hexdigest()
+    return Cause(name, "", "npu", verdict, "", message, tuple(Condition(*c) for c in conditions), ("a",))
+
+
+WRONG, ERROR = partial(_of, Verdict.FAIL, ""), partial(_of, Verdict.OVERCLAIM, "no such kernel")
+MUL_MAT, ADD, BOTH = ("op", "MUL_MAT"), ("op", "ADD"), ("op", "ADD|MUL_MAT")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "one"),
+    [
+        pytest.param(ERROR(MUL_MAT, ("src[0].type", "q4_K")), ERROR(MUL_MAT), True, id="an error of an op"),
+        pytest.param(ERROR(), ERROR(("a node reads", "a part of a cache")), True, id="an error of a graph"),
+        pytest.param(ERROR(), ERROR(MUL_MAT), True, id="an error whose node was found"),
+        pytest.param(ERROR(ADD), ERROR(MUL_MAT), False, id="an error of two ops"),
+        pytest.param(ERROR(ADD), _of(Verdict.OVERCLAIM, "other words", ADD), False, id="two errors of an op"),
+        pytest.param(WRONG(MUL_MAT, ("src[0].type", "q4_K")), WRONG(BOTH, ("a type", "q4_K|q5_K")), True, id="a type"),
+        pytest.param(WRONG(ADD, ("src[0].type", "q4_K")), WRONG(ADD, ("src[0].type", "f16")), False, id="two types"),
+        pytest.param(
+            WRONG(ADD, ("src[0].layout", "permuted"), ("src[0].ne[1]", "> 2")),
+            WRONG(ADD, ("src[0].layout", "permuted"), ("beside", "another node")),
+            True,
+            id="sizes and another node",
+        ),
+        pytest.param(WRONG(ADD, ("src[0].ne[0]", "> 31")), WRONG(ADD, ("src[0].ne[0]", "> 255")), False, id="sizes"),
+        pytest.param(WRONG(ADD, ("scale", "!= 1.0")), WRONG(ADD), False, id="wrong numbers with less to go by"),
+        pytest.param(WRONG(), WRONG(("steps", "> 1")), False, id="wrong numbers of a graph"),
+        pytest.param(WRONG(ADD), _of(Verdict.CRASH, "its process died (SIGSEGV)", ADD), False, id="verdicts"),
+    ],
+)
+def test_a_cause_that_ended_otherwise_is_the_same(before: Cause, after: Cause, *, one: bool) -> None:
+    """An error by words and op, wrong numbers by what they say beside sizes; both ways, and words of people stay."""
+    for a, b in ((before, after), (after, before)):
+        baseline = Baseline("b.toml", (Known.of(a, replace(Known.of(a), reason="no kernel")),))
+        found = compare(baseline, [b])
+        assert (found.exit_code() == 0, bool(found.known), not found.new, not found.gone) == (one,) * 4
+        assert [e.reason for e in baseline.renewed([b]).entries] == ["no kernel" if one else ""]
+
+
+def test_of_causes_that_are_alike_each_is_one_other() -> None:
+    """The likest first, and what has its own id is nobody else's: so a second cause like a known one is new."""
+    typed = partial(WRONG, ADD)
+    known = [typed(("src[0].type", "q4_K|q5_K")), typed(("src[0].type", "f16|bf16"))]
+    found = [typed(("src[0].type", "bf16")), typed(("src[0].type", "q4_K|q6_K")), typed(("src[0].type", "q5_K"))]
+    is_one = same(known, found)
+    assert {found.index(c) for c in found if (c.id, c.backend) in is_one} == {0, 2}
+    assert len(set(is_one.values())) == 2
+    twin = same([known[0]], [known[0], found[2]])
+    assert twin == {(known[0].id, "npu"): (known[0].id, "npu")}
+
+
+def test_causes_with_one_id_are_told_apart() -> None:
+    """The one with most cases keeps it, whatever the order; the others have ids of their conditions."""
+    many = replace(_cause("a"), cases=("1", "2", "3"))
+    few = [replace(_cause("b"), id="a"), replace(_cause("c"), id="a")]
+    ids = {c.conditions: c.id for c in told_apart([*few, many])}
+    assert ids[many.conditions] == "a"
+    assert len(set(ids.values())) == 3
+    assert ids == {c.conditions: c.id for c in told_apart([many, *reversed(few)])}

@@ -179,6 +179,24 @@ def test_the_sentence_of_no_single_node_says_so(kind: tuple[str, str], said: str
     assert cause_of(group, "cpu", Nodes([], [])).sentence.startswith(f"a case as a whole: {said}")
 
 
+FORMS = (
+    Form(()),
+    Form((Condition("nodes", "ROPE, CPY"), Condition("a type", "f16"))),
+    Form((Condition("op", "ADD"),)),
+    Form((Condition("op", "ADD"), Condition("src[0].type", "f16"))),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"), [(("OVERCLAIM", "map::at"), 2), (("FAIL", ""), 3), (("CRASH", "its process died (SIGSEGV)"), 3)]
+)
+def test_an_id_is_from_what_a_search_finds_each_time(kind: tuple[str, str], ids: int) -> None:
+    """Of an error the words and the op; of wrong numbers and damage the conditions, too; of a graph how it fails."""
+    made = [cause_of(Group(kind, form, PROOF, [PROOF]), "cpu", Nodes([], [])).id for form in FORMS]
+    assert len(set(made)) == ids
+    assert made[0] == made[1]
+
+
 def test_results_that_are_lost_are_one_cause_of_nodes_and_of_whole_cases() -> None:
     """What an output is beside that is all that both say, of any ops; a case as a whole that has such an output."""
     read, shown = (Group(("FAIL", kind), _of(op, ("output", how)), PROOF) for op, how, kind in (

@@ -97,6 +97,20 @@ def test_another_cause_is_a_change(tmp_path: Path) -> None:
     assert _states(_held(tmp_path, after, document([(A, "x", "FAIL")]))) == {(A, "x"): State.STILL}
 
 
+def test_a_cause_with_another_id_is_no_change(tmp_path: Path) -> None:
+    """Where a search ended otherwise than that of the base, the case fails still; the page has the newer id alone."""
+    written = [
+        written_to(tmp_path / f"{name}.json", {**document([result(A, "x", "FAIL", cause=name)]), "causes": [c]})
+        for name, c in (("later", cause("later", [A], conditions=[["op", "MUL_MAT"], ["src[0].type", "q4_K"]])),
+                        ("older", cause("older", [A], conditions=[["op", "MUL_MAT"], ["src[0].type", "q4_K|q5_K"]])))
+    ]  # fmt: skip
+    run, base = map(str, written)
+    done = CliRunner().invoke(main, ["report", run, "--base", base, "-o", str(tmp_path / "out")])
+    assert "0 new, 0 changed, 0 gone, 1 still" in done.output, done.output
+    summary = (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
+    assert "older" not in summary.replace("older.json", "")
+
+
 def test_the_page_counts_what_python_counts(at: Driver, runs: Runs, base: Runs) -> None:
     """The overview, the view by cause and by backend, and the list: each count is that of the pairs, and each state
     that a comparison knows is there.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 
-from conformance.causes.cause import Cause, Condition
+from conformance.causes.cause import Cause, Condition, digest
 from conformance.causes.failure import Failure, by_chance, size
 from conformance.causes.features import OP
-from conformance.causes.form import Form
+from conformance.causes.form import SEVERAL, Form
 from conformance.causes.needs.whole import may_be_of_relation, shared_by
 from conformance.judge.verdict import Verdict
 from conformance.run.divergence import GRAPH, KEPT, OUTPUT
@@ -118,10 +118,8 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     result, form = group.proof.result, group.form
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(form)
-    key = "\n".join((backend.partition("?")[0], *group.kind, *map(str, form.conditions)))
-    name = "+".join(form.ops[:2]) or group.kind[0]
     return Cause(
-        f"{name}-{sha256(key.encode()).hexdigest()[:8]}",
+        _id(group, backend),
         _sentence(group, len(failed), passed),
         backend,
         result.verdict,
@@ -132,6 +130,21 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
         seen,
         rank={"failed": len(failed), "passed": passed},
     )
+
+
+def _id(group: Group, backend: str) -> str:
+    """From how it fails and, of wrong numbers and damage of an op, from its conditions. An error tells itself by its
+    words and op; one of several ops, or of none, by its words: what else they have in common differs from run to run.
+    """
+    ops = group.form.ops
+    if not ops:
+        told: Sequence[object] = [c for c in group.form.conditions if c.key == claim.KEY and group.by_chance]
+    elif group.by_chance:
+        told = group.form.conditions
+    else:
+        told = sorted(ops) if len(ops) < SEVERAL else ["several ops"]
+    name = group.kind[0] if not ops or (len(ops) >= SEVERAL and not group.by_chance) else "+".join(ops[:2])
+    return f"{name}-{digest(backend.partition('?')[0], *group.kind, *map(str, told))}"
 
 
 def _sentence(group: Group, failed: int, passed: int) -> str:
