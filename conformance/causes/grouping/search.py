@@ -316,9 +316,9 @@ class Search:
             alone = self._alone(failure)
             if alone is None:
                 return self.groups.of_words(failure, GONE)  # no form says why: what ran before did
-            if not may_be(failure, alone):  # what ran before made it another
-                if (group := self._explaining(alone)) is not None:
-                    return group
+            if (group := self._explaining(alone)) is not None:  # what ran before made it another
+                return group
+            if not may_be(failure, alone):
                 proof = failure = alone
             if claim.applies(failure.case):
                 return self._of_relation(failure)
