@@ -3,8 +3,8 @@
 An id says so where it is the same. Of what is left, two causes of one backend are one if they fail alike and
 
 - an error that tells itself by its words: some op of one is of the other, too, or no op is at fault in one of them;
-- wrong numbers and damaged memory: some op is the same, and so is what they say beside sizes and of another node, and
-  that is something.
+- wrong numbers and damaged memory, whatever signal it ends with: some op is the same, and so is what they say beside
+  sizes and of another node, and that is something.
 
 A cause is of one other at most, the likest first.
 """
@@ -67,11 +67,12 @@ def same(before: Sequence[Predicate], after: Sequence[Predicate]) -> dict[Key, K
 
 def _likeness(a: Predicate, b: Predicate) -> float | None:
     """How much two causes share, from 0 to 2; None if they are two."""
-    if (a.backend, a.verdict, a.message) != (b.backend, b.verdict, b.message):
+    chance = by_chance(a.verdict, a.message) and by_chance(b.verdict, b.message)
+    if (a.backend, a.verdict) != (b.backend, b.verdict) or (a.message != b.message and not chance):
         return None
     x, y = Form(a.conditions), Form(b.conditions)
     ops, said = _share(set(x.ops), set(y.ops)), _share(_said(x), _said(y))
-    if by_chance(a.verdict, a.message):
+    if chance:
         alike = ops and _keys(x) and _keys(x) == _keys(y) and all(_meet(x, y, key) for key in _keys(x))
     else:
         alike = ops or not (x.ops and y.ops)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from crafted_files import LIMITS, Harness
 
-COUNT = int(os.environ.get("CONFORMANCE_CRAFTED_FILES", "200"))
+COUNT = int(os.environ.get("CONFORMANCE_CRAFTED_FILES", "100"))
 """How many; `tests/benchmarks/bench_crafted_files.py` runs 20,000 and prints what became of them."""
 
 

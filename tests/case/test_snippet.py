@@ -113,7 +113,7 @@ def _nasty(texts: list[str]) -> Case:
     return case
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(st.lists(NASTY, min_size=6, max_size=6), min_size=1, max_size=12))
 def test_a_program_holds_texts_as_data(batch: list[list[str]], tmp_path: Path) -> None:
     """Whatever ids, names and parameters hold, the program is ASCII, runs none of it, and makes an equal case."""

@@ -171,6 +171,7 @@ def _of(verdict: Verdict, message: str, *conditions: tuple[str, str]) -> Cause:
 
 WRONG, ERROR = partial(_of, Verdict.FAIL, ""), partial(_of, Verdict.OVERCLAIM, "no such kernel")
 MUL_MAT, ADD, BOTH = ("op", "MUL_MAT"), ("op", "ADD"), ("op", "ADD|MUL_MAT")
+TYPED, DEAD, DIED = ("src[0].type", "f16"), partial(_of, Verdict.CRASH), "its process died ({})".format
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,8 @@ MUL_MAT, ADD, BOTH = ("op", "MUL_MAT"), ("op", "ADD"), ("op", "ADD|MUL_MAT")
         pytest.param(WRONG(ADD, ("src[0].ne[0]", "> 31")), WRONG(ADD, ("src[0].ne[0]", "> 255")), False, id="sizes"),
         pytest.param(WRONG(ADD, ("scale", "!= 1.0")), WRONG(ADD), False, id="wrong numbers with less to go by"),
         pytest.param(WRONG(), WRONG(("steps", "> 1")), False, id="wrong numbers of a graph"),
+        pytest.param(DEAD(DIED("SIGSEGV"), ADD, TYPED), DEAD(DIED("SIGABRT"), ADD, TYPED), True, id="two signals"),
+        pytest.param(DEAD(DIED("SIGSEGV"), ADD, TYPED), WRONG(ADD, TYPED), False, id="damage and wrong numbers"),
         pytest.param(WRONG(ADD), _of(Verdict.CRASH, "its process died (SIGSEGV)", ADD), False, id="verdicts"),
     ],
 )

@@ -33,8 +33,8 @@ def _of(ops: str, *rest: tuple[str, str]) -> Form:
     return Form(tuple(Condition(*c) for c in (("op", ops), *rest)))
 
 
-def _failure(case_id: str) -> Failure:
-    found = failure_of(build(case_id), Result(case_id, "", Verdict.FAIL))
+def _failure(case_id: str, verdict: Verdict = Verdict.FAIL, detail: str = "") -> Failure:
+    found = failure_of(build(case_id), Result(case_id, "", verdict, detail))
     assert found is not None
     return found
 
@@ -195,6 +195,16 @@ def test_an_id_is_from_what_a_search_finds_each_time(kind: tuple[str, str], ids:
     made = [cause_of(Group(kind, form, PROOF, [PROOF]), "cpu", Nodes([], [])).id for form in FORMS]
     assert len(set(made)) == ids
     assert made[0] == made[1]
+
+
+def test_joined_errors_are_called_by_the_words_of_most() -> None:
+    """Whichever was shrunk first; wrong numbers, and rows with words of their own, keep theirs."""
+    rare, often = (_failure(PROOF.case.id, Verdict.OVERCLAIM, f"node '{name}' Check") for name in ("in_proj", "kqv"))
+    group = Group(rare.kind, Form(()), rare, [rare, often, often])
+    assert group.most_said == often.kind
+    assert Group(often.kind, Form(()), often, [often, rare]).most_said == min(often.kind, rare.kind)
+    assert Group(("OVERCLAIM", "not seen again"), Form(()), rare, [often]).most_said == ("OVERCLAIM", "not seen again")
+    assert Group(("FAIL", "kept"), Form(()), PROOF, [PROOF]).most_said == ("FAIL", "kept")
 
 
 def test_results_that_are_lost_are_one_cause_of_nodes_and_of_whole_cases() -> None:

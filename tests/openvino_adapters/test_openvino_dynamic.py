@@ -96,9 +96,11 @@ def _kind(case: Case, k: int) -> str:
     return "decode" if len(rows) == len(np.unique(rows[:, 2])) else "prefill"
 
 
-@pytest.mark.parametrize("ov", [OpenVinoStateless, OpenVinoStateful])
-@pytest.mark.parametrize("fa", [0, 1])
-@pytest.mark.parametrize("seqs", [1, 4])
+@pytest.mark.parametrize(
+    ("ov", "fa", "seqs"),
+    [(OpenVinoStateless, 0, 4), (OpenVinoStateless, 1, 1), (OpenVinoStateful, 0, 1), (OpenVinoStateful, 1, 4)],
+    ids=lambda v: v if isinstance(v, int) else v.__name__,
+)
 def test_a_trajectory_from_nothing_compiles_twice_per_kind_and_changes_nothing(
     ov: type[OpenVinoStateless], fa: int, seqs: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -96,6 +97,14 @@ class Group:
     def of_kept(self) -> bool:
         """Whether a failure of it comes by what the backend kept."""
         return any(f.kept for f in (self.proof, *self.failures))
+
+    @property
+    def most_said(self) -> tuple[str, str]:
+        """Of joined errors the words of the most failures: which of them came first differs from run to run."""
+        counts = Counter(f.kind for f in self.failures)
+        if self.by_chance or self.kind not in counts:
+            return self.kind
+        return min(counts, key=lambda kind: (-counts[kind], kind))
 
     @property
     def by_chance(self) -> bool:

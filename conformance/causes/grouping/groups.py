@@ -69,6 +69,7 @@ class Groups:
         for g in self.all:
             if not g.form.ops:
                 g.form = shared_by(g.form, [f.case for f in g.failures])
+                g.kind = g.most_said
         return self.all
 
     def _alike(self, *, last: bool) -> tuple[Group, Group, Form] | None:
