@@ -34,7 +34,7 @@ def _of(ops: str, *rest: tuple[str, str]) -> Form:
 
 
 def _failure(case_id: str, verdict: Verdict = Verdict.FAIL, detail: str = "") -> Failure:
-    found = failure_of(build(case_id), Result(case_id, "", verdict, detail))
+    found = failure_of(build(case_id), Result(case_id, "", verdict, detail=detail))
     assert found is not None
     return found
 
@@ -200,6 +200,7 @@ def test_an_id_is_from_what_a_search_finds_each_time(kind: tuple[str, str], ids:
 def test_joined_errors_are_called_by_the_words_of_most() -> None:
     """Whichever was shrunk first; wrong numbers, and rows with words of their own, keep theirs."""
     rare, often = (_failure(PROOF.case.id, Verdict.OVERCLAIM, f"node '{name}' Check") for name in ("in_proj", "kqv"))
+    assert rare.kind != often.kind
     group = Group(rare.kind, Form(()), rare, [rare, often, often])
     assert group.most_said == often.kind
     assert Group(often.kind, Form(()), often, [often, rare]).most_said == min(often.kind, rare.kind)
@@ -317,6 +318,28 @@ def test_one_check_at_several_ops_is_one_error_of_whole_graphs(said: str, *, is_
         ("OVERCLAIM", "[CPU] Add node 'x' Check 'a == b': Eltwise shape infer input shapes mismatch"), Form(()), PROOF
     )
     assert (joint(a, Group(("OVERCLAIM", said), Form(()), PROOF), last=True) is not None) is is_one
+
+
+SCATTER = (
+    "ScatterUpdate Check 'value < axis && (value >= # || mode == ScatterUpdateMode::ScatterElements)': ScatterUpdate"
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "other", "is_one"),
+    [("'Qcur' ", "'node_' ", True), ("", "'cache' ", False)],
+)
+def test_a_node_that_is_called_as_a_tensor_and_one_that_is_not_have_two_errors(
+    node: str, other: str, *, is_one: bool
+) -> None:
+    """The same check, of what shares its form: whatever a tensor is called, but where a translation names its nodes,
+    one without a name is another place.
+    """
+    a, b = (
+        Group(("OVERCLAIM", f"{SCATTER} node {name}has indices of no element"[:126]), _whole("ROPE, CPY"), PROOF)
+        for name in (node, other)  # the longer one is cut off in its last word
+    )
+    assert (joint(a, b, last=True) is not None) is is_one
 
 
 def test_an_op_that_damages_memory_in_more_conditions_than_it_is_wrong_in_has_one_fault() -> None:

@@ -13,6 +13,7 @@ from conformance.causes.needs.whole import (
     AN_OUTPUT,
     begin_alike,
     differ_in_op,
+    of_one_place,
     only_of_relation,
     said_alike,
     tells_apart,
@@ -194,9 +195,10 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
             return node.form
         return whole.form if a.kind[0] == Verdict.CRASH else None  # an assertion has one place in the source
     shared = a.form.rest & b.form.rest
-    of_one = begin_alike(a.kind, b.kind)
+    of_place = of_one_place(a.kind, b.kind)
+    of_one = of_place and begin_alike(a.kind, b.kind)
     of_ops = differ_in_op(a.kind, b.kind) and (a.form == b.form or not (a.is_shrunk and b.is_shrunk))
-    alike = of_one or of_ops or said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
+    alike = of_one or of_ops or (of_place and said_alike(a.kind, b.kind, named=True)) or said_alike(a.kind, b.kind)
     if a.form.ops or b.form.ops or not alike:
         return None
     if only_of_relation(a.form) != only_of_relation(b.form):  # an error that comes without the relation, too

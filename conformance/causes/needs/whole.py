@@ -108,12 +108,25 @@ def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -
     return _but_for_a_word(a[1], b[1])
 
 
+def of_one_place(a: tuple[str, str], b: tuple[str, str]) -> bool:
+    """Whether two errors may be of one place of a translation: a node that is called as a tensor and one that is called
+    as none are not.
+    """
+    return bool(_NODE.search(a[1])) == bool(_NODE.search(b[1]))
+
+
 def differ_in_op(a: tuple[str, str], b: tuple[str, str]) -> bool:
     """Whether two errors say the same but for an op, and what its node is called: one check, at whatever op."""
     if a[0] != b[0] or a[0] == Verdict.FAIL:
         return False
-    x, y = (_NODE.sub("node ", kind[1]) for kind in (a, b))
-    return x.split() != y.split() and _but_for_a_word(x, y)
+    x, y = (_whole_words(_NODE.sub("node ", kind[1])) for kind in (a, b))
+    return x != y and _but_for_a_word(" ".join(x), " ".join(y))
+
+
+def _whole_words(said: str) -> list[str]:
+    """The words of a message, but for the last of one that may have been cut off in it."""
+    words = said.split()
+    return words[:-1] if len(said) >= SURE else words
 
 
 def _but_for_a_word(said: str, other: str) -> bool:
