@@ -290,7 +290,7 @@ def test_an_error_that_comes_without_the_relation_is_one_cause(form: tuple[str, 
     """The same words, but for a name and where they were cut off, in a relation and elsewhere."""
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
     reads = Form((Condition("a node reads", "a part of a cache"),))
-    a = Group(("OVERCLAIM", f"{CUT}has indices that point to no element of the tensor"), reads, proof)
+    a = Group(("OVERCLAIM", f"{CUT}'cache' has indices that point to no element"), reads, proof)
     b = Group(("OVERCLAIM", f"{CUT}'cache_k_l' has indices that point to no elem"), Form((Condition(*form),)), proof)
     assert (joint(a, b, last=True) == reads) is one
 
