@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from conformance.case.case import JSON
 from conformance.run.audit import FOUND, Cell
 from conformance.run.signature import innermost
 from conformance.suite.zoo.play import PASSES
+
+from .cause import digest
 
 WRONG = "FAIL"
 """The verdict of a zoo cell whose numbers are wrong: its detail says where, which goes by chance."""
@@ -83,7 +84,7 @@ def audit_message(cell: Cell) -> str:
 def _grouped(keys: Sequence[tuple[str, str, str]], named: Sequence[str]) -> tuple[list[CellCause], list[str]]:
     """The causes, and of each of `keys` the id of its own."""
     counts = Counter(keys)
-    ids = {key: f"{key[1]}-{sha256(chr(10).join(key).encode()).hexdigest()[:8]}" for key in counts}
+    ids = {key: f"{key[1]}-{digest(*key)}" for key in counts}
     causes = [
         CellCause(ids[key], *key, tuple(n for k, n in zip(keys, named, strict=True) if k == key))
         for key, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))

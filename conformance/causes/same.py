@@ -16,14 +16,12 @@ from itertools import product
 from typing import Protocol
 
 from conformance.judge.verdict import Verdict
+from conformance.report.compare import Key
 
 from .cause import ANY_OF, Condition
 from .failure import by_chance
 from .features import BESIDE
 from .form import Form, of_any
-
-Key = tuple[str, str]
-"""Id and backend of a cause."""
 
 
 class Predicate(Protocol):

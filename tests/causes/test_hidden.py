@@ -458,7 +458,7 @@ def test_a_fault_of_view_offsets_is_one_cause_of_what_views_show() -> None:
     """Views of inputs, weights and caches are wrong by their offset, whichever operand has it; where a view shows rows
     that are not there, it is an error.
     """
-    globs = ("ops/ADD_ID-*vb=*", "ops/DIAG-*vne=*", "ops/CONT-*vne=*", "alias/differs=offset*")
+    globs = ("ops/ADD_ID-*vb=*", "ops/DIAG-*vne=*", "ops/CONT-*vne=*", "alias/differs=offset*", "ops/SCALE-*")
     rows = "blocks/mamba-seqs=2,nodes=2,run=p3.d1,block=recurrent@899"
     ids = (*case_ids((), globs, "smoke"), rows)
     (group,) = _groups([FAULTS["view-offset-in-elements"]], ids)

@@ -336,7 +336,7 @@ def test_a_node_that_is_called_as_a_tensor_and_one_that_is_not_have_two_errors(
     one without a name is another place.
     """
     a, b = (
-        Group(("OVERCLAIM", f"{SCATTER} node {name}has indices of no element"[:126]), _whole("ROPE, CPY"), PROOF)
+        Group(("OVERCLAIM", f"{SCATTER} node {name}has indices of no element"[:145]), _whole("ROPE, CPY"), PROOF)
         for name in (node, other)  # the longer one is cut off in its last word
     )
     assert (joint(a, b, last=True) is not None) is is_one

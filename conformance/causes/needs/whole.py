@@ -105,7 +105,7 @@ def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -
     if named:
         said = sorted((" ".join(_NAME.sub("", kind[1]).split()) for kind in (a, b)), key=len)
         return said[0] == said[1] or (len(said[0]) >= SURE and said[1].startswith(said[0]))
-    return _but_for_a_word(a[1], b[1])
+    return _but_for_a_word(a[1].split(), b[1].split())
 
 
 def of_one_place(a: tuple[str, str], b: tuple[str, str]) -> bool:
@@ -120,7 +120,7 @@ def differ_in_op(a: tuple[str, str], b: tuple[str, str]) -> bool:
     if a[0] != b[0] or a[0] == Verdict.FAIL:
         return False
     x, y = (_whole_words(_NODE.sub("node ", kind[1])) for kind in (a, b))
-    return x != y and _but_for_a_word(" ".join(x), " ".join(y))
+    return x != y and _but_for_a_word(x, y)
 
 
 def _whole_words(said: str) -> list[str]:
@@ -129,9 +129,8 @@ def _whole_words(said: str) -> list[str]:
     return words[:-1] if len(said) >= SURE else words
 
 
-def _but_for_a_word(said: str, other: str) -> bool:
+def _but_for_a_word(x: Sequence[str], y: Sequence[str]) -> bool:
     """Whether two errors say the same but for one word, and enough."""
-    x, y = said.split(), other.split()
     return len(x) == len(y) >= LONG and len({(v, w) for v, w in zip(x, y, strict=True) if v != w}) <= 1
 
 
