@@ -1,4 +1,4 @@
-"""The tree's own rules, read from its imports: which room may use which, no circles, folders that a reader can hold."""
+"""The tree's own rules, read from its imports: which room may use which, and no circles."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("conformance", "backends")
-FILES = 12
-"""What a folder holds at most."""
 
 FLOORS: tuple[frozenset[str], ...] = tuple(
     map(
@@ -123,23 +119,6 @@ def test_adapters_do_not_use_each_other() -> None:
         if other.startswith("backends.") and _room(other) != _room(name)
     ]
     assert wrong == []
-
-
-FOLDERS = sorted(
-    {
-        path.parent
-        for tree in (*TREES, "tests")
-        for path in (ROOT / tree).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-)
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=[str(f.relative_to(ROOT)) for f in FOLDERS])
-def test_a_folder_can_be_held_in_mind(folder: Path) -> None:
-    """At most twelve files lie in a folder."""
-    files = sorted(p.name for p in folder.iterdir() if p.is_file())
-    assert len(files) <= FILES, files
 
 
 def test_the_example_of_an_op_stands_in_the_code() -> None:

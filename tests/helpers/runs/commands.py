@@ -1,0 +1,58 @@
+"""`conform` as a test calls it: each command by what it does, under the name that the command line has for it today.
+
+Tests of a property (an exit code, a refusal) import `conform` from here, so that renaming a command changes `NAMES` and
+no test.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "backends": ("backends",),
+    "baseline": ("baseline",),
+    "bisect": ("bisect",),
+    "builds": ("builds",),
+    "campaign": ("campaign",),
+    "cases": ("cases",),
+    "check-model": ("check-model",),
+    "findings": ("findings",),
+    "golden-update": ("golden", "update"),
+    "golden-verify": ("golden", "verify"),
+    "memory": ("memory",),
+    "nightly": ("nightly",),
+    "release": ("release",),
+    "report": ("report",),
+    "repro": ("repro",),
+    "run": ("run",),
+    "shrink": ("shrink",),
+    "splits": ("splits",),
+    "switch": ("switch",),
+    "triage": ("causes",),
+    "zoo": ("zoo",),
+}
+"""What a command does -> the words that call it."""
+
+
+def conform(
+    command: str, *args: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own.
+
+    Args:
+        command: a key of `NAMES`.
+        args: what follows its name.
+        cwd: the current directory; that of the test by default.
+        env: variables added to the environment of the test.
+
+    Returns:
+        its exit code, and what it printed as text.
+    """
+    words = [sys.executable, "-m", "conformance.cli", *NAMES[command], *map(str, args)]
+    return subprocess.run(
+        words, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, encoding="utf-8", check=False
+    )
