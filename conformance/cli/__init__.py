@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "conformance.cli.adapter",
         "Write the package of a new backend: one file that works, and its test.",
     ),
-    "nightly": (".nightly", "Run everything there is, in parts that survive failures and kills."),
+    "nightly": (".nightly", "Run the suite, fault injection, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
     "memory": (".memory", "Hold what llama.cpp says it holds on backends against their processes: weights once?"),

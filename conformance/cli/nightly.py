@@ -95,7 +95,11 @@ def nightly(
     expect: int | None,
     listing: bool,
 ) -> None:
-    """Run everything there is, in parts; interrupt it whenever you like, and start it again with the same words."""
+    """Run the suite, fault injection, the audit, speed and its gates in one night; --list prints the parts.
+
+    Not included: zoo, memory, switch, phases and check-model. Gates against an older build need --base. An interrupted
+    night resumes when it is started again with the same options.
+    """
     table: tuple[Part, ...] = ctx.obj or PARTS
     _check(families, backends)
     chosen = _chosen(table, parts, merged)
@@ -122,7 +126,7 @@ def nightly(
         request["level"] = level = str(others[0].asked["level"])
     state = begin(where, label or str(environment()["system"]), request, seed)
     if not merged:
-        _say(f"seed of this night: {state.seed}; `ci/nightly --seed {state.seed}` draws the same cases and mutants")
+        _say(f"seed of this night: {state.seed}; repeat it with `conform nightly --seed {state.seed}`")
     history = store or where.parent / "history.sqlite"
     options = Options(
         where, level, tuple(backends), tuple(families), shard, budget, gate_budget, history, state.seed, base,
@@ -138,9 +142,9 @@ def nightly(
 def main(table: Sequence[Part] = PARTS) -> NoReturn:
     """Run with the words of the command line."""
     try:
-        nightly(obj=tuple(table), prog_name="ci/nightly")
+        nightly(obj=tuple(table), prog_name="conform nightly")
     except ConformanceError as e:
-        line(f"ci/nightly: {' '.join(str(e).split())}", err=True)
+        line(f"conform nightly: {' '.join(str(e).split())}", err=True)
         sys.exit(2)
     sys.exit()
 

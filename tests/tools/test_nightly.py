@@ -241,7 +241,7 @@ def test_merging_runs_nothing_again(tmp_path: Path) -> None:
     refused = night(tmp_path / "none", *merge, "--parts", "work")
     assert (refused.returncode, refused.stderr.splitlines()) == (
         2,
-        ["ci/nightly: --parts work: --merge runs nothing again, so one of history, report is expected"],
+        ["conform nightly: --parts work: --merge runs nothing again, so one of history, report is expected"],
     )
 
 
@@ -274,7 +274,7 @@ def test_each_night_draws_a_seed_and_repeats_it_when_told(tmp_path: Path) -> Non
     for name in ("a", "b"):
         done = night(tmp_path / name, "--parts", "fine")
         seeds.append(read(tmp_path / name).seed)
-        assert f"seed of this night: {seeds[-1]}; `ci/nightly --seed {seeds[-1]}`" in done.stdout
+        assert f"seed of this night: {seeds[-1]}; repeat it with `conform nightly --seed {seeds[-1]}`" in done.stdout
     assert seeds[0] != seeds[1]
     night(tmp_path / "a", "--parts", "fine")
     assert read(tmp_path / "a").seed == seeds[0]
