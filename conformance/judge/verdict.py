@@ -147,12 +147,6 @@ class Totals:
         """Cases that fail the run."""
         return sum(n for v, n in self.counts.items() if v in FAILURES) - self.filed
 
-    def exit_code(self) -> int:
-        """0: success; 1: failures; 3: nothing executed."""
-        if self.failed:
-            return 1
-        return 0 if self.executed else 3
-
     def to_json(self) -> dict[str, int]:
         """The count of every verdict, and of executed cases."""
         return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed}
@@ -162,8 +156,22 @@ class Totals:
         return f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
 
 
-INTERRUPTED = "interrupted"
-STOPPED = "stopped at the first failure"
+class MissingCause(str, enum.Enum):
+    """Why a requested pair has no result, as far as it decides an exit code."""
+
+    LOST = "lost"
+    """It should have one: its backend, its process or its record broke."""
+    TIME_LIMIT = "time limit"
+    """A limit of the run was reached before it."""
+    INTERRUPTED = "interrupted"
+    """The user ended the run before it."""
+    STOPPED = "stopped"
+    """The run ended after as many failures as the user wanted to see."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 SHOWN = 20
 """Missing pairs that a terminal shows; a record holds all."""
 
@@ -175,10 +183,17 @@ class Missing:
     backend: str
     case: str
     reason: str
+    """For people."""
+    cause: MissingCause = MissingCause.LOST
 
     def to_json(self) -> dict[str, JSON]:
-        """`{"backend", "case", "reason"}`."""
-        return asdict(self)
+        """`{"backend", "case", "reason", "cause"}`."""
+        return {**asdict(self), "cause": self.cause.value}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, JSON]) -> Missing:
+        """A row of a record; one that was written before causes were is LOST."""
+        return cls(row["backend"], row["case"], row["reason"], MissingCause(row.get("cause", MissingCause.LOST.value)))
 
 
 class Request:
@@ -192,11 +207,19 @@ class Request:
         return {backend: len(ids) for backend, ids in self.cases.items()}
 
     def missing(
-        self, results: Iterable[Result], reason: str, reasons: Mapping[tuple[str, str], str] | None = None
+        self,
+        results: Iterable[Result],
+        reason: str,
+        reasons: Mapping[tuple[str, str], str] | None = None,
+        cause: MissingCause = MissingCause.LOST,
     ) -> list[Missing]:
-        """The pairs that `results` lack; why, by `reasons`, else `reason`.
+        """The pairs that `results` lack.
 
-        `reasons`: (backend, case), or (backend, "") for all its cases -> reason.
+        Args:
+            results: all there are.
+            reason: why the others are not there, in words.
+            reasons: (backend, case), or (backend, "") for all its cases -> why there is none; each of them is LOST.
+            cause: what `reason` is.
         """
         known = reasons or {}
         counts = Counter((r.backend, r.case) for r in results)
@@ -206,8 +229,8 @@ class Request:
                 if counts[backend, case]:
                     counts[backend, case] -= 1
                 else:
-                    why = known.get((backend, case)) or known.get((backend, "")) or reason
-                    missing.append(Missing(backend, case, why))
+                    why = known.get((backend, case)) or known.get((backend, ""))
+                    missing.append(Missing(backend, case, why) if why else Missing(backend, case, reason, cause))
         return missing
 
     def unproven(self, results: Sequence[Result], missing: Sequence[Missing] = ()) -> dict[str, str]:
@@ -219,7 +242,7 @@ class Request:
         for m in missing:
             totals.pop(m.backend, None)
         return {
-            backend: f"{backend}: nothing passed of {_cases(len(self.cases[backend]))} asked: {t}, "
+            backend: f"{backend}: nothing passed of {counted(len(self.cases[backend]), 'case')} asked: {t}, "
             "so nothing is proven of it"
             for backend, t in totals.items()
             if not t.counts[Verdict.PASS] and not t.failed
@@ -242,5 +265,6 @@ def missing_lines(missing: Sequence[Missing], requested: int, shown: int = SHOWN
         yield "    … and more; --json FILE lists them all"
 
 
-def _cases(n: int) -> str:
-    return "1 case" if n == 1 else f"{n} cases"
+def counted(n: int, noun: str) -> str:
+    """A number and its noun: `1 case`, `1,200 cases`."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"

@@ -1,0 +1,234 @@
+"""The outcome of a command: each reason why it is no success, and the one exit code that follows from them.
+
+Every command that judges collects its reasons in an `Outcome`, and ends with its code; docs/exit-codes.md has the
+table. No other module computes an exit code.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from conformance.ggml.text import printable
+
+from .verdict import EXECUTED, FAILURES, Missing, MissingCause, Result, Totals, Verdict, counted
+
+SHOWN = 3
+"""Case ids that a reason names."""
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of every command that judges."""
+
+    OK = 0
+    FAILURES = 1
+    """Something is wrong, or something that was asked for is not there."""
+    USAGE = 2
+    """Bad input or usage."""
+    NOTHING = 3
+    """Nothing was executed, or nothing passed."""
+    HUNG = 4
+    """A backend in this process did not come back: the watchdog ended the process."""
+    INCOMPLETE = 5
+    """It stopped early, by a limit of its own or Ctrl-C, and what it has is fine so far."""
+
+
+class Kind(str, enum.Enum):
+    """Why a command is no success; the list is closed."""
+
+    FAILED = "failed"
+    """Cases or cells that fail, a limit that is exceeded."""
+    UNEXPLAINED = "unexplained"
+    """A failure that no cause explains, so that no baseline can know it."""
+    NEW = "new"
+    """A cause that the baseline lacks."""
+    WIDER = "wider"
+    """A cause that the baseline has, with cases or errors that it has not."""
+    GONE = "gone"
+    """A cause of the baseline that the run lacks."""
+    MISSING = "missing"
+    """Cases that were asked for and have no result, for no reason that the user gave."""
+    SHARD = "shard"
+    """A shard that no run has."""
+    COVERAGE = "coverage"
+    """Cases that passed and are no longer executed."""
+    WAIVER = "waiver"
+    """A waiver that expired, matches nothing or is otherwise wrong."""
+    BROKEN = "broken"
+    """A process or a part that could not run or leave its record."""
+    TIME_LIMIT = "time limit"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+    """After as many failures as the user wanted to see."""
+    UNDECIDED = "undecided"
+    """A measurement that decides nothing in its time."""
+    UNEXECUTED = "unexecuted"
+    """Nothing was executed."""
+    UNPROVEN = "unproven"
+    """A backend on which nothing passed."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def exit(self) -> Exit:
+        """The exit code of an outcome with this reason alone."""
+        if self in _INCOMPLETE:
+            return Exit.INCOMPLETE
+        return Exit.NOTHING if self in _NOTHING else Exit.FAILURES
+
+
+_INCOMPLETE = frozenset({Kind.TIME_LIMIT, Kind.INTERRUPTED, Kind.STOPPED, Kind.UNDECIDED})
+_NOTHING = frozenset({Kind.UNEXECUTED, Kind.UNPROVEN})
+_OF_MISSING = {
+    MissingCause.LOST: Kind.MISSING,
+    MissingCause.INTERRUPTED: Kind.INTERRUPTED,
+    MissingCause.TIME_LIMIT: Kind.TIME_LIMIT,
+    MissingCause.STOPPED: Kind.STOPPED,
+}
+PRECEDENCE = (Exit.FAILURES, Exit.INCOMPLETE, Exit.NOTHING)
+"""Of several codes the first counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason why a command is no success."""
+
+    kind: Kind
+    text: str
+    """A line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The reasons of a command; none of them is a success. Outcomes of parts add up."""
+
+    reasons: tuple[Reason, ...] = ()
+
+    @classmethod
+    def of(cls, kind: Kind, texts: Iterable[str]) -> Outcome:
+        """One reason of `kind` for each text."""
+        return cls(tuple(Reason(kind, text) for text in texts))
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome((*self.reasons, *other.reasons))
+
+    @property
+    def exit_code(self) -> Exit:
+        """The code of the worst reason."""
+        codes = {r.kind.exit for r in self.reasons}
+        return next((code for code in PRECEDENCE if code in codes), Exit.OK)
+
+    def lines(self) -> list[str]:
+        """Lines for a terminal, those that decide the exit code first."""
+        order = {code: n for n, code in enumerate(PRECEDENCE)}
+        return [printable(r.text) for r in sorted(self.reasons, key=lambda r: order[r.kind.exit])]
+
+
+def judge(
+    results: Iterable[Result],
+    missing: Sequence[Missing] = (),
+    *,
+    waivers: Sequence[str] = (),
+    unproven: Iterable[str] = (),
+    known: bool = False,
+) -> Outcome:
+    """The outcome of cases on backends.
+
+    Args:
+        results: what came of them.
+        missing: those without a result.
+        waivers: a sentence for each waiver that is wrong.
+        unproven: a sentence for each backend on which nothing passed, where that matters.
+        known: whether failures with a cause are judged by a baseline, so that only those without one count.
+    """
+    rows = list(results)
+    failed = [r for r in rows if r.fails_run]
+    unexplained = [r for r in failed if r.cause is None]
+    reasons = [Reason(Kind.UNEXPLAINED, t) for t in _unexplained(unexplained)] if known else _failed(failed)
+    reasons += _missing(missing)
+    reasons += [Reason(Kind.WAIVER, f"waivers fail this run: {w}") for w in waivers]
+    reasons += [Reason(Kind.UNPROVEN, text) for text in unproven]
+    if not any(r.verdict in EXECUTED for r in rows):
+        refused = f": {counted(len(rows), 'case')} UNSUPPORTED" if rows else ""
+        reasons.append(Reason(Kind.UNEXECUTED, f"nothing was executed, so nothing is proven{refused}"))
+    return Outcome(tuple(reasons))
+
+
+def _failed(failed: Sequence[Result]) -> list[Reason]:
+    return [Reason(Kind.FAILED, f"{counted(len(failed), 'failure')}: {Totals.of(failed)}")] if failed else []
+
+
+def _unexplained(failed: Sequence[Result]) -> Iterator[str]:
+    """A line for each backend and verdict of failures without a cause."""
+    by = sorted(failed, key=lambda r: (r.backend, r.verdict))
+    for (backend, verdict), rows in groupby(by, key=lambda r: (r.backend, r.verdict)):
+        ids = [r.case for r in rows]
+        why = "passes although a waiver knows it" if verdict is Verdict.XPASS else "no cause explains it"
+        yield f"{len(ids)} {verdict} on {backend}, {why}: {first(ids)}"
+
+
+def _missing(missing: Sequence[Missing]) -> list[Reason]:
+    """A reason for each backend and cause of cases without a result."""
+    groups: dict[tuple[str, MissingCause, str], list[str]] = {}
+    for m in missing:
+        groups.setdefault((m.backend, m.cause, m.reason), []).append(m.case)
+    return [
+        Reason(_OF_MISSING[cause], f"no result for {counted(len(ids), 'case')} on {backend}: {why}: {first(ids)}")
+        for (backend, cause, why), ids in groups.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A case that passed on a backend and is no longer executed there."""
+
+    backend: str
+    case: str
+    now: Verdict | None
+    """UNSUPPORTED, or None where it is absent."""
+
+
+def lost_coverage(
+    passed: Mapping[str, Collection[str]], results: Iterable[Result], missing: Iterable[Missing] = ()
+) -> list[Lost]:
+    """The cases that passed before and are refused or absent now.
+
+    Args:
+        passed: backend -> ids of the cases that passed on it.
+        results: those of now, of all backends.
+        missing: pairs of now without a result; they are a reason of their own, and no lost coverage.
+    """
+    now: dict[tuple[str, str], Verdict] = {}
+    for r in results:
+        if now.get((r.backend, r.case)) not in EXECUTED:
+            now[r.backend, r.case] = r.verdict
+    known = {(m.backend, m.case) for m in missing}
+    return [
+        Lost(backend, case, now.get((backend, case)))
+        for backend, ids in passed.items()
+        for case in ids
+        if now.get((backend, case)) not in EXECUTED and (backend, case) not in known
+    ]
+
+
+def coverage(lost: Sequence[Lost], passed: Mapping[str, Collection[str]]) -> Outcome:
+    """A reason for each backend that lost coverage: how many of how many cases, and the first of them."""
+    texts = []
+    for backend, rows in groupby(sorted(lost, key=lambda row: row.backend), key=lambda row: row.backend):
+        own = list(rows)
+        absent = sum(row.now is None for row in own)
+        how = ", ".join(f"{n} {word}" for n, word in ((len(own) - absent, "UNSUPPORTED"), (absent, "absent")) if n)
+        texts.append(
+            f"coverage lost on {backend}: {len(own)} of {counted(len(passed[backend]), 'case')} that passed "
+            f"({how}): {first([row.case for row in own])}"
+        )
+    return Outcome.of(Kind.COVERAGE, texts)
+
+
+def first(ids: Sequence[str], shown: int = SHOWN) -> str:
+    """The first of some ids in a line, and how many more there are."""
+    more = f" and {len(ids) - shown:,} more" if len(ids) > shown else ""
+    return f"{', '.join(ids[:shown])}{more}"
