@@ -20,17 +20,8 @@ from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
-from conformance.judge.verdict import (
-    FAILURES,
-    INTERRUPTED,
-    STOPPED,
-    Missing,
-    Request,
-    Result,
-    Totals,
-    Verdict,
-    missing_lines,
-)
+from conformance.judge.outcome import Exit, Outcome, Why, judge
+from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
 from conformance.report.runfile import interrupts_wait, record, write_json
@@ -49,6 +40,13 @@ from . import plugin_perf
 Key = tuple[Spec, str]
 PROPERTY = "conformance"
 """A report's property that holds a worker's result."""
+STATUS = {
+    Exit.OK: pytest.ExitCode.OK,
+    Exit.FAILURES: pytest.ExitCode.TESTS_FAILED,
+    Exit.NOTHING: pytest.ExitCode.TESTS_FAILED,  # 3 and 5 are pytest's own: an internal error, no tests
+    Exit.INCOMPLETE: pytest.ExitCode.INTERRUPTED,
+}
+"""Exit code of `conform` -> that of pytest (docs/exit-codes.md)."""
 
 
 class Suite:
@@ -89,8 +87,8 @@ class Suite:
         self.missing: list[Missing] = []
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case -> why it has no result."""
-        self.stopped = False
-        """Whether it ended as soon as there were as many failures as the user wanted to see."""
+        self.outcome = Outcome()
+        """Of its cases; what else went wrong in pytest is pytest's own."""
         self.waiver_problems: tuple[list[str], list[str]] = [], []
         self.partial: Partial | None = None
         self.faults: list[str] = []
@@ -367,7 +365,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     show((left.sentence() for left in leftovers), yellow=True)
     if suite.partial is not None and suite.partial.left:
         show([suite.partial.left], yellow=True)
-    show(report(*suite.waiver_problems), red=True)
+    show(report(suite.waiver_problems[1]), red=True)
     show(map(printable, _wrong(suite, config)), red=True)
 
 
@@ -375,11 +373,9 @@ def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
     """What is wrong with the run as a whole."""
     if config.option.collectonly:
         return
-    yield from suite.faults
-    yield from missing_lines(suite.missing, sum(map(len, suite.request.cases.values())))
-    yield from suite.unproven().values()
-    if not any(r.verdict is not Verdict.UNSUPPORTED for r in suite.results.values()):
-        yield "nothing was executed, so nothing is proven: this run fails"
+    yield from suite.outcome.lines()
+    if not suite.gating:
+        yield from suite.unproven().values()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -407,23 +403,22 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
         suite.results[spec, result.case] = result
         suite.planned.setdefault(spec, []).append(result.case)
     results = [r for k, r in suite.results.items() if suite.is_shared or k[1] in suite.planned.get(k[0], ())]
-    maxfail = config.getoption("maxfail")
-    suite.stopped = bool(maxfail) and session.testsfailed >= maxfail
     if not config.option.collectonly:
-        suite.missing = suite.request.missing(results, _why(suite, maxfail, exitstatus), suite.reasons)
+        why, cause = _why(suite, session, exitstatus)
+        suite.missing = suite.request.missing(results, why, suite.reasons, cause)
     suite.waiver_problems = suite.waiving.problems(results)
     if suite.json is not None:
         lacking = {str(s): why for s, why in suite.lacking.items()}
         document = perf.document(lacking) if perf else record(
             results, lacking, suite.waiver_problems[0],
-            asked=suite.request, missing=suite.missing, settings=suite.in_force,
+            asked=suite.request, missing=suite.missing, settings=suite.in_force, gating=suite.gating,
         )  # fmt: skip
         _write(suite, suite.json, {**document, **suite.shard_json()})
-    nothing = not any(r.verdict is not Verdict.UNSUPPORTED for r in results)
-    incomplete = suite.missing and not suite.stopped
-    wrong = nothing or incomplete or suite.waiver_problems[0] or suite.faults or (suite.gating and suite.unproven())
-    if wrong and exitstatus in {0, 5} and not config.option.collectonly:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    unproven = suite.unproven() if suite.gating else {}
+    suite.outcome = judge(results, suite.missing, waivers=suite.waiver_problems[0], unproven=unproven.values())
+    suite.outcome += Outcome.of(Why.BROKEN, suite.faults)
+    if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED} and not config.option.collectonly:
+        session.exitstatus = STATUS[suite.outcome.exit_code]
 
 
 def _write(suite: Suite, path: Path, document: dict[str, JSON]) -> None:
@@ -438,10 +433,12 @@ def _write(suite: Suite, path: Path, document: dict[str, JSON]) -> None:
         suite.faults.append(message)
 
 
-def _why(suite: Suite, maxfail: int, exitstatus: int) -> str:
+def _why(suite: Suite, session: pytest.Session, exitstatus: int) -> tuple[str, MissingCause]:
     """Why a selected test has no result, where nothing more is known of it."""
-    if suite.stopped:
-        return STOPPED if maxfail == 1 else f"stopped after {maxfail} failures"
+    maxfail = session.config.getoption("maxfail")
+    if maxfail and session.testsfailed >= maxfail:
+        return f"stopped after {counted(maxfail, 'failure')}", MissingCause.STOPPED
     if exitstatus == pytest.ExitCode.INTERRUPTED:
-        return INTERRUPTED
-    return "no worker reported it: one that had it died, or was ended" if suite.is_shared else "pytest did not run it"
+        return "interrupted", MissingCause.INTERRUPTED
+    lost = "no worker reported it: one that had it died, or was ended" if suite.is_shared else "pytest did not run it"
+    return lost, MissingCause.LOST

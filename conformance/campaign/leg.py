@@ -14,7 +14,8 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import ConformanceError
-from conformance.judge.verdict import FAILURES, Missing, Request, Result
+from conformance.judge.outcome import Outcome, judge
+from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result
 from conformance.perf.history import History
 from conformance.report.journal import Journal
 from conformance.report.progress import Progress
@@ -52,7 +53,7 @@ class Leg:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Ended:
     """A leg that ended, by itself or not."""
 
     leg: Leg
@@ -67,11 +68,17 @@ class Outcome:
     """Of waivers."""
     causes: list[Cause] = field(default_factory=list)
 
+    def outcome(self) -> Outcome:
+        """The outcome of its cases; each backend of a leg of listed cases must pass one."""
+        unproven = {} if self.leg.fresh else self.request.unproven(self.results, self.missing)
+        return judge(self.results, self.missing, waivers=self.problems[0], unproven=unproven.values())
+
     def write(self, settings: JSON) -> None:
         """Write its run file; UsageError if it cannot be written."""
         document = record(
-            self.results, None, self.problems[0], asked=self.request, missing=self.missing, settings=settings
-        )
+            self.results, None, self.problems[0], asked=self.request, missing=self.missing, settings=settings,
+            gating=not self.leg.fresh,
+        )  # fmt: skip
         kept = document["environment"]
         document["environment"] = {**kept, **self._environment(kept)}
         causes = {"causes": [c.to_json() for c in self.causes]} if self.causes else {}
@@ -114,7 +121,7 @@ def run_leg(
     show: Callable[[Result], None],
     say: Callable[[str], None],
     ends: float = inf,
-) -> tuple[Outcome, BaseException | None]:
+) -> tuple[Ended, BaseException | None]:
     """Run a leg to its end, or to a clean stop; what stopped it beside what it has.
 
     Args:
@@ -153,7 +160,7 @@ def run_leg(
                 work.run()
         except (KeyboardInterrupt, ConformanceError) as e:
             stopped = e
-        return _outcome(leg, work, journal.run, waiving, stopped, time.monotonic() - began, ends), stopped
+        return _ended(leg, work, journal.run, waiving, stopped, time.monotonic() - began, ends), stopped
 
 
 def _save(folder: Path, result: Result, say: Callable[[str], None]) -> None:
@@ -165,9 +172,9 @@ def _save(folder: Path, result: Result, say: Callable[[str], None]) -> None:
         say(f"{result.case}: could not be saved: {e}")
 
 
-def _outcome(
+def _ended(
     leg: Leg, work: Campaign, run: str, waiving: Waiving, stopped: BaseException | None, seconds: float, ends: float
-) -> Outcome:
+) -> Ended:
     in_order = {str(s): {i: work.results.get((str(s), i)) for i in ids} for s, ids in leg.asked.items()}
     results = [r for found in in_order.values() for r in found.values() if r is not None]
     asked = in_order
@@ -175,14 +182,19 @@ def _outcome(
         asked = {b: {i: r for i, r in found.items() if r or work.why.get((b, i)) or work.why.get((b, ""))}
                  for b, found in in_order.items()}  # fmt: skip
     request = Request(asked)
-    late = "its time was over (--for)" if time.monotonic() > ends else ENDED
-    why = "interrupted" if isinstance(stopped, KeyboardInterrupt) else f"{ENDED}: {stopped}" if stopped else late
+    why, cause = ENDED, MissingCause.LOST
+    if isinstance(stopped, KeyboardInterrupt):
+        why, cause = "interrupted", MissingCause.INTERRUPTED
+    elif stopped is not None:
+        why = f"{ENDED}: {stopped}"
+    elif time.monotonic() > ends:
+        why, cause = "time limit (--for)", MissingCause.TIME_LIMIT
     figures: dict[str, JSON] = {
         "leg": leg.name, "tasks": work.tasks, "deaths": work.deaths, "seconds": seconds, "busy": work.busy,
         "workers": sorted(work.environments),
     }  # fmt: skip
-    return Outcome(leg, request, results, request.missing(results, why, work.why), _once(work.environments.values()),
-                   figures, run, waiving.problems(results))  # fmt: skip
+    return Ended(leg, request, results, request.missing(results, why, work.why, cause),
+                 _once(work.environments.values()), figures, run, waiving.problems(results))  # fmt: skip
 
 
 def _once(environments: Iterable[dict[str, JSON]]) -> list[dict[str, JSON]]:

@@ -28,6 +28,7 @@ from typing import Any
 
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.text import printable
+from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.report.runfile import write_text
 
@@ -186,9 +187,14 @@ class Difference:
         gone = (f"gone: {_named(e)}{f' ({e.reason})' if e.reason else ''}" for e in self.gone)
         return [printable(line) for line in (*new, *gone)]
 
+    def outcome(self) -> Outcome:
+        """It fails where a cause is new or gone."""
+        sentences = self.sentences()
+        return Outcome.of(Why.NEW, sentences[: len(self.new)]) + Outcome.of(Why.GONE, sentences[len(self.new) :])
+
     def exit_code(self) -> int:
         """0: all causes are known, and all known ones are there; 1: a cause is new or gone."""
-        return 1 if self.new or self.gone else 0
+        return self.outcome().exit_code
 
 
 def _named(cause: Cause | Known) -> str:

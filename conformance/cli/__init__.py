@@ -1,7 +1,8 @@
 """`conform`: the command line. A command's module is imported when the command is called, so `--help` is quick.
 
-Exit codes: 0 fine, 1 conformance failures, 2 bad input or usage, 3 nothing executed or nothing passed, 4 a backend
-in this process did not come back, 74 stdout cannot be written, 130 interrupted.
+Exit codes, decided by `judge/outcome.py`: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input
+or usage, 3 nothing executed or nothing passed, 4 a backend in this process did not come back, 5 stopped by a limit of
+its own or Ctrl-C, 74 stdout cannot be written, 141 nobody reads stdout. docs/exit-codes.md has the table.
 """
 
 from __future__ import annotations
@@ -105,4 +106,8 @@ class Commands(Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="conform")
 def main() -> None:
-    """Conformance tests for LLM inference backends that execute ggml compute graphs."""
+    """Conformance tests for LLM inference backends that execute ggml compute graphs.
+
+    Exit codes: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input or usage, 3 nothing
+    executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C: see docs/exit-codes.md.
+    """

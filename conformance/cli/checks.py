@@ -5,7 +5,6 @@ its pinned values.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from conformance.causes.cells import CellCause, of_audit
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
-from conformance.judge.verdict import FAILURES, Result, Totals
+from conformance.judge.outcome import Outcome, Why, judge
+from conformance.judge.verdict import FAILURES, Result, Totals, counted
 from conformance.judge.waivers import Waivers
 from conformance.planted import campaign, mutation
 from conformance.planted.campaign import Hunt
@@ -56,10 +56,7 @@ from .options import (
     smoke_option,
     specs_here,
 )
-from .output import Group, cell_lines, line, table
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
+from .output import Group, cell_lines, leave, line, table
 
 
 @click.command()
@@ -114,7 +111,11 @@ def audit(
         grouped = [c.to_json() for own in causes.values() for c in own]
         write_json(json_path, {**head, "backends": found, "causes": grouped})
     every = [c for cells in audits.values() for c in cells]
-    sys.exit(1 if any(c.finding in FAILING for c in every) else 0 if any(c.ran for c in every) else 3)
+    bad = sum(c.finding in FAILING for c in every)
+    leave(
+        Outcome.of(Why.FAILED, [counted(bad, "wrong answer")] if bad else [])
+        + Outcome.of(Why.UNEXECUTED, [] if any(c.ran for c in every) else ["nothing was executed: no use ran"])
+    )
 
 
 def _show_audit(name: str, cells: Sequence[Cell]) -> None:
@@ -172,8 +173,8 @@ def learn(
     """Measure how a device rounds that declares nothing, and write its card, which the option card=FILE of the adapter
     ggml takes.
 
-    Exit code 1 where an error looks like a fault and not like rounding, is larger than --against allows, or where keys
-    are left; 3 where nothing could be measured; 130 after Ctrl-C.
+    Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows; 3 where
+    nothing could be measured; 5 where keys are left by --minutes or Ctrl-C: see docs/exit-codes.md.
     """
     before = None if against is None else read(against)
     (spec,), _ = specs_here([backend], isolation)
@@ -201,11 +202,16 @@ def learn(
     worse = [] if before is None or against is None else learning.worse(before, made, str(against))
     for text in worse:
         line(text)
-    if left:
-        where = f"; {beside(output)} is a card that the next start goes on with" if output else ""
-        line(f"{left} of {len(keys)} keys are not measured{where}", err=True)
-    found = left or worse or any(e.finding for e in made.entries.values())
-    sys.exit(INTERRUPTED if interrupted else 3 if not made.entries else int(bool(found)))
+    findings = sum(bool(e.finding) for e in made.entries.values())
+    where = f"; {beside(output)} is a card that the next start goes on with" if output else ""
+    word = "interrupted" if interrupted else "time limit (--minutes)"
+    why = f"{word}: {left} of {len(keys)} keys are not measured{where}"
+    leave(
+        Outcome.of(Why.FAILED, [counted(findings, "finding")] if findings else [])
+        + Outcome.of(Why.FAILED, [f"{counted(len(worse), 'key')} less exact than {against}"] if worse else [])
+        + Outcome.of(Why.INTERRUPTED if interrupted else Why.TIME_LIMIT, [why] if left else [])
+        + Outcome.of(Why.UNEXECUTED, [] if made.entries else ["no key was measured"])
+    )
 
 
 def _whole(output: Path | None, made: Card) -> Card:
@@ -266,10 +272,11 @@ def mutate(n: int, seed: int, areas: Sequence[str], globs: Sequence[str], level:
     """
     mutants = draw(n, seed, areas, globs)
     outcomes: list[mutation.Outcome] = []
+    interrupted: list[str] = []
     try:
         outcomes.extend(mutation.run(mutants, level, seed, lambda text: line(text, err=True)))
     except KeyboardInterrupt:
-        line(f"interrupted; {len(outcomes)} of {n} mutants are recorded", err=True)
+        interrupted.append(f"interrupted; {len(outcomes)} of {n} mutants are recorded")
     finally:
         if json_path:
             write_json(json_path, {**header("mutate"), **mutation.document(outcomes), "level": level, "seed": seed})
@@ -286,6 +293,7 @@ def mutate(n: int, seed: int, areas: Sequence[str], globs: Sequence[str], level:
     total = Counter(o.status for o in outcomes)
     rows.append(("all", str(mutation.rate(outcomes)), *(total[s] for s in mutation.STATUSES)))
     table(rows, ["area", "rate", *mutation.STATUSES])
+    leave(Outcome.of(Why.INTERRUPTED, interrupted))
 
 
 @click.command()
@@ -320,7 +328,7 @@ def planted(
         write_json(
             json_path, {**header("planted"), "level": level, "faults": [asdict(f) for f in faults], "hunts": rows}
         )
-    sys.exit(1 if unnoticed else 0)
+    leave(unnoticed)
 
 
 def _chosen(faults: list[Fault], globs: Sequence[str], adapters: Sequence[str], families: Sequence[str]) -> list[Fault]:
@@ -342,8 +350,8 @@ def _progress(hunt: Hunt) -> None:
     line(f"{hunt.fault}: {hunt.family}: {word}", err=True)
 
 
-def _show_hunts(faults: Sequence[Fault], controls: Sequence[Fault], hunts: Sequence[Hunt]) -> bool:
-    """Print the tables; whether a fault was missed, or a family noticed an adapter without a fault."""
+def _show_hunts(faults: Sequence[Fault], controls: Sequence[Fault], hunts: Sequence[Hunt]) -> Outcome:
+    """Print the tables. It fails where a fault was missed, or a family noticed an adapter without a fault."""
     plain = {c.name for c in controls}
     noticed = {h.fault for h in hunts if h.noticed} - plain
     missed = [f for f in faults if f.name not in noticed]
@@ -357,11 +365,8 @@ def _show_hunts(faults: Sequence[Fault], controls: Sequence[Fault], hunts: Seque
     ]
     table(rows, ["family", "faults noticed", "kill rate"])
     line(f"false alarms on {', '.join(c.of for c in controls)}: {len(alarms)}")
-    for f in missed:
-        line(f"not noticed: {f.name} ({f.of}): {f.says}")
-    for h in alarms:
-        line(f"false alarm: {h.fault}: {h.case}: {h.detail}")
-    return bool(missed or alarms)
+    not_noticed = [f"not noticed: {f.name} ({f.of}): {f.says}" for f in missed]
+    return Outcome.of(Why.FAILED, [*not_noticed, *(f"false alarm: {h.fault}: {h.case}: {h.detail}" for h in alarms)])
 
 
 @click.group(cls=Group)
@@ -385,11 +390,10 @@ def update(json_path: Path | None) -> None:
 
 
 def _golden(results: list[Result], json_path: Path | None) -> NoReturn:
-    totals = Totals.of(results)
     for r in results:
         if r.verdict in FAILURES:
             line(r.sentence())
     if json_path:
         write_json(json_path, record(results))
-    line(f"golden: {totals}")
-    sys.exit(totals.exit_code())
+    line(f"golden: {Totals.of(results)}")
+    leave(judge(results))

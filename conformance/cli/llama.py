@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,8 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.llama import find_llama
 from conformance.ggml.text import printable
 from conformance.ggml.types import TYPES
+from conformance.judge.outcome import Outcome, Why
+from conformance.judge.verdict import counted
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.run.session.environment import header
@@ -43,7 +44,7 @@ from conformance.suite.zoo.verbs.play import play_verbs
 from conformance.suite.zoo.verbs.table import VERBS, Verb
 
 from .options import ExistingFile, File, backend_option, json_option
-from .output import cell_lines, line, table
+from .output import cell_lines, leave, line, table
 
 BEGIN, END = 80, 220
 """Characters of a long message that are printed."""
@@ -285,8 +286,8 @@ def layout(archs: Sequence[str], lib: str | None) -> None:
     table(rows, ["architecture", "setting", "graphs", "nodes", "layout"])
     for text in differences:
         line(text)
-    if differences:
-        sys.exit(1)
+    differ = sum(row[-1] != "equal" for row in rows)
+    leave(Outcome.of(Why.FAILED, [f"{counted(differ, 'setting')} with other graphs"] if differ else []))
 
 
 @click.command()
@@ -341,8 +342,8 @@ def zoo(
     A verb compares two ways through llama.cpp's functions, both on the device: say, a state saved and loaded, or not.
     A projector of libmtmd encodes images and sounds, made up as it is itself, on the device and on the CPU.
 
-    Each architecture runs in processes of its own, so a crash or a hang costs one cell. Exit code 1: a cell failed;
-    3: none passed or failed.
+    Each architecture runs in processes of its own, so a crash or a hang costs one cell. Exit codes: 1 a cell failed, 3
+    none passed or failed, 5 interrupted: see docs/exit-codes.md.
     """
     if list_verbs:
         table([(v.name, v.does, _kinds(v)) for v in VERBS.values()], ["verb", "what it does", "models"])
@@ -362,6 +363,7 @@ def zoo(
         "cache": cache_type, "run": plan,
     }  # fmt: skip
     cells: Cells = {}
+    interrupted = Outcome()
 
     def one(row: str) -> None:
         for (name, run), played in _play(wanted, row, values, time_limit).items():
@@ -373,14 +375,19 @@ def zoo(
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(one, [*wanted.archs, *wanted.projectors]))
     except KeyboardInterrupt:
-        line("interrupted; what ran is shown", err=True)
+        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what ran is shown"])
     rows = record(cells)
     causes = of_zoo(rows)
     if json_path:
         write_json(json_path, {**header("zoo"), "results": rows, "causes": [c.to_json() for c in causes]})
     _show_all(cells, causes, rows, wanted)
     judged = [p for p in cells.values() if p.verdict not in ("NO REFERENCE", UNSUPPORTED)]
-    sys.exit(3 if not judged else int(any(p.verdict not in PASSES for p in judged)))
+    wrong = sum(p.verdict not in PASSES for p in judged)
+    leave(
+        Outcome.of(Why.FAILED, [counted(wrong, "failure")] if wrong else [])
+        + interrupted
+        + Outcome.of(Why.UNEXECUTED, [] if judged else ["nothing passed or failed"])
+    )
 
 
 @dataclass(frozen=True, slots=True)

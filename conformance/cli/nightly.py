@@ -19,8 +19,9 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.text import printable_lines
+from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.nightly import summary
-from conformance.nightly.night import Night, exit_code
+from conformance.nightly.night import Night, outcome
 from conformance.nightly.parts import PARTS, Options, Part
 from conformance.nightly.state import FILE as STATE
 from conformance.nightly.state import State, begin, hold, read, unfinished
@@ -39,9 +40,9 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if h
 """What ends a night cleanly; Windows has no SIGHUP."""
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
-EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed, or nothing passed on
-a backend; 4 a part could not run, or cases or a shard are missing; 128 + a signal: interrupted, start it again to go
-on."""
+EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions, a part could not run, or cases or a shard are missing; 2
+wrong words; 3 nothing executed, or nothing passed on a backend; 5 a part timed out or decided nothing, or a signal
+interrupted it: start it again to go on. See docs/exit-codes.md."""
 
 
 class Interrupted(BaseException):
@@ -145,7 +146,7 @@ def main(table: Sequence[Part] = PARTS) -> NoReturn:
         nightly(obj=tuple(table), prog_name="conform nightly")
     except ConformanceError as e:
         line(f"conform nightly: {' '.join(str(e).split())}", err=True)
-        sys.exit(2)
+        sys.exit(Exit.USAGE)
     sys.exit()
 
 
@@ -192,16 +193,19 @@ def _run(night: Night, names: Sequence[str], lacking: Sequence[str], unproven: S
             signal.signal(n, _interrupt)
     states = [*night.others, night.state]
     try:
+        interrupted = Outcome()
         try:
             night.run()
-            code = exit_code(states, names, lacking, unproven)
         except Interrupted as e:
-            code = 128 + int(e.args[0])
-        _sum_up(night, states, names, [*lacking, *unproven], code)
+            interrupted = Outcome.of(Why.INTERRUPTED, [f"interrupted by {signal.Signals(e.args[0]).name}"])
+        found = interrupted + outcome(states, names, lacking, unproven)
+        night.state.exit_code = None if interrupted.reasons else int(found.exit_code)
+        night.state.save()
+        _sum_up(night, states, names, [*lacking, *unproven], found)
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
-    sys.exit(code)
+    sys.exit(found.exit_code)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
@@ -221,12 +225,12 @@ def _gaps(states: Sequence[State], expected: int) -> tuple[list[str], list[str]]
     return lacking, unproven
 
 
-def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking: Sequence[str], code: int) -> None:
+def _sum_up(
+    night: Night, states: Sequence[State], names: Sequence[str], lacking: Sequence[str], found: Outcome
+) -> None:
     folder = night.options.folder
     failing = summary.failures(states, folder)
-    text = summary.summary(states, names, failing, lacking, code)
-    night.state.exit_code = code
-    night.state.save()
+    text = summary.summary(states, names, failing, lacking, found)
     _written(folder / summary.FILE, text)
     _written(folder / summary.REPRODUCE, summary.reproduce(failing))
     if step := os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -236,7 +240,9 @@ def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking
         except OSError as e:
             _say(f"{step} cannot be written: {e.strerror}")
     _say(cut(text, SHOWN, summary.REST))
-    _say(f"{folder / summary.FILE}: {summary.words(code)}; exit code {code}")
+    for reason in found.lines():
+        _say(reason)
+    _say(f"{folder / summary.FILE}: {summary.words(found)}; exit code {found.exit_code}")
 
 
 def _written(path: Path, text: str) -> None:

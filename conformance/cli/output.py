@@ -18,6 +18,7 @@ from conformance.ggml.text import printable
 if TYPE_CHECKING:  # `--help` imports next to nothing
     from conformance.causes.cause import Cause
     from conformance.causes.cells import CellCause
+    from conformance.judge.outcome import Outcome
 
 CLOSED = 141
 """Exit code where nobody reads stdout any more: as a shell has it for SIGPIPE."""
@@ -28,7 +29,7 @@ UNWRITABLE = 74
 
 
 class Group(click.Group):
-    """Commands that end with one line and exit code 2 on an error of ours."""
+    """Commands that end with one line: on an error of ours with exit code 2, on Ctrl-C as incomplete."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # click's own signature
         """Run the command; `fail` prints what went wrong."""
@@ -38,6 +39,10 @@ class Group(click.Group):
             fail(str(e))
         except OSError as e:
             _fail_at(e)
+        except KeyboardInterrupt:  # click would end it with 1, as failures do
+            from conformance.judge.outcome import Outcome, Why  # noqa: PLC0415  # `--help` imports next to nothing
+
+            leave(Outcome.of(Why.INTERRUPTED, ["interrupted"]))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as above
         """As click has it; a stdout that cannot be written is one line for `--help`, too."""
@@ -102,10 +107,19 @@ def table(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: An
     click.echo(grid(rows, headers, **layout))
 
 
+def leave(outcome: Outcome) -> NoReturn:
+    """Print why a command is no success, and end it with the exit code of its outcome."""
+    for text in outcome.lines():
+        line(text)
+    sys.exit(outcome.exit_code)
+
+
 def fail(message: str) -> NoReturn:
     """End with one line on stderr and exit code 2."""
+    from conformance.judge.outcome import Exit  # noqa: PLC0415  # as above
+
     line(f"conform: {' '.join(message.split())}", err=True)
-    sys.exit(2)
+    sys.exit(Exit.USAGE)
 
 
 def silence() -> None:

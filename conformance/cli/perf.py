@@ -19,11 +19,12 @@ from conformance.case.case import JSON
 from conformance.case.strict import read_text
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
+from conformance.judge.outcome import Outcome, Why
 from conformance.perf import gates as gating
 from conformance.perf.bench import CASE_COLUMNS, COLUMNS, Bench, Row, case_cells, cells, document
-from conformance.perf.bench import exit_code as units_exit_code
+from conformance.perf.bench import outcome as outcome_of_units
 from conformance.perf.compare import BASE, HEAD, Pair
-from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
+from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge
 from conformance.perf.measure import Rounds
 from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
 from conformance.perf.trust import MARGIN, SAME, SLOWDOWNS, TRIALS, Tally, Trust, record, shortcomings, trust
@@ -46,7 +47,7 @@ from .options import (
     smoke_option,
     specs_here,
 )
-from .output import Group, line, table
+from .output import Group, leave, line, table
 
 FUSING = ("openvino-stateless", "openvino-stateful")
 """Backends of `perf case` where none is named: those that say which kernels ran."""
@@ -87,6 +88,7 @@ def perf_run(
     chosen = units(level, unit_globs)
     specs, lacking = specs_here(backends, isolation)
     rows: list[Row] = []
+    interrupted = Outcome()
 
     def buy(r: Rounds) -> None:
         r.more(rounds or ROUNDS[level])
@@ -98,16 +100,14 @@ def perf_run(
             for unit in bar:
                 rows += bench.rows(unit, specs, buy)
     except KeyboardInterrupt:
-        line("interrupted; what was measured is recorded", err=True)
+        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what was measured is recorded"])
     finally:
         if json_path:
             write_json(json_path, document(rows, level, lacking))
     table([cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
     for name, why in lacking.items():
         line(f"{name}: not available: {why}")
-    if not rows:
-        line("nothing was executed, so nothing is proven")
-    sys.exit(units_exit_code(rows))
+    leave(outcome_of_units(rows) + interrupted)
 
 
 @perf.command("case")
@@ -135,7 +135,7 @@ def perf_case(
     first = next((r.rate for r in rows if r.rate), None)
     table([case_cells(r, h, first) for r, h in zip(rows, held, strict=True)], CASE_COLUMNS, disable_numparse=True,
           maxcolwidths=[40, *[None] * 6, 60])  # fmt: skip
-    sys.exit(units_exit_code(rows))
+    leave(outcome_of_units(rows))
 
 
 def _variants(spec: Spec) -> list[Spec]:
@@ -176,7 +176,8 @@ def gate(
     """Measure what FILE demands (default: what comes along), and say of each gate: fine, regressed, undecided or
     not run.
 
-    Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
+    Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run, 5 one is
+    undecided: see docs/exit-codes.md.
     """
     where = path or gating.SHIPPED
     request = gating.loads(read_text(where), str(where))
@@ -265,7 +266,7 @@ def _show(answers: list[Answer]) -> NoReturn:
     table(rows, ["gate", "answer", "unit", "backend", "reason"], maxcolwidths=[28, None, None, None, 72])
     words = [a.answer for a in answers]
     line(", ".join(f"{words.count(x)} {x}" for x in (FINE, REGRESSED, UNDECIDED, gating.NOT_RUN)))
-    sys.exit(exit_code(answers))
+    leave(gating.outcome(answers))
 
 
 @perf.command()
@@ -316,9 +317,10 @@ def aa(
     for name, why in missed.items():
         line(f"not run: {name}: {why}")
     broken = [(t.recording, x) for t in trusts for x in shortcomings(t)]
-    for recording, why in broken:
-        line(f"does not hold: {recording.unit} on {recording.backend}: {why}")
-    sys.exit(1 if broken else 0 if trusts else 3)
+    leave(
+        Outcome.of(Why.FAILED, [f"does not hold: {r.unit} on {r.backend}: {why}" for r, why in broken])
+        + Outcome.of(Why.UNEXECUTED, [] if trusts else ["nothing was measured"])
+    )
 
 
 def _show_trust(trusts: Sequence[Trust], limit: float, budget: float) -> None:

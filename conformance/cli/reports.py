@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -14,13 +13,15 @@ from typing import Any
 
 import click
 
+from conformance.case.case import JSON
 from conformance.causes import baseline as baseline_file
 from conformance.causes import findings as findings_page
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
-from conformance.judge.verdict import FAILURES, Verdict
+from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_coverage
+from conformance.judge.verdict import FAILURES, Missing, Verdict, counted
 from conformance.nightly.summary import unproven
 from conformance.perf import history as stored_runs
 from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
@@ -34,10 +35,11 @@ from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import case_ids
+from conformance.run.session.shard import missing as missing_shards
 from conformance.suite.family import LEVELS, Level
 
 from .options import ExistingFile, File, Folder, config_option, isolation, json_option
-from .output import Group, cause_lines, line, table
+from .output import Group, cause_lines, leave, line, table
 
 
 @click.command()
@@ -58,10 +60,13 @@ def report(
 ) -> None:
     """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv.
 
-    Exit code 3 where nothing passed on a backend in all shards of a run together.
+    Exit codes are those of the runs: 1 failures, cases without a result, a missing shard, or with --base cases that
+    passed and are no longer executed, 3 nothing executed or nothing passed on a backend, 5 a run that was stopped: see
+    docs/exit-codes.md.
     """
     runs = read_runs(paths)
-    against = _against(runs, read_runs(bases)) if bases else None
+    base = read_runs(bases) if bases else None
+    against = _against(runs, base) if base else None
     stored = read_history(history_path) if history_path else None
     planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
     now = datetime.now(timezone.utc)
@@ -81,10 +86,45 @@ def report(
         raise UsageError(f"-o {output}: a folder that can be written expected: {e.strerror}") from e
     if against:
         line(against.sentence())
-    if sentences := _unproven(runs):
-        for sentence in sentences:
-            line(sentence, err=True)
-        sys.exit(3)
+    leave(_outcome(runs) + _shards(runs) + (_lost(runs, base) if base else Outcome()))
+
+
+def _outcome(runs: Runs, *, known: bool = False) -> Outcome:
+    """The outcome of conformance runs; `known` as in `judge`."""
+    if not runs.of("conformance"):
+        return Outcome()
+    current = {r.document for r in runs.results} | {r.document for r in runs.missing}
+    old = {r.document for r in runs.superseded} - current
+    waivers = [text for d in runs.of("conformance") if d not in old for text in d.body.get("waivers") or ()]
+    unlisted = [
+        f"no result for {counted(n, 'case')} on {backend}: {d.path} does not list what it was asked for"
+        for d, backend, n in runs.unlisted()
+    ]
+    results = [r.value for r in runs.results]
+    judged = judge(results, _missing(runs), waivers=waivers, unproven=_unproven(runs), known=known)
+    return judged + Outcome.of(Why.MISSING, unlisted)
+
+
+def _missing(runs: Runs) -> list[Missing]:
+    return [Missing.from_json(m.value) for m in runs.missing]
+
+
+def _shards(runs: Runs) -> Outcome:
+    """Fail for each shard of a run that is not here, on any of its backends."""
+    shards: dict[str, list[JSON]] = {}
+    for d in runs.of("conformance"):
+        for backend in d.body.get("asked", ()) if d.body.get("shard") else ():
+            shards.setdefault(backend, []).append(d.body["shard"])
+    return Outcome.of(Why.SHARD, [f"{b}: {sentence}" for b, own in shards.items() for sentence in missing_shards(own)])
+
+
+def _lost(runs: Runs, base: Runs) -> Outcome:
+    """Fail where cases passed in the base and are no longer executed."""
+    passed: dict[str, dict[str, None]] = {}
+    for r in base.results:
+        if r.value.verdict is Verdict.PASS:
+            passed.setdefault(r.value.backend, {})[r.value.case] = None
+    return coverage(lost_coverage(passed, (r.value for r in runs.results), _missing(runs)), passed)
 
 
 def _against(runs: Runs, base: Runs) -> Comparison:
@@ -124,7 +164,8 @@ def causes(
     """Group the failures of RUN.json by cause: shrink some of them, and test what else fails in the same way.
 
     --json writes RUN.json again, with its causes. Ctrl-C ends the search; what is left is grouped by what is known.
-    Exit code 1 where there are failures, or with --baseline where a cause is new or gone.
+    Exit codes: 1 failures, or with --baseline a cause that is new or gone and a failure without one; cases without a
+    result, 3 nothing executed or nothing passed, 5 a run that was stopped: see docs/exit-codes.md.
     """
     runs = read_runs([path])
     document = next(iter(runs.of("conformance")), None)
@@ -139,12 +180,14 @@ def causes(
     if json_path:
         rows = [r.to_json() for r in results]
         write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
+    outcome = _outcome(runs, known=against is not None)
     if against is None:
-        sys.exit(int(any(r.verdict in FAILURES for r in results)))
-    difference = baseline_file.compare(against, found, {r.backend for r in results})
-    for sentence in (*difference.sentences(), *against.unfilled()):
+        leave(outcome)
+    for sentence in against.unfilled():
         line(sentence)
-    sys.exit(difference.exit_code())
+    difference = baseline_file.compare(against, found, {r.backend for r in results})
+    absent = f"{path}: no results, although {known} has {counted(len(against.entries), 'known cause')}"
+    leave(outcome + difference.outcome() + Outcome.of(Why.MISSING, [absent] if against.entries and not results else []))
 
 
 @click.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,8 @@ from conformance.case.case import JSON, Case
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
-from conformance.judge.verdict import FAILURES, STOPPED, Missing, Request, Result, Totals, Verdict, missing_lines
-from conformance.judge.verdict import INTERRUPTED as WHY_INTERRUPTED
+from conformance.judge.outcome import Outcome, judge
+from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.report.journal import Journal, Partial
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait, record, write_json
@@ -38,11 +37,8 @@ from conformance.suite.family import LEVELS
 from . import options
 from .cases import CasePath, read_cases
 from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
-from .output import cause_lines, end, fail, grid, line, silence
+from .output import cause_lines, end, fail, grid, leave, line, silence
 
-INTERRUPTED = 130
-"""Exit code of a run that the user ended: as a shell has it for SIGINT."""
-FAILED, NOTHING = 1, 3
 ENDED = "the run ended before it"
 FEW = 8
 """Cases at a time where the minutes are counted: what has begun is finished."""
@@ -186,9 +182,9 @@ def run(
 ) -> None:
     """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
 
-    At the end each case has a result on each backend, or the run fails and lists what is missing. Exit codes: 0 fine,
-    1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a backend that was named
-    (or that is here, where a whole level runs), 130 interrupted.
+    Exit codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a
+    backend that was named (or that is here, where a whole level runs), 5 stopped by --minutes or Ctrl-C: see
+    docs/exit-codes.md.
     """
     cases = [c for f in files for c in read_cases(f)] + _imported(test_files, numbers)
     chosen, settings = choose(backends, stage, isolation), settings_here()
@@ -241,7 +237,7 @@ def run(
         minutes=minutes,
         allowed=inf if allowed is None else allowed,
     )
-    sys.exit(_Execution(plan).run())
+    leave(_Execution(plan).run())
 
 
 @click.command()
@@ -265,7 +261,7 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
                 settings=settings_here(), verbose=True)  # fmt: skip
-    sys.exit(_Execution(plan).run())
+    leave(_Execution(plan).run())
 
 
 def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
@@ -323,28 +319,30 @@ class _Execution:
         self._fault: OSError | None = None
         """Why stdout cannot be written any more; the run goes on in silence."""
 
-    def run(self) -> int:
-        """Run, print, write the record whatever happens; the exit code."""
-        why, error = ENDED, None
+    def run(self) -> Outcome:
+        """Run, print, and write the record whatever happens."""
+        why, cause, error = ENDED, MissingCause.LOST, None
         try:
             self._all()
             self._group()
-            why = STOPPED if self._plan.maxfail == 1 else f"stopped after {self._failures} failures"
-            why = why if self._is_full() else f"{self._plan.allowed:g} minutes (--minutes) were over"
+            if self._is_full():
+                why, cause = f"stopped after {counted(self._failures, 'failure')}", MissingCause.STOPPED
+            elif time.monotonic() > self._ends:
+                why, cause = f"time limit (--minutes {self._plan.allowed:g})", MissingCause.TIME_LIMIT
         except KeyboardInterrupt:
-            why = WHY_INTERRUPTED
+            why, cause = "interrupted", MissingCause.INTERRUPTED
             line("interrupted; what ran is recorded", err=True)
         except ConformanceError as e:
             why, error = f"{ENDED}: {e}", e
         finally:
             with interrupts_wait():
-                self._record(why)
+                self._record(why, cause)
         self._summarise()
         if error is not None:
             fail(str(error))
         if self._fault is not None:
             end(self._fault, f"; what ran is in {self._plan.json_path}" if self._plan.json_path else "")
-        return INTERRUPTED if why == WHY_INTERRUPTED else self._code()
+        return self._outcome()
 
     def _all(self) -> None:
         for spec in self._plan.backends[0]:
@@ -444,27 +442,27 @@ class _Execution:
     def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
         """Write what the run has: the process is about to end because `spec` does not come back."""
         self._reasons |= {(str(spec), case): sentence for case in cases}
-        self._write(f"{ENDED}: {sentence}")
+        self._write(f"{ENDED}: {sentence}", MissingCause.LOST)
 
-    def _record(self, why: str) -> None:
+    def _record(self, why: str, cause: MissingCause) -> None:
         """Write the document, and only then end the backends: they may take their time, or fault."""
         try:
-            self._write(why)
+            self._write(why, cause)
         finally:
             try:
                 self._runner.close()
             except BaseException as e:  # noqa: BLE001  # all is recorded: what an adapter does at its end changes nothing
                 line(f"ending the backends: {_place(e)}", err=True)
 
-    def _write(self, why: str) -> None:
+    def _write(self, why: str, cause: MissingCause) -> None:
         plan = self._plan
         written = False
         try:
-            self._missing = self._request.missing(self._results, why, self._reasons)
+            self._missing = self._request.missing(self._results, why, self._reasons, cause)
             self._waiver_problems = plan.waiving.problems(self._results)
             if plan.json_path:
                 document = record(self._results, plan.lacking, self._waiver_problems[0], asked=self._request,
-                                  missing=self._missing, settings=self._settings)  # fmt: skip
+                                  missing=self._missing, settings=self._settings, gating=plan.gating)  # fmt: skip
                 causes = {} if self._causes is None else {"causes": [c.to_json() for c in self._causes]}
                 write_json(plan.json_path, {**document, **causes, **plan.extra})
                 written = True
@@ -472,13 +470,9 @@ class _Execution:
             if self._partial and (message := self._partial.close(written=written)):
                 line(message, err=True)
 
-    def _code(self) -> int:
-        totals = Totals.of(self._results)
-        incomplete = self._missing and not self._is_full()
-        if totals.failed or incomplete or self._waiver_problems[0]:
-            return FAILED
-        unproven = self._plan.gating and self._request.unproven(self._results, self._missing)
-        return NOTHING if unproven or not totals.executed else 0
+    def _outcome(self) -> Outcome:
+        unproven = self._request.unproven(self._results, self._missing) if self._plan.gating else {}
+        return judge(self._results, self._missing, waivers=self._waiver_problems[0], unproven=unproven.values())
 
     def _summarise(self) -> None:
         """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
@@ -497,11 +491,9 @@ class _Execution:
         if plan.reasons:
             lines += _refusals(results)
         lines += cause_lines(self._causes or ())
-        lines += [text for block in report(*self._waiver_problems) for text in block.split("\n")]
-        lines += missing_lines(self._missing, sum(map(len, self._request.cases.values())))
-        lines += self._request.unproven(results, self._missing).values()
-        if not results:
-            lines.append("nothing was executed, so nothing is proven")
+        lines += [text for block in report(self._waiver_problems[1]) for text in block.split("\n")]
+        if not plan.gating:
+            lines += self._request.unproven(results, self._missing).values()
         self._print(list(map(printable, lines)))
 
 

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from conformance.ggml.text import printable
 
-from .verdict import EXECUTED, FAILURES, Missing, MissingCause, Result, Totals, Verdict, counted
+from .verdict import EXECUTED, Missing, MissingCause, Result, Totals, Verdict, counted
 
 SHOWN = 3
 """Case ids that a reason names."""
@@ -35,7 +35,7 @@ class Exit(enum.IntEnum):
     """It stopped early, by a limit of its own or Ctrl-C, and what it has is fine so far."""
 
 
-class Kind(str, enum.Enum):
+class Why(str, enum.Enum):
     """Why a command is no success; the list is closed."""
 
     FAILED = "failed"
@@ -80,13 +80,13 @@ class Kind(str, enum.Enum):
         return Exit.NOTHING if self in _NOTHING else Exit.FAILURES
 
 
-_INCOMPLETE = frozenset({Kind.TIME_LIMIT, Kind.INTERRUPTED, Kind.STOPPED, Kind.UNDECIDED})
-_NOTHING = frozenset({Kind.UNEXECUTED, Kind.UNPROVEN})
+_INCOMPLETE = frozenset({Why.TIME_LIMIT, Why.INTERRUPTED, Why.STOPPED, Why.UNDECIDED})
+_NOTHING = frozenset({Why.UNEXECUTED, Why.UNPROVEN})
 _OF_MISSING = {
-    MissingCause.LOST: Kind.MISSING,
-    MissingCause.INTERRUPTED: Kind.INTERRUPTED,
-    MissingCause.TIME_LIMIT: Kind.TIME_LIMIT,
-    MissingCause.STOPPED: Kind.STOPPED,
+    MissingCause.LOST: Why.MISSING,
+    MissingCause.INTERRUPTED: Why.INTERRUPTED,
+    MissingCause.TIME_LIMIT: Why.TIME_LIMIT,
+    MissingCause.STOPPED: Why.STOPPED,
 }
 PRECEDENCE = (Exit.FAILURES, Exit.INCOMPLETE, Exit.NOTHING)
 """Of several codes the first counts."""
@@ -96,7 +96,7 @@ PRECEDENCE = (Exit.FAILURES, Exit.INCOMPLETE, Exit.NOTHING)
 class Reason:
     """One reason why a command is no success."""
 
-    kind: Kind
+    why: Why
     text: str
     """A line for a person."""
 
@@ -108,23 +108,27 @@ class Outcome:
     reasons: tuple[Reason, ...] = ()
 
     @classmethod
-    def of(cls, kind: Kind, texts: Iterable[str]) -> Outcome:
-        """One reason of `kind` for each text."""
-        return cls(tuple(Reason(kind, text) for text in texts))
+    def of(cls, why: Why, texts: Iterable[str]) -> Outcome:
+        """One reason for each text."""
+        return cls(tuple(Reason(why, text) for text in texts))
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome((*self.reasons, *other.reasons))
 
+    def without(self, why: Why) -> Outcome:
+        """The same, but for these reasons."""
+        return Outcome(tuple(r for r in self.reasons if r.why is not why))
+
     @property
     def exit_code(self) -> Exit:
         """The code of the worst reason."""
-        codes = {r.kind.exit for r in self.reasons}
+        codes = {r.why.exit for r in self.reasons}
         return next((code for code in PRECEDENCE if code in codes), Exit.OK)
 
     def lines(self) -> list[str]:
         """Lines for a terminal, those that decide the exit code first."""
         order = {code: n for n, code in enumerate(PRECEDENCE)}
-        return [printable(r.text) for r in sorted(self.reasons, key=lambda r: order[r.kind.exit])]
+        return [printable(r.text) for r in sorted(self.reasons, key=lambda r: order[r.why.exit])]
 
 
 def judge(
@@ -147,18 +151,18 @@ def judge(
     rows = list(results)
     failed = [r for r in rows if r.fails_run]
     unexplained = [r for r in failed if r.cause is None]
-    reasons = [Reason(Kind.UNEXPLAINED, t) for t in _unexplained(unexplained)] if known else _failed(failed)
+    reasons = [Reason(Why.UNEXPLAINED, t) for t in _unexplained(unexplained)] if known else _failed(failed)
     reasons += _missing(missing)
-    reasons += [Reason(Kind.WAIVER, f"waivers fail this run: {w}") for w in waivers]
-    reasons += [Reason(Kind.UNPROVEN, text) for text in unproven]
+    reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
+    reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
     if not any(r.verdict in EXECUTED for r in rows):
         refused = f": {counted(len(rows), 'case')} UNSUPPORTED" if rows else ""
-        reasons.append(Reason(Kind.UNEXECUTED, f"nothing was executed, so nothing is proven{refused}"))
+        reasons.append(Reason(Why.UNEXECUTED, f"nothing was executed{refused}"))
     return Outcome(tuple(reasons))
 
 
 def _failed(failed: Sequence[Result]) -> list[Reason]:
-    return [Reason(Kind.FAILED, f"{counted(len(failed), 'failure')}: {Totals.of(failed)}")] if failed else []
+    return [Reason(Why.FAILED, f"{counted(len(failed), 'failure')}: {Totals.of(failed)}")] if failed else []
 
 
 def _unexplained(failed: Sequence[Result]) -> Iterator[str]:
@@ -225,7 +229,7 @@ def coverage(lost: Sequence[Lost], passed: Mapping[str, Collection[str]]) -> Out
             f"coverage lost on {backend}: {len(own)} of {counted(len(passed[backend]), 'case')} that passed "
             f"({how}): {first([row.case for row in own])}"
         )
-    return Outcome.of(Kind.COVERAGE, texts)
+    return Outcome.of(Why.COVERAGE, texts)
 
 
 def first(ids: Sequence[str], shown: int = SHOWN) -> str:

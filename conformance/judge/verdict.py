@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import groupby
 from math import isfinite
 from typing import Any
 
@@ -172,10 +171,6 @@ class MissingCause(str, enum.Enum):
         return self.value
 
 
-SHOWN = 20
-"""Missing pairs that a terminal shows; a record holds all."""
-
-
 @dataclass(frozen=True, slots=True)
 class Missing:
     """A requested pair of backend and case without a result."""
@@ -193,7 +188,7 @@ class Missing:
     @classmethod
     def from_json(cls, row: Mapping[str, JSON]) -> Missing:
         """A row of a record; one that was written before causes were is LOST."""
-        return cls(row["backend"], row["case"], row["reason"], MissingCause(row.get("cause", MissingCause.LOST.value)))
+        return cls(row["backend"], row["case"], row["reason"], MissingCause(row.get("cause") or MissingCause.LOST))
 
 
 class Request:
@@ -247,22 +242,6 @@ class Request:
             for backend, t in totals.items()
             if not t.counts[Verdict.PASS] and not t.failed
         }
-
-
-def missing_lines(missing: Sequence[Missing], requested: int, shown: int = SHOWN) -> Iterator[str]:
-    """Lines for a terminal: how many of the `requested` pairs are missing and why, and the first `shown` of them."""
-    if not missing:
-        return
-    yield f"{len(missing)} of {requested} cases asked have no result, so this run fails:"
-    for (backend, why), rows in groupby(missing, key=lambda m: (m.backend, m.reason)):
-        cases = [m.case for m in rows]
-        yield f"  {len(cases)} on {backend}: {why}"
-        yield from (f"    {case}" for case in cases[: max(0, shown)])
-        shown -= len(cases)
-        if shown < 0:
-            break
-    if shown < 0:
-        yield "    … and more; --json FILE lists them all"
 
 
 def counted(n: int, noun: str) -> str:

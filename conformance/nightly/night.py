@@ -15,19 +15,32 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from conformance.case.case import JSON
+from conformance.judge.outcome import Exit, Outcome, Why
+from conformance.judge.verdict import MissingCause
 from conformance.process import Tail, interrupt, spawn_command
 from conformance.report.progress import Progress
 
 from .parts import Options, Part, Paths, shown
 from .state import Answer, Done, State
 
-FINE, FAILURES, NOTHING, BROKEN = 0, 1, 3, 4
-"""Exit codes of a nightly; 2 is for wrong words, as everywhere, and 128 + a signal for one that was interrupted."""
 LOW = 64 << 20
 """Free bytes of a disk below which a broken part says that it is full."""
 GRACE = 5.0
 """Seconds that a command has after SIGINT to write down what it has."""
-_ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
+_ANSWER_OF = {
+    Exit.OK: Answer.FINE,
+    Exit.FAILURES: Answer.FAILED,
+    Exit.NOTHING: Answer.NOTHING,
+    Exit.INCOMPLETE: Answer.INCOMPLETE,
+}
+_WHY = {
+    Answer.FAILED: Why.FAILED,
+    Answer.BROKEN: Why.BROKEN,
+    Answer.LATE: Why.TIME_LIMIT,
+    Answer.INCOMPLETE: Why.UNDECIDED,
+    None: Why.INTERRUPTED,
+}
+"""Answer of a part -> what it is for the night; of several nights together one that is fine makes up for NOTHING."""
 
 
 @dataclass(slots=True)
@@ -109,7 +122,8 @@ class Night:
         paths = Paths(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
         command = part.command(self.options, paths)
         done.command = shown(command)
-        paths.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
+        proof = folder / part.leaves if part.leaves else paths.document
+        proof.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
         if part.kind and paths.document.name not in done.documents:
             done.documents.append(paths.document.name)
         self.state.save()
@@ -120,18 +134,20 @@ class Night:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer
         done.seconds += ended.seconds
-        done.answer, done.says = _judge(part, paths.document, ended)
+        done.answer, done.says = _judge(part, proof, ended)
         if done.answer is Answer.BROKEN and (free := shutil.disk_usage(folder).free) < LOW:
             done.says += f"; the disk of {folder} is full: {free >> 20} MiB are free"
         return done.answer
 
 
 def _judge(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
-    """The answer of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran."""
+    """The answer of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran. Of one
+    that sums up others, any that it leaves is fine: they have answered themselves.
+    """
     if ended.timed_out:
         record = "; what it had by then is recorded" if document.is_file() else ""
         return Answer.LATE, f"ended after {ended.seconds:.0f} s{record}"
-    answer = _ANSWER_OF.get(ended.code)
+    answer = _ANSWER_OF.get(cast("Exit", ended.code))
     if answer is None:
         how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
         return Answer.BROKEN, f"{how}: {ended.last_line}"
@@ -139,6 +155,8 @@ def _judge(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
         fault = _fault(part.kind, document)
         if fault:
             return Answer.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
+    elif part.leaves and document.is_file():
+        return Answer.FINE, ended.last_line
     elif answer is Answer.FAILED:
         return Answer.BROKEN, f"exit code {ended.code}: {ended.last_line}"
     return answer, ended.last_line
@@ -156,7 +174,12 @@ def _fault(kind: str, document: Path) -> str:
     if other != kind:
         return f"its document is of kind {other}, {kind} expected"
     missing = read.get("missing")
-    return f"{len(missing):,} cases asked have no result" if isinstance(missing, list) and missing else ""
+    lost = [m for m in missing if _is_lost(m)] if isinstance(missing, list) else []
+    return f"{len(lost):,} cases asked have no result" if lost else ""
+
+
+def _is_lost(row: JSON) -> bool:
+    return not isinstance(row, dict) or row.get("cause") in {None, MissingCause.LOST.value}
 
 
 def _counts(stem: str, journal: Path) -> Callable[[], str]:
@@ -173,19 +196,29 @@ def _counts(stem: str, journal: Path) -> Callable[[], str]:
     return says
 
 
-def exit_code(
+def outcome(
     states: Sequence[State], names: Sequence[str], missing: Sequence[str] = (), unproven: Sequence[str] = ()
-) -> int:
-    """The exit code of a nightly, or of several merged: the worst answer of a part."""
-    per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in names]
-    answers = {a for each in per_part for a in each}
-    if Answer.FAILED in answers:
-        return FAILURES
-    if missing or answers & {None, Answer.BROKEN, Answer.LATE} or any(s.unwritten for s in states):
-        return BROKEN
-    if unproven or any(Answer.NOTHING in each and Answer.FINE not in each for each in per_part):
-        return NOTHING
-    return FINE if Answer.FINE in answers else NOTHING
+) -> Outcome:
+    """The outcome of a nightly, or of several merged: that of its parts.
+
+    Args:
+        states: of the nights.
+        names: of all parts.
+        missing: a sentence for each shard or night that is not here.
+        unproven: a sentence for each backend on which nothing passed in all shards together.
+    """
+    found = Outcome.of(Why.SHARD, missing) + Outcome.of(Why.BROKEN, [s.unwritten for s in states if s.unwritten])
+    for name in names:
+        own = [s.parts[name] for s in states if name in s.parts]
+        for p in own:
+            if p.answer in _WHY:
+                found += Outcome.of(_WHY[p.answer], [f"{name}: {p.answer or 'interrupted'}: {p.says}"])
+        answers = {p.answer for p in own}
+        if Answer.NOTHING in answers and Answer.FINE not in answers:
+            found += Outcome.of(Why.UNEXECUTED, [f"{name}: {Answer.NOTHING}"])
+    if not any(p.answer is Answer.FINE for s in states for n, p in s.parts.items() if n in names):
+        found += Outcome.of(Why.UNEXECUTED, ["no part was fine"])
+    return found + Outcome.of(Why.UNPROVEN, unproven)
 
 
 @dataclass(frozen=True, slots=True)

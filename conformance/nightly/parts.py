@@ -73,6 +73,8 @@ class Part:
     """Seconds after which it is ended."""
     kind: str = ""
     """Of the document that it must write; empty where it writes none."""
+    leaves: str = ""
+    """A file of the folder that it must write, of a part without a document whose exit code is that of the others."""
     shared: bool = False
     """Whether each shard does its share; what is not shared is done whole by one of them."""
     repeats: bool = False
@@ -172,7 +174,7 @@ PARTS = (
     Part("perf", "speed of every work unit", _perf, HOUR, "perf"),
     Part("gates", "speed against its limits", _gates, HOUR, "perf"),
     Part("history", "all of it into the history", _history, HOUR / 4, last=True),
-    Part("report", "the page", _report, HOUR / 4, last=True),
+    Part("report", "the page", _report, HOUR / 4, leaves="page/index.html", last=True),
 )  # fmt: skip
 
 

@@ -22,8 +22,6 @@ LOCK = "nightly.lock"
 PATIENCE = 15.0
 """Seconds to wait for the processes of an earlier start."""
 KIND = "nightly"
-_SIGNALLED = 128
-"""Exit codes from here on mean an interrupted night."""
 
 
 class Answer(str, enum.Enum):
@@ -33,6 +31,8 @@ class Answer(str, enum.Enum):
     FAILED = "failed"
     """It ran, and found failures or regressions."""
     NOTHING = "nothing was executed"
+    INCOMPLETE = "incomplete"
+    """It stopped early, by a limit of its own or an interrupt, or decided nothing."""
     BROKEN = "could not run"
     """It crashed, is not there, or left no document."""
     LATE = "timed out"
@@ -85,7 +85,7 @@ class State:
     starts: int = 0
     parts: dict[str, Done] = field(default_factory=dict)
     exit_code: int | None = None
-    """None before its end."""
+    """None before its end, and of one that was interrupted."""
     unwritten: str = ""
     """Why the last write failed; empty where it did not."""
 
@@ -135,7 +135,7 @@ def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path
         with suppress(UsageError):
             state = read(path.parent)
             same = all(state.head["environment"].get(k) == environment[k] for k in SAME)
-            ended = state.exit_code is not None and state.exit_code < _SIGNALLED
+            ended = state.exit_code is not None and state.exit_code < 128  # as older versions say of an interrupted one
             if same and not ended and state.asked == request and seed in {None, state.seed}:
                 states.append(state)
     return max(states, key=lambda s: (str(s.head["written"]), s.folder.name)).folder if states else None

@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from conformance.case.case import JSON
 from conformance.ggml.text import printable
+from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.judge.verdict import FAILURES as FAILING_VERDICTS
 from conformance.judge.verdict import Missing, Request, Result, Verdict
 from conformance.perf.statistics import Rate
@@ -23,7 +24,6 @@ from conformance.report.markdown import cut
 from conformance.run.audit.cells import FAILING
 from conformance.run.session.shard import whole
 
-from .night import BROKEN, FAILURES, FINE, NOTHING
 from .parts import shown
 from .state import Answer, Done, State
 
@@ -39,23 +39,24 @@ REPRODUCE = "failures.md"
 DRAWN = frozenset({"seeded", "fresh", "mutants"})
 """Parts whose cases or mutants are drawn from the night's seed."""
 WORDS = {
-    FINE: "everything that was asked for ran, and is fine",
-    FAILURES: "there are failures or regressions",
-    NOTHING: "nothing was executed, or nothing passed on a backend, so nothing is proven",
-    BROKEN: "a part could not run, or cases or a shard are missing",
+    Exit.OK: "everything that was asked for ran, and is fine",
+    Exit.FAILURES: "there are failures or regressions",
+    Exit.NOTHING: "nothing was executed, or nothing passed on a backend, so nothing is proven",
+    Exit.INCOMPLETE: "no failures so far, but a part timed out or decided nothing",
 }
 """Exit code -> what it means."""
+BROKEN = frozenset({Why.BROKEN, Why.MISSING, Why.SHARD})
 
 
 def summary(
-    states: Sequence[State], names: Sequence[str], failing: Sequence[Failure], missing: Sequence[str], code: int
+    states: Sequence[State], names: Sequence[str], failing: Sequence[Failure], missing: Sequence[str], outcome: Outcome
 ) -> str:
     """The whole text, at most `LIMIT` bytes."""
     gating = [_line(f) for f in failing if not f.fresh]
     filed = [_line(f) for f in failing if f.fresh]
     found = [f"- {_one_line(f[:DETAIL])}" for s in states for f in findings(documents(s))]
     survived = [f"- {_one_line(m[:DETAIL])}" for s in states for m in survivors(documents(s))]
-    lines = [f"# Nightly: {words(code)}", "", _where(states), ""]
+    lines = [f"# Nightly: {words(outcome)}", "", _where(states), ""]
     lines += _not_run(states, names, missing)
     lines += _parts(states, names)
     lines += _listed("Failing cases", gating, f": {REPRODUCE}")
@@ -65,9 +66,14 @@ def summary(
     return cut("\n".join(lines) + "\n", LIMIT, REST)
 
 
-def words(code: int) -> str:
-    """What an exit code means."""
-    return WORDS.get(code, "it was interrupted; start it again with the same words to go on")
+def words(outcome: Outcome) -> str:
+    """What an outcome means."""
+    found = {r.why for r in outcome.reasons if r.why.exit is outcome.exit_code}
+    if outcome.exit_code is Exit.FAILURES and found <= BROKEN:
+        return "a part could not run, or cases or a shard are missing"
+    if outcome.exit_code is Exit.INCOMPLETE and Why.INTERRUPTED in found:
+        return "it was interrupted; start it again with the same words to go on"
+    return WORDS[outcome.exit_code]
 
 
 def reproduce(failing: Sequence[Failure]) -> str:
@@ -99,7 +105,7 @@ def _not_run(states: Sequence[State], names: Sequence[str], missing: Sequence[st
             p = s.parts.get(n, Done(Answer.UNASKED))
             if p.answer is None:
                 lines.append(f"- **{n}** on {_place(s)}: {'was interrupted' if p.starts else 'was never reached'}")
-            elif p.answer in {Answer.BROKEN, Answer.LATE, Answer.NOTHING}:
+            elif p.answer in {Answer.BROKEN, Answer.LATE, Answer.INCOMPLETE, Answer.NOTHING}:
                 lines.append(f"- **{n}** on {_place(s)}: {p.answer}: {_one_line(p.says)}")
         lines += [f"- on {_place(s)}: {_one_line(u)}" for u in unrun(documents(s))]
     unasked = [n for n in names if all(s.parts.get(n, Done(Answer.UNASKED)).answer is Answer.UNASKED for s in states)]
@@ -218,7 +224,8 @@ def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
 
 
 def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
-    """Backend -> a sentence, for each on which nothing passed, and nothing failed, in all shards of a run together.
+    """Backend -> a sentence, for each on which nothing passed, and nothing failed, in a run that demands it, or in all
+    shards of one together.
 
     A shard alone says nothing, and neither do some of them, since the cases of the others may have passed.
     """
@@ -228,6 +235,7 @@ def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
         if isinstance(shard, dict) and shard.get("whole") not in {None, whole(())}:  # which is of fresh cases alone
             runs.setdefault((shard["whole"], shard["of"]), []).append(d)
     complete = [run for (_, of), run in runs.items() if {d["shard"]["index"] for d in run} == set(range(1, of + 1))]
+    complete += [[d] for d in documents if d.get("gating") is True]
     return {backend: sentence for run in complete for backend, sentence in _unproven(run).items()}
 
 

@@ -26,7 +26,8 @@ from typing import cast
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.judge.verdict import FAILURES, Result, Totals, Verdict
+from conformance.judge.outcome import Outcome, Why, judge
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
@@ -201,11 +202,10 @@ def document(
     return {**head, "level": level, "units": [r.to_json() for r in rows], "gates": list(gates)}
 
 
-def exit_code(rows: Sequence[Row]) -> int:
-    """As `conform run`: 1 where a case failed, or measuring it after it passed; 3 where nothing was executed."""
-    if any(r.broke or r.result.verdict in FAILURES for r in rows):
-        return 1
-    return Totals.of(r.result for r in rows).exit_code()
+def outcome(rows: Sequence[Row]) -> Outcome:
+    """As of `conform run`, of the cases behind the rows; it also fails where one that passed failed when measured."""
+    broke = [f"{r.unit.name} on {r.backend}: {r.reason}" for r in rows if r.broke]
+    return judge([r.result for r in rows]) + Outcome.of(Why.FAILED, broke)
 
 
 def spread(seconds: Sequence[float]) -> float | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -29,6 +29,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml
 from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.run.session.environment import environment
 from conformance.run.session.select import parse_specs
@@ -37,7 +38,7 @@ from conformance.suite.family import LEVELS, Level
 from .bench import Bench, Row
 from .compare import Pair, UncomparableError, is_number
 from .measure import Rounds
-from .statistics import FINE, REGRESSED, Decision, decide
+from .statistics import FINE, REGRESSED, UNDECIDED, Decision, decide
 from .units import Unit, units
 
 Kind = Literal["counter", "ratio", "absolute"]
@@ -303,8 +304,14 @@ class Judge:
             return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
 
 
-def exit_code(answers: list[Answer]) -> int:
-    """1 where a gate regressed or a case behind one failed, 3 where no gate was run at all."""
-    if any(a.answer == REGRESSED or a.broke for a in answers):
-        return 1
-    return 3 if all(a.answer == NOT_RUN for a in answers) else 0
+def outcome(answers: Sequence[Answer]) -> Outcome:
+    """It fails where a gate regressed or a case behind one failed, and is incomplete where one is undecided."""
+
+    def names(chosen: Iterable[Answer]) -> list[str]:
+        return [f"{a.gate.name}: {a.answer}: {a.reason}" for a in chosen]
+
+    return (
+        Outcome.of(Why.FAILED, names(a for a in answers if a.answer == REGRESSED or a.broke))
+        + Outcome.of(Why.UNDECIDED, names(a for a in answers if a.answer == UNDECIDED))
+        + Outcome.of(Why.UNEXECUTED, ["no gate was run"] if all(a.answer == NOT_RUN for a in answers) else [])
+    )

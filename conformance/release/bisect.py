@@ -31,6 +31,11 @@ class Bisection:
 
     tried: Sequence[Tried]
 
+    @property
+    def found(self) -> bool:
+        """True if some builds have it and others have not."""
+        return len({t.has for t in self.tried}) > 1
+
     def sentence(self) -> str:
         """The answer."""
         builds = [t.build.name for t in self.tried]

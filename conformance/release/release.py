@@ -10,7 +10,8 @@ from itertools import groupby
 
 from conformance.builds.build import Build
 from conformance.case.case import JSON
-from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict
+from conformance.judge.outcome import Lost, Outcome, Why, coverage
+from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict, counted
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import case_ids
@@ -70,6 +71,7 @@ class Release:
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     found: list[Found] = field(default_factory=list)
+    interrupted: bool = False
 
     def run(self) -> None:
         """Run, and find causes. Ctrl-C ends either; what there is then is the result."""
@@ -77,6 +79,7 @@ class Release:
         try:
             self._sweep(begun + self.seconds * RUNNING)
         except KeyboardInterrupt:
+            self.interrupted = True
             self.progress("interrupted; what ran is judged")
         left = max(0.0, begun + self.seconds - self.clock())
         causes = Causes(seconds=left, progress=self.progress, clock=self.clock)
@@ -86,6 +89,7 @@ class Release:
                 build, base = self.results(target, kind)
                 causes.add(target, kind, build, base, 1 / (len(parts) - i))
         except KeyboardInterrupt:
+            self.interrupted = True
             self.progress("interrupted; some failures have no cause")
         self.found = causes.all()
 
@@ -179,6 +183,21 @@ class Release:
         """Whether anything ran."""
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
+    def outcome(self) -> Outcome:
+        """It fails where a cause is new, or where the build refuses what its base has right."""
+        new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self.work)
+        before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
+        lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]
+        why, word = (Why.INTERRUPTED, "interrupted") if self.interrupted else (Why.TIME_LIMIT, "time limit (--minutes)")
+        cut = [f"{word}: {counted(left, 'case')} not run"] if left or self.interrupted else []
+        return (
+            Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
+            + coverage(lost, before)
+            + Outcome.of(why, cut)
+            + Outcome.of(Why.UNPROVEN, [f"{name}: nothing passed" for name in self.unproven()])
+            + Outcome.of(Why.UNEXECUTED, [] if self.executed() else ["nothing was executed"])
+        )
+
     def to_json(self) -> dict[str, JSON]:
         """The record: builds, devices, causes, what is new and fixed, and what did not run."""
         return {
@@ -193,7 +212,7 @@ class Release:
         }
 
     def _device(self, target: Target) -> dict[str, JSON]:
-        build, base = self.results(target)
+        build = self.results(target)[0]
         return {
             "name": target.name,
             "backend": str(target.build),
@@ -201,8 +220,11 @@ class Release:
             "software": target.software,
             "note": target.note,
             "totals": Totals.of(build).to_json(),
-            "dropped": list(difference(build, base).dropped),
+            "dropped": list(self._dropped(target)),
         }
+
+    def _dropped(self, target: Target) -> list[str]:
+        return difference(*self.results(target)).dropped
 
 
 def _has(work: Work, case_id: str) -> bool:

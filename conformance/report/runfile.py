@@ -25,8 +25,9 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, Verdict
+from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict
 from conformance.run.session.environment import SCHEMA, header
+from conformance.run.session.shard import LARGEST
 
 KINDS = ("conformance", "perf", "planted", "mutate", "audit", "phases", "zoo")
 JOURNAL = "journal"
@@ -50,8 +51,12 @@ def record(
     asked: Request | None = None,
     missing: Sequence[Missing] = (),
     settings: JSON = None,
+    gating: bool = False,
 ) -> dict[str, JSON]:
-    """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`."""
+    """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
+
+    `gating`: whether the run fails where nothing passed on one of its backends.
+    """
     begun = header("conformance")
     begun["environment"] |= {"unavailable": unavailable or {}, **({} if settings is None else {"settings": settings})}
     return {
@@ -61,6 +66,7 @@ def record(
         "results": [r.to_json() for r in results],
         "totals": Totals.of(results).to_json(),
         **({"waivers": list(waivers)} if waivers else {}),
+        **({"gating": True} if gating else {}),
     }
 
 
@@ -177,7 +183,21 @@ HEADER: dict[str, Rule] = {
     "written": Rule("a time like 2026-01-31T12:00:00Z", _time),
     "environment": OBJECT,
 }
-BODY: dict[str, Rule] = {"totals": OBJECT.optional(), "waivers": _list_of("texts", TEXT.ok).optional()}
+
+
+def _is_shard(v: JSON) -> bool:
+    if not isinstance(v, dict) or not isinstance(v.get("whole"), str):
+        return False
+    index, of = v.get("index", 0), v.get("of", 0)
+    return _whole(index) and _whole(of) and 1 <= index <= of <= LARGEST
+
+
+BODY: dict[str, Rule] = {
+    "totals": OBJECT.optional(),
+    "waivers": _list_of("texts", TEXT.ok).optional(),
+    "gating": FLAG.optional(),
+    "shard": Rule(f"a shard: index, of (at most {LARGEST}) and whole", _is_shard).optional(),
+}
 """What any document may hold beside its rows."""
 ENVIRONMENT: dict[str, Rule] = {
     "machine": TEXT,
@@ -230,8 +250,12 @@ MUTANT: dict[str, Rule] = {
     **_fields(TEXT, "id", "file", "area", "diff", "by", "family", "detail"),
     "status": one_of("noticed", "survived", "equivalent", "invalid"),
 }
+MISSING: dict[str, Rule] = {
+    **_fields(TEXT, "backend", "case", "reason"),
+    "cause": one_of(*map(str, MissingCause)).optional(),
+}
 ROWS: dict[str, dict[str, dict[str, Rule]]] = {
-    "conformance": {"results": RESULT, "missing": _fields(TEXT, "backend", "case", "reason"), "causes": CAUSE},
+    "conformance": {"results": RESULT, "missing": MISSING, "causes": CAUSE},
     "perf": {"units": UNIT, "gates": GATE},
     "planted": {
         "faults": _fields(TEXT, "name", "says", "of"),

@@ -91,7 +91,7 @@ def test_a_campaign_leaves_what_a_run_leaves(pool: InlinePool, tmp_path: Path) -
 
 
 def test_an_interrupted_campaign_goes_on(pool: InlinePool, tmp_path: Path) -> None:
-    """Ctrl-C: exit code 130, what ran is recorded, the rest is missing; the same words run the rest and no more."""
+    """Ctrl-C: exit code 5, what ran is recorded, the rest is missing; the same words run the rest and no more."""
     ids = [i for c in ("ops/ADD*", "ops/MUL-*", "ops/SOFT_MAX*") for i in case_ids((), (c,), "smoke")]
     words = ("--backend", "cpu", "--no-isolate", *(w for i in ids for w in ("--case", i)))
     assert len(ids) > 32
@@ -102,10 +102,10 @@ def test_an_interrupted_campaign_goes_on(pool: InlinePool, tmp_path: Path) -> No
 
     pool.before = interrupt
     first = _conform(tmp_path, *words)
-    assert first.exit_code == 130
+    assert first.exit_code == 5
     assert "the same command goes on with it" in first.stderr
     then = _document(tmp_path / "run.json")
-    assert {m["reason"] for m in then["missing"]} == {"interrupted"}
+    assert {(m["reason"], m["cause"]) for m in then["missing"]} == {("interrupted", "interrupted")}
     ran = [i for c in pool.chunks for i in c.cases]
     assert len(then["missing"]) + len(then["results"]) == len(ids)
     pool.before, pool.chunks = lambda: None, []
@@ -134,7 +134,9 @@ def test_fresh_cases_follow_until_the_time_is_over(
     seed draws the same cases.
     """
     monkeypatch.setattr(command, "ROUND", 40)
-    assert _conform(tmp_path / "a", *SMALL, "--for", "0.5s", "--seed", "5", "--only-fresh").exit_code == 0
+    ended = _conform(tmp_path / "a", *SMALL, "--for", "0.5s", "--seed", "5", "--only-fresh")
+    assert ended.exit_code == 5
+    assert "time limit (--for): " in ended.output
     legs = sorted((tmp_path / "a").glob("fresh-*.json"))
     assert legs[0].name == "fresh-0001.json"
     assert not (tmp_path / "a" / "run.json").exists()
@@ -142,11 +144,20 @@ def test_fresh_cases_follow_until_the_time_is_over(
         body = _document(leg)
         assert body["missing"] == []
         assert all(r["fresh"] for r in body["results"])
-    assert _conform(tmp_path / "b", *SMALL, "--for", "0.5s", "--seed", "5", "--only-fresh").exit_code == 0
+    assert _conform(tmp_path / "b", *SMALL, "--for", "0.5s", "--seed", "5", "--only-fresh").exit_code == 5
     cases = [[r["case"] for r in _document(tmp_path / d / "fresh-0001.json")["results"]] for d in "ab"]
     n = min(map(len, cases))
     assert n
     assert cases[0][:n] == cases[1][:n]
+    assert pool.chunks
+
+
+def test_a_time_without_a_fresh_case_is_incomplete(pool: InlinePool, tmp_path: Path) -> None:
+    """Where the listed cases took all of it they are all there, and the reason counts no fresh one."""
+    ended = _conform(tmp_path, *SMALL, "--for", "0.000001s", "--seed", "5")
+    assert ended.exit_code == 5
+    assert "time limit (--for): 0 fresh results" in ended.output
+    assert _document(tmp_path / "run.json")["missing"] == []
     assert pool.chunks
 
 

@@ -48,7 +48,8 @@ def test_run_writes_the_whole_record(tmp_path: Path) -> None:
     result = _conform("run", "--case", CASE, "--backend", "cpu", "--backend", "ggml", "--json", str(out))
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert set(document) == {"schema", "kind", "run", "written", "environment", "results", "totals", "asked", "missing"}
+    always = {"schema", "kind", "run", "written", "environment", "results", "totals", "asked", "missing"}
+    assert set(document) == {*always, "gating"}
     assert document["schema"] == 1
     fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "first_divergence"}
     assert all(fields | {"saved", "detail"} <= set(r) for r in document["results"])
@@ -261,15 +262,15 @@ def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def test_minutes_are_kept_and_what_did_not_run_is_listed(tmp_path: Path) -> None:
-    """--minutes starts no case later; the rest is listed with the reason, in the record too, and the run fails."""
+    """--minutes starts no case later; the rest is listed with the reason, in the record too: the run is incomplete."""
     path = tmp_path / "run.json"
     ids = FAMILIES["ops"].ids("smoke")[:40]
     words = [w for i in ids for w in ("--case", i)]
     done = _conform("run", "--backend", "cpu", *words, "--minutes", "1e-9", "--json", str(path))
-    assert done.exit_code == 1
-    assert f"{len(ids)} of {len(ids)} cases asked have no result, so this run fails" in done.output
-    assert "1e-09 minutes (--minutes) were over" in done.output
+    assert done.exit_code == 5
+    assert f"no result for {len(ids)} cases on cpu: time limit (--minutes 1e-09)" in done.output
     missing = json.loads(path.read_text(encoding="utf-8"))["missing"]
+    assert {m["cause"] for m in missing} == {"time limit"}
     assert [m["case"] for m in missing] == list(ids)
     assert _conform("run", "--backend", "cpu", *words, "--minutes", "10").exit_code == 0
 
@@ -280,7 +281,7 @@ def test_a_backend_without_time_to_answer_has_not_failed(monkeypatch: pytest.Mon
     path = tmp_path / "run.json"
     words = [w for i in FAMILIES["ops"].ids("smoke")[:3] for w in ("--case", i)]
     done = _conform("run", "--backend", "cpu", *words, "--minutes", "0.005", "--json", str(path))
-    assert done.exit_code == 1
+    assert done.exit_code == 5
     document = json.loads(path.read_text(encoding="utf-8"))
     assert [r["verdict"] for r in document["results"]] == ["PASS"]
     assert len(document["missing"]) == 2

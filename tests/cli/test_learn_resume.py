@@ -77,7 +77,7 @@ def _unfinished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A card that Ctrl-C left."""
     monkeypatch.setattr(Device, "ends", _interrupt)
     path = folder / "card.toml"
-    assert _learn(path).exit_code == 130
+    assert _learn(path).exit_code == 5
     monkeypatch.setattr(Device, "ends", None)
     return path
 
@@ -118,10 +118,10 @@ def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
 
 
 def test_a_time_that_is_over_leaves_a_card_to_go_on_with(tmp_path: Path) -> None:
-    """No key begins after it; exit code 1, and how many keys are left."""
+    """No key begins after it; exit code 5, and how many keys are left."""
     path = tmp_path / "card.toml"
     ended = _learn(path, "--minutes", "1e-9")
-    assert (ended.exit_code, Device.ran) == (3, []), ended.output
+    assert (ended.exit_code, Device.ran) == (5, []), ended.output
     assert "4 of 4 keys are not measured" in ended.output
     assert not path.exists()
 

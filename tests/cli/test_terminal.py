@@ -17,6 +17,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import Result, Verdict
 from conformance.nightly import summary
+from conformance.nightly.night import outcome
 from conformance.nightly.state import Answer as PartAnswer
 from conformance.nightly.state import Done, State
 from conformance.nightly.summary import Failure
@@ -184,7 +185,7 @@ def test_nightly() -> None:
     """The summary of a night goes to the terminal, too: failing cases, and what a part said at its end."""
     state = State(Path(), {"written": "2026"}, "here", {}, parts={"a": Done(PartAnswer.BROKEN, EVIL)})
     found = [Failure("FAIL", EVIL, EVIL, EVIL, "conform repro x", fresh=False)]
-    _check(summary.summary([state], ["a"], found, [EVIL], 4))
+    _check(summary.summary([state], ["a"], found, [EVIL], outcome([state], ["a"], [EVIL])))
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from conformance.perf.gates import (
     Answer,
     Gate,
     Judge,
-    exit_code,
     judge_count,
     judge_time,
     loads,
+    outcome,
 )
 from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED, decide
 from conformance.run.runner import Runner
@@ -159,13 +159,14 @@ def test_entries_of_a_document() -> None:
 
 
 def test_exit_codes() -> None:
-    """1 where a gate regressed or a case failed, 3 where none was run, and undecided alone fails nothing."""
+    """1 where a gate regressed or a case failed, 5 where one is undecided, 3 where none was run."""
     gate = one(COUNTER)
     fine, bad, open_, absent = (Answer(gate, a, "") for a in (FINE, REGRESSED, UNDECIDED, NOT_RUN))
     broke = Answer(gate, NOT_RUN, "", broke=True)
-    assert exit_code([fine, open_, absent]) == 0
-    assert exit_code([fine, bad]) == exit_code([fine, broke]) == 1
-    assert exit_code([absent, absent]) == exit_code([]) == 3
+    assert outcome([fine, absent]).exit_code == 0
+    assert outcome([fine, open_, absent]).exit_code == 5
+    assert outcome([fine, open_, bad]).exit_code == outcome([fine, broke]).exit_code == 1
+    assert outcome([absent, absent]).exit_code == outcome([]).exit_code == 3
 
 
 def judged(gate: Gate, **known: object) -> Answer:

@@ -28,7 +28,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import Verdict
 from conformance.perf import units as table
-from conformance.perf.bench import Bench, Row, document, exit_code, spread
+from conformance.perf.bench import Bench, Row, document, outcome, spread
 from conformance.perf.measure import Rounds
 from conformance.perf.units import UNITS, Unit, units
 from conformance.report.runs import read_runs
@@ -199,7 +199,7 @@ def test_a_case_that_fails_is_not_timed(bench: Bench) -> None:
     assert said["verdict"] == "FAIL"
     assert said["reason"].startswith("FAIL: ")
     assert len(right.seconds) == 3
-    assert exit_code([wrong, right]) == 1
+    assert outcome([wrong, right]).exit_code == 1
     assert PlantedBackend.started.count("wrong") == 2  # for the runner, which judged it, and whether it is right alone
     with pytest.raises(UsageError, match="FAIL"):
         bench.measured(OP, _spec("wrong"))
@@ -214,8 +214,8 @@ def test_a_backend_that_fails_while_it_is_measured_costs_itself_only(bench: Benc
     assert broken.broke
     assert "failed while it was measured" in broken.reason
     assert len(right.seconds) == 3
-    assert exit_code([broken, right]) == 1
-    assert exit_code([right]) == 0
+    assert outcome([broken, right]).exit_code == 1
+    assert outcome([right]).exit_code == 0
 
 
 def test_compiling_again_is_counted(bench: Bench) -> None:
@@ -279,7 +279,7 @@ def test_memory_is_of_the_backend_alone() -> None:
     assert (cpu.memory["peak"] is None) == (resident() is None)
     assert (cpu.seconds, cpu.rate) == ([], None)
     assert "memory" in cpu.reason
-    assert exit_code([cpu, ggml]) == 0
+    assert outcome([cpu, ggml]).exit_code == 0
 
 
 PEAKS = """

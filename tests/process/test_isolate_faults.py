@@ -16,7 +16,8 @@ from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.types import F32
-from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.judge.outcome import judge
+from conformance.judge.verdict import Result, Verdict
 from conformance.process.memory import parse_size, physical, resident
 from conformance.report.runfile import record
 from conformance.run.isolation.isolate import Isolation, needs
@@ -168,10 +169,7 @@ def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:
     assert after[1] == before[1]
     if before[0] is not None and after[0] is not None:
         assert after[0] - before[0] < 20 << 20
-    totals = Totals()
-    for r in found:
-        totals.add(r)
-    assert totals.exit_code() == 1
+    assert judge(found).exit_code == 1
 
 
 def _descriptors() -> int:

@@ -201,5 +201,5 @@ def test_an_interrupted_run_is_no_success(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Runner, "run", run)
     out = tmp_path / "r.json"
     result = CliRunner().invoke(main, ["run", "--family", "gqa", "--backend", "ggml", "--json", str(out)])
-    assert result.exit_code == 130
+    assert result.exit_code == 5
     assert [r["case"] for r in json.loads(out.read_text())["results"]] == ran

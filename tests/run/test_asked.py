@@ -19,7 +19,8 @@ from click.testing import Result as Invoked
 from run_files import document, written_to
 
 from conformance.cli import main
-from conformance.judge.verdict import Request, Result, Verdict, missing_lines
+from conformance.judge.outcome import judge
+from conformance.judge.verdict import MissingCause, Request, Result, Verdict
 from conformance.report.junit import ERRORS, junit
 from conformance.report.markdown import markdown
 from conformance.report.runs import read_runs
@@ -61,12 +62,23 @@ def test_each_pair_is_asked_for_as_often_as_it_stands() -> None:
 
 
 def test_a_terminal_shows_the_first_missing_pairs() -> None:
-    """A count, 20 pairs at most, and where the others are."""
+    """A count, the reason, and the first few."""
     missing = Request({"a": [f"c{k}" for k in range(500)]}).missing([], "gone")
-    lines = list(missing_lines(missing, 500))
-    assert lines[0].startswith("500 of 500 cases asked have no result")
-    assert len(lines) == 23
-    assert "--json" in lines[-1]
+    lines = judge([Result("x", "b", Verdict.PASS)], missing).lines()
+    assert lines == ["no result for 500 cases on a: gone: c0, c1, c2 and 497 more"]
+
+
+def test_only_what_is_lost_fails_by_itself() -> None:
+    """A pair that the user's own limit left out makes a run incomplete; a reason of its backend is a loss all the
+    same.
+    """
+    asked = Request({"a": ["x", "y"], "b": ["x"]})
+    found = [Result("x", "a", Verdict.PASS)]
+    for cause in MissingCause:
+        left = asked.missing(found, "why", {("b", ""): "died"}, cause)
+        assert [(m.backend, m.cause) for m in left] == [("a", cause), ("b", MissingCause.LOST)]
+        assert judge(found, left[:1]).exit_code == (1 if cause is MissingCause.LOST else 5)
+        assert judge(found, left).exit_code == 1
 
 
 @pytest.mark.usefixtures("adapter")
@@ -84,18 +96,28 @@ def test_sys_exit_in_an_adapter_ends_neither_the_run_nor_its_record(tmp_path: Pa
 
 @pytest.mark.usefixtures("adapter")
 def test_an_interrupted_run_lists_what_did_not_run(tmp_path: Path) -> None:
-    """After Ctrl-C what ran is recorded, the rest is missing with that reason, and the exit code is a shell's."""
+    """After Ctrl-C what ran is recorded, the rest is missing with that reason, and the run is incomplete."""
     out = tmp_path / "r.json"
     done = _conform(
         "run", "--backend", "ggml", "--backend", "dying?how=interrupt", "--no-isolate", *CASES, "--json", str(out)
     )
-    assert done.exit_code == 130
+    assert done.exit_code == 5
     found = json.loads(out.read_text())
-    assert {m["reason"] for m in found["missing"]} == {"interrupted"}
+    assert {(m["reason"], m["cause"]) for m in found["missing"]} == {("interrupted", "interrupted")}
     asked, results, missing = _pairs(found)
     assert results == found["asked"]["ggml"]
     assert asked == results + missing
     assert not list(tmp_path.glob("*.jsonl"))
+
+
+@pytest.mark.usefixtures("adapter")
+def test_an_interrupt_after_a_failure_is_a_failure() -> None:
+    """What was found stays found."""
+    fails = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
+    backends = ("--backend", "ggml", "--backend", "dying?how=interrupt", "--no-isolate")
+    done = _conform("run", *backends, "--case", fails, *CASES)
+    assert done.exit_code == 1, done.output
+    assert ": interrupted: " in done.output
 
 
 @pytest.mark.usefixtures("adapter")
@@ -126,7 +148,7 @@ def test_the_first_failure_ends_a_run_that_was_told_so(tmp_path: Path) -> None:
     assert done.exit_code == 1, done.output
     found = json.loads(out.read_text())
     if found["missing"]:  # the failing case may be the last of the selection
-        assert {m["reason"] for m in found["missing"]} == {"stopped at the first failure"}
+        assert {(m["reason"], m["cause"]) for m in found["missing"]} == {("stopped after 1 failure", "stopped")}
     asked, results, missing = _pairs(found)
     assert asked == results + missing
 

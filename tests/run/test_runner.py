@@ -21,6 +21,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.ggml.types import F32, I64
+from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run import divergence
 from conformance.run.execute import execute
@@ -322,9 +323,8 @@ def test_a_no_is_unsupported_with_its_reason(runner: Runner) -> None:
     (result,) = _run(runner, backend, _case())
     assert result.verdict is Verdict.UNSUPPORTED
     assert "no MUL here" in result.detail
-    totals = Totals()
-    totals.add(result)
-    assert (totals.executed, totals.failed, totals.exit_code()) == (0, 0, 3)
+    totals = Totals.of([result])
+    assert (totals.executed, totals.failed, judge([result]).exit_code) == (0, 0, 3)
 
 
 def test_nothing_checked_is_vacuous(runner: Runner) -> None:

@@ -17,9 +17,10 @@ from run_files import mutate
 from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
+from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import Result, Verdict
 from conformance.nightly import summary
-from conformance.nightly.night import exit_code, run
+from conformance.nightly.night import outcome, run
 from conformance.nightly.parts import PARTS, Options, Paths, shown
 from conformance.nightly.state import Answer, Done, State, begin, hold, read
 from conformance.nightly.summary import Failure
@@ -31,19 +32,39 @@ pytestmark = POSIX
 
 
 def test_cases_without_a_result_are_no_end_of_a_part(tmp_path: Path) -> None:
-    """A part that lacks results could not run: the next start runs it again, the summary counts, the exit code is 4."""
+    """A part that lacks results could not run: the next start runs it again, the summary counts, the exit code is 1."""
     done = night(tmp_path, "--parts", "fine,lacking")
-    assert done.returncode == 4, done.stdout
+    assert done.returncode == 1, done.stdout
     assert not read(tmp_path).parts["lacking"].ended
     assert "2 cases asked of fake have no result: its worker died" in (tmp_path / summary.FILE).read_text()
     assert "2 without a result" in (tmp_path / summary.FILE).read_text()
+
+
+def test_a_part_that_stopped_early_is_incomplete(tmp_path: Path) -> None:
+    """By a limit of its own, or with a gate undecided: no failure and no success; the next start runs it again."""
+    done = night(tmp_path, "--parts", "fine,stopped")
+    assert done.returncode == 5, done.stdout
+    assert "stopped: incomplete: " in done.stdout
+    assert done.stdout.rstrip().endswith("no failures so far, but a part timed out or decided nothing; exit code 5")
+    assert read(tmp_path).parts["stopped"].answer is Answer.INCOMPLETE
+    assert night(tmp_path, "--parts", "fine,stopped").returncode == 5
+    assert {n: p.starts for n, p in read(tmp_path).parts.items()} == {"fine": 1, "stopped": 2}
+    assert night(tmp_path / "n", "--parts", "stopped,failing").returncode == 1
+
+
+def test_the_page_of_a_night_has_no_exit_code_of_its_own(tmp_path: Path) -> None:
+    """It ends as what it shows, which has counted already; only one that leaves no page could not run."""
+    assert night(tmp_path / "a", "--parts", "fine,page").returncode == 0
+    assert read(tmp_path / "a").parts["page"].answer is Answer.FINE
+    assert night(tmp_path / "b", "--parts", "fine,no-page").returncode == 1
+    assert read(tmp_path / "b").parts["no-page"].answer is Answer.BROKEN
 
 
 def test_no_part_takes_another_down(tmp_path: Path) -> None:
     """Crash, traceback, no document, a wrong or torn one, no program, a limit: each is said, and the next part runs."""
     broken = ["crash", "traceback", "silent", "other-kind", "torn", "late", "absent", "unknown", "report"]
     done = night(tmp_path, "--parts", ",".join([*broken, "fine", "history"]))
-    assert done.returncode == 4, done.stdout
+    assert done.returncode == 1, done.stdout
     parts = read(tmp_path).parts
     assert {n: str(parts[n].answer) for n in broken if n != "late"} == {
         n: "could not run" for n in broken if n != "late"
@@ -65,8 +86,8 @@ def test_no_part_takes_another_down(tmp_path: Path) -> None:
 
 def test_what_could_not_run_is_tried_again(tmp_path: Path) -> None:
     """A further start runs what could not run, and what sums up after it; the rest it leaves."""
-    assert night(tmp_path, "--parts", "silent,fine,history").returncode == 4
-    assert night(tmp_path, "--parts", "silent,fine,history").returncode == 4
+    assert night(tmp_path, "--parts", "silent,fine,history").returncode == 1
+    assert night(tmp_path, "--parts", "silent,fine,history").returncode == 1
     parts = read(tmp_path).parts
     assert {n: p.starts for n, p in parts.items()} == {"silent": 2, "fine": 1, "history": 2}
 
@@ -145,7 +166,7 @@ def test_merged_shards_prove_something_of_each_backend(
     tmp_path: Path, first: str, second: str, backends: list[str]
 ) -> None:
     """A backend on which nothing passed in all shards together is named, and the report ends with 3; one shard alone,
-    or one that is missing a result, says nothing.
+    or one that is missing a result, says nothing of that, and the report that the other shard is missing.
     """
     paths = [_shard(tmp_path, k, 2, {"a": "PASS", "b": v}) for k, v in ((1, first), (2, second))]
     documents = [json.loads(p.read_text()) for p in paths]
@@ -153,10 +174,11 @@ def test_merged_shards_prove_something_of_each_backend(
     assert summary.unproven(documents[:1]) == {}
     lacking = {**documents[1], "missing": [{"backend": "b", "case": "f/3@1", "reason": "died"}]}
     assert summary.unproven([documents[0], lacking]) == {}
-    for several, code in ((paths, 3 if backends else 0), (paths[:1], 0)):
+    for several, code in ((paths, 3 if backends else 1 if second == "FAIL" else 0), (paths[:1], 1)):
         done = CliRunner().invoke(main, ["report", *map(str, several), "-o", str(tmp_path / "page")])
         assert done.exit_code == code, done.output
         assert ("b: nothing passed of 2 cases asked" in done.output) is (code == 3)
+        assert ("b: shard 2 of 2 is missing" in done.output) is (several != paths)
 
 
 def test_a_newer_run_proves_what_shards_did_not(tmp_path: Path) -> None:
@@ -185,7 +207,7 @@ def test_a_merged_night_in_which_nothing_passed_on_a_backend_is_no_success(tmp_p
     assert merged.returncode == 3, merged.stdout
     assert "- here: b: nothing passed of 2 cases asked: 2 UNSUPPORTED, so nothing is proven of it" in merged.stdout
     half = night(tmp_path / "half", "--parts", "history", "--merge", str(tmp_path / "1"))
-    assert half.returncode == 4
+    assert half.returncode == 1
     assert "nothing passed of" not in half.stdout.replace("nothing passed on a backend", "")
 
 
@@ -297,7 +319,7 @@ def test_the_seed_of_the_night_reaches_the_cases(tmp_path: Path) -> None:
     for part in ("seeded", "mutants"):
         state = _state(**{part: Answer.FINE})
         state.seed = 41
-        assert "--seed 41" in summary.summary([state], [part], [], [], 0)
+        assert "--seed 41" in summary.summary([state], [part], [], [], Outcome())
 
 
 def test_one_night_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,25 +339,34 @@ def _state(**answers: Answer | None) -> State:
 
 
 def test_the_exit_code_is_the_worst() -> None:
-    """Failures before what could not run, before nothing executed; what was not asked for does not count."""
+    """Failures and what could not run before what is incomplete, before nothing executed; what was not asked for does
+    not count.
+    """
     fine, failed, broken, nothing = Answer.FINE, Answer.FAILED, Answer.BROKEN, Answer.NOTHING
-    assert exit_code([_state(a=fine, b=Answer.UNASKED)], ["a", "b"]) == 0
-    assert exit_code([_state(a=failed, b=broken)], ["a", "b"]) == 1
-    assert exit_code([_state(a=fine, b=broken)], ["a", "b"]) == 4
-    assert exit_code([_state(a=fine, b=None)], ["a", "b"]) == 4
-    assert exit_code([_state(a=fine, b=Answer.LATE)], ["a", "b"]) == 4
-    assert exit_code([_state(a=fine)], ["a"], ["shard 2 of 2 is missing"]) == 4
-    assert exit_code([_state(a=nothing, b=fine)], ["a", "b"]) == 3
-    assert exit_code([_state(a=nothing), _state(a=fine)], ["a"]) == 0
-    assert exit_code([_state()], ["a"]) == 3
-    assert exit_code([_state(a=fine)], ["a"], [], ["b: nothing passed"]) == 3
-    assert exit_code([_state(a=failed)], ["a"], [], ["b: nothing passed"]) == 1
+
+    def code(states: list[State], names: str, *lacking: list[str]) -> int:
+        return outcome(states, list(names), *lacking).exit_code
+
+    assert code([_state(a=fine, b=Answer.UNASKED)], "ab") == 0
+    assert code([_state(a=failed, b=broken)], "ab") == 1
+    assert code([_state(a=fine, b=broken)], "ab") == 1
+    assert code([_state(a=fine, b=None)], "ab") == 5
+    assert code([_state(a=fine, b=Answer.LATE)], "ab") == 5
+    assert code([_state(a=fine, b=Answer.INCOMPLETE)], "ab") == 5
+    assert code([_state(a=failed, b=Answer.INCOMPLETE)], "ab") == 1
+    assert code([_state(a=fine)], "a", ["shard 2 of 2 is missing"]) == 1
+    assert code([_state(a=nothing, b=fine)], "ab") == 3
+    assert code([_state(a=nothing, b=Answer.LATE)], "ab") == 5
+    assert code([_state(a=nothing), _state(a=fine)], "a") == 0
+    assert code([_state()], "a") == 3
+    assert code([_state(a=fine)], "a", [], ["b: nothing passed"]) == 3
+    assert code([_state(a=failed)], "a", [], ["b: nothing passed"]) == 1
 
 
 def test_the_summary_stays_under_its_size_and_names_every_command() -> None:
     """Thousands of failures with long stories fit; all of them stand in the file of commands."""
     found = [Failure("FAIL", f"f/{n}@1", "b", "x|y\n" * 5000, f"conform repro {n}", n % 2 == 1) for n in range(9000)]
-    text = summary.summary([_state(work=Answer.FAILED)], ["work"], found, [], 1)
+    text = summary.summary([_state(work=Answer.FAILED)], ["work"], found, [], Outcome())
     assert len(text.encode()) <= summary.LIMIT
     assert "## Failing cases: 4,500" in text
     assert "… and 4,300 more" in text
@@ -383,11 +414,11 @@ def test_a_survivor_fails_no_night(tmp_path: Path) -> None:
 
 
 def test_mutants_without_cosmic_ray_could_not_run(tmp_path: Path) -> None:
-    """The night says that they did not run and what to install, and ends with 4, as where any part could not run."""
+    """The night says that they did not run and what to install, and fails, as where any part could not run."""
     (tmp_path / "cosmic_ray.py").write_text("raise ImportError('not here')\n")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = night(tmp_path / "n", "--parts", "mutants", script=REAL, PYTHONPATH=path)
-    assert done.returncode == 4, done.stdout
+    assert done.returncode == 1, done.stdout
     text = (tmp_path / "n" / summary.FILE).read_text()
     assert "could not run: exit code 2" in text
     assert "mutants are made by cosmic-ray (not here); install it: pip install " in text
@@ -416,7 +447,7 @@ def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
     state.folder = tmp_path / "gone"
     state.save()
     assert "cannot be written" in state.unwritten
-    assert exit_code([state], ["a"]) == 4
+    assert outcome([state], ["a"]).exit_code == 1
 
 
 def test_every_command_of_the_table_is_one(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +9,9 @@ import click
 
 from conformance.builds.build import Build, DeviceOf, probe
 from conformance.cli.options import complete_build, json_option
-from conformance.cli.output import line, table
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UnavailableError
+from conformance.judge.outcome import Outcome, Why
 from conformance.report.runfile import write_json
 from conformance.run.session.environment import header
 
@@ -43,7 +43,7 @@ def builds(names: Sequence[str], json_path: Path | None) -> None:
     if json_path:
         results = [*(b.to_json() for b in fit), *({"name": n, "refused": why} for n, why in refused.items())]
         write_json(json_path, {**header("builds"), "results": results})
-    sys.exit(0 if fit else 1)
+    leave(Outcome.of(Why.FAILED, [] if fit else ["none of these builds fits"]))
 
 
 def rows(build: Build) -> list[tuple[str, ...]]:

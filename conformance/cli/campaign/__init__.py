@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,17 +19,18 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.builds.build import probe
 from conformance.campaign.campaign import Pool, device_of
-from conformance.campaign.leg import Leg, Outcome, limited, run_leg
+from conformance.campaign.leg import Ended, Leg, limited, run_leg
 from conformance.campaign.pool import Where, connect
 from conformance.case.case import JSON
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
 from conformance.cli import options
 from conformance.cli.options import Selection, backend_option, isolation, selection, settings_here
-from conformance.cli.output import cause_lines, fail, line
+from conformance.cli.output import cause_lines, fail, leave, line
 from conformance.cli.run import color_option, sentence, table_of
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.judge.verdict import FAILURES, Result, Totals, missing_lines
+from conformance.judge.outcome import Outcome, Why
+from conformance.judge.verdict import FAILURES, Result, Totals, counted
 from conformance.report.runfile import read_document
 from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
@@ -38,7 +38,6 @@ from conformance.run.session.select import LARGEST, available, case_ids, fresh_i
 from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.suite.family import LEVELS
 
-FAILED, NOTHING, INTERRUPTED = 1, 3, 130
 ROUND = 2000
 """Fresh cases of each backend in one leg: the size of its files."""
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
@@ -92,7 +91,8 @@ def campaign(
 
     Ctrl-C keeps what there is, and the same command goes on with it. DIR takes a run file for each leg, its journal,
     failing cases and the history. With --for, fresh cases follow in legs, from a seed (--seed) that is printed. Exit
-    codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, 130 interrupted.
+    codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, 5 stopped by --for or Ctrl-C:
+    see docs/exit-codes.md.
     """
     if only_fresh and seconds is None:
         raise UsageError("--only-fresh: --for TIME expected with it, or nothing would run")
@@ -113,10 +113,10 @@ def campaign(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
     try:
         with connect(where, it.topic) as pool:
-            code = it.run(pool)
+            outcome = it.run(pool)
     finally:
         signal.signal(signal.SIGTERM, before)
-    sys.exit(code)
+    leave(outcome)
 
 
 def _specs(texts: Sequence[str], isolation: Isolation) -> list[Spec]:
@@ -163,40 +163,38 @@ class _Campaign:
     topic: str = field(default_factory=lambda: f"conform-{uuid.uuid4().hex[:12]}")
     """New for each start: a task of an earlier one may still run."""
 
-    def run(self, pool: Pool) -> int:
-        """Run the legs, write each down at its end; the exit code."""
+    def run(self, pool: Pool) -> Outcome:
+        """Run the legs, and write each down at its end."""
         settings = settings_here()
         waiving = Waiving(settings.waivers_of(list(self.specs), self.waivers_path), today())
-        known, worst, executed = set(self._causes()), 0, 0
+        known, outcome, executed, fresh = set(self._causes()), Outcome(), 0, 0
         for leg in self._legs():
-            outcome, stopped = run_leg(
+            ended, stopped = run_leg(
                 leg, pool, request=self._request(), topic=self.topic, isolation=limited(self.isolation),
                 waiving=waiving, save=self.folder / "failures", show=_show, say=partial(line, err=True),
                 ends=self.ends if leg.fresh else inf,
             )  # fmt: skip
             found = self._causes(leg.document)
-            if self.minutes is not None and stopped is None and (outcome.figures["tasks"] or not found):
-                outcome.write(in_force(settings, waiving))  # grouping takes its time
-                self._group(outcome, known)
+            if self.minutes is not None and stopped is None and (ended.figures["tasks"] or not found):
+                ended.write(in_force(settings, waiving))  # grouping takes its time
+                self._group(ended, known)
             else:
-                outcome.take(found.values())
-            outcome.write(in_force(settings, waiving))
-            outcome.file(self.store)
-            _sum_up(outcome, in_force(settings, waiving))
-            totals = Totals.of(outcome.results)
-            executed += totals.executed
-            unproven = not leg.fresh and outcome.request.unproven(outcome.results, outcome.missing)
-            if totals.failed or outcome.missing or outcome.problems[0]:
-                worst = FAILED
-            elif unproven and not worst:
-                worst = NOTHING
+                ended.take(found.values())
+            ended.write(in_force(settings, waiving))
+            ended.file(self.store)
+            _sum_up(ended, in_force(settings, waiving))
+            outcome += ended.outcome()
+            executed += Totals.of(ended.results).executed
+            fresh += len(ended.results) if leg.fresh else 0
             if isinstance(stopped, KeyboardInterrupt):
                 line(f"interrupted; what ran is in {self.folder}, and the same command goes on with it", err=True)
-                return INTERRUPTED
+                return outcome
             if stopped is not None:
                 line(f"what ran is in {self.folder}, and the same command goes on with it", err=True)
                 fail(str(stopped))
-        return worst if executed else NOTHING
+        if self.continuous:
+            outcome += Outcome.of(Why.TIME_LIMIT, [f"time limit (--for): {counted(fresh, 'fresh result')}"])
+        return outcome.without(Why.UNEXECUTED) if executed else outcome
 
     def _legs(self) -> Iterator[Leg]:
         if not self.only_fresh:
@@ -248,14 +246,14 @@ class _Campaign:
                 found[row["id"], row["backend"]] = Cause.from_json(row)
         return found
 
-    def _group(self, outcome: Outcome, known: set[tuple[str, str]]) -> None:
+    def _group(self, ended: Ended, known: set[tuple[str, str]]) -> None:
         """Find causes of a leg's failures, and say which no earlier leg had."""
         minutes, say = self.minutes or 0, partial(line, err=True)
-        outcome.causes = analyse(outcome.results, isolation=self.isolation, seconds=60 * minutes, progress=say)
-        new = [c for c in outcome.causes if (c.id, c.backend) not in known]
+        ended.causes = analyse(ended.results, isolation=self.isolation, seconds=60 * minutes, progress=say)
+        new = [c for c in ended.causes if (c.id, c.backend) not in known]
         known |= {(c.id, c.backend) for c in new}
         if new:
-            line(f"{outcome.leg.name}: {len(new)} causes that no leg had before:")
+            line(f"{ended.leg.name}: {len(new)} causes that no leg had before:")
         for text in cause_lines(new):
             line(text)
 
@@ -267,15 +265,13 @@ def _show(result: Result) -> None:
             line(f"  reproduce: {command(result)}")
 
 
-def _sum_up(outcome: Outcome, settings: dict[str, JSON] | None) -> None:
+def _sum_up(ended: Ended, settings: dict[str, JSON] | None) -> None:
     groups: dict[str, list[Result]] = {}
-    for r in outcome.results:
+    for r in ended.results:
         groups.setdefault(r.backend, []).append(r)
     for text in lines_of(settings):
         line(text)
     click.echo(table_of(groups, {}))
-    for text in report(*outcome.problems):
+    for text in report(ended.problems[1]):
         click.echo("\n".join(map(str, text.split("\n"))))
-    for text in missing_lines(outcome.missing, sum(map(len, outcome.request.cases.values()))):
-        line(text)
-    line(f"{outcome.leg.document}: {len(outcome.results):,} results")
+    line(f"{ended.leg.document}: {len(ended.results):,} results")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,10 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.cli.llama import device
 from conformance.cli.options import ExistingFile, backend_option, json_option
-from conformance.cli.output import line, table
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.types import TYPES
+from conformance.judge.outcome import Outcome, Why
 from conformance.model.memory import COPIES, Copies, Held, Pair, copies, large, measure, of_file, small
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
@@ -26,7 +26,6 @@ from conformance.suite.zoo.play import Device
 COLUMNS = ("memory breakdown [MiB]", "self", "model", "context", "compute", "resident", "unaccounted", "peak")
 ANSWERS = ("backend", "weights held", "at the peak", "answer")
 ONCE, MORE, UNKNOWN = "once", "more than once", "not measured"
-WRONG, NOTHING = 1, 3
 
 
 @click.command()
@@ -43,7 +42,8 @@ def memory(model: Path | None, backends: Sequence[str], weight_type: str, limit:
 
     The model is MODEL.gguf or made up; a small one is measured beside it, and what both take cancels.
 
-    Exit codes: 0 every backend holds the weights once, 1 one holds more, 3 none could be measured.
+    Exit codes: 0 every backend holds the weights once, 1 one holds more or could not be measured beside others, 3 none
+    could be measured: see docs/exit-codes.md.
     """
     if not backends:
         raise UsageError("memory: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
@@ -73,10 +73,12 @@ def memory(model: Path | None, backends: Sequence[str], weight_type: str, limit:
         document = {name: _json(found.get(name), answers.get(name), reasons.get(name), limit) for name in
                     dict.fromkeys((*found, *reasons))}  # fmt: skip
         write_json(json_path, {**header("memory"), "model": model.name if model else weight_type, "backends": document})
-    if any(a.held > limit for a in answers.values()):
-        sys.exit(WRONG)
-    if not answers:
-        sys.exit(NOTHING)
+    twice = [f"{n}: {a.held:.2f} times the weights, at most {limit:g}" for n, a in answers.items() if a.held > limit]
+    unmeasured = [f"{d.name}: {UNKNOWN}" for d in devices if d.name not in answers]
+    leave(
+        Outcome.of(Why.FAILED, twice)
+        + Outcome.of(Why.MISSING if answers else Why.UNEXECUTED, dict.fromkeys(unmeasured))
+    )
 
 
 def _measure(d: Device, little: Request, much: Request, found: dict[str, Pair], reasons: dict[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,9 +13,10 @@ from conformance.case.case import Case
 from conformance.cli.cases import architecture_of
 from conformance.cli.llama import device, llama_of
 from conformance.cli.options import ExistingFile, Folder, backend_option, isolation, json_option
-from conformance.cli.output import line, table
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
+from conformance.judge.outcome import Outcome, Why
 from conformance.model.answer import NOT_RUN, WRONG, Answer
 from conformance.model.check import Check, Text
 from conformance.model.outside import OUTSIDERS, Opinion
@@ -28,7 +28,6 @@ from conformance.run.session.environment import header
 from conformance.suite.zoo.model import table as architectures
 from conformance.suite.zoo.play import Device
 
-WRONG_CODE, NOTHING = 1, 3
 PROMPT = "The capital of France is"
 """What is decoded where the user names nothing."""
 MADE_UP = 8
@@ -126,9 +125,10 @@ def check_model(
         by_voice = {o.voice: o.to_json() for o in opinions}
         found = {**tokens_of, "backends": by_backend, "voices": by_voice}
         write_json(json_path, {**header("check-model"), "model": model.name, **found})
-    if any(a.verdict == WRONG for a in answers):
-        sys.exit(WRONG_CODE)
-    sys.exit(NOTHING if any(a.verdict == NOT_RUN for a in answers) else 0)
+    leave(
+        Outcome.of(Why.FAILED, [f"{a.backend}: {WRONG}" for a in answers if a.verdict == WRONG])
+        + Outcome.of(Why.UNEXECUTED, [f"{a.backend}: {NOT_RUN}" for a in answers if a.verdict == NOT_RUN])
+    )
 
 
 def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> Voice:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from math import isfinite
@@ -14,8 +13,9 @@ from conformance.backend.interface import Backend, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.cli.options import backend_option, isolation, json_option
-from conformance.cli.output import line, table
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
+from conformance.judge.outcome import Outcome, Why
 from conformance.perf.phases.energy import KINDS, Kind, Meter, meter
 from conformance.perf.phases.phase import MODEL, Phase, generation, measure, prompt
 from conformance.perf.phases.without import SAME, Difference, differences, left_out
@@ -51,7 +51,7 @@ def _sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int
               help="The counters; default: RAPL and NVML, else hwmon, else the battery.")  # fmt: skip
 @click.option("--without", metavar="DEVICE", multiple=True,
               help=f"Leave out a device of those that share the graphs, or {EACH} in turn; repeatable.")  # fmt: skip
-@click.option("--unchanged", is_flag=True, help="Exit code 1 unless nothing changes without them.")
+@click.option("--unchanged", is_flag=True, help="Fail unless nothing changes without them.")
 @click.option("--budget", type=click.FloatRange(min=1), default=BUDGET, show_default=True, metavar="SECONDS",
               help="Of measuring each phase with and without a device.")  # fmt: skip
 @json_option
@@ -115,8 +115,15 @@ def phases(
         told = str(counters) if counters else why
         extra: dict[str, JSON] = {"without": [{"backend": str(s), **_apart(d)} for s, d in apart]} if apart else {}
         write_json(json_path, {**header("phases"), "model": model, "energy": told, "backends": document, **extra})
-    if unchanged and any(d.answer != "nothing changes" for _, d in apart):
-        sys.exit(1)
+    leave(_changed(apart) if unchanged else Outcome())
+
+
+def _changed(apart: Sequence[tuple[Spec, Difference]]) -> Outcome:
+    """It fails where something changes without a device."""
+    told = [(d.answer, f"{spec} without {d.device}, {d.name}: {d.answer}") for spec, d in apart]
+    return Outcome.of(Why.UNDECIDED, [text for answer, text in told if answer == "undecided"]) + Outcome.of(
+        Why.FAILED, [text for answer, text in told if answer not in {"nothing changes", "undecided"}]
+    )
 
 
 def _chosen(spec: Spec, without: Sequence[str]) -> Iterator[tuple[str, Spec]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +16,9 @@ from conformance.builds.build import Build, probe
 from conformance.case.case import JSON
 from conformance.cli.llama import device
 from conformance.cli.options import ExistingFile, File, Folder, complete_build, isolation, json_option
-from conformance.cli.output import line, table
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
+from conformance.judge.outcome import Outcome, Why
 from conformance.release import audit
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
@@ -38,7 +38,6 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.environment import header
 from conformance.suite.family import LEVELS, Level
 
-FAILED, NOTHING, INTERRUPTED = 1, 3, 130
 PATIENCE = 1 / 20
 """Of the time: more than that no request may take, or a few that hang would use it up."""
 LEAST = 20.0
@@ -77,8 +76,9 @@ def release(
 ) -> None:
     """Test BUILD of llama.cpp on each of its devices, against the build before.
 
-    BUILD is a folder, an archive, a wheel, a library, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1 where a cause
-    is new: without --base, where there is any. 3 where nothing passed on a device.
+    BUILD is a folder, an archive, a wheel, a library, pypi:NAME==VERSION or npm:NAME@VERSION. Exit codes: 1 a cause is
+    new (without --base: there is one), or the build refuses cases that the base has right, 3 nothing passed on a
+    device, 5 --minutes left cases out: see docs/exit-codes.md.
     """
     begun = since(f"conform release {build}")
     here, before = _probe(build), None if base is None else _probe(base)
@@ -94,10 +94,7 @@ def release(
     if output:
         for path in write(output, document, it):
             line(f"{path}: written")
-    unproven = it.unproven()
-    for name in unproven:
-        line(f"{name}: nothing passed, so nothing is proven", err=True)
-    sys.exit(FAILED if any(f.state == "new" for f in it.found) else NOTHING if unproven or not it.executed() else 0)
+    leave(it.outcome())
 
 
 def _probe(text: str) -> Build:
@@ -180,7 +177,10 @@ def _cases(row: dict[str, JSON]) -> str:
 def bisect(
     cause: str, first: Sequence[str], others: Sequence[str], path: Path, json_path: Path | None, isolation: Isolation
 ) -> None:
-    """Find the first of --builds that has CAUSE, an id in the record of `conform release --json`."""
+    """Find the first of --builds that has CAUSE, an id in the record of `conform release --json`.
+
+    Exit code 3 where all of them have it, or none.
+    """
     names = [*first, *others]
     if len(names) < 2:
         raise UsageError("bisect: --builds BUILD BUILD… expected, two at least, the oldest first")
@@ -195,6 +195,7 @@ def bisect(
     if json_path:
         rows = [{"build": t.build.name, **t.result.to_json()} for t in found.tried]
         write_json(json_path, {**header("bisect"), "cause": cause, "answer": found.sentence(), "tried": rows})
+    leave(Outcome.of(Why.UNPROVEN, [] if found.found else ["the builds do not differ: no first one is found"]))
 
 
 def _kind(case_id: str, isolation: Isolation) -> Kind:
@@ -225,7 +226,7 @@ def backtest(
 ) -> None:
     """Is each fault of the past found in the build that has it, and gone from the one that has not?
 
-    Exit code 1 where one is missed, 3 where no build could be tested.
+    Exit codes: 1 one is missed, 3 no build could be tested, 5 interrupted: see docs/exit-codes.md.
     """
     faults = [f for f in past.read(path) if not globs or any(g in f.link for g in globs)]
     if not faults:
@@ -236,16 +237,24 @@ def backtest(
         return _release(_probe(bad), _probe(good), [name], seconds, "standard", isolation, with_zoo=with_zoo)
 
     answers: list[Answer] = []
+    interrupted = Outcome()
     try:
         for answer in past.attempt(faults, prepare):
             answers.append(answer)
             line(answer.sentence())
     except KeyboardInterrupt:
-        line("interrupted; what was tried is recorded", err=True)
+        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what was tried is recorded"])
     tried = [a for a in answers if not a.error]
     found = [a for a in tried if a.found and not a.after]
     line(f"{len(found)} of {len(tried)} found before and gone after; {len(answers) - len(tried)} could not be tried")
     if json_path:
         rows: list[JSON] = [a.to_json() for a in answers]
         write_json(json_path, {**header("backtest"), "faults": rows, "found": len(found), "tried": len(tried)})
-    sys.exit(NOTHING if not tried else int(len(found) < len(answers)))
+    missed = [f"not found: {a.fault.link}" for a in tried if a not in found]
+    absent = [f"could not be tried: {a.fault.link}: {a.error}" for a in answers if a.error]
+    leave(
+        Outcome.of(Why.FAILED, missed)
+        + Outcome.of(Why.MISSING if tried else Why.UNEXECUTED, absent)
+        + interrupted
+        + Outcome.of(Why.UNEXECUTED, [] if answers else ["no build was tried"])
+    )

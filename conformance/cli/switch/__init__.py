@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,8 +16,10 @@ from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.cli.llama import device
 from conformance.cli.options import backend_option, isolation, json_option, smoke_option
-from conformance.cli.output import line, table
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
+from conformance.judge.outcome import Outcome, Why
+from conformance.judge.verdict import counted
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
@@ -31,7 +32,6 @@ from conformance.suite.zoo.play import RUNS, Device, play
 
 FAMILIES = ("gqa", "multi_sequence", "kv_growth")
 """What is run where the user names nothing: attention, of one sequence and several."""
-NOTHING = 3
 SAYS = "it changes nothing, to the bit, in any of them: nothing shows that the library reads it"
 
 
@@ -61,7 +61,7 @@ def switch(
     """Run cases on a backend with the environment variable NAME=VALUE and without it, and hold one against the other.
 
     By default attention: gqa, multi_sequence, kv_growth. Exit codes: 0 both agree, 1 they do not, or it fails only with
-    the switch, 3 nothing could be compared, or the switch changed nothing to the bit.
+    the switch, 3 nothing could be compared, or the switch changed nothing to the bit: see docs/exit-codes.md.
     """
     if not backends:
         raise UsageError("switch: --backend NAME expected")
@@ -85,12 +85,16 @@ def switch(
         told.append((text, verdicts, same, "" if worst is None else f"{worst:.2g}"))
     table(told, ("backend", f"with {name}", "equal to the bit", "NMSE of a PASS, at most"), disable_numparse=True)
     idle = [text for text in backends if changes_nothing([r for b, r in rows if b == text])]
-    for text in idle:
-        line(f"{text}: {name}: {SAYS}")
     if json_path:
         document: dict[str, JSON] = {"switch": name, "results": [_json(b, r) for b, r in rows]}
         write_json(json_path, {**header("switch"), **document})
-    sys.exit(_code([r for _, r in rows], idle=bool(idle)))
+    wrong = sum(r.verdict not in PASSES for _, r in rows)
+    passed = any(r.verdict == "PASS" for _, r in rows)
+    leave(
+        Outcome.of(Why.FAILED, [f"{counted(wrong, 'case')} that differ or fail with {name}"] if wrong else [])
+        + Outcome.of(Why.UNPROVEN, [f"{text}: {name}: {SAYS}" for text in idle])
+        + Outcome.of(Why.UNPROVEN, [] if passed else [f"no case could be compared with and without {name}"])
+    )
 
 
 def _graphs(off: Spec, on: Spec, ids: Sequence[str], isolation: Isolation) -> list[Switched]:
@@ -127,12 +131,6 @@ def _architectures(
             )
             found.append(Switched(case, after.verdict, after.detail, after.nmse, same))
     return found
-
-
-def _code(rows: Sequence[Switched], *, idle: bool) -> int:
-    if any(r.verdict not in PASSES for r in rows):
-        return 1
-    return NOTHING if idle or not any(r.verdict == "PASS" for r in rows) else 0
 
 
 def _json(backend: str, row: Switched) -> dict[str, JSON]:

@@ -20,8 +20,9 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from conformance.ggml.errors import BackendTimeoutError
+from conformance.judge.outcome import Exit
 
-HUNG = 4
+HUNG = int(Exit.HUNG)
 """Exit code of a process whose backend did not return."""
 GRACE = 10.0
 """Seconds, at least, that C code gets after its time limit to return to Python."""

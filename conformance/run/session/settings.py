@@ -201,12 +201,11 @@ def today() -> date:
     return datetime.now().astimezone().date()
 
 
-def report(sentences: Sequence[str], edits: Sequence[str]) -> list[str]:
-    """The result of `problems`, as lines for people."""
-    lines = [f"waivers fail this run: {sentence}" for sentence in sentences]
-    if edits:
-        lines += ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
-    return lines
+def report(edits: Sequence[str]) -> list[str]:
+    """The edits that `problems` proposes, as lines for people."""
+    if not edits:
+        return []
+    return ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
 
 
 def _listed(family: str) -> Sequence[str]:

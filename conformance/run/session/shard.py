@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from conformance.case.case import JSON
@@ -71,7 +71,7 @@ def whole(ids: Iterable[str]) -> str:
     return _digest("\n".join(sorted(set(ids))))
 
 
-def missing(shards: Sequence[JSON]) -> list[str]:
+def missing(shards: Iterable[JSON]) -> list[str]:
     """A sentence for each run that lacks a shard, given the `shard` entries of documents that belong together."""
     present: dict[tuple[str, int], set[int]] = {}
     for s in shards:

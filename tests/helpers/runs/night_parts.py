@@ -80,8 +80,10 @@ def _program(text: str) -> Callable[[Options, Paths], Sequence[str]]:
     return command
 
 
-def _part(name: str, text: str, *, limit: float = 60.0, kind: str = "conformance", last: bool = False) -> Part:
-    return Part(name, f"{name}, made up", _program(text), limit, kind, last=last)
+def _part(
+    name: str, text: str, *, limit: float = 60.0, kind: str = "conformance", leaves: str = "", last: bool = False
+) -> Part:
+    return Part(name, f"{name}, made up", _program(text), limit, kind, leaves, last=last)
 
 
 PARTS = (
@@ -99,6 +101,9 @@ PARTS = (
     _part("fine", FINE),
     _part("failing", "write('FAIL')\nsys.exit(1)"),
     _part("nothing", "write('')\nsys.exit(3)"),
+    _part("stopped", "write()\nsys.exit(5)"),
+    _part("page", "(folder / 'page').write_text('x')\nsys.exit(1)", kind="", leaves="page"),
+    _part("no-page", "sys.exit(1)", kind="", leaves="page"),
     _part("crash", "import signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"),
     _part("traceback", "raise RuntimeError('a fault of its own')"),
     _part("silent", "pass"),
