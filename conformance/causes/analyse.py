@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
@@ -80,6 +81,8 @@ def _of_backend(
     failures = [f for r in wrong if (f := _failure(r, progress)) is not None]
     if not failures:
         return []
+    if registry.resolve(spec).name not in registry.names():
+        raise UnavailableError(f"it is not installed; known: {', '.join(registry.names())}")
     nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
     seen: dict[str, Seen] = {}
     end = time.monotonic() + seconds * (1 - AFTER)
