@@ -83,8 +83,10 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Backends as the user named them; every installed one where none is named; UsageError for a malformed one."""
-    return [Spec.parse(t) for t in texts] or [Spec(n) for n in registry.names()]
+    """Backends as the user named them, each once; every installed one where none is named; UsageError for a malformed
+    one.
+    """
+    return list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.names()]
 
 
 @dataclass(frozen=True, slots=True)
