@@ -122,7 +122,7 @@ def _lost(runs: Runs, base: Runs) -> Outcome:
     """Fail where cases passed in the base and are no longer executed."""
     passed: dict[str, dict[str, None]] = {}
     for r in base.results:
-        if r.value.verdict is Verdict.PASS:
+        if r.value.verdict is Verdict.PASS and not r.value.fresh:
             passed.setdefault(r.value.backend, {})[r.value.case] = None
     return coverage(lost_coverage(passed, (r.value for r in runs.results), _missing(runs)), passed)
 

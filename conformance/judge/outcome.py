@@ -7,6 +7,7 @@ table. No other module computes an exit code.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -200,6 +201,8 @@ def lost_coverage(
 ) -> list[Lost]:
     """The cases that passed before and are refused or absent now.
 
+    A case that runs under another seed now stands for one that is absent.
+
     Args:
         passed: backend -> ids of the cases that passed on it.
         results: those of now, of all backends.
@@ -210,12 +213,22 @@ def lost_coverage(
         if now.get((r.backend, r.case)) not in EXECUTED:
             now[r.backend, r.case] = r.verdict
     known = {(m.backend, m.case) for m in missing}
-    return [
-        Lost(backend, case, now.get((backend, case)))
-        for backend, ids in passed.items()
-        for case in ids
-        if now.get((backend, case)) not in EXECUTED and (backend, case) not in known
-    ]
+    before = {(b, i) for b, ids in passed.items() for i in ids}
+    others = Counter((b, _seedless(i)) for (b, i), v in now.items() if v in EXECUTED and (b, i) not in before)
+    lost = []
+    for backend, case in ((b, i) for b, ids in passed.items() for i in ids):
+        verdict = now.get((backend, case))
+        if verdict in EXECUTED or (backend, case) in known:
+            continue
+        if verdict is None and others[backend, _seedless(case)] > 0:
+            others[backend, _seedless(case)] -= 1
+            continue
+        lost.append(Lost(backend, case, verdict))
+    return lost
+
+
+def _seedless(case: str) -> str:
+    return case.rpartition("@")[0] or case
 
 
 def coverage(lost: Sequence[Lost], passed: Mapping[str, Collection[str]]) -> Outcome:

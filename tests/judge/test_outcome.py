@@ -70,6 +70,14 @@ def test_coverage_is_lost_where_a_pass_is_no_longer_executed() -> None:
     assert not lost_coverage({"x": ["a@1"]}, twice[::-1])
 
 
+def test_a_case_under_another_seed_is_covered() -> None:
+    """One for one; what is refused is lost whatever else runs."""
+    passed = {"x": {"a@1": None, "a@2": None, "b@1": None}}
+    now = [Result("a@7", "x", Verdict.PASS), Result("b@1", "x", Verdict.UNSUPPORTED), Result("b@7", "x", Verdict.PASS)]
+    assert lost_coverage(passed, now) == [Lost("x", "a@2", None), Lost("x", "b@1", Verdict.UNSUPPORTED)]
+    assert lost_coverage(passed, [*now, Result("a@8", "x", Verdict.FAIL)]) == [Lost("x", "b@1", Verdict.UNSUPPORTED)]
+
+
 def test_a_record_of_before_reads_as_lost() -> None:
     """A missing pair without a cause."""
     row = {"backend": "x", "case": "a@1", "reason": "interrupted"}
