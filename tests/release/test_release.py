@@ -300,6 +300,28 @@ def test_what_the_time_leaves_out_is_said() -> None:
     assert len(release.results(here)[0]) == 2 * len(there), "one spec stands for both sides here"
 
 
+def test_the_outcome_of_a_release() -> None:
+    """A new cause and a case that is refused since fail it; what the time left out makes it incomplete; on a device on
+    which nothing passed nothing is proven.
+    """
+    there = {"ADD-1": Verdict.PASS, "MUL-1": Verdict.PASS}
+
+    def code(here: Mapping[str, Verdict], left: Sequence[str] = (), *, interrupted: bool = False) -> int:
+        kind, causes = Fixed({NEW: frozenset(i for i, v in here.items() if v is Verdict.FAIL)}), Causes(seconds=1.0)
+        sweep = Sweep(CPU, "ops", Cases(DEFAULT), list(left))
+        sweep.results = {NEW: _results(NEW, here), OLD: _results(OLD, there)}
+        release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT, interrupted=interrupted)
+        causes.add(CPU, kind, *release.results(CPU), 1.0)
+        release.found = causes.all()
+        return release.outcome().exit_code
+
+    assert code(there) == 0
+    assert code({**there, "MUL-1": Verdict.FAIL}) == code({**there, "MUL-1": Verdict.FAIL}, ["SUB-1"]) == 1
+    assert code({**there, "MUL-1": Verdict.UNSUPPORTED}) == 1
+    assert code(there, ["SUB-1"]) == code(there, interrupted=True) == code({}, ["SUB-1"]) == 5
+    assert code({}) == code({"SUB-1": Verdict.UNSUPPORTED}) == 3
+
+
 def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) -> None:
     """The run file beside the record can be read again, and its causes say what they are of the two builds."""
     kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
