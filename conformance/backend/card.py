@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.case.strict import expect, only, parse_toml, read_text
-from conformance.ggml.arithmetic import EXACT, ROUNDINGS, Arithmetic
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS, Arithmetic, excess
 from conformance.ggml.errors import UsageError
 
 from .interface import DeviceInfo
@@ -132,12 +132,12 @@ def parse(text: str, where: str) -> Card:
     others = document.get("others", False)
     expect(isinstance(others, bool), f"{where}: others", "true or false", others)
     expect(isinstance(tables, dict) and bool(tables or others), f"{where}: op", 'tables [op."KEY"]', tables)
-    entries = {key: _entry(t, f'{where}: [op."{key}"]') for key, t in tables.items()}
+    entries = {key: _entry(key, t, f'{where}: [op."{key}"]') for key, t in tables.items()}
     named = (document["suite"], document["device"], document["description"])
     return Card(*named, versions, entries, others, build, tuple(refused))
 
 
-def _entry(table: object, where: str) -> Entry:
+def _entry(op_key: str, table: object, where: str) -> Entry:
     expect(isinstance(table, dict), where, "a table", table)
     values: dict[str, Any] = dict(table)  # type: ignore[call-overload]  # a dict
     only(values, [f.name for f in fields(Entry)], where)
@@ -157,6 +157,8 @@ def _entry(table: object, where: str) -> Entry:
     cases = values.get("cases", [])
     expect(_are_texts(cases), f"{where} cases", "a list of texts", cases)
     expect(not (values.get("finding") and values["bound"]), f"{where} bound", "0 beside a finding", values["bound"])
+    wanted = excess(op_key, values["bound"])
+    expect(not wanted, f"{where} bound", wanted, values["bound"])
     return Entry(**{**values, "cases": tuple(cases)})
 
 

@@ -35,6 +35,8 @@ _OPERANDS = {to: allowed / _INDEPENDENT for to, allowed in ROUNDED.items()}
 alone."""
 _DYNAMIC = 5e-5
 """The same for activations in 8 bits, which such a device may use with block-quantised weights."""
+_MOST = 0.25
+"""NMSE that no chain may be off by, whatever its nodes round: zeros in place of a result have 1."""
 _SUM = 3e-8
 """NMSE per term that one flipped rounding adds to a sum in F16, which all later terms inherit."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
@@ -217,7 +219,7 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
 
 def _budget(t: Tensor, noise: Noise) -> Budget:
     smooth, steps = _ACCUMULATE * noise.smooth, _INDEPENDENT * noise.steps
-    nmse = smooth + steps
+    nmse = min(_MOST, smooth + steps)
     if not nmse:
         return replace(RAW, zeros=noise.zeros)
     why = "a chain of nodes" if not steps else "a chain of nodes, some of which round"

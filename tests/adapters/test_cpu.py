@@ -33,7 +33,6 @@ from conformance.ggml.types import (
     I32,
     I64,
     OPS,
-    Q4_0,
     Q4_1,
     Q8_0,
     Q8_1,
@@ -256,9 +255,9 @@ def test_computes_in_declared_arithmetic() -> None:
     y = B.mul_mat(leafs.add(Q8_0, w), leafs.add(F32, x))
     weights = quants.roundtrip(Q8_0, w).astype(np.float64)
     for simd in (False, True):
-        arithmetic = Arithmetic("a", {"q8_0": "q4_0"}, {}, "simd" if simd else "reference")
+        arithmetic = Arithmetic("a", {"q8_0": "q8_0"}, {}, "simd" if simd else "reference")
         backend = CPU.computing_in(arithmetic)
-        want = quants.roundtrip(Q4_0, x, simd=simd).astype(np.float64) @ weights.T
+        want = quants.roundtrip(Q8_0, x, simd=simd).astype(np.float64) @ weights.T
         assert np.array_equal(want.astype(np.float32), run(leafs, y, backend=backend)[0][0, 0])
         assert backend.arithmetic() is arithmetic
     assert np.array_equal((x.astype(float) @ weights.T).astype(np.float32), run(leafs, y)[0][0, 0])

@@ -27,7 +27,7 @@ from conformance.backend.interface import (
 )
 from conformance.backend.strict import clip, error_text, kind
 from conformance.case.case import Case, Step
-from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.arithmetic import Arithmetic, Mixed, faults
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
@@ -150,8 +150,18 @@ class Guarded(Backend):
         return self._declared[1]
 
     def _checked_arithmetic(self, method: str, found: object) -> Arithmetic:
+        """`found` and what it holds for single nodes, each of the plain class and within upstream's limits.
+
+        A subclass could answer anything, and a table may have changed since it was checked.
+        """
         if not isinstance(found, Arithmetic):
             raise self._wrong(method, "an Arithmetic", found)
+        held = {id(a): a for a in (found, *(found.nodes.values() if isinstance(found, Mixed) else ()))}
+        for a in held.values():
+            if type(a) not in (Arithmetic, Mixed):
+                raise self._wrong(method, "an Arithmetic", a)
+            for fault in faults(a):
+                raise BackendError(f"{self.name}: {method}: {fault}")
         return found
 
     def computing_in(self, arithmetic: Arithmetic) -> Backend:

@@ -18,7 +18,7 @@ from conformance import __version__
 from conformance.backend.card import Card, Entry
 from conformance.backend.interface import Backend
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, ROUNDINGS, limit_of
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS, limit_of, op_of
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, ConformanceError
 from conformance.ggml.tensor import nelements
 from conformance.judge.budget import PEAK, budget_of
@@ -55,8 +55,8 @@ def left(card: Card, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[st
     turns = Counter[str]()
     turn: dict[str, int] = {}
     for key in keys:
-        turn[key] = turns[_op(key)]
-        turns[_op(key)] += 1
+        turn[key] = turns[op_of(key)]
+        turns[op_of(key)] += 1
     wanted = [key for key, ids in keys.items() if not card.has(key, ids)]
     return {key: keys[key] for key in sorted(wanted, key=lambda k: turn[k])}
 
@@ -86,11 +86,11 @@ def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) ->
     worst = max(d.nmse for d in distances)
     terms = max(m.terms for m in measured)
     entry = Entry(name, worst if math.isfinite(worst) else 0.0, terms=terms, cases=tuple(m.case.id for m in measured))
-    finding = "" if _fits(measured, name) else _fault(measured, name, limit_of(_op(key)))
+    finding = "" if _fits(measured, name) else _fault(measured, name, limit_of(op_of(key)))
     need = 0.0 if _fits(measured, name) else SAFETY * max(max(d.nmse, (d.element / PEAK) ** 2) for d in distances)
     if ROUNDINGS[name].mul_mat:  # a scale computed otherwise in its last bit moves values that lie between two steps
         need = max(need, max(m.distances[EXACT.name].nmse for m in measured) / _FLIPS)
-    entry = replace(entry, bound=0.0 if finding else min(need, limit_of(_op(key))), finding=finding)
+    entry = replace(entry, bound=0.0 if finding else min(need, limit_of(op_of(key))), finding=finding)
     return replace(entry, blind=blind(oracle, measured, key, entry))
 
 
@@ -100,11 +100,6 @@ def _measured(backend: Backend, oracle: Oracle, case: Case) -> Measured:
         return measure(backend, oracle, case)
     except BackendCrashError:
         return measure(backend, oracle, case)
-
-
-def _op(key: str) -> str:
-    """The op of a key, as `GLU.SWIGLU-f16+f16`."""
-    return key.partition("-")[0].partition(".")[0]
 
 
 def _fits(measured: Sequence[Measured], name: str) -> bool:
