@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from conformance.backend.interface import DeviceInfo
-from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
+from conformance.backend.kernel import Kernel, KernelBackend, KernelSession, Raw, Sources
+from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.tensor import Tensor
 
@@ -69,6 +70,12 @@ class CpuBackend(KernelBackend):
         """Types and parameters that the kernel of `node.op` has no meaning for."""
         takes, _ = TABLE[node.op]
         return takes.refusal(node)
+
+    def open(self, case: Case) -> KernelSession:
+        """As of a table of kernels; NumPy computes."""
+        session = super().open(case)
+        session.witness().libraries = [f"numpy {np.__version__}"]
+        return session
 
     def info(self) -> DeviceInfo:
         """NumPy on this machine's processor."""

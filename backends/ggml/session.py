@@ -104,7 +104,7 @@ class GgmlSession(Session):
         self._stores: list[Store] = []
         self._unreadable: dict[Tensor, Bytes] = {}
         path = next((p for prefix, p in PATHS.items() if device.upper().startswith(prefix)), "eager")
-        self._witness = Witness(device=device, path=path, notes=list(notes))
+        self._witness = Witness(device=device, path=path, notes=list(notes), libraries=[library.title])
         try:
             for home in dict.fromkeys(homes.values()):
                 here = [t for t in case.persistent if homes[t] == home]

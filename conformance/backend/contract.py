@@ -24,6 +24,7 @@ from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor, pac
 from conformance.ggml.types import F16, F32, Q8_0, GGMLType
 
 from .interface import Backend, DeviceInfo, Session, Support, Witness, class_faults
+from .registry import names
 from .strict import error_text, kind
 
 __all__ = ["CHECKS", "SHAPE", "Shape", "check_adapter"]
@@ -274,6 +275,13 @@ def info(s: Subject) -> Iterator[str]:
         yield f"{s.name}.info has {dict(info.versions)!r} as `versions`; it must map names of libraries to texts."
 
 
+def delegates(s: Subject) -> Iterator[str]:
+    """`delegates` must name adapters."""
+    for name in s.backend.delegates:
+        if name not in names():
+            yield f"{s.name} has {name!r} in `delegates`; it must name adapters: {', '.join(names())}."
+
+
 def supports_op(s: Subject) -> Iterator[str]:
     """`supports_op` must answer for every op."""
     sentences = filter(None, (_answer_fault(s, node) for node in nodes_of_many_ops(s.shape)))
@@ -502,6 +510,7 @@ Check = Callable[[Subject], Iterator[str]]
 
 CHECKS: tuple[Check, ...] = (
     info,
+    delegates,
     supports_op,
     supports_each,
     supports_something,

@@ -102,6 +102,9 @@ class Witness:
     """Device -> seconds of computing, if several share a graph."""
     promises: list[str] = field(default_factory=list)
     """What the backend promises of its cost, whatever ran: `case.demands` lists the words."""
+    libraries: list[str] = field(default_factory=list)
+    """What computed: each library with its version, or its path. Where an adapter leaves it empty, the suite writes
+    what `DeviceInfo.versions` says; in a worker it adds what the adapter delegates to."""
 
 
 class Session(AbstractContextManager["Session"], ABC):
@@ -184,6 +187,10 @@ class Backend(ABC):
     unknown, so every option whose name suggests a place counts."""
     builds: ClassVar[frozenset[str]] = frozenset()
     """Options that name a build of ggml, by any name that `builds.source.locate` reads; the adapter gets its path."""
+    delegates: ClassVar[Sequence[str]] = ()
+    """Names of other adapters (`ggml`) that compute for this one, or that it derives from; `ggml` also for any library
+    of ggml that it opens. They stand in its witness. In a worker, another adapter or a ggml library that is not named
+    here makes the cases of a third party's adapter VACUOUS."""
     audited: ClassVar[Mapping[str, str]] = {}
     """Options that an audit adds: with them the adapter detects more faults, but takes longer."""
 
@@ -288,6 +295,9 @@ def class_faults(adapter: object, name: str) -> Iterator[str]:
             "conformance.backend.kernel.KernelBackend, which needs a table of kernels only."
         )
         return
+    delegates: object = adapter.delegates
+    if not isinstance(delegates, (tuple, list)) or not all(isinstance(d, str) for d in delegates):
+        yield f"{name} has {delegates!r:.80} as `delegates`; it must be a tuple of names of adapters, as ('ggml',)."
     for method in sorted(adapter.__abstractmethods__):
         says = (getattr(Backend, method, None) or getattr(adapter, method)).__doc__ or ""
         first = says.splitlines()[0].rstrip(".") if says else "the interface needs it"

@@ -43,7 +43,7 @@ FIELDS: dict[str, Kind] = {
     "nodes": "number", "compiles": "number", "cache_hits": "number", "splits": "number", "copies": "number",
     "cache_bytes": "number", "peak_compile_bytes": "number",
     "bytes": "counts", "kernels": "counts", "symbols": "counts", "views": "counts",
-    "notes": "lines", "promises": "lines",
+    "notes": "lines", "promises": "lines", "libraries": "lines",
 }  # fmt: skip
 """Field of a witness -> what it holds."""
 

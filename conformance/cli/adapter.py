@@ -53,7 +53,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 class $cls(KernelBackend):
-    """What it has no kernel for, it refuses; view ops it gets for nothing."""
+    """What it has no kernel for, it refuses; view ops it gets for nothing. `delegates` names who computes for it."""
 
     name = "$name"
 

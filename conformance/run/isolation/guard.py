@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from operator import attrgetter, is_not
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -126,6 +127,14 @@ class Guarded(Backend):
         if not all(isinstance(x, str) for x in texts) or not isinstance(plain["versions"], dict):
             raise BackendError(f"{self.name}: info has no texts in it; it must say what really executes")
         return DeviceInfo(*texts, {k: str(v) for k, v in plain["versions"].items()})
+
+    @cached_property
+    def libraries(self) -> Sequence[str]:
+        """What computes, as far as `info` says it: for a witness that does not name it."""
+        try:
+            return [f"{name} {version}" for name, version in self.info().versions.items()]
+        except ConformanceError:  # whoever asks for `info` itself is told
+            return []
 
     def buffer_types(self) -> Sequence[BufferType]:
         """At least one."""
@@ -264,6 +273,8 @@ class _GuardedSession(Session):
     def witness(self) -> Witness:
         """A copy, each field of its own kind."""
         found = self._call("witness", lambda: plain_witness(self.inner.witness()))
+        if not found.libraries:
+            found.libraries = list(self._backend.libraries)
         if self._backend.note:
             found.notes.append(self._backend.note)
         return found

@@ -1,79 +1,30 @@
-"""The service of `IsolatedBackend`, one backend in its own process: the module with arguments `SPEC [NAMES]`.
-
-An adapter that did not come with this distribution must compute by itself: the worker notes when it loads the reference
-or the golden values, by import or by file. That finds open copying; it is no sandbox.
-"""
+"""The service of `IsolatedBackend`, one backend in its own process: the module with arguments `SPEC [NAMES]`."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from conformance import shipped
-from conformance.backend.interface import Backend, Session, Support, describe
+from conformance.backend.interface import Backend, Session, Support, describe, plain_witness
 from conformance.backend.measure import Peak
-from conformance.backend.registry import Spec, create, third_party, unpack
+from conformance.backend.registry import Spec, create, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case
 from conformance.ggml.arithmetic import EXACT, Mixed
-from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError, NotIndependentError
+from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
-from conformance.run.session import expected
 
-REFERENCE = "backends.cpu"
-
-
-class Independence:
-    """Watches what the adapter of `spec` loads, which is not imported yet; one of our own is not watched."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._found = ""
-        self._watched = third_party(spec)
-        if self._watched:
-            self._folders = _folders()
-            sys.addaudithook(self._hear)
-
-    def check(self) -> None:
-        """Refuse to answer once the adapter has loaded expected values; NotIndependentError says what it loaded."""
-        if not self._watched:
-            return
-        if REFERENCE in sys.modules:
-            self._found = f"the adapter loaded the reference ({REFERENCE})"
-        if self._found:
-            raise NotIndependentError(f"{self._found}, so nothing independent was tested")
-
-    def _hear(self, event: str, args: tuple[object, ...]) -> None:
-        if event != "open" or self._found or not isinstance(args[0], (str, bytes)):
-            return
-        path = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100  # called for every file that is opened
-        for folder, what in self._folders:
-            if path.startswith(folder):
-                self._found = f"the adapter loaded {what}"
-
-
-def _folders() -> list[tuple[str, str]]:
-    package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
-    found = [(base / "golden", "the golden values") for base in (package, package.parent)]
-    spec = importlib.util.find_spec(REFERENCE)
-    if (kept := expected.folder()) is not None:
-        found.append((kept.absolute(), "expected values of earlier runs"))
-    places = (spec.submodule_search_locations if spec else None) or ()
-    found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
-    return [(f"{folder}{os.sep}", what) for folder, what in found]
-
+from .independence import Independence
 
 Reply = tuple[dict[str, JSON], Sequence[Bytes]]
 
@@ -103,8 +54,9 @@ class _Open:
 class _Worker:
     """One backend and its open cases by the caller's numbers; `do_X` answers the request `X`."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, independence: Independence) -> None:
         self.backend = backend
+        self.independence = independence
         self.cases: dict[int, _Open] = {}
         self._peak: Peak | None = None
 
@@ -176,7 +128,9 @@ class _Worker:
         return {"seconds": opened.seconds()}, found
 
     def do_witness(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-        return {"witness": describe(self.cases[header["session"]].session.witness())}, []
+        found = plain_witness(self.cases[header["session"]].session.witness())
+        self.independence.sign(found)
+        return {"witness": describe(found)}, []
 
     def do_peak(self, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
         if self._peak is None:
@@ -277,12 +231,13 @@ def main(spec: str, names: str = "{}") -> int:
         unpack(json.loads(names))
         independence = Independence(Spec.parse(spec))
         backend = create(Spec.parse(spec))
+        independence.declare(backend)
         hello = _hello(backend)
     except BaseException as error:  # noqa: BLE001  # sys.exit too: the caller reports it
         service.send(pack_error(error))
         return 0
     service.send(*_bounded(hello))
-    worker = _Worker(backend)
+    worker = _Worker(backend, independence)
 
     def answer(header: dict[str, JSON], blobs: Sequence[memoryview]) -> Reply:
         try:

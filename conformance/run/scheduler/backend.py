@@ -213,7 +213,7 @@ class _SchedSession(Session):
         w = self._witness
         w.nodes = sum(self._nodes.values())
         w.compiles = w.cache_hits = 0
-        w.kernels, w.notes = {}, []
+        w.kernels, w.notes, w.libraries = {}, [], []
         spent = sum(w.seconds.values()) or 1.0
         for b, session in self._sessions.items():
             label, own = self._labels[b], session.witness()
@@ -226,6 +226,7 @@ class _SchedSession(Session):
                 f"{label}: {self._nodes[label]} nodes in {self._splits[label]} splits, {100 * share:.0f} % of the time"
             )
             w.notes += [f"{label}: {note}" for note in own.notes]
+            w.libraries += [f"{label}: {library}" for library in own.libraries]
         if self._last is not None:
             w.notes.append(f"nodes of the last graph: {summary(self._last, self._labels)}")
         if self._carried:

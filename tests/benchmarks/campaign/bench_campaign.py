@@ -22,6 +22,7 @@ from backends.ggml import GgmlBackend
 
 class Waits(GgmlBackend):
     isolate = False
+    delegates = ("ggml",)
     seconds = 0.2
 
     def supports_case(self, case):

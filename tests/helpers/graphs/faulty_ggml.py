@@ -32,6 +32,8 @@ class FaultyGgml(GgmlBackend):
         guard: as the ggml adapter.
     """
 
+    delegates = ("ggml",)
+
     def __init__(self, fault: str, guard: str = "off") -> None:
         super().__init__(guard=guard)
         self.raw = ctypes.CDLL(str(self._library.path))

@@ -66,6 +66,7 @@ class Poison(GgmlBackend):
         most: cases of a process, the last of which ends it; 0 for no end.
     """
 
+    delegates = ("ggml",)
     batch = 1
 
     def __init__(

@@ -1,0 +1,133 @@
+"""An adapter that did not come with this distribution must compute by itself, or say what computes for it.
+
+Its worker notes when it loads the reference or the golden values, by import or by file, and another adapter or a
+library of ggml that its `delegates` do not name. That finds open copying; it is no sandbox.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance import shipped
+from conformance.backend.interface import Backend, Witness
+from conformance.backend.registry import Spec, others, third_party
+from conformance.ggml.errors import NotIndependentError
+from conformance.run.session import expected
+
+REFERENCE = "backends.cpu"
+GGML = "ggml"
+_MARKS = (b"ggml_backend_graph_compute", b"ggml_graph_compute", b"GGML_ASSERT(")
+"""What stands in a library of ggml or in one that calls it: symbols, and a text that stays where these are stripped."""
+_CHUNK = 1 << 22
+
+
+class Independence:
+    """Watches what the adapter of `spec` loads, which is not imported yet; one of our own is not watched."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._found = ""
+        self._watched = third_party(spec)
+        self._delegates: frozenset[str] = frozenset()
+        self._heard: list[str] = []
+        """Libraries that Python loaded: some may be gone again."""
+        self._libraries: dict[str, None] = {}
+        """Those of ggml."""
+        if self._watched:
+            self._folders = _folders()
+            self._others = {p: names for p, names in others(spec).items() if p != REFERENCE}
+            self._known = set(libraries())
+            sys.addaudithook(self._hear)
+
+    def declare(self, backend: Backend) -> None:
+        """Take note of what `backend` says that computes for it."""
+        self._delegates = frozenset(backend.delegates)
+
+    def check(self) -> None:
+        """Refuse to answer once the adapter has loaded expected values, or another adapter that it does not declare;
+        NotIndependentError says what it loaded.
+        """
+        if not self._watched:
+            return
+        if REFERENCE in sys.modules:
+            self._found = f"the adapter loaded the reference ({REFERENCE})"
+        for package, names in self._others.items():
+            if package in sys.modules and not names & self._delegates:
+                self._found = self._found or _undeclared(f"the adapter {package}", min(names))
+        if self._found:
+            raise NotIndependentError(f"{self._found}, so nothing independent was tested")
+
+    def sign(self, witness: Witness) -> None:
+        """Name in `witness` what the adapter delegates to; NotIndependentError for a library that it does not declare.
+
+        The system says which libraries are mapped (Linux), however they were loaded, so this is asked once for a case.
+        """
+        if not self._watched:
+            return
+        heard, self._heard = self._heard, []
+        for path in (*heard, *libraries()):
+            if path not in self._known:
+                self._known.add(path)
+                if is_ggml(path):
+                    self._libraries[path] = None
+        if self._libraries and GGML not in self._delegates:
+            self._found = self._found or _undeclared(f"a library of ggml ({next(iter(self._libraries))})", GGML)
+        self.check()
+        known = " ".join(witness.libraries)
+        loaded = [f"{package} (delegate)" for package in self._others if package in sys.modules]
+        witness.libraries += [*loaded, *(path for path in self._libraries if path not in known)]
+
+    def _hear(self, event: str, args: tuple[object, ...]) -> None:
+        if event == "ctypes.dlopen" or (event == "import" and args[1]):
+            path = args[event == "import"]
+            if isinstance(path, (str, bytes)):
+                self._heard.append(os.fsdecode(path))
+        if event != "open" or self._found or not isinstance(args[0], (str, bytes)):
+            return
+        path = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100  # called for every file that is opened
+        for folder, what in self._folders:
+            if path.startswith(folder):
+                self._found = f"the adapter loaded {what}"
+
+
+def _undeclared(what: str, name: str) -> str:
+    return f"the adapter computes with {what}, which its `delegates` do not name (delegates = ({name!r},))"
+
+
+def _folders() -> list[tuple[str, str]]:
+    package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
+    found = [(base / "golden", "the golden values") for base in (package, package.parent)]
+    spec = importlib.util.find_spec(REFERENCE)
+    if (kept := expected.folder()) is not None:
+        found.append((kept.absolute(), "expected values of earlier runs"))
+    places = (spec.submodule_search_locations if spec else None) or ()
+    found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
+    return [(f"{folder}{os.sep}", what) for folder, what in found]
+
+
+def libraries() -> Sequence[str]:
+    """Paths of all files that are mapped as code; none where the system does not say."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ()
+    parts = (line.split(maxsplit=5) for line in lines)
+    return list(dict.fromkeys(p[5] for p in parts if len(p) == 6 and "x" in p[1] and p[5].startswith("/")))
+
+
+def is_ggml(path: str) -> bool:
+    """Whether a library holds ggml or calls it: by what stands in it, or by its name where it cannot be read."""
+    overlap = max(map(len, _MARKS))
+    try:
+        with open(path.removesuffix(" (deleted)"), "rb") as f:  # noqa: PTH123  # a name for the loader is no path
+            rest = b""
+            while chunk := f.read(_CHUNK):
+                if any(mark in rest + chunk for mark in _MARKS):
+                    return True
+                rest = chunk[-overlap:]
+    except OSError:
+        return "ggml" in Path(path).name or "llama" in Path(path).name
+    return False
