@@ -64,14 +64,18 @@ def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArra
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One `hw_context`: the kernel of one K, on columns of its own."""
+    """One `hw_context`: the kernel of one K and TILE_N, on columns of its own."""
 
     k: int
     columns: int
+    tile: int = DECODE_N
 
     def run(self, weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-        """As `dispatch`: the kernel reads `k` elements of each row, however many there are."""
-        return dispatch(weights[:, : self.k], activations[:, : self.k])
+        """As `dispatch`: the kernel takes what it is given for rows of `k`, one after the other."""
+        return dispatch(self._rows(weights), self._rows(activations))
+
+    def _rows(self, x: NDArray[np.int8]) -> NDArray[np.int8]:
+        return x if x.shape[1] == self.k else np.resize(x, (len(x), self.k))
 
 
 @dataclass(slots=True)
@@ -86,6 +90,10 @@ class Array:
     """The one used last at the end."""
     switches: int = 0
     """How often a context had to make room for another."""
+    most_columns: int = 0
+    """Columns of all contexts that were loaded at a time, at most."""
+    least_rows: int = 0
+    """Fewest rows of activations that a kernel was given; 0 before the first."""
     runs: dict[str, int] = field(default_factory=dict)
     """`K=2048 TILE_N=64` -> runs."""
     rows: int = 0
@@ -99,19 +107,21 @@ class Array:
         BackendError if there are no columns for it.
         """
         n, k = activations.shape
-        context = self._context(k)
+        context = self._context(k, tile(n))
         whole = padded(n)
-        name = f"K={k} TILE_N={tile(n)}"
+        name = f"K={context.k} TILE_N={context.tile}"
         self.runs[name] = self.runs.get(name, 0) + 1
         self.rows += n
         self.padding += whole - n
         rows = np.zeros((whole, k), np.int8)
         rows[:n] = activations
+        self.most_columns = max(self.most_columns, sum(c.columns for c in self.loaded))
+        self.least_rows = min(self.least_rows or len(rows), len(rows))
         return context.run(weights, rows)[:n]
 
-    def _context(self, k: int) -> Context:
-        """The context of a K; the one used longest ago makes room where there are no columns left."""
-        context = next((c for c in self.loaded if c.k == k), None)
+    def _context(self, k: int, tile_n: int) -> Context:
+        """The context of a kernel; the one used longest ago makes room where there are no columns left."""
+        context = next((c for c in self.loaded if c.k == k and c.tile == tile_n), None)
         if context is not None:
             self.loaded.remove(context)
         elif self._free() < self.columns:
@@ -121,7 +131,7 @@ class Array:
             raise BackendError(
                 f"xdna2: {self.columns} columns for a context of K={k} expected, {self._free()} of {COLUMNS} are free"
             )
-        self.loaded.append(context or Context(k, self.columns))
+        self.loaded.append(context or Context(k, self.columns, tile_n))
         return self.loaded[-1]
 
     def _free(self) -> int:
@@ -245,9 +255,11 @@ class Xdna2Session(KernelSession):
         self._int8.pop(tensor, None)
 
     def witness(self) -> Witness:
-        """Runs of each kernel, bytes of int8 weights, padding and switches of contexts."""
+        """Runs of each kernel, how the array was used, bytes of int8 weights, padding and switches of contexts."""
         w, a = super().witness(), self._array
         w.kernels = dict(a.runs)
+        w.promises = ["tiles"]
+        w.counters = {"columns": a.most_columns, "least_rows": a.least_rows, "switches": a.switches}
         w.bytes["int8"] = sum(q.nbytes + d.nbytes for q, d in self._int8.values())
         w.notes = [
             "functional model of an XDNA2 NPU, no hardware",

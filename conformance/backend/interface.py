@@ -100,6 +100,8 @@ class Witness:
     """Largest rise of resident memory while compiling a graph; None if unknown or nothing was compiled."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Device -> seconds of computing, if several share a graph."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """What else a device counts of itself, such as `columns` of an array in use or `least_rows` of a kernel."""
     promises: list[str] = field(default_factory=list)
     """What the backend promises of its cost, whatever ran: `case.demands` lists the words."""
     libraries: list[str] = field(default_factory=list)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -15,6 +18,30 @@ _RESET_PEAK = "5"
 def resident() -> int | None:
     """Resident memory of this process in bytes: `VmRSS` of /proc/self/status."""
     return _read("VmRSS")
+
+
+def trim() -> None:
+    """Give back to the system what was freed, where the C library can."""
+    give_back = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(ctypes.c_size_t(0))
+
+
+def held() -> int | None:
+    """Bytes of memory that are this process's own, without pages of files and what was freed."""
+    trim()
+    anonymous, shared = _read("RssAnon"), _read("RssShmem")
+    return None if anonymous is None or shared is None else anonymous + shared
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """By how many bytes a process rose; None where the system does not say."""
+
+    held: int | None
+    """Its own memory, from begin to end."""
+    peak: int | None
+    """Its resident memory, at most meanwhile."""
 
 
 @final

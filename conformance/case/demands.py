@@ -16,6 +16,7 @@ A key is a field of a witness, or a glob over backends (`name` or `name?option=v
 | `fuses` | keeps caches inside the kernel that attends to them |
 | `resumes` | goes on with what it holds of a cache, and does not load it again |
 | `packs` | keeps quantised weights in about as many bits as their blocks have |
+| `tiles` | multiplies on an array of 16 columns, whose kernels take 16 rows or more, and counts both |
 
 | field holds | a demand of it |
 |---|---|
@@ -42,7 +43,7 @@ FIELDS: dict[str, Kind] = {
     "device": "text", "path": "text", "stage": "text", "template": "text", "state": "text",
     "nodes": "number", "compiles": "number", "cache_hits": "number", "splits": "number", "copies": "number",
     "cache_bytes": "number", "peak_compile_bytes": "number",
-    "bytes": "counts", "kernels": "counts", "symbols": "counts", "views": "counts",
+    "bytes": "counts", "kernels": "counts", "symbols": "counts", "views": "counts", "counters": "counts",
     "notes": "lines", "promises": "lines", "libraries": "lines",
 }  # fmt: skip
 """Field of a witness -> what it holds."""

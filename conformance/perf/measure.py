@@ -326,7 +326,7 @@ def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int |
         with backend.open(case) as session:
             play(session, case.steps)
             if isinstance(backend, IsolatedBackend):
-                peak = backend.peak()
+                peak = backend.risen().peak
             witness = session.witness()
     finally:
         backend.close()

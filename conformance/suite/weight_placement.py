@@ -11,7 +11,7 @@ weights must see which of them are read through a view, read twice, computed by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -33,11 +33,16 @@ GENERATOR = 1
 
 KEYS = {**keys(f"buffer=0 usage={'|'.join(USAGES)}"), "weights": text("all", "roles like attn_q joined by +")}
 """Placement."""
-_GRAPH_KEYS = keys(f"w=q4_0|{'|'.join(TYPES)} d=64 n=3")
+_GRAPH_KEYS = {
+    **keys(f"w=q4_0|{'|'.join(TYPES)} d=64 n=3 m=48 then=0"),
+    "k": text("64+128", "lengths of rows joined by +"),
+}
 
 _DECODER = "llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64"
 _EACH = "[attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down|output|token_embd|attn_norm]"
 _GRAPHS = "[rows|parts|both|input|computed|cache|experts]"
+_SLOTS = "k=2048+14336+4096+5632"
+"""Lengths of rows that XDNA2 has kernels for, neither rising nor falling."""
 _K_QUANTS = _DECODER.replace("embd=64", "embd=256").replace("ff=64", "ff=256").replace("heads=2,kv=1", "heads=8,kv=2")
 
 TABLE: Table = {
@@ -51,6 +56,7 @@ TABLE: Table = {
         "shared-w=f32,d=2048",
         "shared-w=q4_K,d=256",
         "sizes-w=q8_0",
+        f"lengths-w=q8_0,{_SLOTS},n=1,then=65",
     ),
     "standard": (
         f"{_GRAPHS}-w=[f32|f16|bf16|q4_0|q4_1|q5_0|q8_0],buffer=1",
@@ -73,6 +79,8 @@ TABLE: Table = {
         "shared-w=[f16|bf16|q8_0],d=2048",
         "shared-w=[q4_K|q6_K],d=256",
         "sizes-w=[f32|q4_0],n=[1|70]",
+        f"lengths-w=[q4_0|bf16],{_SLOTS},n=8,then=300",
+        f"lengths-w=f16,{_SLOTS},n=15,then=17",
     ),
     "full": (
         f"{_DECODER.replace('l=1', 'l=2')},w=[q4_0|q8_0|f16],run=at250.p5.d3,buffer=[1|2],weights={_EACH}",
@@ -81,12 +89,13 @@ TABLE: Table = {
     ),
 }
 
-_ROWS = 48
-"""Rows of the weight."""
 _LARGE_ROWS = 2**15
 """Rows of each weight that helps to fill a large buffer."""
 _EXPERTS = 4
 _STEPS = 2
+MOST_LENGTH = 1 << 20
+_DEMANDS = {"lengths": {"tiles": {"counters": {"columns": "<=16", "least_rows": ">=16"}}}}
+"""Kind -> what its cases demand of the witness of whom they concern."""
 _LENGTHS = 5
 _B = Builder()
 
@@ -99,6 +108,11 @@ class _Bench:
     w: GGMLType
     d: int
     n: int
+    m: int
+    """Rows of the weight."""
+    then: int
+    """Tokens of the second step of `lengths`; 0: as many as of the first."""
+    lengths: Sequence[int]
     k: int = 0
     """The step."""
     persistent: dict[str, Tensor] = field(default_factory=dict)
@@ -113,7 +127,7 @@ class _Bench:
 
     def w0(self) -> Tensor:
         """The weight under test."""
-        return self.weight("w.weight", self.w, self.d, _ROWS)
+        return self.weight("w.weight", self.w, self.d, self.m)
 
     def input(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
         """A leaf of order 1, filled for each step."""
@@ -139,31 +153,31 @@ class _Bench:
 def _rows(b: _Bench) -> Tensor:
     """A weight read through a view that starts at its 17th row."""
     w = b.w0()
-    return _B.mul_mat(_B.view_2d(w, b.d, _ROWS - 16, w.nb[1], 16 * w.nb[1]), b.x())
+    return _B.mul_mat(_B.view_2d(w, b.d, b.m - 16, w.nb[1], 16 * w.nb[1]), b.x())
 
 
 def _parts(b: _Bench) -> Tensor:
     """A weight read whole, and reshaped to three matrices."""
     x = b.x()
     whole = _B.mul_mat(b.w0(), x)
-    split = _B.mul_mat(_B.reshape_3d(b.w0(), b.d, _ROWS // 3, 3), _B.repeat_4d(x, b.d, b.n, 3, 1))
-    return _B.concat(whole, _B.cont_2d(_B.permute(split, 0, 2, 1, 3), _ROWS, b.n), 0)
+    split = _B.mul_mat(_B.reshape_3d(b.w0(), b.d, b.m // 3, 3), _B.repeat_4d(x, b.d, b.n, 3, 1))
+    return _B.concat(whole, _B.cont_2d(_B.permute(split, 0, 2, 1, 3), b.m, b.n), 0)
 
 
 def _both(b: _Bench) -> Tensor:
     """A weight that is read by GET_ROWS and by MUL_MAT, as a tied embedding is."""
-    rows = _B.get_rows(b.w0(), b.rows("ids", I32, _ROWS, b.n))
+    rows = _B.get_rows(b.w0(), b.rows("ids", I32, b.m, b.n))
     return _B.mul_mat(b.w0(), _B.add(rows, b.x()))
 
 
 def _input(b: _Bench) -> Tensor:
     """A tensor that looks like a weight is an input of each step."""
-    return _B.mul_mat(b.input("w", b.w, b.d, _ROWS), b.x())
+    return _B.mul_mat(b.input("w", b.w, b.d, b.m), b.x())
 
 
 def _computed(b: _Bench) -> Tensor:
     """A tensor that looks like a weight is computed by the graph."""
-    weight_values = _B.cast(b.input("made", F32, b.d, _ROWS), b.w)
+    weight_values = _B.cast(b.input("made", F32, b.d, b.m), b.w)
     return _B.mul_mat(weight_values, b.x())
 
 
@@ -174,8 +188,8 @@ def _activations(b: _Bench) -> Tensor:
 
 def _cache(b: _Bench) -> Tensor:
     """A persistent quantised tensor that is written: no weight."""
-    cache = b.weight("cache_k_l0", b.w, b.d, _ROWS)
-    b.gf.expand(_B.set_rows(cache, b.input("new", F32, b.d, b.n), b.rows("idxs", I64, _ROWS, b.n)))
+    cache = b.weight("cache_k_l0", b.w, b.d, b.m)
+    b.gf.expand(_B.set_rows(cache, b.input("new", F32, b.d, b.n), b.rows("idxs", I64, b.m, b.n)))
     return _B.mul_mat(_B.view_2d(cache, b.d, 32, cache.nb[1], 0), b.x())
 
 
@@ -191,10 +205,21 @@ def _sizes(b: _Bench) -> Tensor:
     """
     lengths = [b.d << i for i in range(_LENGTHS)]
     products = [
-        _B.mul_mat(b.weight(f"w{k}.weight", b.w, k, _ROWS), b.input(f"x{i}", F32, k, b.n))
+        _B.mul_mat(b.weight(f"w{k}.weight", b.w, k, b.m), b.input(f"x{i}", F32, k, b.n))
         for i, k in enumerate((*lengths, *lengths[:2]))
     ]
     return reduce(_B.add, products)
+
+
+def _lengths(b: _Bench) -> tuple[Tensor, ...]:
+    """Nothing but products, by weights with rows of several lengths, of few tokens and then of more.
+
+    A device that multiplies only, with a kernel for each length and tile, takes it by itself.
+    """
+    n = b.then if b.then and b.k else b.n
+    return tuple(
+        _B.mul_mat(b.weight(f"w{i}.weight", b.w, k, b.m), b.input(f"x{i}", F32, k, n)) for i, k in enumerate(b.lengths)
+    )
 
 
 def _shared(b: _Bench) -> Tensor:
@@ -203,9 +228,9 @@ def _shared(b: _Bench) -> Tensor:
     Where devices share the graph, and one of them multiplies only or cannot make the type, one device reads in a step
     what another wrote in the step before.
     """
-    typed, plain = b.weight("cache_k_l0", b.w, b.d, _ROWS), b.weight("cache_v_l0", F32, b.d, _ROWS)
-    idxs = b.rows("idxs", I64, _ROWS, b.n)
-    made = _B.get_rows(_B.cast(plain, b.w), b.rows("ids", I32, _ROWS, b.n))
+    typed, plain = b.weight("cache_k_l0", b.w, b.d, b.m), b.weight("cache_v_l0", F32, b.d, b.m)
+    idxs = b.rows("idxs", I64, b.m, b.n)
+    made = _B.get_rows(_B.cast(plain, b.w), b.rows("ids", I32, b.m, b.n))
     out = _B.concat(_B.mul_mat(typed, b.x()), made, 0)
     b.gf.expand(out)
     for cache in (typed, plain):
@@ -247,11 +272,14 @@ _MAKERS = (
     _added,
     _product,
     _sizes,
+    _lengths,
     _shared,
     _large,
 )
-KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"): make for make in _MAKERS}
-"""First word of an id -> what makes the graph's result."""
+KINDS: dict[str, Callable[[_Bench], Tensor | tuple[Tensor, ...]]] = {
+    make.__name__.removeprefix("_"): make for make in _MAKERS
+}
+"""First word of an id -> what makes the graph's results."""
 
 
 def build(case_id: str) -> Case:
@@ -281,19 +309,29 @@ def _is_graph(body: str) -> bool:
     return body.partition("-")[0] in KINDS
 
 
+def _numbers(case_id: str, lengths: str) -> Sequence[int]:
+    """`2048+4096`, read."""
+    if not all(k.isdecimal() and 0 < int(k) <= MOST_LENGTH for k in lengths.split("+")):
+        raise UsageError(f"case {case_id!r}: k: lengths up to {MOST_LENGTH} joined by + expected, {lengths!r} found")
+    return [int(k) for k in lengths.split("+")]
+
+
 def _drawn(case_id: str) -> tuple[_Bench, list[Step]]:
     """The tensors and steps of a small graph's id; the weights have no values yet."""
     body, _ = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
     kind, _, keys_text = body.partition("-")
     values, _ = read_keys(case_id, keys_text, _GRAPH_KEYS)
-    b = _Bench(case_id, TYPES[values["w"]], values["d"], values["n"])
+    lengths = _numbers(case_id, values["k"])
+    b = _Bench(case_id, TYPES[values["w"]], values["d"], values["n"], values["m"], values["then"], lengths)
     graph_steps: list[Step] = []
     try:
         for b.k in range(_STEPS):
             b.inputs, b.gf = {}, Expansion()
-            out = KINDS[kind](b)
-            b.gf.expand(out)
-            graph_steps.append(Step(b.gf.graph(), b.inputs, (out,)))
+            made = KINDS[kind](b)
+            outputs = made if isinstance(made, tuple) else (made,)
+            for out in outputs:
+                b.gf.expand(out)
+            graph_steps.append(Step(b.gf.graph(), b.inputs, outputs))
     except (GraphError, UsageError) as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
     return b, graph_steps
@@ -312,7 +350,8 @@ def _graph(case_id: str) -> Case:
     kind, _, keys_text = body.partition("-")
     _, given = read_keys(case_id, keys_text, _GRAPH_KEYS)
     params = {"kind": kind, **given}
-    return Case(case_id, persistent, graph_steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
+    made = Case(case_id, persistent, graph_steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
+    return replace(made, demands=_DEMANDS.get(kind, {}))
 
 
 def _std(t: Tensor) -> float:

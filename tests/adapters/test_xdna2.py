@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,9 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from backends import xdna2
 from backends.cpu import CpuBackend
-from backends.xdna2 import ARITHMETIC, COLUMNS, DECODE_N, LEAST_N, PREFILL_N, Array, Context, Xdna2Backend, padded
+from backends.xdna2 import (
+    ARITHMETIC,
+    COLUMNS,
+    DECODE_N,
+    LEAST_N,
+    PREFILL_N,
+    Array,
+    Context,
+    Xdna2Backend,
+    Xdna2Session,
+    padded,
+)
 from conformance.backend.interface import Backend
+from conformance.backend.kernel import KernelSession
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml import quants
@@ -22,7 +35,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, Q4_0, Q6_K, Q8_0, GGMLType
 from conformance.judge.judge import judge_node
-from conformance.judge.verdict import Verdict
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
@@ -294,3 +307,70 @@ def test_it_takes_part_alone_in_each_family_of_products() -> None:
                 assert result.verdict is Verdict.PASS, result.sentence()
     finally:
         runner.close()
+
+
+def _stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Xdna2Session, "write", KernelSession.write)
+
+
+def _no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Array, "_free", lambda _: COLUMNS)
+
+
+def _few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xdna2, "padded", lambda n: 8 if n <= 8 else padded(n))
+
+
+def _first_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Array._context
+    monkeypatch.setattr(Array, "_context", lambda a, k, n: a.loaded[0] if a.loaded else own(a, k, n))
+
+
+def _latest_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Array._context
+    monkeypatch.setattr(Array, "_context", lambda a, k, n: a.loaded[-1] if a.loaded else own(a, k, n))
+
+
+def _next_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is at least as long, as one that rounds up finds."""
+    own, slots = Array._context, (4096, 5632, 14336)
+    monkeypatch.setattr(Array, "_context", lambda a, k, n: own(a, next((s for s in slots if s > k), k), n))
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (None, ""),
+        (_stale, "weights written in mid-session = the same from the start"),
+        (_no_limit, "counters[columns] <=16; the witness has 32"),
+        (_few_rows, "counters[least_rows] >=16; the witness has 8"),
+        (_first_slot, "MUL_MAT"),
+        (_latest_slot, "MUL_MAT"),
+        (_next_slot, "MUL_MAT"),
+    ],
+)
+def test_its_limits_are_judged_by_cases_that_it_runs_alone(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None] | None, says: str
+) -> None:
+    """`smoke` on plain xdna2: a context too many, too few rows, a wrong slot and a stale copy fail, and say why."""
+    ids = [i for i in FAMILIES["weight_placement"].ids("smoke") if "/lengths-" in i]
+    ids += [i for i in FAMILIES["relations"].ids("smoke") if "/weights-graph=product" in i]
+    if plant is not None:
+        plant(monkeypatch)
+    runner = Runner()
+    try:
+        found = runner.run(Spec("xdna2"), [build(i) for i in ids])
+    finally:
+        runner.close()
+    wrong = [r for r in found if r.verdict in FAILURES]
+    assert bool(wrong) is bool(plant), [r.sentence() for r in found]
+    assert says in " ".join(r.sentence() for r in wrong)
+    assert all(r.verdict is Verdict.PASS for r in found if r not in wrong)
+
+
+def test_a_kernel_for_each_tile_has_a_context() -> None:
+    """Four K of few tokens and then of many are eight kernels, four of which are loaded at a time."""
+    (case_id,) = (i for i in FAMILIES["weight_placement"].ids("smoke") if "/lengths-" in i)
+    witness = execute(Xdna2Backend(), build(case_id)).witness
+    assert witness.counters == {"columns": COLUMNS, "least_rows": LEAST_N, "switches": 4}
+    assert witness.kernels == {f"K={k} TILE_N={t}": 1 for t in (DECODE_N, PREFILL_N) for k in (2048, 14336, 4096, 5632)}

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
+from conformance.backend.measure import Rise
 from conformance.backend.registry import Spec, adapter, create, environment, pack, provide, resolve, third_party
 from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
@@ -306,14 +307,14 @@ class IsolatedBackend(Backend):
                 os.sched_setaffinity(self._alive().worker.pid, {processors[turn % len(processors)]})
 
     def watch(self) -> None:
-        """Measure from the next `open` how the resident memory of the process rises, for `peak`."""
+        """Measure from the next `open` how the memory of the process rises, for `risen`."""
         self._watch = True
 
-    def peak(self) -> int | None:
-        """By how many bytes it rose at most; None where the system does not say. Once after each `watch`."""
-        reply, _ = self._alive().ask({"do": "peak"}, (), "measuring its memory")
-        found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
-        return found
+    def risen(self) -> Rise:
+        """By how many bytes it rose, without those of the case that it was given. Once after each `watch`."""
+        reply, _ = self._alive().ask({"do": "risen"}, (), "measuring its memory")
+        fits, wanted = (lambda v: v is None or _count(v)), "a whole number or nothing"
+        return Rise(_field(reply, "held", fits, wanted), _field(reply, "peak", fits, wanted))
 
     def close(self) -> None:
         """End the process."""

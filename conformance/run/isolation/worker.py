@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from conformance.backend.interface import Backend, Session, Support, describe, plain_witness
-from conformance.backend.measure import Peak
+from conformance.backend.measure import Peak, held
 from conformance.backend.registry import Spec, create, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
@@ -59,6 +59,8 @@ class _Worker:
         self.independence = independence
         self.cases: dict[int, _Open] = {}
         self._peak: Peak | None = None
+        self._before: int | None = None
+        """What the process held when the measurement began, the case's own bytes among it."""
 
     def close(self) -> None:
         for opened in self.cases.values():
@@ -91,6 +93,7 @@ class _Worker:
     def do_open(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
         case = _case(header, blobs)
         if header["watch"]:
+            self._before = held()
             self._peak = Peak().__enter__()
         opened = self.cases[header["session"]] = _Open(self.backend, case)
         opaque = opened.session.opaque()
@@ -132,12 +135,12 @@ class _Worker:
         self.independence.sign(found)
         return {"witness": describe(found)}, []
 
-    def do_peak(self, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    def do_risen(self, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
         if self._peak is None:
-            return {"peak": None}, []
+            return {"held": None, "peak": None}, []
         self._peak.__exit__(None, None, None)
-        peak, self._peak = self._peak.bytes, None
-        return {"peak": peak}, []
+        peak, self._peak, now = self._peak.bytes, None, held()
+        return {"held": None if now is None or self._before is None else max(0, now - self._before), "peak": peak}, []
 
 
 def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:

@@ -221,6 +221,7 @@ class _SchedSession(Session):
             w.cache_hits += own.cache_hits
             w.kernels.update({f"{label}: {name}": n for name, n in own.kernels.items()})
             w.bytes.update({f"{label}: {name}": n for name, n in own.bytes.items()})
+            w.counters.update({f"{label}: {name}": n for name, n in own.counters.items()})
             share = w.seconds.get(label, 0.0) / spent
             w.notes.append(
                 f"{label}: {self._nodes[label]} nodes in {self._splits[label]} splits, {100 * share:.0f} % of the time"

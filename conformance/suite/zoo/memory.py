@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from conformance.backend.measure import trim
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.breakdown import breakdown
 from conformance.ggml.lib.llama import Llama
@@ -50,7 +51,7 @@ def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:
         for i in range(_STEPS):
             way.decode((0, desk.tokens(_STEPS, "after")[i : i + 1]))
     parts = breakdown(library, way.context, lines)
-    _trim()
+    trim()
     held, after = _own(), _free(library, device)
     return {
         "parts": {name: asdict(p) for name, p in parts.items()},
@@ -69,13 +70,6 @@ def _own() -> dict[str, int]:
     rows = {k: v.split() for k, _, v in (line.partition(":") for line in text.splitlines())}
     kib = {k: int(v[0]) << 10 for k, v in rows.items() if v[1:] == ["kB"]}
     return {"now": kib["RssAnon"] + kib["RssShmem"], "all": kib["VmRSS"], "peak": kib["VmHWM"]}
-
-
-def _trim() -> None:
-    """Give back to the system what was freed, where the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
 
 
 def _free(library: Llama, name: str) -> int | None:
