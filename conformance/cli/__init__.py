@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nightly": (".nightly", "Run the suite, fault injection, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
-    "memory": (".memory", "Hold what llama.cpp says it holds on backends against their processes: weights once?"),
+    "memory": (".memory", "Measure how often backends hold a model's weights, on their processes."),
     "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
     "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),

@@ -50,7 +50,7 @@ BEGIN, END = 80, 220
 """Characters of a long message that are printed."""
 SHOWN = 5
 """Differences of one setting that `layout` prints."""
-_GGML = "ggml"
+GGML = "ggml"
 """The adapter whose libraries llama.cpp runs on."""
 _TYPE = click.Choice(list(TYPES))
 Cells = dict[tuple[str, str, str], Played]
@@ -488,8 +488,8 @@ def device(spec: Spec) -> Device:
     """Where llama.cpp runs for a backend; UsageError if that is no ggml library, UnavailableError if it is not here."""
     whole = resolve(spec)
     options = dict(whole.options)
-    if whole.name != _GGML:
-        raise UsageError(f"zoo: {spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {_GGML}")
+    if whole.name != GGML:
+        raise UsageError(f"{spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {GGML}")
     lib = llama_of(options.get("lib"))
     return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""))
 

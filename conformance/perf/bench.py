@@ -32,6 +32,7 @@ from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 
+from .held import weights_held
 from .measure import Measured, Opener, Rounds, memory
 from .units import Unit
 
@@ -119,6 +120,13 @@ class Bench:
         if not unit.timed or result.verdict is not Verdict.PASS:
             raise UsageError(f"{unit.name} on {spec}: {_why(result) or 'nothing is timed in it'}")
         return Measured(unit, self._runner.case(unit.case_id), name or str(spec), self.opener(spec))
+
+    def held(self, spec: Spec) -> int:
+        """Per cent of a model's weights that a process of its own holds (`perf.held`), of Q8_0.
+
+        ConformanceError if it cannot be measured.
+        """
+        return round(100 * weights_held(spec, self.opener(spec, isolate=True), "q8_0").held)
 
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:
         """Measure a unit on all backends in turns.

@@ -28,7 +28,7 @@ from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.run.session.environment import environment
@@ -43,6 +43,8 @@ from .units import Unit, units
 
 Kind = Literal["counter", "ratio", "absolute"]
 NOT_RUN = "not run"
+HELD = "memory.held"
+"""A counter that no witness gives: per cent of a model's weights that a process of its own holds (`perf.held`)."""
 BASELINE = "baseline"
 """`against` of a gate that compares this build with another one."""
 BUDGET = 90.0
@@ -287,9 +289,19 @@ class Judge:
             if row.broke or row.result.verdict is not Verdict.PASS:
                 broke = row.broke or row.result.verdict in FAILURES
                 return Answer(gate, NOT_RUN, f"{row.backend}: {row.reason}", broke=broke)
+        if gate.counter == HELD:
+            return self._held(gate)
         if gate.kind == "counter":
             return judge_count(gate, {**rows[0].counters, "memory": rows[0].memory})
         return judge_time(gate, decisions[-1])
+
+    def _held(self, gate: Gate) -> Answer:
+        try:
+            return judge_count(gate, {"memory": {"held": self.bench.held(gate.backend)}})
+        except UnavailableError as e:
+            return Answer(gate, NOT_RUN, str(e))
+        except ConformanceError as e:
+            return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
 
     def _against_baseline(self, gate: Gate) -> Answer:
         if self.pair is None:

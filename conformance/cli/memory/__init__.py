@@ -1,24 +1,27 @@
-"""`conform memory`: what llama.cpp says it holds, against what is resident; weights that are held twice."""
+"""`conform memory`: weights that are held twice, by llama.cpp on its devices or by an adapter."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, adapter, resolve
 from conformance.case.case import JSON
-from conformance.cli.llama import device
+from conformance.cli.llama import GGML, device
 from conformance.cli.options import ExistingFile, backend_option, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.types import TYPES
 from conformance.judge.outcome import Outcome, Why
 from conformance.model.memory import COPIES, Copies, Held, Pair, copies, large, measure, of_file, small
+from conformance.perf.held import Weights, allowance, weights_held
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
+from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.session.environment import header
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.play import Device
@@ -26,6 +29,8 @@ from conformance.suite.zoo.play import Device
 COLUMNS = ("memory breakdown [MiB]", "self", "model", "context", "compute", "resident", "unaccounted", "peak")
 ANSWERS = ("backend", "weights held", "at the peak", "answer")
 ONCE, MORE, UNKNOWN = "once", "more than once", "not measured"
+STATED, BEYOND = "as stated", "more than stated"
+"""Of an adapter, whose allowance docs/memory.md states."""
 
 
 @click.command()
@@ -33,25 +38,47 @@ ONCE, MORE, UNKNOWN = "once", "more than once", "not measured"
 @backend_option
 @click.option("--weight-type", type=click.Choice(list(TYPES)), default="q4_0", show_default=True,
               help="Of the made-up matrices.")  # fmt: skip
-@click.option("--copies", "limit", type=click.FloatRange(min=0, min_open=True), default=COPIES, show_default=True,
-              help="Of the weights that a backend may hold.")  # fmt: skip
+@click.option("--copies", "limit", type=click.FloatRange(min=0, min_open=True), metavar="N",
+              help=f"Times the weights that may be held. [default: {COPIES}; of an adapter as stated]")  # fmt: skip
 @json_option
-def memory(model: Path | None, backends: Sequence[str], weight_type: str, limit: float, json_path: Path | None) -> None:
-    """Load a model on ggml devices as llama.cpp does, and say what it says of memory, what is resident, and how often
-    the weights are held beside llama.cpp's own CPU.
+def memory(
+    model: Path | None, backends: Sequence[str], weight_type: str, limit: float | None, json_path: Path | None
+) -> None:
+    """Measure how often backends hold a model's weights, on their processes.
 
-    The model is MODEL.gguf or made up; a small one is measured beside it, and what both take cancels.
+    On a ggml device llama.cpp loads MODEL.gguf or a made-up model, says what it holds, and is compared with its own
+    CPU. Any other adapter runs a made-up decoder. A small model is measured beside it, and what both take cancels.
 
-    Exit codes: 0 every backend holds the weights once, 1 one holds more or could not be measured beside others, 3 none
-    could be measured: see docs/exit-codes.md.
+    Exit codes: 0 every backend holds the weights once, an adapter as often as stated; 1 one holds more or could not be
+    measured beside others; 3 none could be measured: see docs/exit-codes.md.
     """
     if not backends:
-        raise UsageError("memory: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
-    devices = [device(Spec.parse(text)) for text in backends]
+        raise UsageError("memory: --backend NAME expected: an adapter, or a ggml device as ggml?lib=DIR&device=NAME")
+    specs = [Spec.parse(text) for text in backends]
     progress = Progress()
+    devices = [device(s) for s in specs if resolve(s).name == GGML]
+    documents, failed = _on_devices(devices, model, weight_type, COPIES if limit is None else limit, progress)
+    adapters = [s for s in specs if resolve(s).name != GGML]
+    more, others = _of_adapters(adapters, model, weight_type, limit, progress)
+    documents |= more
+    if json_path:
+        write_json(json_path, {**header("memory"), "model": model.name if model else weight_type,
+                               "backends": documents})  # fmt: skip
+    asked = dict.fromkeys((*(d.name for d in devices), *map(str, adapters)))
+    unmeasured = [f"{name}: {UNKNOWN}" for name in asked if not documents.get(name, {}).get("answer")]
+    why = Why.MISSING if len(unmeasured) < len(asked) else Why.UNEXECUTED
+    leave(Outcome.of(Why.FAILED, [*failed, *others]) + Outcome.of(why, unmeasured))
+
+
+def _on_devices(
+    devices: Sequence[Device], model: Path | None, weight_type: str, limit: float, progress: Progress
+) -> tuple[dict[str, JSON], list[str]]:
+    """What llama.cpp holds on devices, printed; the documents, and a sentence for each that holds more than `limit`."""
     found: dict[str, Pair] = {}
     reasons: dict[str, str] = {}
     answers: dict[str, Copies] = {}
+    if not devices:
+        return {}, []
     with tempfile.TemporaryDirectory(prefix="conformance-memory-") as name:
         folder = Path(name)
         with progress.of(since("making models")):
@@ -69,16 +96,57 @@ def memory(model: Path | None, backends: Sequence[str], weight_type: str, limit:
                 except UsageError as e:
                     reasons[d.name] = str(e)
     _print(found, reasons, answers, limit)
-    if json_path:
-        document = {name: _json(found.get(name), answers.get(name), reasons.get(name), limit) for name in
-                    dict.fromkeys((*found, *reasons))}  # fmt: skip
-        write_json(json_path, {**header("memory"), "model": model.name if model else weight_type, "backends": document})
-    twice = [f"{n}: {a.held:.2f} times the weights, at most {limit:g}" for n, a in answers.items() if a.held > limit]
-    unmeasured = [f"{d.name}: {UNKNOWN}" for d in devices if d.name not in answers]
-    leave(
-        Outcome.of(Why.FAILED, twice)
-        + Outcome.of(Why.MISSING if answers else Why.UNEXECUTED, dict.fromkeys(unmeasured))
-    )
+    documents = {
+        name: _json(found.get(name), answers.get(name), reasons.get(name), limit)
+        for name in dict.fromkeys((*found, *reasons))
+    }
+    return documents, [_too_much(n, a.held, limit) for n, a in answers.items() if a.held > limit]
+
+
+def _of_adapters(
+    specs: Sequence[Spec], model: Path | None, weight_type: str, limit: float | None, progress: Progress
+) -> tuple[dict[str, JSON], list[str]]:
+    """The same of adapters, with a made-up model."""
+    documents: dict[str, JSON] = {}
+    told: list[Sequence[str]] = []
+    for spec in specs:
+        adapter(spec.name)  # UsageError where nothing of that name is installed
+        allowed = allowance(spec, weight_type) if limit is None else limit
+        reason, held = "", None
+        if model is not None:
+            reason = f"{model.name} is a model for llama.cpp, on a ggml device; an adapter runs a made-up one"
+        elif allowed is None:
+            reason = f"what it may hold of {weight_type} is not stated: give --copies N"
+        else:
+            try:
+                with progress.of(since(f"measuring {spec}")):
+                    held = weights_held(spec, partial(open_backend, spec, Isolation(isolate=True)), weight_type)
+            except ConformanceError as e:
+                reason = str(e)
+        documents[str(spec)] = _document(held, allowed, reason)
+        told.append(_cells(spec, held, allowed, reason))
+    if told:
+        table(told, ANSWERS, disable_numparse=True, maxcolwidths=[60, None, None, 80])
+    return documents, [_too_much(n, d["copies"], d["limit"]) for n, d in documents.items() if d.get("answer") == BEYOND]
+
+
+def _too_much(name: str, held: float, limit: float) -> str:
+    return f"{name}: {held:.2f} times the weights, at most {limit:g}"
+
+
+def _document(held: Weights | None, allowed: float | None, reason: str) -> dict[str, JSON]:
+    out: dict[str, JSON] = {"reason": reason or None}
+    if held is not None and allowed is not None:
+        out |= {"model": held.model, "weights": held.nbytes, "copies": held.held, "peak_copies": held.peak,
+                "limit": allowed, "answer": STATED if held.held <= allowed else BEYOND}  # fmt: skip
+    return out
+
+
+def _cells(spec: Spec, held: Weights | None, allowed: float | None, reason: str) -> Sequence[str]:
+    if held is None or allowed is None:
+        return str(spec), "", "", f"{UNKNOWN}: {reason}"
+    answer = STATED if held.held <= allowed else BEYOND
+    return str(spec), f"{held.held:.2f} x", f"{held.peak:.2f} x", f"{answer}, {allowed:.2f} x at most"
 
 
 def _measure(d: Device, little: Request, much: Request, found: dict[str, Pair], reasons: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "cases": ("cases",),
     "check-model": ("check-model",),
     "findings": ("findings",),
+    "gate": ("perf", "gate"),
     "golden-update": ("golden", "update"),
     "golden-verify": ("golden", "verify"),
     "memory": ("memory",),

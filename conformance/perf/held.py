@@ -1,0 +1,102 @@
+"""How often an adapter holds a model's weights, measured on its process and not believed of its witness.
+
+A decoder of few weights and one of many run on a new worker each. What the large one's process holds more, over what
+its weights have more in their own types, is how often they are held: a runtime's code and kernels, caches and
+activations are the same in both, and so cancel. The bytes of the case, which the suite keeps there, do not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, resolve
+from conformance.case.case import Case
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.tensor import nbytes
+from conformance.run.isolation.isolate import IsolatedBackend
+from conformance.run.session.select import build
+
+from .measure import Opener, play
+
+MODELS = (
+    ("kv_growth/llama-l=1,embd=1024,heads=16,kv=4,head=64,ff={},vocab=32,w={},ctx=256,run=p9.d2@1", 256, 8192),
+    ("weight_placement/product-d=2048,n=1,m={},w={}@1", 256, 8192),
+)
+"""A decoder, and matrix products for a backend that takes nothing else: id, and a size of few and of many weights."""
+TYPES = ("q4_0", "q8_0")
+"""Types of weights with an allowance."""
+MARGIN = 0.5
+"""Weights that may be held beyond what was measured: half of one more copy."""
+MEASURED: dict[str, tuple[float, float]] = {
+    "cpu": (1.0, 1.0),
+    "ggml": (1.0, 1.0),
+    "openvino-stateless": (3.35, 3.2),
+    "openvino-stateful": (3.35, 3.2),
+    "npu": (2.85, 1.5),
+    "xdna2": (2.8, 2.0),
+}
+"""Adapter -> how often it holds weights of each of `TYPES` (docs/memory.md): the bytes as written, the form it computes
+with, and copies that the kernels of each program pack for themselves."""
+
+
+def allowance(spec: Spec, weight_type: str) -> float | None:
+    """How often a backend may hold weights of a type; None where nothing was measured."""
+    if weight_type not in TYPES:
+        return None
+    return MEASURED.get(resolve(spec).name, (1.0, 1.0))[TYPES.index(weight_type)] + MARGIN
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How often a process holds the weights of a model."""
+
+    model: str
+    """The case."""
+    nbytes: int
+    """Weights that the large model has more."""
+    held: float
+    """In the end; 1 is as they are in a file."""
+    peak: float
+    """At the worst moment."""
+
+
+def weights_held(spec: Spec, opener: Opener, weight_type: str) -> Weights:
+    """How often the backend behind `spec` holds weights; `opener` starts it in a new process.
+
+    Raises:
+        BackendError: it failed.
+        UnavailableError: it takes neither model, has no process of its own, or the system does not say what that holds.
+    """
+    for body, few, many in MODELS:
+        small, large = (build(body.format(size, weight_type)) for size in (few, many))
+        risen = [_risen(spec, opener, case) for case in (small, large)]
+        if None in risen:
+            continue
+        (held, peak), (more_held, more_peak) = (r for r in risen if r is not None)
+        extra = _weights(large) - _weights(small)
+        return Weights(large.id, extra, (more_held - held) / extra, (more_peak - peak) / extra)
+    raise UnavailableError(f"{spec} takes neither of {', '.join(m for m, _, _ in MODELS)}, so nothing can be measured")
+
+
+def _weights(case: Case) -> int:
+    return sum(nbytes(t) for t in case.persistent)
+
+
+def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
+    """Bytes that the process of a new backend holds more with `case` in the end, and at most; None if it refuses it."""
+    backend: Backend = opener()
+    try:
+        if not isinstance(backend, IsolatedBackend):
+            raise UnavailableError(f"{spec}: its own process expected, and one only, whose memory can be measured")
+        if not all(all(backend.supports(s.graph)) for s in case.steps) or not backend.supports_case(case):
+            return None
+        backend.watch()
+        with backend.open(case) as session:
+            play(session, case.steps)
+            rise = backend.risen()
+    finally:
+        backend.close()
+    if rise.held is None or rise.peak is None:
+        raise UnavailableError(f"{spec}: this system does not say what a process holds")
+    return rise.held, rise.peak
