@@ -66,6 +66,8 @@ class Named:
     """Variables of its worker process, set before anything is loaded; None unsets one."""
     where: str = ""
     """The place of its definition, for messages."""
+    chosen: bool = False
+    """The user named its file. Else the file lay in the current directory, and only `--backend` opens the name."""
 
 
 _named: dict[str, Named] = {}
@@ -151,6 +153,11 @@ def others(spec: Spec) -> dict[str, frozenset[str]]:
 def names() -> list[str]:
     """Names of all installed adapters."""
     return list(_installed())
+
+
+def is_taken(name: str) -> bool:
+    """True if `name` is an installed adapter or a backend made of others; no settings may define it."""
+    return name in _provided or name in _installed()
 
 
 def _known() -> str:

@@ -34,12 +34,14 @@ from .rank import rank
 
 CONFIRMING = 1 / 3
 """Of the time, to see failures again, at most."""
+_WRONG = FAILURES - {Verdict.XPASS}
 AFTER = 0.1
 """Of the time, to count architectures and to hand over; the search has what is left."""
 
 
 def analyse(
     results: Sequence[Result],
+    specs: Mapping[str, Spec],
     *,
     isolation: Isolation | None = None,
     seconds: float = 1800.0,
@@ -49,15 +51,19 @@ def analyse(
 ) -> list[Cause]:
     """The causes of all failures in `results`, the most urgent first; each failing result gets the id of its own.
 
-    `seconds` bound the search on each backend. Ctrl-C ends a part of it, and what is left is grouped by what is known.
-    If `again`, failures first run again, each alone in a fresh process, for a third of that time at most. `folder`
-    takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is
-    a backend that is not here; `progress` says so.
+    `specs` are the backends that failed (`failing_backends`), by their names in results: nothing that a result says is
+    opened. `seconds` bound the search on each backend. Ctrl-C ends a part of it, and what is left is grouped by what is
+    known. If `again`, failures first run again, each alone in a fresh process, for a third of that time at most.
+    `folder` takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out,
+    and so is a backend that is not here; `progress` says so.
     """
     found: list[tuple[Cause, Group]] = []
+    failing = failing_backends(results)
     for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
+        if backend not in failing:
+            continue
         try:
-            found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, again, folder, progress)
+            found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
     for r in results:  # they may have the causes of an earlier search
@@ -66,6 +72,11 @@ def analyse(
         for failure in group.failures:
             failure.result.cause = failure.result.cause or cause.id
     return in_order([cause for cause, _ in found])
+
+
+def failing_backends(results: Sequence[Result]) -> set[str]:
+    """The backends that `analyse` opens: those with a failure."""
+    return {r.backend for r in results if r.verdict in _WRONG}
 
 
 def _of_backend(
@@ -77,8 +88,7 @@ def _of_backend(
     folder: Path | None,
     progress: Callable[[str], None],
 ) -> list[tuple[Cause, Group]]:
-    wrong = [r for r in results if r.verdict in FAILURES - {Verdict.XPASS}]
-    failures = [f for r in wrong if (f := _failure(r, progress)) is not None]
+    failures = [f for r in results if r.verdict in _WRONG and (f := _failure(r, progress)) is not None]
     if not failures:
         return []
     if registry.resolve(spec).name not in registry.names():
@@ -108,7 +118,7 @@ def _of_backend(
         if folder is not None:
             with _interruptible("some causes have no folder", progress):
                 for i, group in enumerate(groups):
-                    causes[i] = _handed(causes[i], group, runner, folder)
+                    causes[i] = _handed(causes[i], group, spec, runner, folder)
         return list(zip(causes, groups, strict=True))
     finally:
         if beside is not None:
@@ -146,9 +156,9 @@ def _words(group: Group, seen: Mapping[str, Seen]) -> str:
     return "" if best is None else best.words
 
 
-def _handed(cause: Cause, group: Group, runner: Runner, folder: Path) -> Cause:
+def _handed(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Path) -> Cause:
     """`cause` with the folder of its proof and drafts."""
-    case, spec = group.proof.case, Spec.parse(cause.backend)
+    case = group.proof.case
     expectation = None
     with suppress(ConformanceError):  # without it there is no C++, and the folder says so
         expectation = runner.expectation(spec, case)

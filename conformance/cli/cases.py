@@ -28,6 +28,7 @@ from conformance.run.scheduler.plan import HEADER
 from conformance.run.scheduler.plan import rows as split_rows
 from conformance.run.session import failures, settings
 from conformance.run.session.select import build, case_ids, parse_specs, probe, reseeded
+from conformance.run.session.untrusted import backends_of
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 from conformance.suite.family import LEVELS
@@ -155,12 +156,15 @@ def shrink(
     tests/test-backend-ops.cpp (.cpp).
     """
     case = _read(file, lambda: casefile.read_one(file, case_id))
-    for text in settings.lines_of(settings.in_force(settings_here())):
-        line(text)
     was = failures.record_of(case)
     if backend is None and was is None:
         raise UsageError(f"{file}: was saved for no backend; name one with --backend")
-    spec = failures.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
+    if backend is None and was:
+        (spec,) = backends_of(file, [was["backend"]], ["conform", "shrink", str(file)]).values()
+    else:
+        spec = Spec.parse(str(backend))
+    for text in settings.lines_of(settings.in_force(settings_here())):
+        line(text)
     output = output or file.with_name(f"{file.stem}-small.gguf")
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
     with closing(Runner(isolation=replace(isolation, isolate=alone))) as runner:

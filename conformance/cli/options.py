@@ -177,6 +177,8 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
 
 
 config_option = CONFIG.click(callback=_load, is_eager=True, expose_value=False)
+repeated_option = BACKEND.click(help="One that FILE names and may not choose by itself, repeatable.")
+"""--backend of a command whose file names the backends."""
 smoke_option = LEVEL.click(help="How many cases.", default=LEVELS[0], show_default=True)
 """--level of a command in which no backend has a level of its own."""
 json_option = JSON.click()

@@ -16,7 +16,7 @@ import click
 from conformance.case.case import JSON
 from conformance.causes import baseline as baseline_file
 from conformance.causes import findings as findings_page
-from conformance.causes.analyse import analyse
+from conformance.causes.analyse import analyse, failing_backends
 from conformance.causes.cause import Cause
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
@@ -36,9 +36,10 @@ from conformance.report.runs import Runs, read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import case_ids
 from conformance.run.session.shard import missing as missing_shards
+from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
-from .options import ExistingFile, File, Folder, config_option, isolation, json_option
+from .options import ExistingFile, File, Folder, config_option, isolation, json_option, repeated_option
 from .output import Group, cause_lines, leave, line, table
 
 
@@ -150,10 +151,12 @@ def _unproven(runs: Runs) -> list[str]:
 @click.option(
     "--hand-over", "folder", type=Folder, metavar="DIR", help="Keep each one's smallest case and drafts here."
 )
+@repeated_option
 @config_option
 @isolation
 def causes(
     path: Path,
+    backends: Sequence[str],
     json_path: Path | None,
     minutes: float,
     again: bool,
@@ -164,6 +167,9 @@ def causes(
     """Group the failures of RUN.json by cause: shrink some of them, and test what else fails in the same way.
 
     --json writes RUN.json again, with its causes. Ctrl-C ends the search; what is left is grouped by what is known.
+    Failing cases run on the backends that RUN.json names. One that names a library, another place or a name of your
+    settings runs only if you repeat it as --backend.
+
     Exit codes: 1 failures, or with --baseline a cause that is new or gone and a failure without one; cases without a
     result, 3 nothing executed or nothing passed, 5 a run that was stopped: see docs/exit-codes.md.
     """
@@ -173,8 +179,9 @@ def causes(
         raise UsageError(f"{path}: a run of `conform run --json` expected, none found")
     against = baseline_file.read(known) if known else None
     results = [r.value for r in runs.results]
+    specs = backends_of(path, sorted(failing_backends(results)), ["conform", "causes", str(path)], backends)
     say = partial(line, err=True)
-    found = analyse(results, isolation=isolation, seconds=60 * minutes, again=again, folder=folder, progress=say)
+    found = analyse(results, specs, isolation=isolation, seconds=60 * minutes, again=again, folder=folder, progress=say)
     for text in cause_lines(found):
         line(text)
     if json_path:

@@ -31,6 +31,7 @@ from conformance.run.session import expected, failures, writeahead
 from conformance.run.session.select import FOLDER, build, case_ids, choose, reseeded
 from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, Shard
+from conformance.run.session.untrusted import backends_of
 from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS
 
@@ -254,10 +255,8 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     cases = read_cases(file)
     named = bool(backends)
     if not named:
-        records = [r for r in map(failures.record_of, cases) if r]
-        for r in records:
-            failures.backend_of(r, "repro", file)  # refuses a backend that a file may not choose
-        backends = list(dict.fromkeys(r["backend"] for r in records))
+        texts = [r["backend"] for r in map(failures.record_of, cases) if r]
+        backends = list(backends_of(file, texts, ["conform", "repro", str(file)]))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
                 settings=settings_here(), verbose=True)  # fmt: skip
@@ -362,7 +361,9 @@ class _Execution:
 
             self._progress.clear()
             say, limits = partial(line, err=True), self._plan.isolation
-            self._causes = analyse(self._results, isolation=limits, seconds=60 * self._plan.minutes, progress=say)
+            specs = {str(s): s for s in self._plan.backends[0]}
+            seconds = 60 * self._plan.minutes
+            self._causes = analyse(self._results, specs, isolation=limits, seconds=seconds, progress=say)
 
     def _backend(self, spec: Spec) -> None:
         """Each case of one backend, in order: from the journal, or run now and written down."""

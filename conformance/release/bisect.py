@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conformance.backend.registry import Spec
@@ -79,9 +79,9 @@ def bisect(
 
 def on(spec: Spec, build: Build) -> Spec:
     """`spec` with the library of `build`."""
-    return Spec(spec.name, tuple(_options(spec, build)))
+    return Spec(spec.name, (("lib", str(build.path)), *without_library(spec).options))
 
 
-def _options(spec: Spec, build: Build) -> Iterator[tuple[str, str]]:
-    yield "lib", str(build.path)
-    yield from ((k, v) for k, v in spec.options if k != "lib")
+def without_library(spec: Spec) -> Spec:
+    """`spec` as far as a bisection uses it."""
+    return Spec(spec.name, tuple((k, v) for k, v in spec.options if k != "lib"))

@@ -57,7 +57,8 @@ class Cases:
         begun = self.clock()
         self._locate([r for r in results if fails(r)], begun + seconds * LOCATING)
         left = max(0.0, begun + seconds - self.clock())
-        return analyse(results, isolation=self.isolation, seconds=left, progress=self.progress)
+        specs = {name: Spec.parse(name) for name in {r.backend for r in results}}  # results of this process
+        return analyse(results, specs, isolation=self.isolation, seconds=left, progress=self.progress)
 
     def _locate(self, failures: Sequence[Result], end: float) -> None:
         """Run failures again, each alone, and take over where they begin; a sweep only asks whether a case fails.

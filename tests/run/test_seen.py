@@ -18,8 +18,8 @@ from conformance.case import casefile
 from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
-from conformance.run.session import failures
 from conformance.run.session.select import build
+from conformance.run.session.untrusted import backends_of
 from conformance.suite import FAMILIES
 
 OP = FAMILIES["ops"].ids("smoke")[0]
@@ -42,7 +42,8 @@ def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     real = registry.adapter
     monkeypatch.setattr(registry, "adapter", cache(lambda n: Unsaid if n == "unsaid" else real(n)))
     monkeypatch.setattr(registry, "names", lambda: ["cpu", "ggml", "openvino-stateless", "xdna2", "unsaid"])
-    registry.define({"mine": Named("ggml", (("lib", "/mine"),))})
+    mine = (("lib", "/mine"),)
+    registry.define({"mine": Named("ggml", mine, chosen=True), "theirs": Named("ggml", mine)})
     yield
     registry.define({})
 
@@ -55,8 +56,8 @@ def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
      "unsaid?mode=fast"],
 )  # fmt: skip
 def test_plain_options_are_taken(text: str) -> None:
-    """Adapters with words and numbers, a scheduler of such, and the user's own names."""
-    assert failures.backend_of({"backend": text}, "repro", FILE) == registry.Spec.parse(text)
+    """Adapters with words and numbers, a scheduler of such, and names of settings that the user chose."""
+    assert backends_of(FILE, [text], ["conform", "repro", str(FILE)]) == {text: registry.Spec.parse(text)}
 
 
 @pytest.mark.usefixtures("unsaid")
@@ -67,14 +68,14 @@ def test_plain_options_are_taken(text: str) -> None:
      "ggml?device=C%3A%5Cx",
      "ggml?device=http%3A%2F%2Fx", "ggml?device=evil.so", "sched?devices=ggml:lib=evil,cpu",
      "sched?devices=cpu,sched:devices=ggml%3Alib%3Devil", "mine?device=x", "mine?lib=", "xdna2?k=4000000000",
-     "unsaid?plugin_path=x", "unsaid?mode=a%2Fb", "unsaid?mode=conformance", "absent", "absent?x=y", "ggml?device=x%00",
-     "ggml?device=CPU&lib=evil"],
+     "unsaid?plugin_path=x", "unsaid?mode=a%2Fb", "unsaid?mode=conformance", "ggml?device=x%00",
+     "ggml?device=CPU&lib=evil", "theirs", "theirs?device=CPU", "sched?devices=theirs,cpu"],
 )  # fmt: skip
 def test_places_are_refused(text: str) -> None:
     """Nothing that names a place is taken; the refusal has the command that asks for it, quoted for a shell."""
     with pytest.raises(UsageError) as e:
-        failures.backend_of({"backend": text}, "repro", FILE)
-    command = str(e.value).partition("If you want it: ")[2]
+        backends_of(FILE, [text], ["conform", "repro", str(FILE)])
+    command = str(e.value).partition("To run it: ")[2]
     assert shlex.split(command.replace("$'", "'"))[:4] == ["conform", "repro", str(FILE), "--backend"]
 
 

@@ -249,7 +249,13 @@ class _Campaign:
     def _group(self, ended: Ended, known: set[tuple[str, str]]) -> None:
         """Find causes of a leg's failures, and say which no earlier leg had."""
         minutes, say = self.minutes or 0, partial(line, err=True)
-        ended.causes = analyse(ended.results, isolation=self.isolation, seconds=60 * minutes, progress=say)
+        ended.causes = analyse(
+            ended.results,
+            {str(s): s for s in self.specs},
+            isolation=self.isolation,
+            seconds=60 * minutes,
+            progress=say,
+        )
         new = [c for c in ended.causes if (c.id, c.backend) not in known]
         known |= {(c.id, c.backend) for c in new}
         if new:

@@ -11,11 +11,20 @@ from pathlib import Path
 
 import click
 
+from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, probe
 from conformance.case.case import JSON
 from conformance.cli.llama import device
-from conformance.cli.options import ExistingFile, File, Folder, complete_build, isolation, json_option
+from conformance.cli.options import (
+    ExistingFile,
+    File,
+    Folder,
+    complete_build,
+    isolation,
+    json_option,
+    repeated_option,
+)
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
@@ -36,6 +45,7 @@ from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.environment import header
+from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
 PATIENCE = 1 / 20
@@ -44,6 +54,8 @@ LEAST = 20.0
 """Seconds that a request may take however little time there is."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
 """ggml-vulkan leaves out drivers that run on the CPU unless a device is named."""
+FAULTS = shipped.path().parent / "ci" / "backtest.toml"
+"""Of the checkout: a file of the current directory must not choose packages to download and load."""
 _device_option = click.option("--device", "devices", multiple=True, metavar="NAME",
                               help="Only targets whose names begin so, repeatable.")  # fmt: skip
 _minutes_option = click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=30.0,
@@ -172,10 +184,17 @@ def _cases(row: dict[str, JSON]) -> str:
 @click.argument("others", nargs=-1, metavar="", shell_complete=complete_build)
 @click.option("--in", "path", type=ExistingFile, default=Path(RECORD), show_default=True, metavar="FILE",
               help="The record of the release that has the cause.")  # fmt: skip
+@repeated_option
 @json_option
 @isolation
 def bisect(
-    cause: str, first: Sequence[str], others: Sequence[str], path: Path, json_path: Path | None, isolation: Isolation
+    cause: str,
+    first: Sequence[str],
+    others: Sequence[str],
+    path: Path,
+    backends: Sequence[str],
+    json_path: Path | None,
+    isolation: Isolation,
 ) -> None:
     """Find the first of --builds that has CAUSE, an id in the record of `conform release --json`.
 
@@ -189,8 +208,11 @@ def bisect(
         raise UsageError(
             f"{path}: no cause {cause}; it has {', '.join(c['id'] for c in load(path)['causes']) or 'none'}"
         )
+    command = ["conform", "bisect", cause, "--in", str(path), "--builds", *names]
+    named = str(halving.without_library(Spec.parse(row["backend"])))
+    (spec,) = backends_of(path, [named], command, backends).values()
     kind = _kind(row["smallest"], isolation)
-    found = halving.bisect(row["smallest"], Spec.parse(row["backend"]), [probe(n) for n in names], kind, _tried)
+    found = halving.bisect(row["smallest"], spec, [probe(n) for n in names], kind, _tried)
     line(found.sentence())
     if json_path:
         rows = [{"build": t.build.name, **t.result.to_json()} for t in found.tried]
@@ -210,7 +232,7 @@ def _tried(tried: halving.Tried) -> None:
 
 
 @click.command()
-@click.option("--file", "path", type=ExistingFile, default=Path("ci/backtest.toml"), show_default=True, metavar="TOML")
+@click.option("--file", "path", type=ExistingFile, default=FAULTS, metavar="TOML", help="Default: the checkout's own.")
 @click.option("--link", "globs", multiple=True, metavar="TEXT", help="Only faults whose link has this, repeatable.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="At most, for each fault.")
 @click.option("--zoo/--no-zoo", "with_zoo", default=True, help="Let each llama.cpp run whole models, too.")

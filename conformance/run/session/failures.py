@@ -7,15 +7,10 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from conformance.backend import registry
-from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import UsageError
-from conformance.ggml.text import printable, shell
+from conformance.ggml.text import printable
 from conformance.judge.verdict import Result
-from conformance.run.scheduler.assign import read_devices
-from conformance.run.scheduler.backend import NAME as SCHED
 
 from .environment import environment
 
@@ -30,16 +25,6 @@ run."""
 
 LONGEST = 300
 """Characters of a file's text that a line shows."""
-_VALUE = re.compile(r"[A-Za-z0-9_+ -]{1,64}(\.[0-9]{1,5})?")
-"""A value of an option that a file may choose: a word, a number, words joined by +. No path, URL or library."""
-_LARGE = re.compile(r"[0-9]{6}")
-_PLACES = frozenset(
-    ("lib", "library", "plugin", "path", "paths", "file", "files", "dir", "folder", "cache", "model", "out", "output",
-     "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec")
-)  # fmt: skip
-"""Words in the name of an option that names a place, where an adapter does not declare its `places`."""
-
-
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 """Names that Windows takes for devices, whatever follows their first dot."""
 
@@ -76,58 +61,6 @@ def record_of(case: Case) -> dict[str, JSON] | None:
     """The record in a saved case; None where there is none."""
     record = case.provenance.get(RECORD)
     return record if isinstance(record, dict) and isinstance(record.get("backend"), str) else None
-
-
-def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
-    """The backend that a case was saved for, as far as a file may choose one: a stranger may have written it. That is
-    an installed adapter with options of plain words and numbers, none of which names a file, a folder, a library or a
-    network address; or a name of the user's own settings without options. UsageError if the file names something else;
-    it says the `command` (`repro`, `shrink`) with which the user may ask.
-    """
-    text = str(record["backend"])
-    try:
-        spec = Spec.parse(text)
-        why = _refusal(spec)
-    except UsageError as e:
-        raise UsageError(f"{file}: was saved for {printable(text, LONGEST)!r}: {e}; name one with --backend") from None
-    if why:
-        again = shell(["conform", command, str(file), "--backend", text])
-        raise UsageError(
-            f"{file}: was saved for a backend that a file alone may not choose: {why}. If you want it: {again}"
-        )
-    return spec
-
-
-def _refusal(spec: Spec) -> str:
-    """Why a file may not choose `spec`; empty where it may."""
-    if spec.name in registry.defined():
-        return f"{spec.name} is a name of your settings, with options of its own" if spec.options else ""
-    if spec.name == SCHED:
-        return next(filter(None, (_refusal_in_sched(k, v) for k, v in spec.options)), "")
-    if spec.name not in registry.names():
-        return "no adapter of that name is installed"
-    if not spec.options:
-        return ""
-    places = registry.adapter(spec.name).places
-    return next(filter(None, (_refusal_of_option(k, v, places) for k, v in spec.options)), "")
-
-
-def _refusal_in_sched(key: str, value: str) -> str:
-    if key != "devices":
-        return _refusal_of_option(key, value, None)
-    devices = read_devices(value)
-    if any(d.name == SCHED for d in devices):
-        return "a scheduler is no device of another"
-    return next(filter(None, map(_refusal, devices)), "")
-
-
-def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> str:
-    named = key in places if places is not None else bool(_PLACES & set(re.split(r"[^a-z]+", key.lower())))
-    if named:
-        return f"its option {printable(key, 40)} names a place"
-    if not _VALUE.fullmatch(value) or _LARGE.search(value) or Path(value).exists():
-        return f"its option {printable(key, 40)} is no short word or number"
-    return ""
 
 
 def differences(record: dict[str, JSON], result: Result) -> list[str]:

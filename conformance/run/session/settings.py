@@ -11,14 +11,15 @@ A table of an installed name, `[backend.ggml]`, has `level` and `waivers` only.
 
 `environment` is set in the backend's worker process before anything is loaded; `false` takes a variable away. Options
 and variables that begin with `./` or `../` are paths relative to the file. Reading the file opens no backend and loads
-no library: that is done only for a backend that the user names.
+no library: that is done only for a backend that the user names with `--backend`, or that a saved case or a run file
+names where the user chose the settings with `--config` (`untrusted.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -94,8 +95,8 @@ def load(path: Path | None) -> Settings:
     for name, table in tables.items():
         where = f"{found}: [backend.{name}]"
         expect(isinstance(table, dict), where, "a table", table)
-        if name not in registry.names() or not set(table) <= set(OWN):
-            named[name] = _named(name, table, where, found.parent)
+        if not registry.is_taken(name) or not set(table) <= set(OWN):
+            named[name] = replace(_named(name, table, where, found.parent), chosen=path is not None)
         if "level" in table:
             expect(table["level"] in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", table["level"])
             levels[name] = cast("Level", table["level"])
@@ -109,7 +110,8 @@ def load(path: Path | None) -> Settings:
 def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
     installed = registry.names()
     expect(_NAME.fullmatch(name) is not None, where, "a name of letters, digits, _ . + -", name)
-    expect(name not in installed, where, f"{' and '.join(OWN)} only, or a name that no installed adapter has", name)
+    what = f"{' and '.join(OWN)} only, or a name that no installed adapter has"
+    expect(not registry.is_taken(name), where, what, name)
     only(table, KEYS, where)
     adapter = table.get("adapter")
     expect(adapter in installed, f"{where} adapter", f"one of {', '.join(installed)}", adapter)

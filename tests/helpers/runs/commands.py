@@ -14,6 +14,7 @@ from pathlib import Path
 
 NAMES: dict[str, tuple[str, ...]] = {
     "backends": ("backends",),
+    "backtest": ("backtest",),
     "baseline": ("baseline",),
     "bisect": ("bisect",),
     "builds": ("builds",),
