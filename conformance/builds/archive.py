@@ -1,24 +1,29 @@
 """Archives of builds, unpacked once into a cache by the digest of their bytes; an archive is a stranger's file.
 
 Nothing leaves the folder: a name may not be absolute or climb, files are written before any link exists, and a link
-must end inside. What is neither file, folder nor symbolic link is refused, and so is more than `MOST_BYTES`.
+must end inside. What is neither file, folder nor link is refused, and so is more than `MOST_BYTES`. Whatever is held in
+memory (headers, names, a decoder's window) is bounded before it is read.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import io
 import lzma
 import shutil
 import stat
+import struct
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any, BinaryIO, cast
 
 from conformance.ggml.errors import UnavailableError
 
@@ -26,20 +31,37 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip", ".whl")
 MOST_BYTES = 16 << 30
 """What an archive may hold: a build with kernels of every CUDA architecture has 2 GiB."""
 MOST_FILES = 100_000
+"""Files, links and folders."""
+MOST_HEADERS = 64 << 20
+"""Bytes of all headers of a tar, or of a zip's directory."""
+_MOST_HEADER = 256 << 10
+"""Bytes of the headers of one member of a tar: its names, and what its extensions say."""
+_MOST_MEMORY = 256 << 20
+"""Bytes that a decoder of xz may hold; `xz -9` needs 65 MiB."""
 _LONGEST_PATH = 4096
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, ValueError)
+_DEEPEST = 64
+"""Folders in each other."""
+_PIECE = 1 << 16
+_SHOWN = 80
+"""Characters of a name in a message."""
+_BROKEN = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError,
+    OverflowError, LookupError,
+)  # fmt: skip
 """What the readers raise for bytes that are no archive, or end too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a symbolic link of an archive."""
+    """A file or a link of an archive."""
 
     name: str
     size: int = 0
     mode: int = 0o644
     target: str | None = None
-    """Of a link."""
+    """Of a symbolic link."""
+    same: str | None = None
+    """Of a hard link: the name of an earlier file."""
     data: IO[bytes] | None = None
     """Of a file."""
 
@@ -60,10 +82,10 @@ def unpack(path: Path, cache: Path) -> Path:
     with fresh_folder(cache) as made:
         try:
             _write(path, made)
-        except _BROKEN as e:
+        except (*_BROKEN, OSError) as e:
+            if isinstance(e, OSError) and e.errno is not None:
+                raise _refusal(path, f"it cannot be unpacked in {cache}: {e.strerror or e}") from None
             raise _refusal(path, f"it cannot be read to its end: {str(e) or type(e).__name__}") from None
-        except OSError as e:
-            raise _refusal(path, f"it cannot be unpacked in {cache}: {e.strerror or e}") from None
         return settle(made, folder)
 
 
@@ -101,80 +123,219 @@ def settle(made: Path, folder: Path) -> Path:
 
 
 def _write(path: Path, folder: Path) -> None:
-    links: list[Entry] = []
-    left, count = MOST_BYTES, 0
+    links: list[tuple[Path, Entry]] = []
+    left = MOST_BYTES
     for entry in _entries(path):
-        count += 1
-        left -= entry.size
-        if count > MOST_FILES or left < 0:
-            raise _refusal(path, f"it holds more than {MOST_FILES} files or {MOST_BYTES >> 30} GiB")
-        if entry.data is None:
-            links.append(entry)
+        place = _place(path, folder, entry.name)
+        if entry.target is not None:
+            links.append((place, entry))
             continue
-        place = _place(path, folder, entry.name)
+        source = None if entry.same is None else _place(path, folder, entry.same)
+        if source is not None and not source.is_file():
+            raise _refusal(path, f"its hard link {_short(entry.name)} leads to no file before it")
+        size = entry.size if source is None else source.stat().st_size
+        left -= size
+        if size < 0 or left < 0:
+            raise _refusal(path, f"it holds more than {MOST_BYTES >> 30} GiB")
         place.parent.mkdir(parents=True, exist_ok=True)
-        with place.open("wb") as file:
-            left_here = entry.size
-            while left_here and (piece := entry.data.read(min(left_here, 1 << 20))):
-                file.write(piece)
-                left_here -= len(piece)
-        if left_here:
-            raise EOFError(f"{entry.name} ends {left_here} bytes early")
-        place.chmod(0o755 if entry.mode & 0o100 else 0o644)
-    for entry in links:
-        place = _place(path, folder, entry.name)
+        if source is None:
+            _copy(entry, place)
+        elif source != place:
+            shutil.copy(source, place)
+    _link(path, folder, links)
+
+
+def _copy(entry: Entry, place: Path) -> None:
+    left = entry.size
+    with place.open("wb") as file:
+        while left and entry.data is not None and (piece := entry.data.read(min(left, _PIECE))):
+            file.write(piece)
+            left -= len(piece)
+    if left:
+        raise EOFError(f"{_short(entry.name)} ends {left} bytes early")
+    place.chmod(0o755 if entry.mode & 0o100 else 0o644)
+
+
+def _link(path: Path, folder: Path, links: Sequence[tuple[Path, Entry]]) -> None:
+    for place, entry in links:
+        _place(path, folder, entry.name)  # no link lies before it by now
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(entry.target or "")
     root = folder.resolve()
-    for entry in links:
+    for _, entry in links:
         try:
             inside = _place(path, folder, entry.name).resolve().is_relative_to(root)
         except (OSError, RuntimeError):  # a circle
             inside = False
         if not inside:
-            raise _refusal(path, f"its link {entry.name} leads outside, to {entry.target}")
+            raise _refusal(path, f"its link {_short(entry.name)} leads outside, to {_short(entry.target or '')}")
 
 
 def _place(path: Path, folder: Path, name: str) -> Path:
     """Where an entry goes; no part of its name is a link there, as files come first and links do not nest."""
     pure = PurePosixPath(name)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or "\0" in name:
-        raise _refusal(path, f"a name inside it is no path below its folder: {name!r}")
+        raise _refusal(path, f"a name inside it is no path below its folder: {_short(name)}")
+    if len(name) > _LONGEST_PATH or len(pure.parts) > _DEEPEST:
+        raise _refusal(path, f"a name inside it is longer than {_LONGEST_PATH} or deeper than {_DEEPEST} folders")
     place = folder.joinpath(*pure.parts)
     above = place.parent
     while above != folder:
         if above.is_symlink():
-            raise _refusal(path, f"{name!r} lies behind a link")
+            raise _refusal(path, f"{_short(name)} lies behind a link")
         above = above.parent
     return place
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    if path.name.lower().endswith((".zip", ".whl")):
-        with zipfile.ZipFile(path) as archive:
+    with closing(_of_zip(path) if path.name.lower().endswith((".zip", ".whl")) else _of_tar(path)) as entries:
+        yield from entries
+
+
+def _counted(path: Path, count: int) -> None:
+    if count > MOST_FILES:
+        raise _refusal(path, f"it holds more than {MOST_FILES} files")
+
+
+def _of_zip(path: Path) -> Generator[Entry]:
+    with path.open("rb") as raw:
+        bounded = _Bounded(raw, MOST_HEADERS)
+        with zipfile.ZipFile(cast("IO[bytes]", bounded)) as archive:
+            _counted(path, len(archive.infolist()))
+            bounded.left = 2 * path.stat().st_size + MOST_HEADERS  # each byte is read once, beside local headers
             for info in archive.infolist():
                 mode = info.external_attr >> 16
                 if info.is_dir():
                     continue
-                if stat.S_ISLNK(mode):
-                    with archive.open(info) as data:
+                if info.flag_bits & 1:
+                    raise _refusal(path, f"{_short(info.filename)} is encrypted")
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise _refusal(path, f"{_short(info.filename)} is neither stored nor deflated")
+                with archive.open(info) as data:
+                    if stat.S_ISLNK(mode):
                         yield Entry(info.filename, target=data.read(_LONGEST_PATH).decode("utf-8", "replace"))
-                    continue
-                with archive.open(info) as file:
-                    yield Entry(info.filename, info.file_size, mode, data=file)
-        return
-    with tarfile.open(path) as tar:
-        for member in tar:
-            if member.isdir():
-                continue
-            if member.issym():
-                yield Entry(member.name, target=member.linkname)
-                continue
-            held = tar.extractfile(member) if member.isreg() or member.islnk() else None
-            if held is None:
-                raise _refusal(path, f"{member.name!r} is neither file, folder nor link")
-            size = tar.getmember(member.linkname).size if member.islnk() else member.size
-            yield Entry(member.name, size, member.mode, data=held)
+                    else:
+                        yield Entry(info.filename, info.file_size, mode, data=data)
+
+
+def _of_tar(path: Path) -> Generator[Entry]:
+    with path.open("rb") as raw, closing(_decompressed(raw)) as plain:
+        bounded = _Forward(plain, _MOST_HEADER)
+        headers, count = MOST_HEADERS, 0
+        with tarfile.open(fileobj=cast("IO[bytes]", bounded), mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                headers -= _MOST_HEADER - bounded.left
+                count += 1
+                _counted(path, count)
+                if headers < 0:
+                    raise _refusal(path, f"its headers take more than {MOST_HEADERS >> 20} MiB")
+                if member.issym():
+                    yield Entry(member.name, target=member.linkname)
+                elif member.islnk():
+                    yield Entry(member.name, same=member.linkname)
+                elif member.isreg():
+                    bounded.left = member.size + _MOST_HEADER
+                    yield Entry(member.name, member.size, member.mode, data=tar.extractfile(member))
+                elif not member.isdir():
+                    raise _refusal(path, f"{_short(member.name)} is neither file, folder nor link")
+                bounded.left = _MOST_HEADER
+
+
+def _decompressed(raw: BinaryIO) -> BinaryIO:
+    """What a compressed file holds, read in pieces."""
+    head = raw.read(6)
+    raw.seek(0)
+    if head.startswith(b"\x1f\x8b"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+    if head.startswith(b"BZh"):
+        return cast("BinaryIO", bz2.BZ2File(raw))
+    return cast("BinaryIO", io.BufferedReader(_Xz(raw))) if head == b"\xfd7zXZ\0" else raw
+
+
+class _Xz(io.RawIOBase):
+    """What an xz file holds, by a decoder whose memory is bounded, as that of `lzma.LZMAFile` is not."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._decoder = lzma.LZMADecompressor(memlimit=_MOST_MEMORY)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401  # whatever has memory
+        """Fill a part of `buffer`; 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        while True:
+            more = b""
+            if self._decoder.eof:  # another stream may follow
+                more = (self._decoder.unused_data or self._raw.read(_PIECE)).lstrip(b"\0")
+                if not more:
+                    return 0
+                self._decoder = lzma.LZMADecompressor(memlimit=_MOST_MEMORY)
+            elif self._decoder.needs_input and not (more := self._raw.read(_PIECE)):
+                raise EOFError("the compressed data end early")
+            if piece := self._decoder.decompress(more, len(view)):
+                view[: len(piece)] = piece
+                return len(piece)
+
+
+class _Bounded:
+    """A file of which `left` more bytes may be read: a reader asks for as many as a stranger's header says."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        self._file = file
+        self.left = left
+
+    def read(self, size: int = -1) -> bytes:
+        """As many bytes as are there; ValueError for more than `left`."""
+        data = self._file.read(size if 0 <= size <= self.left else self.left + 1)
+        if len(data) > self.left:
+            raise ValueError("its headers are larger than those of a build")
+        self.left -= len(data)
+        return data
+
+    def seek(self, to: int, whence: int = 0) -> int:
+        """As a file."""
+        return self._file.seek(to, whence)
+
+    def tell(self) -> int:
+        """As a file."""
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+
+class _Forward(_Bounded):
+    """One that is read from its begin to its end, as what is compressed can be."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        super().__init__(file, left)
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """As `_Bounded`."""
+        data = super().read(size)
+        self._at += len(data)
+        return data
+
+    def seek(self, to: int, _whence: int = 0) -> int:
+        """Pass over what lies before `to`."""
+        if to < self._at:
+            raise ValueError("it goes back")
+        while self._at < to and (data := self._file.read(min(to - self._at, _PIECE))):
+            self._at += len(data)
+        return self._at
+
+    def tell(self) -> int:
+        """Bytes that were read."""
+        return self._at
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…")
 
 
 def _refusal(path: Path, why: str) -> UnavailableError:

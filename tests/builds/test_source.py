@@ -136,6 +136,20 @@ def test_devices_in_an_archive_are_refused(tmp_path: Path) -> None:
         locate(str(path))
 
 
+@pytest.mark.parametrize("compress", ["gz", "bz2", "xz"])
+def test_a_hard_link_is_a_copy(tmp_path: Path, compress: str) -> None:
+    """A hard link has the bytes of the file that came before it, and each compression of a tar is read."""
+    path = tmp_path / f"b.tar.{compress}"
+    with tarfile.open(path, f"w:{compress}") as made:  # type: ignore[call-overload]  # a mode made of parts
+        first = tarfile.TarInfo("lib/first.so")
+        first.size = len(LIBRARY)
+        made.addfile(first, io.BytesIO(LIBRARY))
+        link = tarfile.TarInfo("lib/whole.so")
+        link.type, link.linkname = tarfile.LNKTYPE, "lib/first.so"
+        made.addfile(link)
+    assert (locate(str(path)).parent / "whole.so").read_bytes() == LIBRARY
+
+
 def test_an_archive_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What unpacks to more than the limit is refused, by the sizes that it states and by its count."""
     monkeypatch.setattr(archive, "MOST_BYTES", 100)
