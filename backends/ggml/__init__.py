@@ -114,6 +114,7 @@ class GgmlBackend(Backend):
         self._products, self._stored = products, requantising(requant)
         self.threads: int = int(threads)
         self._library = library = _load(lib, self.threads, variant)
+        self._named = bool(lib)
         self._ggml = library.ggml
         self._server = attach(library, rpc)
         self._device = library.device(device or "CPU")
@@ -142,6 +143,8 @@ class GgmlBackend(Backend):
         """The library's version, its device, and the CPU features it uses."""
         lib, g = self._library, self._ggml
         versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
+        if lib.files and self._named:
+            versions["library"] = str(lib.files[0])
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
         description = lib.description(self._device)

@@ -37,7 +37,7 @@ _SYMBOL = b"ggml_backend_dev_count"
 
 
 def locate(text: str) -> Path:
-    """The folder or library that `Library` loads, of the build that `text` names in one of `FORMS`.
+    """The folder or library that `Library` loads, absolute, of the build that `text` names in one of `FORMS`.
 
     An archive is unpacked, and a package downloaded, once; from then on the cache has it (`cache`).
 
@@ -49,7 +49,7 @@ def locate(text: str) -> Path:
     kind, colon, name = text.partition(":")
     if colon and kind in _REGISTRIES:
         return _inside(unpack(_download(kind, name), cache() / "unpacked"), text)
-    path = Path(text)
+    path = Path(text).absolute()
     if path.is_dir():
         return _inside(path, text)
     if path.is_file():
@@ -59,7 +59,7 @@ def locate(text: str) -> Path:
     if (found := _installed(text)) is not None:
         return found
     raise UnavailableError(
-        f"build {text}: no such file or folder, and no distribution of that name is installed; {FORMS} expected"
+        f"build {text}: {path}: no such file or folder, and no distribution of that name is installed; {FORMS} expected"
     )
 
 

@@ -111,7 +111,8 @@ def _title(cause: Cause) -> str:
 
 def _version(info: DeviceInfo | None, result: Result) -> str:
     if info is not None and info.versions:
-        return ", ".join(f"{_said(name)} {code(version, 80)}" for name, version in info.versions.items())
+        told = ((name, version) for name, version in info.versions.items() if name != "library")  # a path of here
+        return ", ".join(f"{_said(name)} {code(version, 80)}" for name, version in told)
     packages = environment()["packages"]
     own = packages.get("xllamacpp") if isinstance(packages, dict) else None
     known = Spec.parse(result.backend).name == "ggml" and not re.search("lib=", result.backend) and own

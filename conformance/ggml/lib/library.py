@@ -100,6 +100,7 @@ class Library:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.path = find(where)
+        """Absolute."""
         self.folder = self.path if self.path.is_dir() else self.path.parent
         """Where its libraries lie."""
         self.plugins = plugins(self.folder)
@@ -115,6 +116,9 @@ class Library:
         self.version = self.ggml.version().decode() if self.ggml.version else "of unknown version"
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
+        self.files = sorted({f for name in GGML if (f := file_of(getattr(self.ggml, name))) is not None})
+        """The files that its functions are in, as the loader says; empty on a system that does not say."""
+        self._check_files()
         self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
         """Sentences: what this library lacks, and what is thus not tested."""
         self._log_callback = LOG_CALLBACK(self._logged)
@@ -150,6 +154,17 @@ class Library:
                 + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
                 + f"; name the folder that holds lib{self.parts[0]} and its parts"
             )
+
+    def _check_files(self) -> None:
+        """UnavailableError if a part of ggml is not the one in the library's folder, but another of that name."""
+        for stem in self.parts:
+            own = list(named(self.folder, stem))
+            for file in self.files:
+                if own and is_named(file.name, stem) and not any(map(file.samefile, own)):
+                    raise UnavailableError(
+                        f"ggml library {self.path}: {own[0]} expected, the loader took {file}; "
+                        "take its folder from the loader's path (LD_LIBRARY_PATH)"
+                    )
 
     def _logged(self, _level: int, text: bytes | None, _data: int | None) -> None:
         self.log.append((text or b"").decode(errors="replace").rstrip())
@@ -541,9 +556,10 @@ def find(where: str = "") -> Path:
     UnavailableError if there is none; says how to get one.
     """
     if where:
-        if not Path(where).exists():
-            raise UnavailableError(f"ggml library {where}: no such file or folder")
-        return Path(where)
+        path = Path(where).absolute()  # the loader searches its own path for a name without a folder
+        if not path.exists():
+            raise UnavailableError(f"ggml library {path}: no such file or folder")
+        return path
     spec = importlib.util.find_spec(WHEEL)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for pattern in (f"{WHEEL}*.so", f"{WHEEL}*.pyd"):
@@ -559,11 +575,19 @@ def part(folder: Path, stem: str) -> Path | None:
     """The library `stem` of a split build, such as `ggml-base`, by any name it has: with a version behind or before
     `.so`, or with the digest that auditwheel puts there. None where `folder` has none.
     """
+    return next(named(folder, stem), None)
+
+
+def named(folder: Path, stem: str) -> Iterator[Path]:
+    """Every file in `folder` that may be the library `stem`, the likeliest first."""
     for pattern in _NAMES:
         legal = re.compile(pattern.format(re.escape(stem)))
-        for path in sorted(p for p in folder.iterdir() if legal.fullmatch(p.name)):
-            return path
-    return None
+        yield from sorted(p for p in folder.iterdir() if legal.fullmatch(p.name))
+
+
+def is_named(name: str, stem: str) -> bool:
+    """True if a file of this name may be the library `stem`."""
+    return any(re.fullmatch(pattern.format(re.escape(stem)), name) for pattern in _NAMES)
 
 
 def plugins(folder: Path) -> Path:
@@ -589,16 +613,26 @@ def rpc_server(folder: Path) -> Path | None:
 
 
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
-    """RTLD_LOCAL, so that two versions of ggml can live in one process."""
-    if not path.is_dir():
-        yield _open(path)
-        return
-    first, *others = (part(path, stem) for stem in parts)
+    """RTLD_LOCAL, so that two versions of ggml can live in one process.
+
+    What a library links is looked for on the loader's path before beside it, unless it is loaded already: so its
+    folder's own `ggml-base` and `ggml-cpu` come first.
+    """
+    folder = path if path.is_dir() else path.parent
+    whole, *others = (part(folder, stem) for stem in parts)
+    first = whole if path.is_dir() else path
     if first is None:
         raise UnavailableError(f"ggml library {path}: a folder with lib{parts[0]}.so (and libggml-base.so) expected")
+    linked = [p for stem in ("ggml-base", "ggml-cpu") if (p := part(folder, stem)) is not None and p != first]
+    if path.is_dir() or is_named(path.name, parts[0]):
+        for own in linked:
+            with suppress(UnavailableError):  # it may be a plugin for another machine
+                _open(own)
     try:
         yield _open(first)
     except UnavailableError:
+        if not path.is_dir():
+            raise
         # Without an rpath of its own it finds its parts only once they are loaded.
         loaded = [_open(p) for p in others if p is not None]
         yield _open(first)
@@ -610,6 +644,24 @@ def _open(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(os.fspath(path), mode=ctypes.RTLD_LOCAL)
     except OSError as e:
         raise UnavailableError(f"ggml library {path} cannot be loaded: {e}") from None
+
+
+class _Symbol(ctypes.Structure):
+    """`Dl_info`."""
+
+    _fields_ = [("file", ctypes.c_char_p), ("base", _P), ("name", ctypes.c_char_p), ("address", _P)]
+
+
+def file_of(function: Any) -> Path | None:  # noqa: ANN401  # a ctypes function
+    """The file that a function is in, by `dladdr`; None where the system cannot say."""
+    if sys.platform == "win32" or function is None:
+        return None
+    ask = getattr(ctypes.CDLL(None), "dladdr", None)
+    if ask is None:
+        return None
+    ask.argtypes, found = (_P, ctypes.POINTER(_Symbol)), _Symbol()
+    path = Path(os.fsdecode(found.file)) if ask(ctypes.cast(function, _P), ctypes.byref(found)) else None
+    return path if path is not None and path.is_file() else None
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
