@@ -22,7 +22,7 @@ from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbyte
 
 from .context import Context
 from .placement import sched_homes
-from .session import UNWRITTEN, GgmlSession, Plan, overwriters
+from .session import GgmlSession, Plan, overwriters
 
 NAMED = 8
 """Nodes beside the device that a note names; `kernels` counts all."""
@@ -145,7 +145,7 @@ class SchedSession(GgmlSession):
     def _clear(self, plan: Plan) -> None:
         for t in plan.outputs:
             if t.view_src is None and nbytes(t) and self._buffer(plan.at[t]):
-                self._ggml.backend_tensor_memset(plan.at[t], UNWRITTEN, 0, nbytes(t))
+                self._unwrite(plan.at[t], t)
 
     def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
         if self._buffer(pointer):  # no memory where only dropped nodes read it

@@ -228,6 +228,10 @@ class GgmlSession(Session):
             raise GraphError(f"{t} takes {size} bytes, {data.nbytes} of {data.dtype} given")
         self._library.set(pointer, data)
 
+    def _unwrite(self, pointer: int, t: Tensor) -> None:
+        """Fill a tensor with `UNWRITTEN` by `set_tensor`: not every buffer has `memset_tensor`."""
+        self._set(pointer, t, np.full(nbytes(t), UNWRITTEN, np.uint8))
+
     def _packed(self, pointer: int, t: Tensor) -> Bytes:
         data = self._library.get(pointer, nbytes(t))
         return data if is_contiguous(t) else pack(data, t, 0)
@@ -438,8 +442,7 @@ class GuardSession(GgmlSession):
     def _clear(self, plan: Plan) -> None:
         for t in plan.at:
             if t not in self._at and t not in plan.inputs.at and t.view_src is None and nbytes(t):
-                data = np.full(nbytes(t), 0xFF, np.uint8)
-                self._set(plan.at[t], t, data)
+                self._unwrite(plan.at[t], t)
 
 
 def _spell(t: Tensor) -> str:

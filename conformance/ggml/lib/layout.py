@@ -316,8 +316,7 @@ GGML: Signatures = {
     "backend_buft_get_max_size": (_Z, (_P,)), "backend_buft_alloc_buffer": (_P, (_P, _Z)),
     "backend_buft_get_alloc_size": (_Z, (_P, _P)),
     "backend_tensor_set": (None, (_P, _P, _Z, _Z)), "backend_tensor_get": (None, (_P, _P, _Z, _Z)),
-    "backend_tensor_memset": (None, (_P, _U8, _Z, _Z)), "backend_tensor_alloc": (_I, (_P, _P, _P)),
-    "backend_view_init": (_I, (_P,)),
+    "backend_tensor_alloc": (_I, (_P, _P, _P)), "backend_view_init": (_I, (_P,)),
     "backend_graph_compute": (_I, (_P, _P)), "backend_free": (None, (_P,)), "backend_name": (_S, (_P,)),
     "backend_supports_buft": (_B, (_P, _P)),
     "backend_dev_count": (_Z, ()), "backend_dev_get": (_P, (_Z,)), "backend_dev_by_name": (_P, (_S,)),
@@ -428,20 +427,26 @@ _NAME = re.compile(rb"[A-Z][A-Z0-9_]*")
 _TYPE_NAME = re.compile(rb"[ -~]+")
 
 
-class _DlInfo(ctypes.Structure):
-    """`Dl_info`."""
+class DlInfo(ctypes.Structure):
+    """`Dl_info`; all zero for an address in no library."""
 
     _fields_ = (("dli_fname", _S), ("dli_fbase", _P), ("dli_sname", _S), ("dli_saddr", _P))
 
 
-def _home(pointer: int) -> int:
-    """Something equal for all pointers into one library."""
+def home(pointer: int) -> DlInfo | None:
+    """What `dladdr` says of an address; None on a system without it."""
     dladdr = getattr(ctypes.CDLL(None), "dladdr", None) if os.name == "posix" else None
     if dladdr is None:
-        return pointer // _FAR
+        return None
     dladdr.argtypes = (_P, _P)
-    info = _DlInfo()
-    return (info.dli_fbase or 0) if dladdr(pointer, ctypes.byref(info)) else 0
+    info = DlInfo()
+    return info if dladdr(pointer, ctypes.byref(info)) else DlInfo()
+
+
+def _home(pointer: int) -> int:
+    """Something equal for all pointers into one library."""
+    info = home(pointer)
+    return pointer // _FAR if info is None else info.dli_fbase or 0
 
 
 def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:

@@ -38,6 +38,7 @@ from .layout import (
     OlderProps,
     Signatures,
     TypeTraits,
+    home,
     ids,
     last_written,
     layouts,
@@ -646,21 +647,10 @@ def _open(path: Path) -> ctypes.CDLL:
         raise UnavailableError(f"ggml library {path} cannot be loaded: {e}") from None
 
 
-class _Symbol(ctypes.Structure):
-    """`Dl_info`."""
-
-    _fields_ = [("file", ctypes.c_char_p), ("base", _P), ("name", ctypes.c_char_p), ("address", _P)]
-
-
 def file_of(function: Any) -> Path | None:  # noqa: ANN401  # a ctypes function
-    """The file that a function is in, by `dladdr`; None where the system cannot say."""
-    if sys.platform == "win32" or function is None:
-        return None
-    ask = getattr(ctypes.CDLL(None), "dladdr", None)
-    if ask is None:
-        return None
-    ask.argtypes, found = (_P, ctypes.POINTER(_Symbol)), _Symbol()
-    path = Path(os.fsdecode(found.file)) if ask(ctypes.cast(function, _P), ctypes.byref(found)) else None
+    """The file that a function is in, as the loader says; None where the system cannot say."""
+    info = home(ctypes.cast(function, _P).value or 0)
+    path = Path(os.fsdecode(info.dli_fname)) if info is not None and info.dli_fname else None
     return path if path is not None and path.is_file() else None
 
 

@@ -16,8 +16,8 @@ from backends.ggml import GgmlBackend
 from conformance.ggml.lib.layout import CTensor
 
 _P = ctypes.c_void_p
-_SUPPORTS_OP, _GRAPH_COMPUTE, _ALLOC_BUFFER = 9, 13, 1
-"""`ggml-backend-impl.h`: which word of a device, a backend and a buffer type."""
+_SUPPORTS_OP, _GRAPH_COMPUTE, _ALLOC_BUFFER, _MEMSET_TENSOR = 9, 13, 1, 3
+"""`ggml-backend-impl.h`: which word of a device, a backend, a buffer type and a buffer."""
 _QUESTION = ctypes.CFUNCTYPE(ctypes.c_bool, _P, _P)
 _COMPUTE = ctypes.CFUNCTYPE(ctypes.c_int, _P, _P)
 _ALLOC = ctypes.CFUNCTYPE(_P, _P, ctypes.c_size_t)
@@ -30,12 +30,13 @@ class FaultyGgml(GgmlBackend):
     Args:
         fault: of `FAULTS`, with spaces between them.
         guard: as the ggml adapter.
+        mode: as the ggml adapter.
     """
 
     delegates = ("ggml",)
 
-    def __init__(self, fault: str, guard: str = "off") -> None:
-        super().__init__(guard=guard)
+    def __init__(self, fault: str, guard: str = "off", mode: str = "graph") -> None:
+        super().__init__(guard=guard, mode=mode)
         self.raw = ctypes.CDLL(str(self._library.path))
         for name, result, arguments in (
             ("graph_n_nodes", ctypes.c_int, (_P,)),
@@ -129,6 +130,21 @@ def _asserts(b: FaultyGgml) -> None:
     b._put(b._bufts[REPACK], _ALLOC_BUFFER, _ALLOC, make)
 
 
+def _no_memset(b: FaultyGgml) -> None:
+    """Its buffers have no `memset_tensor`, which ggml lets a backend leave out: RPC had none for long."""
+
+    def make(real: Callable[[int, int], int]) -> Callable[[int, int], int]:
+        def alloc(buft: int, size: int) -> int:
+            buffer = real(buft, size)
+            if buffer:
+                (_P * (_MEMSET_TENSOR + 1)).from_address(buffer)[_MEMSET_TENSOR] = None
+            return buffer
+
+        return alloc
+
+    b._put(b._buft, _ALLOC_BUFFER, _ALLOC, make)
+
+
 def _hoards(b: FaultyGgml) -> None:
     """A buffer of CPU_REPACK that holds anything takes memory without end."""
 
@@ -183,6 +199,7 @@ FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "none": lambda _b: None,
     "batch": _batch,
     "past": _past,
+    "no_memset": _no_memset,
     "asserts": _asserts,
     "hangs": _hangs,
     "hoards": _hoards,
