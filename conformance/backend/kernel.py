@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, ConformanceError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import written
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes, pack, strided
 
 from .interface import YES, Backend, Session, Support, Witness, no
@@ -99,8 +100,7 @@ class KernelSession(Session):
         with np.errstate(all="ignore"):
             for node in graph.nodes:
                 if computes(node):
-                    root = node.root
-                    if root in untouched:
+                    for root in untouched.intersection(written(node)):
                         untouched.discard(root)
                         buffers[root] = buffers[root].copy()
                     self._run(node, buffers)

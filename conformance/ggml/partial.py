@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from .errors import GraphError
 from .graph import Graph
+from .ops.op import written
 from .tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Tensor, computes
 
 
@@ -49,12 +50,12 @@ def partial(
     """
     if not 0 <= first <= last <= len(graph):
         raise GraphError(f"partial: 0 <= first <= last <= {len(graph)} expected, {first} and {last} given")
-    part = _Copying(graph, frozenset(persistent))
+    part = _Copying(frozenset(persistent))
     nodes = graph.nodes[first:last]
     for node in nodes:
         part.add(node)
     later = _read_by(graph.nodes[last:], frozenset(outputs))
-    last_change = {n.root: n for n in nodes if computes(n)}
+    last_change = {root: n for n in nodes for root in written(n)}
     handed: dict[Tensor, Tensor] = {}
     for root, node in last_change.items():
         if root not in later or root in part.persistent:
@@ -93,15 +94,17 @@ def like(t: Tensor, src: Sequence[Tensor | None], view_src: Tensor | None) -> Te
 class _Copying:
     """Copies the nodes of one part, and what they need."""
 
-    def __init__(self, graph: Graph, persistent: frozenset[Tensor]) -> None:
+    def __init__(self, persistent: frozenset[Tensor]) -> None:
         self.persistent = persistent
         self.nodes: list[Tensor] = []
         self.inputs: dict[Tensor, Tensor] = {}
         self.copies: dict[Tensor, Tensor] = {}
-        self._whole = frozenset(graph.nodes)
 
     def add(self, node: Tensor) -> None:
         """Append a copy of `node`, after what it needs from outside."""
+        if node.op == "NONE":  # a leaf all the same: ggml_build_forward_expand puts a parameter among the nodes
+            self.nodes.append(self._copy(node))
+            return
         view_src = None if node.view_src is None else self._copy(node.view_src)
         src = [None if s is None or s is node else self._copy(s) for s in node.src]
         copy = like(node, src, view_src)
@@ -138,7 +141,7 @@ class _Copying:
     def _leaf(self, root: Tensor) -> Tensor:
         if root in self.persistent:
             return root
-        flags = FLAG_INPUT if root in self._whole else root.flags
+        flags = root.flags if root.op == "NONE" else FLAG_INPUT
         leaf = Tensor(root.type, root.ne, root.nb, flags=flags, name=root.name)
         self.inputs[leaf] = root
         return leaf

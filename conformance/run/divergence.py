@@ -22,7 +22,7 @@ from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.op import operand
+from conformance.ggml.ops.op import operand, written
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, pack
 from conformance.judge.budget import RAW
@@ -243,7 +243,7 @@ class _Told:
 def _sources(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
     """The nodes that compute what `node` reads, in order: also those that wrote it into a leaf before."""
     read = {s.root for s in node.src if s is not None}
-    return [n for n in nodes[: nodes.index(node)] if computes(n) and n.root in read]
+    return [n for n in nodes[: nodes.index(node)] if not read.isdisjoint(written(n))]
 
 
 def _before(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:

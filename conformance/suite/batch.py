@@ -9,6 +9,7 @@ import numpy as np
 from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import written
 from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nbytes, strided
 
@@ -139,7 +140,8 @@ class _Isolation:
         """Add a copy of `node`, then take its recorded result."""
         own: dict[Tensor, Tensor] = {}
         target = node.view_src
-        places = [self._shared if s is None or s.root is not target else own for s in node.src]
+        changed = written(node)
+        places = [self._shared if s is None or s.root not in changed else own for s in node.src]
         src = [
             None if s is None or s is node else self._copy(s, place) for s, place in zip(node.src, places, strict=True)
         ]
@@ -147,6 +149,9 @@ class _Isolation:
         copy = like(node, tuple(src), view_src)
         self.nodes.append(copy)
         self.original[copy] = node
+        for root in changed[1:]:
+            self._bytes.pop(root, None)  # no value of a node shows them
+        self._shared = {t: c for t, c in self._shared.items() if t.root not in changed}
         if target is None:
             if node in self._record:
                 self._bytes[node] = self._record[node]
@@ -158,7 +163,6 @@ class _Isolation:
             self._bytes[target] = data
         else:
             self._bytes.pop(target, None)  # its bytes are unknown from here on
-        self._shared = {t: c for t, c in self._shared.items() if t.root is not target}
 
     def _copy(self, t: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
         """The copy of `t` in `copies`; makes a leaf for its root and the view ops in between where they are missing."""

@@ -367,6 +367,41 @@ def test_quantised_values_travel_as_their_blocks() -> None:
     assert {t.type: nbytes(t) for t in part.inputs} == {Q8_0: 68, I32: 4}
 
 
+def test_a_leaf_among_the_nodes_keeps_its_bytes_and_its_flags() -> None:
+    """A parameter stands among the nodes: in each part it is a leaf that is fed, or the persistent tensor itself."""
+    a, grad, params = new_tensor(F32, 8, 2, name="a"), new_tensor(F32, 8, 2, name="g"), new_tensor(F32, 2, name="p")
+    B.set_param(a)
+    step = B.opt_step_sgd(a, grad, params)
+    graph = B.build_forward_expand(B.sqr(grad), step)
+    assert a in graph.nodes
+    rng = np.random.Generator(np.random.PCG64(5))
+    values = {a: _floats(rng, 8, 2), grad: _floats(rng, 8, 2), params: _floats(rng, 2)}
+    for kept in ({}, {a: values[a]}):
+        inputs = {t: data for t, data in values.items() if t not in kept}
+        case = Case("test/param@0", kept, [Step(graph, inputs, (step,))])
+        case.validate()
+        parts = split(graph, range(len(graph)), persistent=kept, outputs=(step,))
+        assert {t.flags for part in parts for t, whole in part.copies.items() if whole is a} <= {a.flags}
+        with CPU.open(case) as session:
+            _check(session, case, case.steps[0], (step,), [[i] for i in range(len(graph))], 0.0)
+
+
+def test_what_an_op_writes_beside_its_result_travels() -> None:
+    """AdamW changes its moments: a later part reads them as they then are."""
+    a, grad, m, v = (new_tensor(F32, 8, 2, name=name) for name in ("a", "g", "m", "v"))
+    hyper = new_tensor(F32, 7, name="hyper")
+    B.set_param(a)
+    step = B.opt_step_adamw(a, grad, m, v, hyper)
+    seen = (B.scale(m, 2.0), B.scale(v, 2.0))
+    graph = B.build_forward_expand(step, *seen)
+    rng = np.random.Generator(np.random.PCG64(6))
+    values = {t: np.abs(_floats(rng, *t.ne).view(np.float32)).view(np.uint8) for t in (a, grad, m, v, hyper)}
+    case = Case("test/moments@0", {}, [Step(graph, values, (step, *seen))])
+    case.validate()
+    with CPU.open(case) as session:
+        _check(session, case, case.steps[0], (step, *seen), [[i] for i in range(len(graph))], 0.0)
+
+
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (2, 1), (0, 99)])
 def test_a_run_of_nodes_that_is_none_is_refused(first: int, last: int) -> None:
     """Indices outside the graph, or in the wrong order, are an error that says what was expected."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import conform
 from ggml_sched import RealScheduler
 
 from backends import xdna2
@@ -209,6 +210,8 @@ def _one_step(case_id: str) -> Case:
         f"kv_growth/llama-{TINY},fa=0,write=cpy,run=at30.d1@0",
         f"kv_growth/llama-{TINY},seqs=2,w=q4_0,cache=q8_0,head=32,run=at20.d1@0",
         "kv_growth/lfm2-l=2,run=p4@0",
+        "ops/OPT_STEP_ADAMW-f32-ne=33x3@917",
+        "ops/OPT_STEP_SGD-f32-ne=33x3@246",
         *(SMALL[f][0] for f in ALL if f not in {"kv_growth", "captured"}),
     ],
 )
@@ -219,6 +222,14 @@ def test_cut_at_every_node(case_id: str) -> None:
     for i in range(len(nodes) + 1):
         before = frozenset(nodes[:i])
         _equal(case, over(Picky(before.__contains__), Picky(frozenset(nodes[i:]).__contains__)))
+
+
+@pytest.mark.parametrize("devices", ["xdna2,cpu", "openvino-stateless,cpu"])
+def test_parameters_and_moments_of_an_optimiser_keep_their_bytes(devices: str) -> None:
+    """A parameter is a leaf among the nodes; AdamW also writes its moments, which the next device reads."""
+    done = conform("run", "--backend", f"sched?devices={devices}", "--case", "ops/OPT_STEP_*", "--level", "standard")
+    assert (done.returncode, "FAIL" in done.stdout) == (0, False), done.stdout
+    assert " PASS" in done.stdout
 
 
 @pytest.mark.parametrize("case_id", [f"kv_growth/llama-{TINY},run=p5@0", "kv_growth/gpt-oss-l=1,run=at30.d1@0"])

@@ -29,6 +29,7 @@ from conformance.ggml.tensor import (
     Dims,
     Tensor,
     can_repeat,
+    computes,
     contiguous_nb,
     is_contiguous,
     is_contiguous_rows,
@@ -150,6 +151,7 @@ class Op:
         after: setters of a made node: name, the source or parameter that the second argument is, further arguments.
         not_by_weights: those of `names` that ggml's scheduler does not send to the device of their weights, which are
             too small.
+        writes: names of the sources whose bytes the op changes beside its own, as AdamW does its moments.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class Op:
         prepare: Callable[[dict[str, Any]], None] | None = None,
         after: Sequence[tuple[Any, ...]] = (),
         not_by_weights: Collection[str] = (),
+        writes: str = "",
     ) -> None:
         self.names = names
         self.module: str = sys._getframe(1).f_globals["__name__"]  # noqa: SLF001  # as `namedtuple` finds its own
@@ -183,6 +186,7 @@ class Op:
         self.rounding, self.work, self.suffix = rounding, work, suffix
         self.after = tuple((setter, of, tuple(rest)) for setter, of, *rest in after)
         self.not_by_weights = frozenset(not_by_weights)
+        self.writes = tuple(map(self.src.index, writes.split()))
         self.forms: list[Form] = []
         readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
         for f in self.fields:
@@ -291,6 +295,14 @@ class Op:
             return f
 
         return register
+
+
+def written(node: Tensor) -> tuple[Tensor, ...]:
+    """The roots whose bytes running `node` changes: its own, and those of sources that its op writes."""
+    if not computes(node):
+        return ()
+    beside = (node.src[i] for i in DECLARATIONS[node.op].writes)
+    return (node.root, *(s.root for s in beside if s is not None))
 
 
 def _arguments(f: Callable[..., Any]) -> tuple[str, ...]:

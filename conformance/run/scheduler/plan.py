@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.backend.interface import Backend, Support
-from conformance.case.case import Case, Step, writes_in_place
+from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic, Mixed
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import written
 from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes
 
@@ -101,7 +102,7 @@ def _shares(graph: Graph, assignment: Assignment, case: Case) -> Iterator[Share]
         if not part.graph.nodes:
             continue
         uses = [t for t in part.graph.tensors() if t in case.persistent]
-        writes = frozenset(n.root for n in part.graph if writes_in_place(n) and n.root in case.persistent)
+        writes = frozenset(t for n in part.graph for t in written(n) if t in case.persistent)
         made = {n: part.copies[n] for n in graph.nodes[split.first : split.last]}
         handed = {node: root for node, root in part.handed.items() if root in needed}
         yield Share(split.device, part, made, handed, uses, writes, sum(map(computes, part.graph)))

@@ -13,7 +13,7 @@ from conformance.backend.interface import Backend
 from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import ConformanceError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.op import lay_out, set_param
+from conformance.ggml.ops.op import lay_out, set_param, written
 from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FIELDS, FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 from conformance.judge.verdict import Result
@@ -269,8 +269,7 @@ def _cone(case: Case, step: int, node: Tensor) -> dict[int, list[Tensor]]:
     for k in range(step, -1, -1):
         chosen: list[Tensor] = []
         for n in reversed(case.steps[k].graph.nodes):
-            writes = writes_in_place(n) and computes(n) and n.root in roots
-            if n in wanted or writes:
+            if n in wanted or not roots.isdisjoint(written(n)):
                 chosen.append(n)
                 for s in n.src:
                     if s is not None:

@@ -9,6 +9,7 @@ import numpy as np
 from conformance.case.case import writes_in_place
 from conformance.case.streams import Stream
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import written
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb, nbytes, strided
 from conformance.suite.data import Fill, encode, values
 from conformance.suite.exchange.build import RULES
@@ -21,12 +22,11 @@ def fill(case_id: str, graph: Graph, leaves: Sequence[Tensor]) -> tuple[dict[Ten
     A leaf is of its type's usual values. Where the first node that reads it needs others, these stand where that node
     reads, through whatever view.
     """
-    written = {n.view_src for n in graph if writes_in_place(n)}
-    written |= {s.root for n in graph if n.op == "OPT_STEP_ADAMW" for s in n.src[2:4] if s is not None}  # the moments
+    changed = {n.view_src for n in graph if writes_in_place(n)} | {t for n in graph for t in written(n)}
     persistent: dict[Tensor, Bytes] = {}
     inputs: dict[Tensor, Bytes] = {}
     for i, t in enumerate(leaves):
-        own = persistent if t in written or t.type.is_quantized else inputs
+        own = persistent if t in changed or t.type.is_quantized else inputs
         own[t] = _bytes(case_id, f"{i} {t.name}", t, graph)
     return persistent, inputs
 

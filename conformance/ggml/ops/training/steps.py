@@ -85,6 +85,7 @@ OPT_STEP_ADAMW = Op(
     runs="ggml_is_contiguous(adamw_params)",
     limits=_step_limits,
     suffix="(view)",
+    writes="m v",
     rounding=Rounding(256, why="a float32 root and quotient, and sums and products around them"),
     work=Work(lambda t: 6 * nelements(t), lambda t: LOOP + 8 * nelements(t)),
 )
