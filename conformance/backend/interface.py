@@ -182,6 +182,8 @@ class Backend(ABC):
     """How many threads compute, if known: a single one is measured on a processor of its own."""
     fragile: bool = False
     """What it frees may break its process later: each trajectory gets a new one, where it has one of its own."""
+    fixed_graphs: ClassVar[bool] = False
+    """Its sessions compute the graphs of the opened case only, as they are there, and no other in their memory."""
     by_case: bool = True
     """An adapter's own `supports_case` and `arithmetic_in` answer by the case; else nobody sends it one to ask."""
     places: ClassVar[frozenset[str] | None] = None

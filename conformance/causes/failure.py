@@ -11,7 +11,7 @@ from conformance.case.case import Case
 from conformance.ggml.tensor import Tensor
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.blame import SECOND
-from conformance.run.divergence import KEPT, NODE
+from conformance.run.divergence import HANDOVER, KEPT, NODE
 from conformance.run.shrink import simplify
 from conformance.run.signature import Signature, by_damage, signature_of
 from conformance.suite.relations import claim
@@ -89,7 +89,7 @@ def _at(case: Case, result: Result) -> tuple[int, int] | None:
     """Step and index of the node at fault; the one that computes, where no other does."""
     found = result.first_divergence or result.place or {}
     k, i = found.get("step"), found.get("node")
-    if claim.applies(case) or found.get("kind") == KEPT:
+    if claim.applies(case) or found.get("kind") in {KEPT, HANDOVER}:
         return None
     whole = found.get("kind", NODE) != NODE or not found.get("alone", True)
     if k is None or i is None or whole:

@@ -11,24 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from conformance.backend.interface import Backend
+import numpy as np
+
+from conformance.backend.interface import Backend, Session
 from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError
 from conformance.ggml.ops.build import Expansion
 from conformance.ggml.partial import partial
 from conformance.ggml.tensor import Bytes, Tensor, pack
-from conformance.judge.judge import Judged, judge_step
+from conformance.judge.judge import Judged, judge_step, judge_trajectory
+from conformance.judge.verdict import Result
 from conformance.suite.batch import isolated_nodes
 
-from .execute import StepValues, execute, with_values
+from .divergence import KEPT
+from .execute import StepValues, execute, nothing, with_values
 from .judgement import expected_steps
 from .signature import innermost
 
 SECOND = "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its key, a "
 SECOND += "cache, a log) is at fault, and no kernel"
 BEFORE = "right on a backend opened anew: something kept from the cases before it, or chance, is at fault"
-KEPT = (SECOND, BEFORE)
 TOGETHER = "the step by itself is as wrong, so what its nodes do together (fusion, shared memory) is at fault"
 Anew = Callable[[], AbstractContextManager[Backend]]
 """Opens the backend once more, and closes it."""
@@ -53,6 +56,57 @@ def kept(anew: Anew, reference: Backend, case: Case, arithmetic: Arithmetic) -> 
     return wrong, SECOND if right else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A run on the reference."""
+
+    steps: Sequence[StepValues]
+    before: Sequence[Mapping[Tensor, Bytes]]
+    """Per step: the persistent tensors that it starts from, where these are caches or were written by somebody."""
+
+
+def replay(reference: Backend, case: Case, before: Callable[[Session, int], None] = nothing) -> Replay:
+    """Run `case` on the reference, with what somebody does `before` each step; BackendError if it failed."""
+    states: list[Mapping[Tensor, Bytes]] = []
+    caches = case.caches()
+
+    def watched(session: Session, k: int) -> None:
+        before(session, k)
+        now = {t: session.read(t) for t in case.persistent}
+        states.append({t: x for t, x in now.items() if t in caches or not np.array_equal(x, case.persistent[t])})
+
+    return Replay(execute(reference, case, before=watched).steps, states)
+
+
+def stale(
+    anew: Anew, reference: Backend, case: Case, ran: Sequence[StepValues], right: Replay, arithmetic: Arithmetic
+) -> tuple[Judged | None, str]:
+    """The same as `kept` of a run that gave `ran`, where a plain one may not show the fault: what somebody does between
+    the steps, by which graph a step runs, or what nobody reads is part of it, or the caches cannot be read. Each step
+    starts from the state that it has in the reference's run, `right`.
+    """
+    bare = replace(case, tolerance={})
+    shown = [{t: x for t, x in w.all.items() if t in got.all} for w, got in zip(right.steps, ran, strict=True)]
+    judged = judge_trajectory(bare, shown, [v.all for v in ran], arithmetic)
+    wrong = next((j for j in judged if j.used > 1), None)
+    if wrong is None:
+        return None, ""
+    unseen = [k for k in range(wrong.step) if not ran[k].caches]
+    for k in (wrong.step, *unseen):
+        want = _by_itself(reference, case, k, right.before[k])
+        with anew() as fresh:
+            got = _by_itself(fresh, case, k, right.before[k])
+        want = StepValues(want.outputs, {t: x for t, x in want.caches.items() if t in got.caches})
+        if any(j.used > 1 for j in _judge(case, k, want, got, arithmetic)):
+            return wrong, ""
+    return wrong, SECOND if wrong.step else BEFORE
+
+
+def is_stale(result: Result) -> bool:
+    """Whether a failure was found to come from what the backend kept, so that no kernel and no translation is wrong."""
+    return KEPT in {(result.first_divergence or {}).get("kind"), (result.place or {}).get("kind")}
+
+
 def _first_wrong(reference: Backend, case: Case, ran: Sequence[StepValues], arithmetic: Arithmetic) -> Judged | None:
     """The first wrong tensor of the first step that is wrong although it started from the backend's own caches."""
     for k, (want, got) in enumerate(zip(expected_steps(reference, case, ran), ran, strict=True)):
@@ -66,13 +120,14 @@ def _judge(case: Case, k: int, want: StepValues, got: StepValues, arithmetic: Ar
     return list(judge_step(replace(case, tolerance={}), k, want.all, got.all, arithmetic))
 
 
-def _by_itself(backend: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes]) -> StepValues:
-    """Step `k` as the first of a session that opens the whole case with these bytes of its caches."""
+def _by_itself(backend: Backend, case: Case, k: int, held: Mapping[Tensor, Bytes]) -> StepValues:
+    """Step `k` as the first of a session that opens the whole case with these bytes of its persistent tensors."""
     step = case.steps[k]
-    recipes = {t: r for t, r in case.recipes.items() if t not in caches}
-    with backend.open(replace(case, persistent={**case.persistent, **caches}, recipes=recipes)) as session:
+    recipes = {t: r for t, r in case.recipes.items() if t not in held}
+    with backend.open(replace(case, persistent={**case.persistent, **held}, recipes=recipes)) as session:
         outputs = session.compute(step.graph, step.inputs, step.outputs)
-        return StepValues(dict(outputs), {t: pack(session.read(t), t, 0) for t in caches})
+        hidden = session.opaque()
+        return StepValues(dict(outputs), {t: pack(session.read(t), t, 0) for t in case.caches() if t not in hidden})
 
 
 # -- what a backend cannot run -----------------------------------------------------------------------------------------
@@ -88,11 +143,13 @@ class Place:
     words: str
     alone: bool = False
     """Whether the node fails by itself."""
+    stale: bool = False
+    """Whether the step runs on a backend opened anew."""
 
     def record(self, case: Case) -> dict[str, JSON]:
         """As a result has it."""
         if self.node is None:
-            return {"step": self.step}
+            return {"step": self.step, **({"kind": KEPT} if self.stale else {})}
         index = case.steps[self.step].graph.nodes.index(self.node)
         name = {"op": self.node.op, "name": self.node.name}
         return {"step": self.step, "node": index, **name, **({} if self.alone else {"alone": False})}
@@ -137,7 +194,7 @@ def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes], 
             return Place(k, None, at)
         node = graph.nodes[found]
         return Place(k, node, _join(at, f"{_spell(node)} fails behind the nodes before it"))
-    return Place(k, None, _join(at, SECOND if k else BEFORE))
+    return Place(k, None, _join(at, SECOND if k else BEFORE), stale=True)
 
 
 def _join(*parts: str) -> str:

@@ -34,10 +34,10 @@ from conformance.suite.batch import isolated_nodes
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, judge_steps
 
-NODE, GRAPH, KEPT, OUTPUT = "node", "graph", "kept", "output"
+NODE, GRAPH, KEPT, OUTPUT, HANDOVER = "node", "graph", "kept", "output", "handover"
 """Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
 that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
-backend fails where it is asked for each."""
+backend fails where it is asked for each; a value that goes wrong between two devices of a scheduler."""
 LOST = "right where nothing reads it"
 
 

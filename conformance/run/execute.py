@@ -56,6 +56,10 @@ def computed_nodes(step: Step) -> list[Tensor]:
     return [n for n in step.graph if computes(n)]
 
 
+def nothing(_session: Session, _step: int) -> None:
+    """What nobody does between steps."""
+
+
 def execute(
     backend: Backend,
     case: Case,
@@ -63,7 +67,7 @@ def execute(
     every_node: Sequence[int] = (),
     memory: Memory | None = None,
     unread: bool = False,
-    before: Callable[[Session, int], None] = lambda _session, _step: None,
+    before: Callable[[Session, int], None] = nothing,
 ) -> Execution:
     """Run all steps of `case` freely: each step starts from the caches that the one before left.
 

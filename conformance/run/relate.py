@@ -10,7 +10,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
 
@@ -47,10 +47,9 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, Memory, PartError, Reuse, execute, execute_apart
+from .execute import Execution, Memory, PartError, Reuse, execute, execute_apart, nothing
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
-from .scheduler.backend import SchedBackend
 
 
 class NotOfferedError(Exception):
@@ -61,10 +60,34 @@ Opener = Callable[[Spec, bool | None], Backend]
 """Opens a backend; the second argument says whether in its own process, None: as its kind needs."""
 
 
-def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
+Before = Callable[[Session, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two runs that are not the same."""
+
+    what: str
+    case: Case
+    first: int
+    """Where the steps of `case` begin in those of the relation."""
+    spec: Spec
+    """Of a backend that was not used before: with the threads or buffers of this run, and nothing else of its."""
+    execution: Execution
+    before: Callable[[Backend], Before]
+    """What somebody does between the steps of the same run on another backend."""
+
+
+def judge(
+    spec: Spec,
+    backend: Backend,
+    case: Case,
+    open_: Opener,
+    tell: Callable[[Result, Sequence[Side]], None] = lambda _result, _sides: None,
+) -> Result:
     """Do all runs of a relation and compare what it claims to be the same. UNSUPPORTED where the backend has no choice
-    of what the relation varies. `open_` opens further backends. ConformanceError if the claim is malformed, or a run
-    failed.
+    of what the relation varies. `open_` opens further backends; `tell` says more of two runs that are not the same.
+    ConformanceError if the claim is malformed, or a run failed.
     """
     claim = read(case)
     result = Result(case.id, str(spec), Verdict.PASS)
@@ -72,8 +95,9 @@ def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
         runs = _Runs(spec, backend, case, claim, open_, stack)
         try:
             for variant in runs.variants():
-                _compare(result, runs, variant)
-                if result.verdict is Verdict.FAIL:
+                apart = _compare(result, runs, variant)
+                if apart is not None:
+                    tell(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
                     break
         except NotOfferedError as e:
             return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
@@ -118,6 +142,19 @@ class _Runs:
                 raise
         return self.done[key]
 
+    def side(self, i: int, variant: str) -> Side:
+        """Run `i`, which is done, as one of two that are not the same."""
+        r, alone = self.claim.runs[i], case_of(self.case, self.claim, i)
+        spec = self._spec(r, variant if r.how == BUFFERS else "") if r.how in {THREADS, BUFFERS} else self.spec
+
+        def before(other: Backend) -> Before:
+            if r.how not in {RESTORED, WRITTEN, HANDED}:
+                return nothing
+            again = _Runs(self.spec, other, self.case, self.claim, self._opener, self._stack)
+            return again._outside(alone, r)
+
+        return Side(r.what, alone, r.first, spec, self.execution(i, variant), before)
+
     def _execute(self, backend: Backend, alone: Case, r: Run) -> Execution:
         if r.how in {RESTORED, WRITTEN, HANDED}:
             return execute(backend, alone, unread=r.how == HANDED, before=self._outside(alone, r))
@@ -133,7 +170,7 @@ class _Runs:
             return execute(backend, alone, unread=True)
         if r.how == REUSED:
             return execute(backend, alone, memory=Reuse(alone))
-        if r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
+        if r.how == OVERWRITTEN and not _inner(backend).fixed_graphs:
             return execute(backend, alone, memory=Memory(alone))
         if r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
             raise NotOfferedError(
@@ -142,7 +179,7 @@ class _Runs:
             )
         return execute(backend, alone)
 
-    def _outside(self, alone: Case, r: Run) -> Callable[[Session, int], None]:
+    def _outside(self, alone: Case, r: Run) -> Before:
         """What somebody writes between the steps of run `r`, whose case is `alone`."""
         caches = alone.caches()
         given: dict[Tensor, Bytes] = {}
@@ -172,11 +209,7 @@ class _Runs:
             return self.backend
         key = (r.opening, variant)
         if key not in self._opened:
-            taken = {k: v for k, v in r.options.items() if _takes(self.backend, k)}
-            options = {k: self._folder if v == FOLDER else v for k, v in taken.items()}
-            if variant:
-                options["buffer"] = variant
-            spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
+            spec = self._spec(r, variant)
             try:
                 backend = self._opener(spec, True if r.how == PROCESS else None)
             except UsageError as e:
@@ -186,6 +219,13 @@ class _Runs:
             self._stack.callback(backend.close)
             self._opened[key] = backend
         return self._opened[key]
+
+    def _spec(self, r: Run, variant: str) -> Spec:
+        taken = {k: v for k, v in r.options.items() if _takes(self.backend, k)}
+        options = {k: self._folder if v == FOLDER else v for k, v in taken.items()}
+        if variant:
+            options["buffer"] = variant
+        return replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
 
     @cached_property
     def _folder(self) -> str:
@@ -207,8 +247,8 @@ _Value = tuple[Bytes, Budget]
 """Bytes of some rows, and their budget."""
 
 
-def _compare(result: Result, runs: _Runs, variant: str) -> None:
-    """Compare both sides of every claim; the worst goes into `result`."""
+def _compare(result: Result, runs: _Runs, variant: str) -> tuple[int, int] | None:
+    """Compare both sides of every claim; the worst goes into `result`. The first two runs that are not the same."""
     claim, case = runs.claim, runs.case
     budgets: dict[int, list[dict[Tensor, Budget]]] = {}
     needed = dict.fromkeys([i for pair in claim.whole for i in pair])
@@ -247,7 +287,8 @@ def _compare(result: Result, runs: _Runs, variant: str) -> None:
             )
             whole = replace(same, step=claim.runs[left[0].run].first + same.step)
             result.first_divergence = divergence.describe(whole, case, divergence.GRAPH)
-            return
+            return left[0].run, right[0].run
+    return None
 
 
 def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:

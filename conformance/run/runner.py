@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import inf
@@ -12,7 +12,7 @@ from pathlib import Path
 from conformance.backend.interface import Backend, Support
 from conformance.backend.registry import Spec, resolve, third_party
 from conformance.backend.strict import clip, error_text
-from conformance.case.case import Case
+from conformance.case.case import JSON, Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import (
     BackendCrashError,
@@ -35,6 +35,7 @@ from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, Spares, open
 from .isolation.watchdog import Watchdog
 from .oracle import REFERENCE, Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.backend import SchedBackend
+from .scheduler.handover import Scheduler
 from .session import failures, select
 from .session.expected import Expected
 from .session.kept import Kept
@@ -334,8 +335,8 @@ class Runner:
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
-            kept = any(words in result.detail for words in blame.KEPT)  # then the translation has it too
-            translation = None if kept or not self.locates else select.translation_of(spec, backend, result.verdict)
+            stale = blame.is_stale(result)  # then the translation has it too
+            translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
             if translation is not None:
                 result.detail += "; " + select.stage_hint(result.verdict, self._run_at_stage(translation, case))
             return result
@@ -351,7 +352,8 @@ class Runner:
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
             if claim.applies(case):
-                return relate.judge(spec, backend, case, self._open_guarded)
+                tells = self.locates and self.tells_kept
+                return relate.judge(spec, backend, case, self._open_guarded, *([self._tell_sides] if tells else []))
             return self._judge(spec, backend, case)
         except ConformanceError as e:
             return _failed(e)
@@ -397,25 +399,55 @@ class Runner:
                 divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
                 recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
-        if self.locates and self.tells_kept and result.verdict is Verdict.FAIL and not execution.opaque:
+        if self.locates and self.tells_kept and result.verdict is Verdict.FAIL:
             try:
-                self._tell_kept(spec, backend, case, result)
+                self._tell_kept(spec, backend, case, execution, result)
             except Exception as e:  # noqa: BLE001  # as above
-                recorded.add_note(result, f"whether something kept is at fault was not found: {recorded.reason(e)}")
+                recorded.add_note(result, f"{_UNTOLD}: {recorded.reason(e)}")
 
-    def _tell_kept(self, spec: Spec, backend: Backend, case: Case, result: Result) -> None:
-        """Say whether something that the backend kept is at fault, or nodes that are right one by one."""
+    def _tell_kept(self, spec: Spec, backend: Backend, case: Case, execution: Execution, result: Result) -> None:
+        """Say whether something that the backend kept, or a scheduler's copy between devices, is at fault, or nodes
+        that are right one by one.
+        """
+        if _tell_handover(backend, case, result):
+            return
         other, arithmetic = self._other(spec, backend, case), backend.arithmetic_in(case)
-        wrong, words = blame.kept(partial(self._anew, spec, arithmetic), other, case, arithmetic)
+        anew = partial(self._anew, spec, arithmetic)
+        if execution.opaque:
+            right = blame.replay(other, case)
+            wrong, words = blame.stale(anew, other, case, execution.steps, right, arithmetic)
+        else:
+            wrong, words = blame.kept(anew, other, case, arithmetic)
         first = result.first_divergence
         if words == blame.BEFORE and self._wrong_alone(spec, case, arithmetic):
             words = ""
         if words:
-            recorded.add_note(result, words)
-            result.first_divergence = {**(first or {}), **(divergence.describe(wrong, case) if wrong else {})}
-            result.first_divergence["kind"] = divergence.KEPT
-        elif first is not None and first["kind"] == divergence.GRAPH:
+            _tell_stale(result, words, divergence.describe(wrong, case) if wrong else {})
+        elif first is not None and first["kind"] == divergence.GRAPH and not execution.opaque:
             recorded.add_note(result, blame.TOGETHER)
+
+    def _tell_sides(self, result: Result, sides: Sequence[relate.Side]) -> None:
+        """The same of the two runs of a relation that differ: the first that is wrong by what was kept says so."""
+        for side in sides:
+            try:
+                if self._tell_side(result, side):
+                    return
+            except Exception as e:  # noqa: BLE001  # as in `_look_closer`
+                recorded.add_note(result, f"{_UNTOLD} in the run {side.what!r}: {recorded.reason(e)}")
+
+    def _tell_side(self, result: Result, side: relate.Side) -> bool:
+        backend, case = self._guarded(side.spec), side.case
+        if _tell_handover(backend, case, result, side.first):
+            return True
+        arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
+        right = blame.replay(other, case, side.before(other))
+        anew = partial(self._anew, side.spec, arithmetic)
+        wrong, words = blame.stale(anew, other, case, side.execution.steps, right, arithmetic)
+        if wrong is None or not words:
+            return False
+        found = divergence.describe(wrong, case)
+        _tell_stale(result, f"in the run {side.what!r}: {words}", {**found, "step": wrong.step + side.first})
+        return True
 
     def _wrong_alone(self, spec: Spec, case: Case, arithmetic: Arithmetic) -> bool:
         """Whether a node by itself, fed with right values, is wrong on the backend opened anew, too."""
@@ -464,6 +496,32 @@ class Runner:
         if resolve(spec).name == REFERENCE:
             return self.oracle.second_opinion()
         return self.oracle.reference_in(backend.arithmetic_in(case))
+
+
+_UNTOLD = "whether something kept is at fault was not found"
+
+
+def _tell_stale(result: Result, words: str, found: Mapping[str, JSON]) -> None:
+    recorded.add_note(result, words)
+    result.first_divergence = {**(result.first_divergence or {}), **found, "kind": divergence.KEPT}
+
+
+def _tell_handover(backend: Backend, case: Case, result: Result, first: int = 0) -> bool:
+    """Say which value goes wrong between two devices of a scheduler, if one does. `first`: where the steps of `case`
+    begin in those of the result.
+    """
+    inner = backend.inner if isinstance(backend, Guarded) else backend
+    found = inner.handover(case) if isinstance(inner, Scheduler) else None
+    if found is None:
+        return False
+    recorded.add_note(result, str(found))
+    result.first_divergence = {
+        **(result.first_divergence or {}),
+        "kind": divergence.HANDOVER, "step": first + found.target.step, "node": None,
+        "op": found.tensor.op, "name": found.tensor.name,
+        "source": found.source.record(), "target": found.target.record(),
+    }  # fmt: skip
+    return True
 
 
 _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS})

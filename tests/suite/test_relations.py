@@ -18,6 +18,7 @@ from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes
 from conformance.judge.verdict import Result, Verdict
+from conformance.run import blame
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.suite import relations
@@ -78,11 +79,15 @@ class FaultySession(Session):
 
 
 class Faulty(Backend):
-    """The reference with a fault, a choice of buffer type, and of threads that it does not have."""
+    """The reference with a fault, a choice of buffer type, of threads that it does not have, and a translation that is
+    as wrong.
+    """
 
     fault: ClassVar[Fault]
+    stages = ("translate", "run")
 
-    def __init__(self, buffer: str = "", threads: str = "1") -> None:
+    def __init__(self, buffer: str = "", threads: str = "1", stage: str = "run") -> None:
+        del stage
         self._inner = create(Spec("cpu"))
         self._kept: dict[Any, Any] = {"buffer": buffer, "threads": int(threads)}
 
@@ -289,6 +294,22 @@ def test_it_catches_a_fault_of_its_kind(name: str, run: Callable[[Case, Fault], 
     assert result.first_divergence is not None
 
 
+KEPT = {worn_out, by_address, second_run, deaf, unsettled, asked_first, by_names_and_ops}
+"""Faults of what a backend keeps; the others are of how it computes."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_the_backend_kept_is_told_from_a_kernel(name: str, run: Callable[[Case, Fault], Result]) -> None:
+    """As in trajectories: right alone on a backend opened anew, and wrong in the run, which is named with its step."""
+    fault = PLANTED[name][0]
+    result = run(relations.build(id_of(name)), fault)
+    assert result.first_divergence is not None
+    assert result.first_divergence["kind"] == ("kept" if fault in KEPT else "graph"), result.detail
+    assert (blame.SECOND in result.detail or blame.BEFORE in result.detail) is (fault in KEPT)
+    assert "was not found" not in result.detail
+    assert ("the translation itself is wrong" in result.detail) is (fault not in KEPT)
+
+
 def test_every_relation_has_a_planted_fault() -> None:
     """The table above is whole, and the standard level lists every relation."""
     assert set(PLANTED) == set(relations.NAMES)
@@ -356,6 +377,20 @@ def test_an_unreadable_id_is_refused(case_id: str) -> None:
     """Each part of an id that cannot be read, or relates nothing, is a usage error."""
     with pytest.raises(UsageError):
         relations.build(case_id)
+
+
+def test_a_graph_is_rebuilt_only_where_the_backend_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any class may say that its sessions compute the graphs of their case only, as a scheduler's do."""
+    monkeypatch.setattr(Faulty, "fault", staticmethod(right), raising=False)
+    monkeypatch.setattr(Faulty, "fixed_graphs", True)
+    runner = Runner()
+    monkeypatch.setattr(runner, "_open", lambda spec, _isolate: Faulty(**dict(spec.options)))
+    try:
+        (result,) = runner.run(SPEC, [relations.build(id_of("memory"))])
+    finally:
+        runner.close()
+    assert result.verdict is Verdict.UNSUPPORTED, result.detail
+    assert "shares graphs out beforehand" in result.detail
 
 
 @pytest.mark.parametrize(("name", "what"), [("buffers", "buffer type"), ("threads", "threads")])

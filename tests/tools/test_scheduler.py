@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, Mixed
 from conformance.ggml.errors import GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import VIEW_OPS, Tensor
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import computed_nodes, execute
 from conformance.run.isolation.isolate import open_backend
@@ -39,8 +39,10 @@ from conformance.run.scheduler.assign import (
     place,
     read_devices,
 )
-from conformance.run.scheduler.backend import SchedBackend
+from conformance.run.scheduler.backend import SchedBackend, _SchedSession
+from conformance.run.scheduler.plan import Share
 from conformance.run.session.select import build, case_ids
+from conformance.run.signature import signature_of
 
 FAMILIES = ("kv_growth", "gqa", "multi_sequence", "captured", "zoo", "random")
 IDS = [i for f in FAMILIES for i in case_ids([f], [], "smoke")]
@@ -298,6 +300,38 @@ def test_a_wrong_node_of_one_device_is_named(runner: Runner, monkeypatch: pytest
     assert result.verdict is Verdict.FAIL
     assert result.first_divergence is not None
     assert (result.first_divergence["op"], result.first_divergence["name"]) == ("MUL_MAT", "Qcur-0")
+
+
+@pytest.mark.parametrize("how", ["cache", "value"])
+def test_a_wrong_copy_between_devices_is_named(runner: Runner, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Not the node that reads it: the value, the split that left it and the one that it reaches."""
+    if how == "cache":
+        case_id, split = "weight_placement/shared-w=f32,d=2048@138", 0
+        monkeypatch.setattr(_SchedSession, "_bring", lambda *_: None)
+    else:
+        case_id, split = f"kv_growth/llama-{TINY},run=p5@0", 1
+        right = _SchedSession._run
+
+        def run(session: _SchedSession, share: Share, fed: Mapping[Tensor, Bytes], wanted: Sequence[Tensor]) -> object:
+            late = [leaf for leaf in share.part.inputs if leaf.name == "attn_norm-0"]
+            for leaf in late:
+                fed[leaf] = fed[leaf] * 0  # type: ignore[index]  # a dict
+            return right(session, share, fed, wanted)
+
+        monkeypatch.setattr(_SchedSession, "_run", run)
+    (result,) = runner.run(
+        Spec.parse("sched?devices=xdna2:k=32,cpu" if split else "sched?devices=xdna2,cpu"), [build(case_id)]
+    )
+    first = result.first_divergence
+    assert result.verdict is Verdict.FAIL
+    assert first is not None
+    assert first["kind"] == "handover", result.detail
+    assert (first["source"]["device"], first["target"]["device"]) == ("cpu", "xdna2")
+    assert first["target"]["split"] == split
+    assert f"left by split {first['source']['split']} on cpu" in result.detail
+    assert f"reaches split {split} on xdna2" in result.detail
+    assert "what its nodes do together" not in result.detail
+    assert str(signature_of(result)) == "FAIL, handover"
 
 
 # -- what it says ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from conformance.causes.features import OP
 from conformance.causes.form import SEVERAL, Form
 from conformance.causes.needs.whole import may_be_of_relation, shared_by
 from conformance.judge.verdict import Verdict
-from conformance.run.divergence import GRAPH, KEPT, OUTPUT
+from conformance.run.divergence import GRAPH, HANDOVER, KEPT, OUTPUT
 from conformance.run.shrink.cuts import PREFIX
 from conformance.suite.relations import claim
 
@@ -25,6 +25,7 @@ UNSEEN = "not looked at, as time was over, and not of one cause that is known of
 SAID = {
     KEPT: "by what the backend kept",
     GRAPH: "each node by itself is right",
+    HANDOVER: "between two devices of a scheduler",
     OUTPUT: "an output, and nobody knows the first wrong node",
     "relation": "two runs differ",
 }
@@ -81,7 +82,7 @@ class Group:
         kind = failure.signature.kind
         if failure.result.verdict is Verdict.FAIL and claim.applies(failure.case):  # its runs alone are asked
             return False
-        if kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
+        if kind.startswith((KEPT, HANDOVER)):  # right on a backend opened anew, or on one device: no kernel is at fault
             return False
         if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right
             return False

@@ -185,6 +185,8 @@ class IsolatedBackend(Backend):
     ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
     """
 
+    fixed_graphs = True
+
     def __init__(
         self,
         spec: Spec,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness, no
@@ -12,9 +12,11 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import GraphError, UnavailableError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Bytes, Tensor, nbytes
+from conformance.ggml.ops.op import written
+from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes
 
 from .assign import DECLARED, labels, memory_of, read_devices
+from .handover import Handover, Passed, Watched, find
 from .plan import Plan, Share, Shared, plan, refusal, summary, zeros
 
 NAME = "sched"
@@ -26,6 +28,8 @@ class SchedBackend(Backend):
     """Several backends, in order of priority; the last takes what no other does. `devices` is a text as of
     `read_devices`, `buffers` a word as of `memory_of`; UsageError for another form.
     """
+
+    fixed_graphs = True
 
     def __init__(self, devices: str = "xdna2,cpu", buffers: str = DECLARED) -> None:
         self.specs = read_devices(devices)
@@ -96,6 +100,10 @@ class SchedBackend(Backend):
         """
         return _SchedSession(self.devices, self.labels, case, self.plan(case))
 
+    def handover(self, case: Case) -> Handover | None:
+        """The first value of `case` that goes wrong between devices; BackendError if one failed."""
+        return find(self.open, case)
+
     def plan(self, case: Case) -> Plan:
         """How `case` is split; UnavailableError as `open`."""
         if case not in self._plans:
@@ -110,7 +118,7 @@ class SchedBackend(Backend):
             self.devices.pop().close()
 
 
-class _SchedSession(Session):
+class _SchedSession(Watched):
     """One case's memory on all devices.
 
     A persistent tensor is held by every device that uses it. One that a split wrote is fresh on that device only, until
@@ -167,9 +175,11 @@ class _SchedSession(Session):
             raise GraphError(f"{self._case.id}: compute takes the graphs of the opened case only")
         held = dict(inputs)
         found: dict[Tensor, Bytes] = {}
-        for share in shared.shares:
+        for k, share in enumerate(shared.shares):
             for t in share.uses:
                 self._bring(t, share.device)
+            session = self._sessions[share.device]
+            given = {} if self.passed is None else _shown(session, share.uses)
             fed = {leaf: held[root] if root in held else zeros(root) for leaf, root in share.part.inputs.items()}
             wanted = {share.made[t]: t for t in outputs if t in share.made}
             values = self._run(share, fed, tuple(dict.fromkeys((*wanted, *share.handed))))
@@ -177,6 +187,10 @@ class _SchedSession(Session):
             held.update((root, values[node]) for node, root in share.handed.items())
             for t in share.writes:
                 self._fresh[t] = {share.device}
+            if self.passed is not None:
+                given |= {share.part.inputs[leaf]: fed[leaf] for leaf in _read(share)}
+                left = {**_results(share, values), **_shown(session, share.writes)}
+                self.passed.append(Passed(self._labels[share.device], k, given, left))
         self._last = shared
         self._count(shared)
         return {t: found[t] for t in outputs}
@@ -242,3 +256,21 @@ class _SchedSession(Session):
             return self._holders[tensor]
         except KeyError:
             raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None
+
+
+def _shown(session: Session, tensors: Iterable[Tensor]) -> dict[Tensor, Bytes]:
+    hidden = session.opaque()
+    return {t: session.read(t) for t in tensors if t not in hidden}
+
+
+def _read(share: Share) -> list[Tensor]:
+    """The leaves whose bytes matter: a node that computes reads them."""
+    read = {s.root for n in share.part.graph if computes(n) for s in n.src if s is not None}
+    return [leaf for leaf in share.part.inputs if leaf in read]
+
+
+def _results(share: Share, values: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
+    """Root of the whole graph -> its bytes at the end of the split, as far as `values` has them."""
+    last = {root: n for n in share.part.graph for root in written(n)}
+    own = {n: values[copy] for n, copy in share.made.items() if last.get(copy) is copy and copy in values}
+    return own | {root: values[node] for node, root in share.handed.items()}
