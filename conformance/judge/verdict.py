@@ -69,8 +69,9 @@ class Result:
     witness: dict[str, JSON] | None = None
     first_divergence: dict[str, JSON] | None = None
     """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node;
-    `kind` is `kept` if something that the backend kept is at fault, `graph` if every node is right by itself, else
-    `node`."""
+    `kind` is `kept` if something that the backend kept is at fault, `handover` if a value went wrong between two
+    devices of a scheduler (`source` and `target`: `step`, and of a device `device` and `split`), `graph` if every node
+    is right by itself, `output` if nobody knows the first wrong node, else `node`."""
     place: dict[str, JSON] | None = None
     """Of a failure without numbers: `step`, and as far as known `node` (index), `op`, `name`; `side` of a relation."""
     saved: str | None = None
@@ -83,6 +84,14 @@ class Result:
     """The id of the cause that explains its failure, among the `causes` of its run."""
     detail: str = ""
     """A sentence: a reason, an abort text, a divergence."""
+
+    @property
+    def wrong_op(self) -> str:
+        """The op of the first wrong node, or of the node that failed; empty where no node is known to be at fault."""
+        first = self.first_divergence
+        found = (self.place or {}) if first is None else first if first.get("kind", "node") == "node" else {}
+        op = found.get("op")
+        return op if isinstance(op, str) and op != "NONE" else ""
 
     @property
     def fails_run(self) -> bool:

@@ -11,7 +11,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.perf.statistics import Rate
 
 from .compare import Comparison, Pair, State
-from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation
+from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation_of
 from .runs import Fields, Row, Runs, budget_used, command, mutant_rates, refusals
 
 LIMIT = 50_000
@@ -227,7 +227,7 @@ def _group(group: Group) -> str:
     if n == 1:
         return _failure(group.rows[0])
     why = inline(group.reason or "no detail")
-    ops = _named(operation(r.value.case).name for r in group.rows)
+    ops = _named(operation_of(r.value).name for r in group.rows)
     backends = _named(r.value.backend for r in group.rows)
     lines = [f"- **{group.verdict}** {n:,} times: {why}", f"  - of {ops}; on {backends}"]
     for row in first:

@@ -63,6 +63,18 @@ def operation(case_id: str) -> Operation:
     return Operation(OPS, match["op"], match["types"], match["params"] or "")
 
 
+def operation_of(result: Result) -> Operation:
+    """What a result counts for. A failure of a single op's case counts for the op of its first wrong node, with the
+    types of the case, and not for the op that the case is named after. Where no node is known to be wrong, and of
+    anything else, that is the op in the id, or the family.
+    """
+    tested = operation(result.case)
+    wrong = result.wrong_op if result.verdict in FAILURES or result.verdict is Verdict.XFAIL else ""
+    if tested.family != OPS or not wrong or wrong == tested.op.partition(".")[0]:
+        return tested
+    return Operation(OPS, wrong, tested.types)
+
+
 def counts(result: Result) -> list[str]:
     """The counts of a cell that a result raises by one. The page's script adds these up."""
     verdict = result.verdict
@@ -99,7 +111,7 @@ def matrix(results: Iterable[Row[Result]]) -> Matrix:
     backends: dict[str, None] = {}
     for row in results:
         backends[row.value.backend] = None
-        what = operation(row.value.case)
+        what = operation_of(row.value)
         cell = cells.setdefault((Operation(what.family, what.op, what.types), row.value.backend), Counter())
         cell.update(counts(row.value))
     rows = sorted({what for what, _ in cells}, key=lambda o: (o.family != OPS, o.family, o.name, o.op, o.types))

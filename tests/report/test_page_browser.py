@@ -17,7 +17,7 @@ from conformance.judge.verdict import FAILURES, Verdict
 from conformance.perf.history import History
 from conformance.report.matrix import PASSED, counts, matrix
 from conformance.report.page import page
-from conformance.report.page.tables import read_history, subject
+from conformance.report.page.tables import read_history, subject_of
 from conformance.report.runs import Runs, command, read_runs
 from conformance.run.session.select import case_ids
 
@@ -69,7 +69,7 @@ def test_the_matrix_is_the_matrix(at: Driver, runs: Runs) -> None:
     found = matrix(runs.results)
     want: dict[tuple[str, str | None, str], Counter[str]] = {}
     for row in runs.results:
-        _, op, kind = subject(row.value.case)
+        _, op, kind = subject_of(row.value)
         for key in ((op, None), (op, kind or "(no name)")):
             want.setdefault((*key, row.value.backend), Counter()).update([*counts(row.value), "cases"])
     for (what, backend), cell in found.cells.items():  # the same as the other reports have

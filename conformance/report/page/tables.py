@@ -19,7 +19,7 @@ from conformance.judge.verdict import FAILURES, Result
 from conformance.perf.history import History, Sample, Series, changes, samples, series
 from conformance.perf.statistics import Rate, median_interval
 from conformance.report.compare import LOST, Pair
-from conformance.report.matrix import OPS, counts, operation, reason
+from conformance.report.matrix import OPS, counts, operation, operation_of, reason
 from conformance.report.runfile import Document
 from conformance.report.runs import Fields, Row, Runs, mutant_rates
 
@@ -101,6 +101,12 @@ def subject(case_id: str) -> tuple[str, str, str]:
     return what.family, what.family, "-".join(parts[:first])
 
 
+def subject_of(result: Result) -> tuple[str, str, str]:
+    """The `subject` that a result counts for: of a failure of a single op's case the op of its first wrong node."""
+    what = operation_of(result)
+    return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
+
+
 def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
     return Row({**row.value, **more}, row.document, row.place)
 
@@ -109,22 +115,19 @@ def _results(runs: Runs) -> list[Row[Fields]]:
     """One row per case, backend and kind of machine: the newest, those of one cause together; then requested pairs
     without a result.
     """
-    subjects: dict[str, Fields] = {}
     order = {(c.value["id"], c.value["backend"]): k for k, c in enumerate(runs.causes)}
 
-    def about(case_id: str) -> Fields:
-        if case_id not in subjects:
-            subjects[case_id] = dict(zip(("family", "op", "type"), subject(case_id), strict=True))
-        return subjects[case_id]
+    def named(about: tuple[str, str, str]) -> Fields:
+        return dict(zip(("family", "op", "type"), about, strict=True))
 
     rows: list[Row[Fields]] = [
-        Row({**_result(r.value), **about(r.value.case)}, r.document, r.place)
+        Row({**_result(r.value), **named(subject_of(r.value))}, r.document, r.place)
         for r in sorted(runs.results, key=lambda r: order.get((r.value.cause, r.value.backend), len(order)))
     ]
     for m in runs.missing:
         why = m.value["reason"]
         lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "reason": why}
-        rows.append(_with(m, **about(m.value["case"]), **lost))
+        rows.append(_with(m, **named(subject(m.value["case"])), **lost))
     return rows
 
 
