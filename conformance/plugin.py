@@ -212,7 +212,7 @@ class Reports:
         suite = self._suite
         fields = dict(report.user_properties).get(PROPERTY)
         if report.when == "call" and isinstance(fields, dict):
-            result = Result(**{**fields, "verdict": Verdict(fields["verdict"])})
+            result = Result.from_json(fields)
             at = self._specs[result.backend], result.case
             if at not in self._died:
                 suite.keep(at, result)

@@ -307,7 +307,7 @@ class Campaign:
         new = []
         for row in rows:
             check(Path("results of a worker"), "", row, RESULT)
-            result = Result(**{**row, "verdict": Verdict(row["verdict"])})
+            result = Result.from_json(row)
             key = result.backend, result.case
             if key in self._asked and key not in self.results:
                 self.results[key] = result

@@ -14,6 +14,8 @@ from conformance.ggml import quants
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import GGMLType
 
+from .wrong import Kind
+
 BLOCK = 1 << 14
 """Elements that are measured at a time."""
 
@@ -37,6 +39,8 @@ class Difference:
     """The worst element, by `ne` order (fastest first)."""
     expected: float = nan
     found: float = nan
+    kind: Kind = "numbers"
+    """What was found, where it is wrong."""
 
     def __str__(self) -> str:
         if not self.raw:
@@ -116,7 +120,14 @@ def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
             worst, place = value, part.start + at
     index = tuple(int(i) for i in np.unravel_index(place, want.shape)[::-1])
     found = float(flat[0][place]), float(flat[1][place])
-    return Difference(inf if n_special else nmse, worst, n_special, raw, want.size, index, *found)
+    kind = _kind(*flat) if n_special or nmse == 1 else "numbers"  # that of zeros
+    return Difference(inf if n_special else nmse, worst, n_special, raw, want.size, index, *found, kind)
+
+
+def _kind(want: NDArray[Any], got: NDArray[Any]) -> Kind:
+    if (np.isfinite(want) & ~np.isfinite(got)).any():
+        return "not finite"
+    return "zeros" if want.any() and not got.any() else "numbers"
 
 
 @dataclass(slots=True)

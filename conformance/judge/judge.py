@@ -22,6 +22,7 @@ from conformance.ggml.tensor import Bytes, Tensor, computes
 
 from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, dequantises, free_running, stored, type_of
 from .compare import Difference, compare
+from .wrong import Wrong
 
 _ACCUMULATE = 16.0
 """Factor by which a chain may amplify the sum of its nodes' float32 roundings."""
@@ -244,6 +245,11 @@ class Judged:
     def used(self) -> float:
         """Fraction of the budget used; over 1 is wrong."""
         return self.budget.used(self.difference)
+
+
+def how_wrong(judged: Iterable[Judged]) -> Wrong | None:
+    """How wrong the tensors over their budget are; None where none is."""
+    return Wrong.worst(Wrong(j.difference.kind, j.difference.nmse) for j in judged if j.used > 1)
 
 
 def judge_node(

@@ -14,6 +14,8 @@ import numpy as np
 from conformance.case.case import JSON
 from conformance.ggml.text import printable
 
+from .wrong import Wrong
+
 
 class Verdict(str, enum.Enum):
     """The outcome of a case on a backend; the list is closed."""
@@ -74,6 +76,8 @@ class Result:
     is right by itself, `output` if nobody knows the first wrong node, else `node`."""
     place: dict[str, JSON] | None = None
     """Of a failure without numbers: `step`, and as far as known `node` (index), `op`, `name`; `side` of a relation."""
+    wrong: Wrong | None = None
+    """Of a FAIL: how wrong the tensors over their budget are."""
     saved: str | None = None
     """The case file that reproduces it."""
     fresh: bool = False
@@ -102,6 +106,12 @@ class Result:
         """The record as strict JSON (no NaN, no Inf)."""
         return {f.name: _strict(getattr(self, f.name)) for f in fields(self)}
 
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Result:
+        """`to_json`, read; the row has the fields that `report.runfile` checks. TypeError for a field of no result."""
+        wrong = row.get("wrong")
+        return cls(**{**row, "verdict": Verdict(row["verdict"]), "wrong": wrong and Wrong.from_json(wrong)})
+
     def sentence(self) -> str:
         """One line for a person."""
         line = f"{self.verdict} {printable(self.case)} on {printable(self.backend)}"
@@ -111,6 +121,8 @@ class Result:
 def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
     if isinstance(value, Verdict):
         return value.value
+    if isinstance(value, Wrong):
+        value = value.to_json()
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):

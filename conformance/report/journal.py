@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
-from conformance.judge.verdict import Request, Result, Verdict
+from conformance.judge.verdict import Request, Result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.select import new_seed
 
@@ -132,7 +132,7 @@ class Journal:
         for n, row in enumerate(rows, 2):
             check(self.path, f"line {n}", row, RESULT)
             try:
-                result = Result(**{**row, "verdict": Verdict(row["verdict"])})
+                result = Result.from_json(row)
             except TypeError:  # a field that no result has
                 raise self._error(f"line {n}: the result of a case expected") from None
             results[result.backend, result.case].append(result)

@@ -26,6 +26,7 @@ from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict
+from conformance.judge.wrong import is_wrong
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
@@ -213,6 +214,7 @@ RESULT: dict[str, Rule] = {
     "seconds": AMOUNT,
     "steps": COUNT,
     **_fields(OBJECT.optional(), "witness", "first_divergence", "place"),
+    "wrong": Rule("an object of kind and nmse", is_wrong).optional(),
     "saved": TEXT.optional(),
     "fresh": FLAG,
     "waived": VERDICT.optional(),

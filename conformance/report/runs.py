@@ -261,7 +261,7 @@ _RESULT_FIELDS = tuple(f.name for f in fields(Result))
 
 def _result(row: Row[Fields]) -> Row[Result]:
     known = {k: row.value[k] for k in _RESULT_FIELDS if k in row.value}
-    return Row(Result(**{**known, "verdict": Verdict(known["verdict"])}), row.document, row.place)
+    return Row(Result.from_json(known), row.document, row.place)
 
 
 # Of documents other than `ROWS` describes nothing is checked: what is not of the expected type is passed over.

@@ -98,7 +98,7 @@ def locate(
         return
     if found is None and (flip := _flip(backend, reference, case, execution)):
         result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
-        result.first_divergence = None
+        result.first_divergence = result.wrong = None
         result.budget_used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
         return
     if found is None:

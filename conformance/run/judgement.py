@@ -18,7 +18,7 @@ from conformance.case.case import Case
 from conformance.case.demands import COMPARISON, Demand, parse
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.tensor import Tensor, pack
-from conformance.judge.judge import judge_step
+from conformance.judge.judge import how_wrong, judge_step
 from conformance.judge.verdict import Result, Verdict
 
 from . import divergence
@@ -46,7 +46,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
         result.nmse_exact = max(j.difference.nmse for j in exact)
     wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
     if wrong is not None:
-        result.verdict = Verdict.FAIL
+        result.verdict, result.wrong = Verdict.FAIL, how_wrong((*beside, *judged))
         result.detail = divergence.sentence(wrong, case)
         if sum(len(s.graph) for s in case.steps) == 1 or _is_all(wrong.tensor, case):
             result.first_divergence = divergence.describe(wrong, case)
@@ -134,6 +134,6 @@ def judge_each_step(
         for judged in judge_step(case, k, want.all, got.all, arithmetic):
             result.budget_used = max(result.budget_used or 0.0, judged.used)
             if judged.used > 1:
-                result.verdict = Verdict.FAIL
+                result.verdict, result.wrong = Verdict.FAIL, how_wrong([judged])
                 result.detail = divergence.sentence(judged, case) + "; started from its own caches"
                 return

@@ -21,8 +21,9 @@ from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
 from conformance.judge.compare import compare
-from conformance.judge.judge import Judged, judge_node, judge_trajectory
+from conformance.judge.judge import Judged, how_wrong, judge_node, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
+from conformance.judge.wrong import Wrong
 from conformance.suite.batch import isolated_nodes
 
 from . import divergence
@@ -277,6 +278,7 @@ def _take(result: Result, judged: list[Judged], case: Case) -> None:
     wrong = next((j for j in judged if j.used > 1), None)
     if wrong is not None and result.first_divergence is None:
         result.verdict = Verdict.FAIL
+        result.wrong = Wrong.worst(w for w in (result.wrong, how_wrong(judged)) if w is not None)
         result.first_divergence = divergence.describe(wrong, case)
         fed = "recorded values" if has_nodes(case) else "the reference's values"
         result.detail = f"{divergence.sentence(wrong, case)}; fed from {fed}"

@@ -24,7 +24,7 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb
 from conformance.judge.budget import RAW, Budget
 from conformance.judge.compare import compare
-from conformance.judge.judge import Chain, Judged
+from conformance.judge.judge import Chain, Judged, how_wrong
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.relations.claim import (
     APART,
@@ -279,7 +279,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> tuple[int, int] | Non
         result.budget_used = max(result.budget_used or 0.0, same.used)
         result.nmse = max(result.nmse or 0.0, same.difference.nmse)
         if same.used > 1:
-            result.verdict = Verdict.FAIL
+            result.verdict, result.wrong = Verdict.FAIL, how_wrong([same])
             names = [claim.runs[p[0].run].what + (f" ({variant})" if variant else "") for p in (left, right)]
             result.detail = (
                 f"{claim.says}: {divergence.sentence(same, case_of(case, claim, left[0].run))}; "
