@@ -29,7 +29,17 @@ from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import expected, settings, writeahead
-from conformance.run.session.select import FOLDER, build, case_ids, choose, fresh_ids, lacking, new_seed, reseeded
+from conformance.run.session.select import (
+    FOLDER,
+    build,
+    case_ids,
+    choose,
+    fresh_ids,
+    lacking,
+    new_seed,
+    record_of,
+    reseeded,
+)
 from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, parse
 from conformance.suite.batch import groups
@@ -413,7 +423,8 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
             results, lacking, suite.waiver_problems[0],
             asked=suite.request, missing=suite.missing, settings=suite.in_force, gating=suite.gating,
         )  # fmt: skip
-        _write(suite, suite.json, {**document, **suite.shard_json()})
+        selected = record_of(suite.levels(), suite.families, suite.globs, suite.seed, shard=str(suite.shard))
+        _write(suite, suite.json, {**document, "selection": selected, **suite.shard_json()})
     unproven = suite.unproven() if suite.gating else {}
     suite.outcome = judge(results, suite.missing, waivers=suite.waiver_problems[0], unproven=unproven.values())
     suite.outcome += Outcome.of(Why.BROKEN, suite.faults)

@@ -1,6 +1,18 @@
-"""A baseline: the causes that one knows, as predicates, each with a reason and a link; and what a run adds or lacks.
+"""A baseline: what a run is known to fail by, and with which cases; in two files that belong together.
 
-A file holds any number of
+The file that people read holds the causes, each with room for a reason and a link, and what was run:
+
+    [[run]]
+    backend = "npu"
+    level = "standard"                                 # empty where the run's record did not say
+    seed = 7                                           # left out where each case had its own
+    families = []
+    cases = []
+    files = []
+    shard = "1/1"
+    passed = 3301
+    failed = 141
+    digest = "5e0c…"                                   # of its part of the other file
 
     [[cause]]
     id = "3f9a0c2e"                                    # what a run's cause is found by, or one like it (`same.py`)
@@ -13,32 +25,50 @@ A file holds any number of
     reason = ""                                        # for a person to fill in
     link = ""                                          # as above: an http(s) address
 
+The other, `NAME.cases` beside it, holds a line of JSON for each case that passed or failed, sorted by id, so that a
+case that changes is one changed line:
+
+    {"backend": "npu"}
+    ["ops/ADD-f32+f32-a=13x5@1", "PASS"]
+    ["ops/ADD-f32+f32-a=13x5,b=13@2", "FAIL", "numbers", 1e-4, ["ADD-3f9a0c2e"]]
+
 `conform baseline` leaves reason and link empty. A baseline counts as it is, so that it can be tried at once;
-`Baseline.unfilled` names the entries that still want a word.
+`Baseline.unfilled` names the entries that still want a word. A file without `[[run]]` is of an older version: it is
+read, and knows causes only.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from conformance.case.strict import expect, only, parse_toml, read_text
+from conformance.case.case import JSON
+from conformance.case.strict import Memory, expect, only, parse_json, parse_toml, read_text
+from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.text import printable
-from conformance.judge.outcome import Outcome, Why
-from conformance.judge.verdict import FAILURES, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.wrong import Wrong, is_wrong
 from conformance.report.runfile import write_text
 
 from .cause import Cause, Condition
 from .same import same
 
 HEAD = """\
-# Known causes of failures. A run against this file fails where a cause is new, and where one of these is gone.
-# Fill in each reason, and a link to where it is dealt with.
+# Known failures. A run against this file fails where a cause is new or gone, where a known one hits more cases or
+# hits them harder, and where a case that passed is refused or did not run. Fill in each reason, and a link to where it
+# is dealt with. What each case gave is in the file beside this one; `conform baseline` writes both.
 """
+BESIDE = ".cases"
+"""Suffix of the other file, after the name of the first."""
+MAX_BYTES = 64 << 20
+"""Of the other file: all of `full` takes 5 MB for a backend."""
+KNOWABLE = FAILURES - {Verdict.XPASS}
+"""Verdicts that a case may be known by."""
 _ADDRESS = re.compile(r"https?://\S+")
 
 
@@ -75,11 +105,103 @@ KEYS = tuple(f.name for f in fields(Known))
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """Which cases a run asked of a backend; runs with equal ones are of the same cases."""
+
+    level: str = ""
+    seed: int | None = None
+    families: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    """Globs over case ids."""
+    files: tuple[str, ...] = ()
+    shard: str = "1/1"
+
+    @classmethod
+    def of(cls, selected: Mapping[str, Any], backend: str) -> Selection | None:
+        """From the `selection` of a run's document; None where it does not say, or the backend was not asked."""
+        level = selected.get("levels", {}).get(backend)
+        if level is None:
+            return None
+        families, cases, files = (tuple(selected[k]) for k in ("families", "cases", "files"))
+        return cls(level, selected["seed"], families, cases, files, selected["shard"])
+
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f"seed {self.seed}"
+        words = (*self.families, *self.cases, *self.files, "" if self.shard == "1/1" else f"shard {self.shard}")
+        return ", ".join(filter(None, (f"level {self.level}" if self.level else "an unknown level", seed, *words)))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How a case failed."""
+
+    verdict: Verdict
+    wrong: Wrong | None = None
+    """Of a FAIL."""
+    causes: tuple[str, ...] = ()
+    """Ids of the entries that explain it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the cases of one backend gave."""
+
+    backend: str
+    selection: Selection | None = None
+    passed: frozenset[str] = frozenset()
+    failed: Mapping[str, Seen] = field(default_factory=dict)
+    """Case -> how; failures that no cause explains are not among them, so they stay unknown."""
+
+    def lines(self) -> Iterator[str]:
+        """Its part of the file of cases."""
+        yield json.dumps({"backend": self.backend})
+        rows: dict[str, list[JSON]] = {case: [case, str(Verdict.PASS)] for case in self.passed}
+        for case, s in self.failed.items():
+            said = (None, None) if s.wrong is None else s.wrong.to_json().values()
+            rows[case] = [case, str(s.verdict), *map(_rounded, said), list(s.causes)]
+        yield from (json.dumps(rows[case]) for case in sorted(rows))
+
+    @property
+    def digest(self) -> str:
+        """Of its lines."""
+        return sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
+
+
+def _rounded(value: JSON) -> JSON:
+    """A number with three digits: the last bits may differ from run to run."""
+    return float(f"{value:.2e}") if isinstance(value, float) else value
+
+
+def ran(results: Iterable[Result], causes: Iterable[Cause], selected: Mapping[str, Any]) -> list[Ran]:
+    """What each backend of a run gave, by its results, the causes that explain them, and its document's `selection`."""
+    explained: dict[tuple[str, str], list[str]] = {}
+    for c in causes:
+        for case in c.cases:
+            explained.setdefault((c.backend, case), []).append(c.id)
+    by_backend: dict[str, dict[str, list[Result]]] = {}
+    for r in results:
+        if not r.fresh:
+            by_backend.setdefault(r.backend, {}).setdefault(r.case, []).append(r)
+    made = []
+    for backend, cases in sorted(by_backend.items()):
+        passed = {case for case, rows in cases.items() if all(r.verdict is Verdict.PASS for r in rows)}
+        failed = {
+            case: Seen(rows[0].verdict, rows[0].wrong, tuple(sorted(explained[backend, case])))
+            for case, found in cases.items()
+            if (rows := [r for r in found if r.verdict in KNOWABLE]) and (backend, case) in explained
+        }
+        made.append(Ran(backend, Selection.of(selected, backend), frozenset(passed), failed))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
-    """A file of known causes."""
+    """Known causes, and what the cases gave in the run that they are of."""
 
     path: str
     entries: tuple[Known, ...] = ()
+    runs: tuple[Ran, ...] = ()
+    """One for each backend; none in a file of an older version."""
 
     def where(self, entry: Known) -> str:
         """The place of an entry, for messages."""
@@ -89,16 +211,33 @@ class Baseline:
         """A sentence for each entry without a reason."""
         return [f"{self.where(e)} reason: fill it in" for e in self.entries if not e.reason.strip()]
 
-    def renewed(self, causes: Sequence[Cause]) -> Baseline:
-        """The baseline of `causes`; of those that it has already, reason and link stay."""
+    def run_of(self, backend: str) -> Ran | None:
+        """What its cases gave; None where the file does not say."""
+        return next((r for r in self.runs if r.backend == backend), None)
+
+    def unseeing(self) -> list[str]:
+        """A sentence where entries have no cases."""
+        if all(self.run_of(e.backend) for e in self.entries):
+            return []
+        missing = "whether a known cause hits more cases, or hits them harder, or cases no longer run"
+        again = f"conform baseline RUN.json -o {self.path}"
+        return [f"{self.path}: of an older version, which does not show {missing}; write it again: {again}"]
+
+    def renewed(self, causes: Sequence[Cause], runs: Sequence[Ran] = ()) -> Baseline:
+        """The baseline of `causes` and `runs`; of causes that it has already, reason and link stay."""
         said = {e.key: e for e in self.entries}
         known = same(self.entries, causes)
         entries = (Known.of(c, said[known[key]] if (key := (c.id, c.backend)) in known else None) for c in causes)
-        return Baseline(self.path, tuple(entries))
+        return Baseline(self.path, tuple(entries), tuple(runs))
 
     def to_toml(self) -> str:
-        """The text of its file."""
-        return HEAD + "".join(f"\n[[cause]]\n{_table(e)}" for e in self.entries)
+        """The text of the file of causes."""
+        runs = (f"\n[[run]]\n{_run_table(r)}" for r in self.runs)
+        return HEAD + "".join((*runs, *(f"\n[[cause]]\n{_table(e)}" for e in self.entries)))
+
+    def to_cases(self) -> Iterator[str]:
+        """The file of cases, line by line."""
+        return (f"{line}\n" for r in self.runs for line in r.lines())
 
 
 def _table(entry: Known) -> str:
@@ -107,24 +246,49 @@ def _table(entry: Known) -> str:
     return "".join(f"{k} = {v}\n" for k, v in values.items())
 
 
+def _run_table(r: Ran) -> str:
+    s = r.selection or Selection()
+    lists = {k: f"[{', '.join(map(_quoted, getattr(s, k)))}]" for k in ("families", "cases", "files")}
+    values = {
+        "backend": _quoted(r.backend),
+        "level": _quoted(s.level),
+        **({} if s.seed is None else {"seed": s.seed}),
+        **lists,
+        "shard": _quoted(s.shard),
+        "passed": len(r.passed),
+        "failed": len(r.failed),
+        "digest": _quoted(r.digest),
+    }
+    return "".join(f"{k} = {v}\n" for k, v in values.items())
+
+
 def _quoted(text: str) -> str:
     """A TOML string: JSON's, but for characters that only JSON takes as they are."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def parse(text: str, path: str) -> Baseline:
-    """The baseline of a file; UsageError names the file, the entry (the first is 1) and the key."""
+def parse(text: str, path: str, cases: bytes | None = None) -> Baseline:
+    """The baseline of a file of causes and its file of cases; UsageError names the file, the entry (the first is 1) and
+    the key.
+    """
+    entries, tables = _entries(text, path)
+    return Baseline(path, entries, _runs(tables, path, cases) if tables else ())
+
+
+def _entries(text: str, path: str) -> tuple[tuple[Known, ...], list[dict[str, Any]]]:
+    """The entries of a file of causes, and the tables of its runs, which are not checked yet."""
     document = parse_toml(text, path)
-    only(document, ("cause",), path)
-    tables = document.get("cause", [])
-    are_tables = isinstance(tables, list) and all(isinstance(t, dict) for t in tables)
-    expect(are_tables, path, "[[cause]] tables", tables)
-    entries = tuple(_known(t, f"{path}: cause {i + 1}") for i, t in enumerate(tables))
+    only(document, ("run", "cause"), path)
+    tables = {name: document.get(name, []) for name in ("run", "cause")}
+    for name, rows in tables.items():
+        are_tables = isinstance(rows, list) and all(isinstance(t, dict) for t in rows)
+        expect(are_tables, path, f"[[{name}]] tables", rows)
+    entries = tuple(_known(t, f"{path}: cause {i + 1}") for i, t in enumerate(tables["cause"]))
     places: dict[tuple[str, str], int] = {}
     for i, e in enumerate(entries):
         first = places.setdefault(e.key, i)
         expect(first == i, f"{path}: cause {i + 1} id", f"another than that of cause {first + 1}", e.id)
-    return Baseline(path, entries)
+    return entries, tables["run"]
 
 
 def _known(table: dict[str, Any], where: str) -> Known:
@@ -146,73 +310,124 @@ def _known(table: dict[str, Any], where: str) -> Known:
 
 
 def _is_pair(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value)
+    return _are_texts(value) and len(value) == 2  # type: ignore[arg-type]  # it is a list
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_RUN: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "backend": ("a text", lambda v: isinstance(v, str)),
+    "level": ("a text", lambda v: isinstance(v, str)),
+    "seed": ("a whole number from 0", lambda v: v is None or _is_count(v)),
+    "families": ("a list of texts", _are_texts),
+    "cases": ("a list of texts", _are_texts),
+    "files": ("a list of texts", _are_texts),
+    "shard": ("a text", lambda v: isinstance(v, str)),
+    "passed": ("a whole number from 0", _is_count),
+    "failed": ("a whole number from 0", _is_count),
+    "digest": ("a text", lambda v: isinstance(v, str)),
+}
+
+
+def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> tuple[Ran, ...]:
+    beside = f"{path}{BESIDE}"
+    if cases is None:
+        raise UsageError(
+            f"{path}: the cases of its runs expected in {beside}, which cannot be read: both files belong together"
+        )
+    read = _cases(cases, beside)
+    runs = []
+    for i, table in enumerate(tables):
+        where = f"{path}: run {i + 1}"
+        only(table, _RUN, where)
+        for key, (what, ok) in _RUN.items():
+            expect(ok(table.get(key)), f"{where} {key}", what, table.get(key))
+        backend = table["backend"]
+        if backend not in read:
+            raise UsageError(f"{where} backend: {printable(backend)} has no cases in {beside}")
+        passed, failed = read.pop(backend)
+        selected = {**table, "levels": {backend: table["level"] or None}, "seed": table.get("seed")}
+        selection = Selection.of(selected, backend)
+        run = Ran(backend, selection, frozenset(passed), failed)
+        if (run.digest, len(passed), len(failed)) != (table["digest"], table["passed"], table["failed"]):
+            raise UsageError(f"{beside}: not as {path} was written with; write both again with conform baseline")
+        runs.append(run)
+    if read:
+        raise UsageError(f"{beside}: {printable(next(iter(read)))} has no [[run]] in {path}")
+    return tuple(runs)
+
+
+def _cases(raw: bytes, path: str) -> dict[str, tuple[set[str], dict[str, Seen]]]:
+    """Backend -> the cases that passed, and those that failed; UsageError names the line."""
+    memory, found = Memory(64 * MAX_BYTES, 0), {}  # type: tuple[Memory, dict[str, tuple[set[str], dict[str, Seen]]]]
+    passed, failed = set(), {}  # type: tuple[set[str], dict[str, Seen]]
+    for n, line in enumerate(raw.splitlines(), 1):
+        try:
+            row = parse_json(memoryview(line), memory, f"{path}: line {n}")
+        except CaseFileError as e:
+            raise UsageError(str(e)) from None
+        if isinstance(row, dict) and set(row) == {"backend"} and isinstance(row["backend"], str):
+            passed, failed = set(), {}
+            if row["backend"] in found:
+                raise UsageError(f"{path}: line {n}: the cases of {printable(row['backend'])} stand twice")
+            found[row["backend"]] = passed, failed
+        elif found and _is_case(row) and row[0] not in passed and row[0] not in failed:
+            if len(row) == 2:
+                passed.add(row[0])
+            else:
+                case, verdict, kind, nmse, causes = row
+                wrong = None if kind is None else Wrong.from_json({"kind": kind, "nmse": nmse})
+                failed[case] = Seen(Verdict(verdict), wrong, tuple(causes))
+        else:
+            raise UsageError(f"{path}: line {n}: a case with its verdict expected")
+    return found
+
+
+def _is_case(row: JSON) -> bool:
+    if not isinstance(row, list) or len(row) not in (2, 5) or not all(isinstance(v, str) for v in row[:2]):
+        return False
+    if len(row) == 2:
+        return bool(row[1] == Verdict.PASS)
+    _, verdict, kind, nmse, causes = row
+    is_measured = (kind, nmse) == (None, None) or is_wrong({"kind": kind, "nmse": nmse})
+    return verdict in map(str, KNOWABLE) and is_measured and _are_texts(causes)
 
 
 def read(path: Path) -> Baseline:
-    """The baseline of a file; UsageError if it cannot be read, or is malformed."""
-    return parse(read_text(path), str(path))
+    """The baseline of a file, and of the one beside it; UsageError if one cannot be read, or is malformed."""
+    text, beside = read_text(path), Path(f"{path}{BESIDE}")
+    try:
+        with beside.open("rb") as f:
+            cases = f.read(MAX_BYTES + 1)
+    except OSError:
+        cases = None
+    if cases is not None and len(cases) > MAX_BYTES:
+        raise UsageError(f"{beside}: at most {MAX_BYTES} bytes expected, more found")
+    return parse(text, str(path), cases)
 
 
-def write(path: Path, causes: Sequence[Cause], option: str) -> Baseline:
-    """Write the baseline of `causes`; of those that the file has already, reason and link stay.
+def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] = ()) -> Baseline:
+    """Write the baseline of `causes` and `runs`; of causes that the file has already, reason and link stay.
 
     Args:
         path: the file; it need not exist.
         causes: of a run.
         option: what the user named the file with, for messages.
+        runs: what the cases of that run gave.
 
     Raises:
         UsageError: what stands there is no baseline, or the file cannot be written.
     """
-    before = read(path) if path.exists() else Baseline(str(path))
-    made = before.renewed(causes)
+    before = Baseline(str(path))
+    if path.exists():  # its cases are made anew, so those that stand there need not fit
+        before = Baseline(str(path), _entries(read_text(path), str(path))[0])
+    made = before.renewed(causes, runs)
+    write_text(Path(f"{path}{BESIDE}"), made.to_cases(), option)
     write_text(path, made.to_toml(), option)
     return made
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a run's causes add to the known ones, and which of those they lack."""
-
-    new: tuple[Cause, ...]
-    """In the order of the run."""
-    gone: tuple[Known, ...]
-    """In the order of the baseline."""
-    known: tuple[Cause, ...]
-
-    def sentences(self) -> list[str]:
-        """A line for each new cause, then for each that is gone; none where nothing differs."""
-        new = (f"new: {_named(c)} (smallest case of {len(c.cases):,}: {c.smallest})" for c in self.new)
-        gone = (f"gone: {_named(e)}{f' ({e.reason})' if e.reason else ''}" for e in self.gone)
-        return [printable(line) for line in (*new, *gone)]
-
-    def outcome(self) -> Outcome:
-        """It fails where a cause is new or gone."""
-        sentences = self.sentences()
-        return Outcome.of(Why.NEW, sentences[: len(self.new)]) + Outcome.of(Why.GONE, sentences[len(self.new) :])
-
-    def exit_code(self) -> int:
-        """0: all causes are known, and all known ones are there; 1: a cause is new or gone."""
-        return self.outcome().exit_code
-
-
-def _named(cause: Cause | Known) -> str:
-    return f"{cause.id} on {cause.backend}, {cause.verdict}: {cause.sentence}"
-
-
-def compare(baseline: Baseline, causes: Sequence[Cause], backends: Collection[str] | None = None) -> Difference:
-    """What differs between what is known and the `causes` of a run; `same` says which is which.
-
-    Args:
-        baseline: what is known.
-        causes: those of one run of all cases that the baseline was written for.
-        backends: those that the run was on: entries of others are not gone. None: every one.
-    """
-    known = same(baseline.entries, causes)
-    there = set(known.values())
-    return Difference(
-        tuple(c for c in causes if (c.id, c.backend) not in known),
-        tuple(e for e in baseline.entries if e.key not in there and (backends is None or e.backend in backends)),
-        tuple(c for c in causes if (c.id, c.backend) in known),
-    )

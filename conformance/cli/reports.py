@@ -15,6 +15,7 @@ import click
 
 from conformance.case.case import JSON
 from conformance.causes import baseline as baseline_file
+from conformance.causes import difference
 from conformance.causes import findings as findings_page
 from conformance.causes.analyse import analyse, failing_backends
 from conformance.causes.cause import Cause
@@ -90,8 +91,8 @@ def report(
     leave(_outcome(runs) + _shards(runs) + (_lost(runs, base) if base else Outcome()))
 
 
-def _outcome(runs: Runs, *, known: bool = False) -> Outcome:
-    """The outcome of conformance runs; `known` as in `judge`."""
+def _outcome(runs: Runs) -> Outcome:
+    """The outcome of conformance runs."""
     if not runs.of("conformance"):
         return Outcome()
     current = {r.document for r in runs.results} | {r.document for r in runs.missing}
@@ -102,7 +103,7 @@ def _outcome(runs: Runs, *, known: bool = False) -> Outcome:
         for d, backend, n in runs.unlisted()
     ]
     results = [r.value for r in runs.results]
-    judged = judge(results, _missing(runs), waivers=waivers, unproven=_unproven(runs), known=known)
+    judged = judge(results, _missing(runs), waivers=waivers, unproven=_unproven(runs))
     return judged + Outcome.of(Why.MISSING, unlisted)
 
 
@@ -147,7 +148,7 @@ def _unproven(runs: Runs) -> list[str]:
 @json_option
 @click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True, help="At most, per backend.")
 @click.option("--again/--no-again", default=True, help="See failures again first, each alone in a fresh process.")
-@click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only where a cause is new or gone.")
+@click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only where FILE knows it otherwise.")
 @click.option(
     "--hand-over", "folder", type=Folder, metavar="DIR", help="Keep each one's smallest case and drafts here."
 )
@@ -170,8 +171,9 @@ def causes(
     Failing cases run on the backends that RUN.json names. One that names a library, another place or a name of your
     settings runs only if you repeat it as --backend.
 
-    Exit codes: 1 failures, or with --baseline a cause that is new or gone and a failure without one; cases without a
-    result, 3 nothing executed or nothing passed, 5 a run that was stopped: see docs/exit-codes.md.
+    Exit codes: 1 failures; with --baseline a cause that is new or gone, a known one with more cases or larger errors, a
+    failure without a cause, or a case that passed and no longer runs; cases without a result; 3 nothing executed or
+    nothing passed; 5 a run that was stopped, or did not ask for cases of the baseline: see docs/exit-codes.md.
     """
     runs = read_runs([path])
     document = next(iter(runs.of("conformance")), None)
@@ -187,26 +189,55 @@ def causes(
     if json_path:
         rows = [r.to_json() for r in results]
         write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
-    outcome = _outcome(runs, known=against is not None)
+    outcome = _outcome(runs)
     if against is None:
         leave(outcome)
-    for sentence in against.unfilled():
+    for sentence in (*against.unfilled(), *against.unseeing()):
         line(sentence)
-    difference = baseline_file.compare(against, found, {r.backend for r in results})
+    selected = document.body.get("selection")
+    differs = difference.compare(against, found, results, missing=_missing(runs), selected=selected)
     absent = f"{path}: no results, although {known} has {counted(len(against.entries), 'known cause')}"
-    leave(outcome + difference.outcome() + Outcome.of(Why.MISSING, [absent] if against.entries and not results else []))
+    leave(
+        outcome.without(Why.FAILED)
+        + differs.outcome()
+        + Outcome.of(Why.MISSING, [absent] if against.entries and not results else [])
+    )
 
 
 @click.command()
 @click.argument("path", type=ExistingFile, metavar="RUN.json")
 @click.option("-o", "--output", type=File, required=True, metavar="FILE", help="Reasons and links in it are kept.")
-def baseline(path: Path, output: Path) -> None:
-    """Write the causes in RUN.json, which `conform causes` found, to FILE, as known; fill in why, and a link."""
+@click.option("--allow-incomplete", is_flag=True, help="Also of a run that lacks results of cases it asked for.")
+def baseline(path: Path, output: Path, allow_incomplete: bool) -> None:
+    """Write the causes in RUN.json, which `conform causes` found, to FILE, as known; fill in why, and a link.
+
+    FILE.cases beside it holds what each case gave. Both belong together.
+    """
     runs = read_runs([path])
+    if not allow_incomplete and (lacking := _lacking(runs)):
+        raise UsageError(
+            f"{path}: {lacking}; finish the run, or write the baseline of it as it is with --allow-incomplete"
+        )
     if not runs.causes and any(r.value.verdict in FAILURES for r in runs.results):
         raise UsageError(f"{path}: has failures and no causes; first: conform causes {path} --json {path}")
-    written = baseline_file.write(output, [Cause.from_json(c.value) for c in runs.causes], "-o")
-    line(f"{output}: {len(written.entries)} known causes; fill in each reason and link")
+    found = [Cause.from_json(c.value) for c in runs.causes]
+    results = [r.value for r in runs.results]
+    ran = baseline_file.ran(results, found, runs.documents[0].body.get("selection") or {})
+    written = baseline_file.write(output, found, "-o", ran)
+    passed, failed = sum(len(r.passed) for r in ran), sum(len(r.failed) for r in ran)
+    line(f"{output}: {len(written.entries)} known causes of {failed} failures; fill in each reason and link")
+    line(f"{output}{baseline_file.BESIDE}: {failed} cases that fail, {passed} that pass; it belongs to {output}")
+    if unknown := sum(r.fails_run for r in results) - failed:
+        line(f"{unknown} failures have no cause, so they stay unknown: a run against {output} fails by them", err=True)
+
+
+def _lacking(runs: Runs) -> str:
+    """What a run asked for and has no result of; empty where it has all."""
+    asked = sum(sum(d.body.get("asked", {}).values()) for d in runs.of("conformance"))
+    shards = ["it is one shard of several" for d in runs.documents if d.body.get("shard")]
+    unlisted = sum(n for _, _, n in runs.unlisted())
+    n = len(runs.missing) + unlisted
+    return f"{n} of {asked} cases that it asked for have no result" if n else "; ".join(shards)
 
 
 @click.command()

@@ -28,7 +28,7 @@ from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import expected, failures, writeahead
-from conformance.run.session.select import FOLDER, build, case_ids, choose, reseeded
+from conformance.run.session.select import FOLDER, build, case_ids, choose, record_of, reseeded
 from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, Shard
 from conformance.run.session.untrusted import backends_of
@@ -191,16 +191,9 @@ def run(
     chosen, settings = choose(backends, stage, isolation), settings_here()
     families, globs, seed = selection.families, selection.globs, selection.seed
     levels = {spec: settings.level(spec, selection.level) for spec in chosen[0]}
-    request = {
-        "levels": {str(spec): n for spec, n in levels.items()},
-        "families": list(families),
-        "cases": list(globs),
-        "seed": seed,
-        "fresh": [selection.fresh, only_fresh],
-        "shard": str(shard),
-        "files": [*map(str, files), *map(str, test_files)],
-        "waivers": str(waivers_path or ""),
-    }
+    paths = [*map(str, files), *map(str, test_files)]
+    selected = record_of(levels, families, globs, seed, files=paths, shard=str(shard))
+    request = {**selected, "fresh": [selection.fresh, only_fresh], "waivers": str(waivers_path or "")}
     journal = Journal(journal_path, request) if journal_path else None
     if journal:
         click.get_current_context().call_on_close(journal.close)
@@ -209,7 +202,7 @@ def run(
     ids = {n: [reseeded(i, seed) for i in case_ids(families, globs, n)] for n in used}
     fresh = selection.fresh_ids(journal.seed if journal and seed is None else seed)
     save = save_failures or (Path(FOLDER) if fresh else None)
-    extra: dict[str, JSON] = {} if journal is None else {"run": journal.run}
+    extra: dict[str, JSON] = {"selection": selected} | ({} if journal is None else {"run": journal.run})
     if shard != WHOLE:
         extra["shard"] = shard.to_json([*(c.id for c in cases), *(i for n in ids.values() for i in n)])
         share = frozenset(shard.share(c.id for c in cases))

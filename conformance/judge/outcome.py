@@ -41,12 +41,10 @@ class Why(str, enum.Enum):
 
     FAILED = "failed"
     """Cases or cells that fail, a limit that is exceeded."""
-    UNEXPLAINED = "unexplained"
-    """A failure that no cause explains, so that no baseline can know it."""
     NEW = "new"
     """A cause that the baseline lacks."""
     WIDER = "wider"
-    """A cause that the baseline has, with cases or errors that it has not."""
+    """A failing case that the baseline does not know, or knows with a smaller error."""
     GONE = "gone"
     """A cause of the baseline that the run lacks."""
     MISSING = "missing"
@@ -59,6 +57,8 @@ class Why(str, enum.Enum):
     """A waiver that expired, matches nothing or is otherwise wrong."""
     BROKEN = "broken"
     """A process or a part that could not run or leave its record."""
+    UNASKED = "unasked"
+    """Cases of a baseline that a run of another selection did not ask for."""
     TIME_LIMIT = "time limit"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped"
@@ -81,7 +81,7 @@ class Why(str, enum.Enum):
         return Exit.NOTHING if self in _NOTHING else Exit.FAILURES
 
 
-_INCOMPLETE = frozenset({Why.TIME_LIMIT, Why.INTERRUPTED, Why.STOPPED, Why.UNDECIDED})
+_INCOMPLETE = frozenset({Why.TIME_LIMIT, Why.UNASKED, Why.INTERRUPTED, Why.STOPPED, Why.UNDECIDED})
 _NOTHING = frozenset({Why.UNEXECUTED, Why.UNPROVEN})
 _OF_MISSING = {
     MissingCause.LOST: Why.MISSING,
@@ -138,7 +138,6 @@ def judge(
     *,
     waivers: Sequence[str] = (),
     unproven: Iterable[str] = (),
-    known: bool = False,
 ) -> Outcome:
     """The outcome of cases on backends.
 
@@ -147,13 +146,9 @@ def judge(
         missing: those without a result.
         waivers: a sentence for each waiver that is wrong.
         unproven: a sentence for each backend on which nothing passed, where that matters.
-        known: whether failures with a cause are judged by a baseline, so that only those without one count.
     """
     rows = list(results)
-    failed = [r for r in rows if r.fails_run]
-    unexplained = [r for r in failed if r.cause is None]
-    reasons = [Reason(Why.UNEXPLAINED, t) for t in _unexplained(unexplained)] if known else _failed(failed)
-    reasons += _missing(missing)
+    reasons = [*_failed([r for r in rows if r.fails_run]), *_missing(missing)]
     reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
     reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
     if not any(r.verdict in EXECUTED for r in rows):
@@ -164,15 +159,6 @@ def judge(
 
 def _failed(failed: Sequence[Result]) -> list[Reason]:
     return [Reason(Why.FAILED, f"{counted(len(failed), 'failure')}: {Totals.of(failed)}")] if failed else []
-
-
-def _unexplained(failed: Sequence[Result]) -> Iterator[str]:
-    """A line for each backend and verdict of failures without a cause."""
-    by = sorted(failed, key=lambda r: (r.backend, r.verdict))
-    for (backend, verdict), rows in groupby(by, key=lambda r: (r.backend, r.verdict)):
-        ids = [r.case for r in rows]
-        why = "passes although a waiver knows it" if verdict is Verdict.XPASS else "no cause explains it"
-        yield f"{len(ids)} {verdict} on {backend}, {why}: {first(ids)}"
 
 
 def _missing(missing: Sequence[Missing]) -> list[Reason]:

@@ -197,6 +197,7 @@ BODY: dict[str, Rule] = {
     "totals": OBJECT.optional(),
     "waivers": _list_of("texts", TEXT.ok).optional(),
     "gating": FLAG.optional(),
+    "selection": OBJECT.optional(),
     "shard": Rule(f"a shard: index, of (at most {LARGEST}) and whole", _is_shard).optional(),
 }
 """What any document may hold beside its rows."""
@@ -269,6 +270,15 @@ ROWS: dict[str, dict[str, dict[str, Rule]]] = {
 OPTIONAL_LISTS = frozenset({"gates", "missing", "causes"})
 ASKED: dict[str, Rule] = {"asked": replace(_object_of("whole numbers", _whole), required=False)}
 """Of conformance runs: how many cases were requested of each backend."""
+
+
+SELECTION: dict[str, Rule] = {
+    "levels": TEXTS,
+    **_fields(_list_of("texts", TEXT.ok), "families", "cases", "files"),
+    "seed": COUNT.optional(required=True),
+    "shard": TEXT,
+}
+"""Of conformance runs that say what was selected."""
 
 
 def check(path: Path, place: str, fields: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
@@ -361,6 +371,7 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
     check(path, "environment", body["environment"], ENVIRONMENT)
     if body["kind"] == "conformance":
         check(path, "", body, ASKED)
+        check(path, "selection", body.get("selection") or {}, SELECTION if body.get("selection") else {})
     for name, rules in ROWS.get(body["kind"], {}).items():
         if name in OPTIONAL_LISTS and name not in body:
             continue

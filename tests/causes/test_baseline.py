@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.causes.baseline import Baseline, Difference, Known, compare, parse, read, write
+from conformance.causes.baseline import KNOWABLE, Baseline, Known, Ran, Seen, Selection, parse, ran, read, write
 from conformance.causes.cause import Cause, Condition, told_apart
+from conformance.causes.difference import Difference, compare
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
-from conformance.judge.verdict import FAILURES, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.wrong import KINDS, Wrong
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 CAUSES = st.builds(
@@ -47,7 +49,94 @@ def test_what_is_written_is_read_back(causes: list[Cause]) -> None:
     assert [(e.sentence, e.conditions, e.reason, e.link) for e in back.entries] == [
         (c.sentence, c.conditions, "", "") for c in causes
     ]
-    assert compare(back, causes).exit_code() == 0
+    assert compare(back, causes).outcome().exit_code == 0
+
+
+IDS = st.one_of(TEXT, st.from_regex(r"ops/[a-z]{1,3}@[0-9]", fullmatch=True))
+SEEN = st.builds(
+    Seen,
+    st.sampled_from(sorted(KNOWABLE)),
+    st.none() | st.builds(Wrong, st.sampled_from(KINDS), st.floats(0, 1e30).map(lambda x: float(f"{x:.2e}"))),
+    st.lists(TEXT, max_size=2).map(tuple),
+)
+SELECTIONS = st.builds(
+    Selection,
+    st.sampled_from(["smoke", "full"]), st.none() | st.integers(0, 2**32), st.lists(TEXT, max_size=2).map(tuple),
+    st.lists(TEXT, max_size=2).map(tuple), st.lists(TEXT, max_size=2).map(tuple), TEXT,
+)  # fmt: skip
+RUNS = st.builds(
+    lambda backend, selection, cases: Ran(
+        backend, selection, frozenset(c for c, s in cases.items() if s is None), {c: s for c, s in cases.items() if s}
+    ),
+    TEXT, st.none() | SELECTIONS, st.dictionaries(IDS, st.none() | SEEN, max_size=6),
+)  # fmt: skip
+
+
+@given(st.lists(RUNS, max_size=3, unique_by=lambda r: r.backend))
+def test_what_the_cases_gave_is_read_back(runs: list[Ran]) -> None:
+    """Whatever their ids are called; each is a line by itself, in the order of the ids."""
+    made = Baseline("b.toml").renewed([], runs)
+    lines = "".join(made.to_cases())
+    assert parse(made.to_toml(), "b.toml", lines.encode()) == made
+    assert len(lines.splitlines()) == len(runs) + sum(len(r.passed) + len(r.failed) for r in runs)
+    assert lines.isascii()
+
+
+def _written(tmp_path: Path) -> Path:
+    """A baseline of one backend with a case that passes and one that fails."""
+    path = tmp_path / "known.toml"
+    results = [Result("ops/A@1", "npu", Verdict.PASS), Result("ops/X@2", "npu", Verdict.FAIL, cause="a")]
+    write(path, [_cause("a")], "-o", ran(results, [_cause("a")], {}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"PASS"', '"FAIL"', r"line 2: a case with its verdict expected"),
+        ('["ops/A@1", "PASS"]\n', "", r"known\.toml\.cases: not as .*known\.toml was written with; write both again"),
+        ("ops/A@1", "ops/B@1", r"known\.toml\.cases: not as "),
+        ('["ops/A@1"', '["ops/X@2"', r"line 3: a case with its verdict expected"),
+        ('{"backend": "npu"}', '{"backend": "cpu"}', r"run 1 backend: npu has no cases in "),
+        ('{"backend": "npu"}', '{"backend": "npu"}\n{"backend": "npu"}', r"line 2: the cases of npu stand twice"),
+        ('{"backend": "npu"}', '{"backend": "cpu"}\n{"backend": "npu"}', r"cpu has no \[\[run\]\] in "),
+        ("null, null", '"numbers", -1', r"line 3: a case with its verdict expected"),
+        ("null, null", '"numbers", NaN', r"known\.toml\.cases: line 3"),
+        ('["ops/A@1"', "[" * 1000, r"known\.toml\.cases: line 2"),
+    ],
+)
+def test_a_file_of_cases_that_somebody_changed_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    """One line names the file, the line, and what was expected: a case that is taken out would be coverage lost."""
+    path = _written(tmp_path)
+    beside = path.with_name("known.toml.cases")
+    text = beside.read_text(encoding="utf-8")
+    assert old in text
+    beside.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(UsageError, match=says) as raised:
+        read(path)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_both_files_belong_together(tmp_path: Path) -> None:
+    """Without its cases a baseline is refused, and written again it keeps what people said."""
+    path = _written(tmp_path)
+    path.write_text(path.read_text(encoding="utf-8").replace('reason = ""', 'reason = "no kernel"'), encoding="utf-8")
+    path.with_name("known.toml.cases").unlink()
+    with pytest.raises(UsageError, match=r"known\.toml\.cases, which cannot be read: both files belong together"):
+        read(path)
+    _written(tmp_path)
+    assert [e.reason for e in read(path).entries] == ["no kernel"]
+
+
+def test_a_baseline_of_an_older_version_is_read_and_says_what_it_cannot_see(tmp_path: Path) -> None:
+    """It has causes and no cases, and asks to be written again."""
+    path = tmp_path / "known.toml"
+    path.write_text(Baseline("").renewed([_cause("a")]).to_toml(), encoding="utf-8")
+    old = read(path)
+    assert compare(old, [_cause("a")], [Result("ops/new@1", "npu", Verdict.FAIL, cause="a")]).outcome().exit_code == 0
+    (said,) = old.unseeing()
+    assert said.endswith(f"write it again: conform baseline RUN.json -o {path}")
+    assert not read(_written(tmp_path)).unseeing()
 
 
 def test_reason_and_link_stay_when_it_is_written_again(tmp_path: Path) -> None:
@@ -67,7 +156,7 @@ def test_no_other_file_is_overwritten(tmp_path: Path) -> None:
     """A file that is no baseline stays, and so does the place of one that cannot be written."""
     path = tmp_path / "waivers.toml"
     path.write_text("[[waiver]]\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"waivers\.toml waiver: is unknown; known: cause"):
+    with pytest.raises(UsageError, match=r"waivers\.toml waiver: is unknown; known: run, cause"):
         write(path, [_cause()], "-o")
     assert path.read_text(encoding="utf-8") == "[[waiver]]\n"
     with pytest.raises(UsageError, match=r"-o .*cannot be written"):
@@ -83,8 +172,8 @@ def test_a_new_cause_and_one_that_is_gone_are_named() -> None:
     assert [c.id for c in found.new] == ["d", "c"]
     assert [(e.id, e.backend) for e in found.gone] == [("b", "npu"), ("c", "ggml")]
     assert [c.sentence for c in found.known] == ["said otherwise"]
-    assert found.exit_code() == 1
-    assert found.sentences() == [
+    assert found.outcome().exit_code == 1
+    assert found.outcome().lines() == [
         "new: d on npu, FAIL: MUL_MAT with src[0].type = d is wrong (smallest case of 2: ops/MUL_MAT-d@1)",
         "new: c on npu, FAIL: MUL_MAT with src[0].type = c is wrong (smallest case of 2: ops/MUL_MAT-c@1)",
         "gone: b on npu, FAIL: MUL_MAT with src[0].type = b is wrong (no kernel)",
@@ -96,14 +185,17 @@ def test_a_new_cause_and_one_that_is_gone_are_named() -> None:
 def test_the_exit_code(causes: str, code: int) -> None:
     """0 where no cause is new and none is gone, 1 otherwise."""
     baseline = Baseline("b.toml").renewed([_cause("a"), _cause("b")])
-    assert compare(baseline, [_cause(c) for c in causes]).exit_code() == code
+    assert compare(baseline, [_cause(c) for c in causes]).outcome().exit_code == code
 
 
 def test_entries_of_a_backend_that_did_not_run_are_not_gone() -> None:
-    """A run on one backend says nothing of the others."""
+    """A run on one backend says nothing of the others; one without any result lacks them all."""
     baseline = Baseline("b.toml").renewed([_cause("a"), _cause("b", "ggml")])
-    assert compare(baseline, [_cause("a")], {"npu"}).exit_code() == 0
-    assert [e.id for e in compare(baseline, [], {"npu"}).gone] == ["a"]
+    results = [Result("ops/X@2", "npu", Verdict.FAIL, cause="a")]
+    assert compare(baseline, [_cause("a")], results).outcome().exit_code == 0
+    passes = [Result("ops/X@2", "npu", Verdict.PASS)]
+    assert [e.id for e in compare(baseline, [], passes).gone] == ["a"]
+    assert [e.id for e in compare(baseline, []).gone] == ["a", "b"]
 
 
 def test_two_runs_differ_by_their_causes() -> None:
@@ -111,14 +203,14 @@ def test_two_runs_differ_by_their_causes() -> None:
     before, after = [_cause("a"), _cause("b")], [_cause("b"), _cause("c")]
     found = _between(before, after)
     assert [[c.id for c in of] for of in (found.new, found.gone, found.known)] == [["c"], ["a"], ["b"]]
-    assert found.exit_code() == 1
-    assert (_between(before, before).sentences(), _between(before, before).exit_code()) == ([], 0)
+    assert found.outcome().exit_code == 1
+    assert (_between(before, before).outcome().lines(), _between(before, before).outcome().exit_code) == ([], 0)
 
 
 def test_a_hostile_text_forges_no_line() -> None:
     """Line breaks and escapes of a cause are shown by their numbers."""
     found = _between([], [replace(_cause(), sentence="x\nnew: nothing\x1b[2J\u202e")])
-    (line,) = found.sentences()
+    (line,) = found.outcome().lines()
     assert line.isprintable()
     assert r"x\x0anew: nothing\x1b[2J\u202e" in line
 
@@ -136,7 +228,7 @@ def _with(old: str, new: str) -> Callable[[], str]:
     [
         (lambda: "cause = 5", r"b\.toml: \[\[cause\]\] tables expected, 5 found"),
         (lambda: "cause = [5]", r"b\.toml: \[\[cause\]\] tables expected"),
-        (lambda: "x = 1", r"b\.toml x: is unknown; known: cause"),
+        (lambda: "x = 1", r"b\.toml x: is unknown; known: run, cause"),
         (lambda: "[[cause]", r"b\.toml: "),
         (lambda: ENTRY + ENTRY, r"b\.toml: cause 2 id: another than that of cause 1 expected, 'a1' found"),
         (lambda: ENTRY + "expiry = 1", r"b\.toml: cause 1 expiry: is unknown; known: id, sentence, backend, verdict,"),
@@ -203,7 +295,7 @@ def test_a_cause_that_ended_otherwise_is_the_same(before: Cause, after: Cause, *
     for a, b in ((before, after), (after, before)):
         baseline = Baseline("b.toml", (Known.of(a, replace(Known.of(a), reason="no kernel")),))
         found = compare(baseline, [b])
-        assert (found.exit_code() == 0, bool(found.known), not found.new, not found.gone) == (one,) * 4
+        assert (found.outcome().exit_code == 0, bool(found.known), not found.new, not found.gone) == (one,) * 4
         assert [e.reason for e in baseline.renewed([b]).entries] == ["no kernel" if one else ""]
 
 

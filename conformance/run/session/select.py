@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase, translate
 from conformance.backend import registry
 from conformance.backend.interface import Backend, BufferType, DeviceInfo
 from conformance.backend.registry import Spec, resolve
-from conformance.case.case import Case
+from conformance.case.case import JSON, Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
@@ -75,6 +75,26 @@ def _may_match(glob: str, family: Family) -> bool:
     """
     spelt, name = re.split(r"[*?[]", glob, maxsplit=1)[0], f"{family.name}/"
     return spelt.startswith(name) or name.startswith(spelt)
+
+
+def record_of(
+    levels: Mapping[Spec, Level],
+    families: Sequence[str],
+    globs: Sequence[str],
+    seed: int | None,
+    *,
+    files: Sequence[str] = (),
+    shard: str = "1/1",
+) -> dict[str, JSON]:
+    """What was selected, as the document of a run holds it under `selection`."""
+    return {
+        "levels": {str(spec): n for spec, n in levels.items()},
+        "families": list(families),
+        "cases": list(globs),
+        "seed": seed,
+        "files": list(files),
+        "shard": shard,
+    }
 
 
 def lacking(families: Sequence[str]) -> dict[str, str]:

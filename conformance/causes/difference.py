@@ -1,0 +1,238 @@
+"""What a run adds to a baseline, and what it lacks: causes, cases of known causes, and coverage.
+
+Causes are matched by `same.py`, cases by their ids. A rule such as `op = ADD` also holds for nodes that are right, so
+that a known cause says nothing of a case that it did not have: only the case's own verdict and error do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+from conformance.judge.outcome import Outcome, Why, first
+from conformance.judge.verdict import FAILURES, Missing, Result, Verdict, counted
+from conformance.judge.wrong import worse
+
+from .baseline import Baseline, Known, Ran, Seen, Selection
+from .cause import Cause
+from .failure import by_chance
+from .same import same
+
+
+@dataclass(frozen=True, slots=True)
+class Wider:
+    """A failing case that a known cause is no excuse for."""
+
+    backend: str
+    case: str
+    why: str
+    """`it passed`, `CRASH where it was FAIL`, `zeros where there were numbers`."""
+    cause: str = ""
+    """The id of the known cause that it is grouped with; empty where it is with none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A case of the baseline that has no verdict any more."""
+
+    backend: str
+    case: str
+    why: str
+    """`passed, UNSUPPORTED now`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unasked:
+    """Cases of the baseline that a run of another selection did not ask for."""
+
+    backend: str
+    cases: tuple[str, ...]
+    of: int
+    """Cases of the baseline."""
+    known: Selection | None
+    here: Selection | None
+    """None where the run did not ask the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How a run differs from a baseline."""
+
+    new: tuple[Cause, ...]
+    """In the order of the run."""
+    gone: tuple[Known, ...]
+    """In the order of the baseline."""
+    known: tuple[Cause, ...]
+    wider: tuple[Wider, ...] = ()
+    """By backend and cause."""
+    lost: tuple[Lost, ...] = ()
+    """By backend and reason."""
+    unasked: tuple[Unasked, ...] = ()
+    """One for each backend that has some."""
+
+    def outcome(self) -> Outcome:
+        """One reason for each finding, cases with the same reason together; none where nothing differs."""
+        new = (f"new: {_named(c)} (smallest case of {len(c.cases):,}: {c.smallest})" for c in self.new)
+        gone = (f"gone: {_named(e)}{f' ({e.reason})' if e.reason else ''}" for e in self.gone)
+        found = {Why.NEW: new, Why.GONE: gone, Why.WIDER: self._wider(), Why.COVERAGE: self._lost(),
+                 Why.UNASKED: map(_unasked, self.unasked)}  # fmt: skip
+        return sum((Outcome.of(why, texts) for why, texts in found.items()), Outcome())
+
+    def _wider(self) -> Iterator[str]:
+        for (backend, cause, why), rows in groupby(self.wider, attrgetter("backend", "cause", "why")):
+            yield f"wider: {cause or 'in no cause'} on {backend}: {why}: {_listed([w.case for w in rows])}"
+
+    def _lost(self) -> Iterator[str]:
+        for (backend, why), rows in groupby(self.lost, attrgetter("backend", "why")):
+            yield f"coverage lost on {backend}: {why}: {_listed([x.case for x in rows])}"
+
+
+def _named(cause: Cause | Known) -> str:
+    return f"{cause.id} on {cause.backend}, {cause.verdict}: {cause.sentence}"
+
+
+def _listed(cases: Sequence[str]) -> str:
+    return f"{counted(len(cases), 'case')}: {first(cases)}"
+
+
+def _unasked(u: Unasked) -> str:
+    here = f"this run is of {u.here}" if u.here else "this run did not ask it"
+    return (
+        f"not compared: on {u.backend}: {len(u.cases):,} of {u.of:,} cases of the baseline were not asked for: "
+        f"the baseline is of {u.known or 'an unknown level'}, {here}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One backend of the run that is compared."""
+
+    results: Mapping[str, Result]
+    missing: frozenset[str]
+    """Cases that were asked for and have no result; `outcome.judge` reports them."""
+    selection: Selection | None
+    is_asked: bool
+
+
+def compare(
+    baseline: Baseline,
+    causes: Sequence[Cause],
+    results: Iterable[Result] = (),
+    *,
+    missing: Iterable[Missing] = (),
+    selected: Mapping[str, object] | None = None,
+) -> Difference:
+    """Compare a run with what is known.
+
+    Args:
+        baseline: what is known.
+        causes: those of the run.
+        results: all of the run; those that failed name their cause.
+        missing: what the run asked for and has no result of; a reason of its own, and no lost coverage.
+        selected: the `selection` of the run's document; None where it has none. A case that is not there was asked for
+            then, and is lost.
+    """
+    rows, absent = list(results), list(missing)
+    known = same(baseline.entries, causes)
+    there = set(known.values())
+    new = {(c.id, c.backend) for c in causes} - known.keys()
+    backends = dict.fromkeys((*(r.backend for r in rows), *(r.backend for r in baseline.runs)))
+    runs = {b: _run(b, rows, absent, selected) for b in backends}
+    wider = [w for b in backends for w in _wider(b, baseline, runs[b], known, new)]
+    lost, unasked = [], []  # type: tuple[list[Lost], list[Unasked]]
+    for ran in baseline.runs:
+        left, not_asked = _lost(ran, runs[ran.backend])
+        lost += left
+        unasked += [not_asked] if not_asked else []
+    uncompared = {(u.backend, case) for u in unasked for case in u.cases}
+    ran_on = {r.backend for r in rows}
+    gone = (
+        e
+        for e in baseline.entries
+        if e.key not in there and (not rows or e.backend in ran_on) and not _hits(baseline, e) & uncompared
+    )
+    return Difference(
+        tuple(c for c in causes if (c.id, c.backend) in new),
+        tuple(gone),
+        tuple(c for c in causes if (c.id, c.backend) in known),
+        tuple(sorted(wider, key=attrgetter("backend", "cause", "why"))),
+        tuple(sorted(lost, key=attrgetter("backend", "why"))),
+        tuple(unasked),
+    )
+
+
+def _run(
+    backend: str, rows: Sequence[Result], absent: Sequence[Missing], selected: Mapping[str, object] | None
+) -> _Run:
+    own = [r for r in rows if r.backend == backend and not r.fresh]
+    worst = sorted(own, key=lambda r: r.verdict in FAILURES)  # a case may also have run from a file
+    selection = Selection.of(selected, backend) if selected else None
+    return _Run(
+        {r.case: r for r in worst},
+        frozenset(m.case for m in absent if m.backend == backend),
+        selection,
+        selected is None or selection is not None,
+    )
+
+
+def _hits(baseline: Baseline, entry: Known) -> set[tuple[str, str]]:
+    ran = baseline.run_of(entry.backend)
+    return set() if ran is None else {(ran.backend, case) for case, s in ran.failed.items() if entry.id in s.causes}
+
+
+def _wider(
+    backend: str,
+    baseline: Baseline,
+    run: _Run,
+    known: Mapping[tuple[str, str], tuple[str, str]],
+    new: Collection[tuple[str, str]],
+) -> Iterator[Wider]:
+    """Failures that neither a new cause shows nor the baseline has as they are."""
+    ran, entries = baseline.run_of(backend), {e.key: e for e in baseline.entries}
+    for case, r in run.results.items():
+        key = (r.cause or "", backend)
+        if r.verdict not in FAILURES or key in new:
+            continue
+        entry = entries.get(known.get(key, ("", "")))
+        if ran is None:
+            why = "" if entry else f"{r.verdict}, and no cause explains it"
+        else:
+            why = _why(ran, ran.failed.get(case), r, entry, entries)
+        if why:
+            yield Wider(backend, case, why, entry.id if entry else "")
+
+
+def _why(ran: Ran, was: Seen | None, r: Result, entry: Known | None, entries: Mapping[tuple[str, str], Known]) -> str:
+    """How a failing case of a known cause, or of none, differs from what is known of it; empty where it does not."""
+    if was is None:
+        return f"{r.verdict} where it passed" if r.case in ran.passed else f"{r.verdict}, not known to fail"
+    if was.verdict is not r.verdict:
+        return f"{r.verdict} where it was {was.verdict}"
+    if was.wrong and r.wrong and (much := worse(was.wrong, r.wrong)):
+        return much
+    before = [entries[c, r.backend].message for c in was.causes if (c, r.backend) in entries]
+    if entry and entry.id not in was.causes and entry.message not in before and not by_chance(r.verdict, entry.message):
+        return f"{r.verdict} in other words than before"
+    return ""
+
+
+def _lost(ran: Ran, run: _Run) -> tuple[list[Lost], Unasked | None]:
+    """What passed and is refused now, and what has no result at all: lost if it was asked for, or of one selection."""
+    lost, unasked = [], []  # type: tuple[list[Lost], list[str]]
+    comparable = run.is_asked and (run.selection is None or ran.selection is None or run.selection == ran.selection)
+    for case in sorted((*ran.passed, *ran.failed)):
+        was = "passed" if case in ran.passed else "failed"
+        now = run.results.get(case)
+        if now is not None:
+            if was == "passed" and now.verdict is Verdict.UNSUPPORTED:
+                lost.append(Lost(ran.backend, case, "passed, UNSUPPORTED now"))
+        elif case in run.missing:
+            continue
+        elif comparable:
+            lost.append(Lost(ran.backend, case, f"{was}, not in this run"))
+        else:
+            unasked.append(case)
+    of = len(ran.passed) + len(ran.failed)
+    return lost, Unasked(ran.backend, tuple(unasked), of, ran.selection, run.selection) if unasked else None

@@ -1,0 +1,131 @@
+"""`conform causes RUN.json --baseline FILE` as a gate: what a backend is known to fail by hides nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import broken_add
+import pytest
+from commands import conform
+from planted_adapter import planted_adapter
+
+CASES = ("--case", "ops/ADD-f32+f32-*", "--case", "ops/MUL-f32+f32-a=1*")
+"""Three of ADD broadcast an operand; of nine others and all of MUL none fails."""
+BROADCAST = "ops/ADD-f32+f32-a=13x5x3x2,b=1x5x1x2@612"
+WIDE = "ops/ADD-f32+f32-a=2049@143"
+
+
+class Backend:
+    """The adapter with a known bug, and what it is known by; a later version of it has the same name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.known = folder / "known.toml"
+        run = self.run("")
+        grouped = self.triage(run, "", "--json", folder / "grouped.json")
+        assert grouped[0] == 1, grouped[1]
+        made = conform("baseline", folder / "grouped.json", "-o", self.known)
+        assert made.returncode == 0, made.stderr
+
+    def config(self, also: str) -> Path:
+        """Settings that name a version of it."""
+        path = self.folder / f"settings-{also}.toml"
+        path.write_text(f'[backend.mine]\nadapter = "broken"\noptions = {{ also = "{also}" }}\n', encoding="utf-8")
+        return path
+
+    def run(self, also: str, *options: str) -> Path:
+        """The record of a run of a version."""
+        path = self.folder / f"run-{also}.json"
+        args = ("--backend", "mine", "--config", self.config(also), "--json", path, "-q")
+        done = conform("run", *args, *(options or CASES))
+        assert done.returncode in {0, 1}, done.stderr
+        return path
+
+    def triage(self, path: Path, also: str, *options: str | Path) -> tuple[int, str]:
+        """The exit code of grouping the failures of a record, and what it prints."""
+        done = conform("triage", path, "--config", self.config(also), "--no-again", "--minutes", "1", *options)
+        return done.returncode, done.stdout + done.stderr
+
+    def gate(self, also: str, *options: str) -> tuple[int, str]:
+        """A run of a version, against what is known."""
+        return self.triage(self.run(also, *options), also, "--baseline", self.known)
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """Installed for the tests of this file."""
+    folder = tmp_path_factory.mktemp("baseline")
+    (folder / "site").mkdir()
+    source = Path(broken_add.__file__).read_text(encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, planted_adapter(folder / "site", patch, "broken", source, "Broken"):
+        yield Backend(folder)
+
+
+def test_the_same_failures_are_no_failure(backend: Backend) -> None:
+    """A run against its own baseline is green, and what is known is a rule that most nodes which meet it pass."""
+    assert '"op", "ADD"' in backend.known.read_text(encoding="utf-8")
+    assert "such nodes are right" in backend.known.read_text(encoding="utf-8")
+    code, said = backend.gate("")
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("also", "case", "says"),
+    [
+        pytest.param("wide", WIDE, "FAIL where it passed: 1 case", id="another bug in other shapes"),
+        pytest.param(
+            "zeros", BROADCAST, "zeros where there were numbers: 3 cases", id="zeros in place of 1 % too much"
+        ),
+        pytest.param("nan", BROADCAST, "not finite", id="NaN in place of 1 % too much"),
+        pytest.param("every", "ops/ADD-f32+f32-a=16x6x4x2,va=off@708", "FAIL where it passed: 8", id="all of the op"),
+    ],
+)
+def test_a_new_bug_does_not_hide_behind_a_known_cause(backend: Backend, also: str, case: str, says: str) -> None:
+    """The known cause is `op = ADD`, so each added bug is of its op; it fails the gate, which names it and a case."""
+    code, said = backend.gate(also)
+    assert code == 1, said
+    findings = [line for line in said.splitlines() if line.startswith(("new: ", "wider: "))]
+    assert any(says in line for line in findings), said
+    assert case in said
+
+
+def test_coverage_that_vanishes_fails_the_gate(backend: Backend) -> None:
+    """What passed and is refused now is lost, though nothing fails that was not known to."""
+    code, said = backend.gate("refuses")
+    assert code == 1, said
+    assert "lost: on mine: passed, UNSUPPORTED now: " in said
+    assert "ops/MUL-f32+f32-a=13x5x3x2" in said
+
+
+def test_a_cause_that_is_gone_fails_the_gate(backend: Backend) -> None:
+    """The baseline has to be written again, or the bug may come back in silence."""
+    code, said = backend.gate("fixed")
+    assert code == 1, said
+    assert "gone: ADD-" in said
+
+
+def test_a_run_of_other_cases_is_not_comparable(backend: Backend) -> None:
+    """Another seed, fewer cases: neither equal nor worse, and the line says what was asked of each."""
+    for options, words in ((("--case", BROADCAST), f"level smoke, {BROADCAST}"), ((*CASES, "--seed", "7"), "seed 7")):
+        run = backend.run("fixed", *options)  # which has no failures to search in
+        code, said = backend.triage(run, "fixed", "--baseline", backend.known)
+        assert code != 0, said
+        assert "not compared: on mine: " in said
+        assert words in said
+
+
+def test_missing_results_make_no_baseline(backend: Backend) -> None:
+    """A run that lacks results would be known by less than it was asked for; unless the user wants just that."""
+    body = json.loads((backend.folder / "grouped.json").read_text(encoding="utf-8"))
+    last = body["results"].pop()
+    body["missing"] = [{"backend": "mine", "case": last["case"], "reason": "interrupted"}]
+    torn, made = backend.folder / "torn.json", backend.folder / "torn.toml"
+    torn.write_text(json.dumps(body), encoding="utf-8")
+    refused = conform("baseline", torn, "-o", made)
+    assert refused.returncode == 2
+    assert "1 of " in refused.stderr
+    assert "--allow-incomplete" in refused.stderr
+    assert not made.exists()
+    assert conform("baseline", torn, "-o", made, "--allow-incomplete").returncode == 0
