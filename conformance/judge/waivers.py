@@ -5,12 +5,15 @@ A file holds any number of
     [[waiver]]
     case = "ops/GLU.SWIGLU_OAI-f16-*"             # a glob over case ids
     except = ["ops/GLU.SWIGLU_OAI-f16-ne=1*"]     # globs of exceptions; optional
-    verdict = "CRASH"                             # their expected verdict
+    verdict = "FAIL"                              # their expected verdict
+    nmse = 1.2e-4                                 # of a FAIL: the error that it is granted for
     reason = "supports_op takes F16, the kernel has no branch for it"
     link = "https://…"
     expiry = 2027-03-31                           # the last day on which it is valid
 
-A waiver excuses exactly this failure: a case that it covers and that passes is XPASS.
+A waiver excuses exactly this failure: a case that it covers and that passes is XPASS, and one that is off by `MUCH`
+times the NMSE stays FAIL. So does an output of zeros, or with NaN or Inf, unless `wrong = "zeros"` or
+`wrong = "not finite"` says that it is known, in place of `nmse`.
 """
 
 from __future__ import annotations
@@ -23,18 +26,20 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from math import inf, isfinite
 from typing import Any
 
 from conformance.case.strict import expect, only, parse_toml
 from conformance.ggml.errors import UsageError
 
 from .verdict import FAILURES, Result, Verdict
+from .wrong import KINDS, Wrong, worse
 
 WAIVABLE = tuple(v for v in Verdict if v in FAILURES and v is not Verdict.XPASS)
 """Verdicts that a waiver may expect."""
 CELL = "#"
 """Marks ids derived from a case, such as a cell of an audit; no family lists such an id."""
-KEYS = ("case", "except", "verdict", "reason", "link", "expiry")
+KEYS = ("case", "except", "verdict", "nmse", "wrong", "reason", "link", "expiry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Waiver:
     link: str
     expiry: date
     excepted: tuple[str, ...] = ()
+    granted: Wrong | None = None
+    """Of a FAIL, how wrong its cases may be; None where it does not say, so that it excuses none."""
 
     def covers(self, case_id: str) -> bool:
         """Whether its globs match this case."""
@@ -55,6 +62,17 @@ class Waiver:
     def expired(self, today: date) -> bool:
         """Whether its last day has passed."""
         return today > self.expiry
+
+    def beyond(self, result: Result) -> str:
+        """Say how a failure with its verdict is another one than it was granted for; empty if it is that."""
+        if self.verdict is not Verdict.FAIL:
+            return ""
+        if self.granted is None:
+            return f"does not say how wrong a FAIL may be; add {_stated(result.wrong)}"
+        if result.wrong is None:
+            return "" if self.granted.kind == KINDS[-1] else "was granted for an error, and this one was not measured"
+        much = worse(self.granted, result.wrong)
+        return f"was granted for another error: {much}" if much else ""
 
     def speaks_of(self, family: str) -> bool:
         """Whether it may cover cases of `family`."""
@@ -100,8 +118,32 @@ def _waiver(table: Mapping[str, Any], where: str) -> Waiver:
     excepted = table.get("except", [])
     is_list = isinstance(excepted, list) and all(isinstance(g, str) for g in excepted)
     expect(is_list, f"{where} except", "a list of globs", excepted)
-    expiry = _day(table.get("expiry"), f"{where} expiry")
-    return Waiver(table["case"], Verdict(table["verdict"]), table["reason"], table["link"], expiry, tuple(excepted))
+    expiry, verdict = _day(table.get("expiry"), f"{where} expiry"), Verdict(table["verdict"])
+    granted = _granted(table, where, verdict)
+    return Waiver(table["case"], verdict, table["reason"], table["link"], expiry, tuple(excepted), granted)
+
+
+def _granted(table: Mapping[str, Any], where: str, verdict: Verdict) -> Wrong | None:
+    """How wrong its cases may be; None where it does not say."""
+    nmse, kind = table.get("nmse"), table.get("wrong")
+    if verdict is not Verdict.FAIL:
+        for key, value in (("nmse", nmse), ("wrong", kind)):
+            expect(value is None, f"{where} {key}", f"nothing for {verdict}, which has no numbers,", value)
+        return None
+    expect(kind is None or kind in KINDS, f"{where} wrong", f"one of {', '.join(KINDS)}", kind)
+    is_number = isinstance(nmse, (int, float)) and not isinstance(nmse, bool) and isfinite(nmse) and nmse >= 0
+    expect(nmse is None or is_number, f"{where} nmse", "a finite number from 0", nmse)
+    if kind in KINDS[1:]:
+        expect(nmse is None, f"{where} nmse", f"nothing beside wrong = {kind}", nmse)
+        return Wrong(kind, 1.0 if kind == "zeros" else inf)
+    return None if nmse is None else Wrong("numbers", float(nmse))
+
+
+def _stated(wrong: Wrong | None) -> str:
+    """The line of an entry that grants an error."""
+    if wrong is None or wrong.kind == KINDS[-1] or not isfinite(wrong.nmse):
+        return f'wrong = "{KINDS[-1]}"'
+    return f"nmse = {wrong.nmse:.2g}" if wrong.kind == "numbers" else f'wrong = "{wrong.kind}"'
 
 
 def _day(value: object, where: str) -> date:
@@ -126,10 +168,14 @@ def waive(waivers: Waivers, result: Result, today: date) -> None:
         return
     if result.verdict not in WAIVABLE:
         return
-    same = next((w for _, w in holding if w.verdict is result.verdict), None)
-    if same is not None:
+    same = [(i, w, w.beyond(result)) for i, w in holding if w.verdict is result.verdict]
+    excuse = next((w for _, w, beyond in same if not beyond), None)
+    if excuse is not None:
         result.waived, result.verdict = str(result.verdict), Verdict.XFAIL
-        result.detail = _joined(f"waived until {same.expiry} ({same.reason}; {same.link})", result.detail)
+        result.detail = _joined(f"waived until {excuse.expiry} ({excuse.reason}; {excuse.link})", result.detail)
+    elif same:
+        index, _, beyond = same[0]
+        result.detail = _joined(result.detail, f"{waivers.where(index)} {beyond}")
     elif holding:
         verdicts = ", ".join(dict.fromkeys(str(w.verdict) for _, w in holding))
         result.detail = _joined(result.detail, f"{waivers.where(holding[0][0])} waives {verdicts} only")
@@ -149,7 +195,9 @@ class Problem:
     index: int
     sentence: str
     excepted: tuple[str, ...] = ()
-    """Case ids to add to its `except`; if there are none, remove the entry."""
+    """Case ids to add to its `except`."""
+    stated: str = ""
+    """A line to add; if there is none, and no case id, remove the entry."""
 
 
 def problems(
@@ -168,9 +216,13 @@ def problems(
     out = []
     for i, waiver in enumerate(waivers.entries):
         mine = [r for r in counted if waiver.covers(r.case)]
-        sentence, excepted = "", ()  # type: tuple[str, tuple[str, ...]]
+        sentence, excepted, stated = "", (), ""  # type: tuple[str, tuple[str, ...], str]
+        failing = [r for r in mine if r.verdict is Verdict.FAIL is waiver.verdict]
         if waiver.expired(today):
             sentence = _expired(waiver, mine)
+        elif failing and waiver.granted is None:
+            stated = _stated(Wrong.worst(r.wrong for r in failing if r.wrong is not None))
+            sentence = f"does not say how wrong its cases may be; {len(failing)} of this run fail; add {stated}"
         else:
             relevant = [f for f in families if waiver.speaks_of(f)]
             known = {case for f in relevant for case in ids_of(f) if waiver.covers(case)}
@@ -179,7 +231,7 @@ def problems(
             elif relevant and CELL not in waiver.case:
                 sentence = _unmatched(waiver, known, exists)
         if sentence:
-            out.append(Problem(i, f"{waivers.where(i)}: {sentence}", excepted))
+            out.append(Problem(i, f"{waivers.where(i)}: {sentence}", excepted, stated))
     return out
 
 
@@ -210,12 +262,13 @@ def _outdated(mine: Sequence[Result], *, complete: bool) -> tuple[str, tuple[str
 
 _HEADER = re.compile(r"\s*\[\[\s*waiver\s*\]\]")
 _CASE = re.compile(r"""\s*["']?case["']?\s*=""")
+_VERDICT = re.compile(r"""\s*["']?verdict["']?\s*=""")
 _EXCEPT = re.compile(r"""\s*["']?except["']?\s*=""")
 
 
 def proposal(waivers: Waivers, problems: Sequence[Problem]) -> str:
-    """A diff of the file that removes or narrows the entries of `problems`, for a person to apply; empty if we cannot
-    make it.
+    """A diff of the file that removes, narrows or completes the entries of `problems`, for a person to apply; empty if
+    we cannot make it.
     """
     edited = _edited(waivers, problems)
     if edited is None:
@@ -232,7 +285,11 @@ def _edited(waivers: Waivers, problems: Sequence[Problem]) -> str | None:
     ends = [*(_last(lines, *pair) for pair in pairwise(starts)), len(lines)]
     for problem in sorted(problems, key=lambda p: -p.index):
         start, end = starts[problem.index], ends[problem.index]
-        lines[start:end] = _narrowed(lines[start:end], problem.excepted) if problem.excepted else []
+        entry = lines[start:end]
+        if problem.stated:
+            lines[start:end] = _with_line(entry, problem.stated)
+        else:
+            lines[start:end] = _narrowed(entry, problem.excepted) if problem.excepted else []
     text = "\n".join(lines) + "\n"
     return text if _as_meant(waivers, problems, text) else None
 
@@ -242,6 +299,11 @@ def _last(lines: Sequence[str], start: int, end: int) -> int:
     while end - 1 > start and lines[end - 1].lstrip().startswith("#"):
         end -= 1
     return end
+
+
+def _with_line(entry: list[str], stated: str) -> list[str]:
+    at = next((i for i, line in enumerate(entry) if _VERDICT.match(line)), 0)
+    return [*entry[: at + 1], stated, *entry[at + 1 :]]
 
 
 def _narrowed(entry: list[str], ids: Sequence[str]) -> list[str]:
@@ -263,13 +325,17 @@ def _line(globs: Sequence[str]) -> str:
 
 
 def _as_meant(waivers: Waivers, problems: Sequence[Problem], text: str) -> bool:
-    changes = {p.index: p.excepted for p in problems}
-    target = tuple(
-        replace(w, excepted=(*w.excepted, *changes.get(i, ())))
-        for i, w in enumerate(waivers.entries)
-        if changes.get(i, True)
-    )
+    changes = {p.index: p for p in problems}
+    target = []
+    for i, w in enumerate(waivers.entries):
+        change = changes.get(i)
+        if change is None:
+            target.append(w)
+        elif change.stated:
+            target.append(replace(w, granted=_granted(parse_toml(change.stated, ""), "", w.verdict)))
+        elif change.excepted:
+            target.append(replace(w, excepted=(*w.excepted, *change.excepted)))
     try:
-        return parse(text, waivers.path).entries == target
+        return parse(text, waivers.path).entries == tuple(target)
     except UsageError:
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from datetime import date, timedelta
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,17 @@ from conformance.ggml.errors import UsageError
 from conformance.judge import waivers
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, proposal, waive
+from conformance.judge.wrong import Wrong
 from conformance.suite import FAMILIES
 
 TODAY = date(2026, 6, 15)
 CRASHES = "ops/GLU.SWIGLU_OAI-f16-ne=33x4,form=split,limit=2.0@1"
 PASSES = "ops/ADD-f32+f32-a=4x3@1"
+GRANTED = Wrong("numbers", 1e-4)
 ENTRY = """
 [[waiver]]
 case = "{case}"
-verdict = "{verdict}"
+verdict = "{verdict}"{granted}
 reason = "known"
 link = "https://example.org/1"
 expiry = {expiry}
@@ -35,7 +38,13 @@ expiry = {expiry}
 
 
 def _entry(case: str, verdict: str = "FAIL", expiry: str = "2099-01-01") -> str:
-    return ENTRY.format(case=case, verdict=verdict, expiry=expiry)
+    granted = "\nnmse = 1e-4" if verdict == "FAIL" else ""
+    return ENTRY.format(case=case, verdict=verdict, expiry=expiry, granted=granted)
+
+
+def _failed(case: str, verdict: Verdict = Verdict.FAIL, detail: str = "") -> Result:
+    """A result; a FAIL is wrong by what `_waiver` grants."""
+    return Result(case, "b", verdict, wrong=GRANTED if verdict is Verdict.FAIL else None, detail=detail)
 
 
 def _waivers(*entries: Waiver) -> Waivers:
@@ -45,7 +54,8 @@ def _waivers(*entries: Waiver) -> Waivers:
 def _waiver(
     case: str = "f/*", verdict: Verdict = Verdict.FAIL, days: int = 0, excepted: tuple[str, ...] = ()
 ) -> Waiver:
-    return Waiver(case, verdict, "known", "https://example.org/1", TODAY + timedelta(days), excepted)
+    granted = GRANTED if verdict is Verdict.FAIL else None
+    return Waiver(case, verdict, "known", "https://example.org/1", TODAY + timedelta(days), excepted, granted)
 
 
 def _problems(w: Waivers, *results: Result, listed: tuple[str, ...] = (), exists: bool = False) -> list[Problem]:
@@ -68,7 +78,7 @@ def test_a_waiver_covers_what_fails_as_it_says_and_nothing_else(
     stays as it is. The verdict before is kept.
     """
     holding = [w for w in entries if w.covers(case) and w.expiry >= TODAY]
-    result = Result(case, "b", verdict)
+    result = _failed(case, verdict)
     waive(_waivers(*entries), result, TODAY)
     if verdict is Verdict.PASS and holding:
         assert (result.verdict, result.waived) == (Verdict.XPASS, "PASS")
@@ -85,7 +95,7 @@ def test_no_waiver_is_at_odds_with_a_run_in_silence(
     """An entry is a problem whenever it has expired, covers a case that passes, or covers nothing that there is in a
     family that ran; one that is no problem and covers a case that ran covers one that fails, or the run had not all.
     """
-    results = [Result(case, "b", verdict) for case, verdict in verdicts.items()]
+    results = [_failed(case, verdict) for case, verdict in verdicts.items()]
     w = _waivers(*entries)
     for r in results:
         waive(w, r, TODAY)
@@ -106,7 +116,7 @@ def test_no_waiver_is_at_odds_with_a_run_in_silence(
 def test_it_holds_to_the_end_of_its_last_day() -> None:
     """On the day of its expiry a waiver holds, on the next it does not, and the failure says why."""
     for days, verdict in ((0, Verdict.XFAIL), (-1, Verdict.FAIL)):
-        result = Result("f/a", "b", Verdict.FAIL, detail="wrong")
+        result = _failed("f/a", detail="wrong")
         waive(_waivers(_waiver(days=days)), result, TODAY)
         assert result.verdict is verdict
     assert result.detail == "wrong; w.toml: waiver 1 (f/*) expired on 2026-06-14"
@@ -122,9 +132,55 @@ def test_another_failure_than_the_waived_one_stands() -> None:
     assert result.detail == "SIGABRT; w.toml: waiver 1 (f/*) waives FAIL only"
 
 
+@pytest.mark.parametrize(
+    ("stated", "found", "excused"),
+    [
+        ("nmse = 1e-4", Wrong("numbers", 9e-4), True),
+        ("nmse = 1e-4", Wrong("numbers", 2e-3), False),
+        ("nmse = 1e-4", Wrong("zeros", 1.0), False),
+        ("nmse = 1e-4", Wrong("not finite", inf), False),
+        ("nmse = 5.0", Wrong("zeros", 1.0), False),
+        ('wrong = "zeros"', Wrong("zeros", 1.0), True),
+        ('wrong = "zeros"', Wrong("numbers", 1.0), True),
+        ('wrong = "zeros"', Wrong("not finite", inf), False),
+        ('wrong = "not finite"', Wrong("not finite", inf), True),
+    ],
+)
+def test_a_waiver_excuses_the_error_that_it_was_granted_for(stated: str, found: Wrong, *, excused: bool) -> None:
+    """Not ten times as much, no zeros in place of numbers, no NaN: that is FAIL, and says what was granted."""
+    result = Result("f/a", "b", Verdict.FAIL, wrong=found)
+    waive(parse(_entry("f/*").replace("nmse = 1e-4", stated), "w.toml"), result, TODAY)
+    assert result.verdict is (Verdict.XFAIL if excused else Verdict.FAIL)
+    assert ("w.toml: waiver 1 (f/*) was granted for another error: " in result.detail) is not excused
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (Wrong("numbers", 1.234e-4), "nmse = 0.00012"),
+        (Wrong("zeros", 1.0), 'wrong = "zeros"'),
+        (Wrong("not finite", inf), 'wrong = "not finite"'),
+    ],
+)
+def test_a_waiver_that_does_not_say_how_wrong_excuses_nothing_and_is_told_the_number(found: Wrong, line: str) -> None:
+    """A file of an older version fails the run, with a patch that adds what its cases are wrong by; then it holds."""
+    old = parse("# kept\n" + _entry("f/*").replace("nmse = 1e-4\n", ""), "w.toml")
+    result = Result("f/a", "b", Verdict.FAIL, wrong=found)
+    waive(old, result, TODAY)
+    assert result.verdict is Verdict.FAIL
+    assert result.detail == f"w.toml: waiver 1 (f/*) does not say how wrong a FAIL may be; add {line}"
+    (problem,) = _problems(old, result)
+    assert problem.sentence.endswith(f"1 of this run fail; add {line}")
+    patch = proposal(old, [problem])
+    assert [x for x in patch.splitlines() if x[0] in "+-" and x[1] not in "+-"] == [f"+{line}"]
+    again = Result("f/a", "b", Verdict.FAIL, wrong=found)
+    waive(parse(old.text.replace('"FAIL"', f'"FAIL"\n{line}'), "w.toml"), again, TODAY)
+    assert again.verdict is Verdict.XFAIL
+
+
 def test_details_say_reason_link_and_day() -> None:
     """A waived failure keeps its story behind reason, link and expiry; a passing one names the entry."""
-    failing, passing = Result("f/a", "b", Verdict.FAIL, detail="wrong"), Result("f/b", "b", Verdict.PASS)
+    failing, passing = _failed("f/a", detail="wrong"), Result("f/b", "b", Verdict.PASS)
     for r in (failing, passing):
         waive(_waivers(_waiver()), r, TODAY)
     assert failing.detail == "waived until 2026-06-15 (known; https://example.org/1); wrong"
@@ -175,6 +231,12 @@ def test_fresh_cases_prove_nothing_about_waivers() -> None:
         (_entry("f/*", expiry='"soon"'), "waiver 1 expiry: a day, as 2027-03-31, expected, 'soon' found"),
         (_entry("f/*", expiry="2027-01-01T00:00:00"), "waiver 1 expiry: a day"),
         (_entry("f/*").replace("expiry", "#"), "waiver 1 expiry: a day, as 2027-03-31, expected, nothing found"),
+        (_entry("f/*").replace("1e-4", "-1"), "waiver 1 nmse: a finite number from 0 expected, -1 found"),
+        (_entry("f/*").replace("1e-4", "inf"), "waiver 1 nmse: a finite number from 0 expected, inf found"),
+        (_entry("f/*").replace("1e-4", "true"), "waiver 1 nmse: a finite number from 0 expected, True found"),
+        (_entry("f/*") + 'wrong = "odd"', "waiver 1 wrong: one of numbers, zeros, not finite expected, 'odd' found"),
+        (_entry("f/*") + 'wrong = "zeros"', "waiver 1 nmse: nothing beside wrong = zeros expected, 0.0001 found"),
+        (_entry("f/*", "CRASH") + "nmse = 1", "waiver 1 nmse: nothing for CRASH, which has no numbers, expected"),
         (_entry("f/*") + 'except = "f/a"\n', "waiver 1 except: a list of globs expected"),
     ],
 )
@@ -240,7 +302,7 @@ def _applied(text: str, diff: list[str]) -> str:
 
 def test_no_edit_is_proposed_that_would_do_something_else() -> None:
     """Where entries cannot be found line by line (inline tables, a header inside a text) no diff is given."""
-    inline = 'waiver = [{case = "f/*", verdict = "FAIL", reason = "r", link = "https://x.y", expiry = 2026-01-01}]\n'
+    inline = 'waiver = [{case = "f/*", verdict = "CRASH", reason = "r", link = "https://x.y", expiry = 2026-01-01}]\n'
     w = parse(inline, "w.toml")
     assert proposal(w, [Problem(0, "")]) == ""
 
