@@ -197,11 +197,8 @@ def causes(
     selected = document.body.get("selection")
     differs = difference.compare(against, found, results, missing=_missing(runs), selected=selected)
     absent = f"{path}: no results, although {known} has {counted(len(against.entries), 'known cause')}"
-    leave(
-        outcome.without(Why.FAILED)
-        + differs.outcome()
-        + Outcome.of(Why.MISSING, [absent] if against.entries and not results else [])
-    )
+    gap = Outcome.of(Why.MISSING, [absent] if against.entries and not results else [])
+    leave(outcome.without(Why.FAILED) + differs.outcome() + gap)
 
 
 @click.command()

@@ -36,18 +36,6 @@ def test_each_verdict_has_its_code(verdict: Verdict) -> None:
     assert judge([result]).exit_code == (3 if verdict is Verdict.UNSUPPORTED else 1 if verdict in FAILURES else 0)
 
 
-def test_a_baseline_judges_what_has_a_cause() -> None:
-    """With known causes only a failure without one counts; XPASS never has one."""
-    known = Result("b@1", "x", Verdict.FAIL, cause="c")
-    assert judge([RIGHT, known]).exit_code == 1
-    assert judge([RIGHT, known], known=True).exit_code == 0
-    found = judge([RIGHT, known, Result("c@1", "x", Verdict.CRASH), Result("d@1", "x", Verdict.XPASS)], known=True)
-    assert found.lines() == [
-        "1 CRASH on x, no cause explains it: c@1",
-        "1 XPASS on x, passes although a waiver knows it: d@1",
-    ]
-
-
 def test_nothing_executed_is_no_success() -> None:
     """No results, and refusals only."""
     assert judge([]).lines() == ["nothing was executed"]
