@@ -80,11 +80,11 @@ ABOVE_UPSTREAM = {
 test of the op allows, by `Rounding.products` and no more; of any other op it may not."""
 
 
-def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True) -> Budget:
+def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True, cancellation: float = 0.0) -> Budget:
     """The budget of one node whose sources are right; `arithmetic` is that of the expected value.
 
     `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
-    what the change is worth.
+    what the change is worth. `cancellation`: squared roundoffs that the sums of this product cost (`cancellations`).
     """
     if node.op in VIEW_OPS or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
@@ -93,8 +93,10 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     if node.type.is_quantized:
         step = BLOCK_STEP.get(node.type.name, BLOCK_STEP_OTHER)
         return Budget(bound, step, arithmetic.name, _card(node, arithmetic)) if bound else RAW
-    nmse = (row.base + row.per_k * row.terms(node)) * U2
+    nmse = (row.base + row.per_k * row.terms(node) + cancellation) * U2
     why, card, arithmetic = row.why, _card(node, arithmetic), arithmetic.at(node)
+    if cancellation:
+        why = f"{why}, of two sums that cancel"
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why

@@ -21,6 +21,7 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
 from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, dequantises, free_running, stored, type_of
+from .cancellation import cancellations
 from .compare import Difference, compare
 from .wrong import Wrong
 
@@ -91,19 +92,20 @@ class Chain:
         self._arithmetic = arithmetic
         self._by_nodes = by_nodes
         self._noise: dict[Tensor, Noise] = {}
+        self._cancelled: Mapping[Tensor, float] = {}
         self._carried: dict[Tensor, Noise] = {}
         self._writers: dict[Tensor, list[Tensor]] = {}
 
-    def enter(self, graph: Graph) -> None:
-        """Go to the next step, which runs `graph`."""
+    def enter(self, graph: Graph, cancelled: Mapping[Tensor, float] | None = None) -> None:
+        """Go to the next step, which runs `graph`; `cancelled` as of `cancellations`."""
         self._leave()
-        self._noise, self._writers = {}, {}
+        self._noise, self._writers, self._cancelled = {}, {}, cancelled or {}
         noisy = {t for t, noise in self._carried.items() if noise}
         for node in graph:
             if not computes(node):
                 continue
             fed = any(s is not None and s.root in noisy for s in node.src)
-            noise = _noise_of(node, self._arithmetic, fed=fed)
+            noise = _noise_of(node, self._arithmetic, fed=fed, cancellation=self._cancelled.get(node, 0.0))
             self._noise[node] = noise
             if noise or fed:
                 noisy.add(node.root)
@@ -114,7 +116,8 @@ class Chain:
         """The budget of `t`, an output of the step or a cache after it."""
         reached, own, before = self._sum(t)
         if len(reached) < 2 and not before and not before.zeros:
-            return budget_of(reached[0] if reached else t, self._arithmetic)
+            node = reached[0] if reached else t
+            return budget_of(node, self._arithmetic, cancellation=self._cancelled.get(node, 0.0))
         budget = _budget(t, own + before)
         if self._may_choose(reached):
             return replace(budget, nmse=max(budget.nmse, _CHOSEN if self._by_nodes else 0.0), element=inf)
@@ -183,10 +186,10 @@ class Chain:
             stack.extend(self._writers.get(cur, ()))
 
 
-def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
+def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool, cancellation: float = 0.0) -> Noise:
     """The noise that `node` adds; coarse roundings differ only if its sources already differ (`fed`)."""
     row, own = DECLARATIONS[node.op].rounding, arithmetic.at(node)
-    smooth = budget_of(node, replace(own, products=EXACT.products)).nmse
+    smooth = budget_of(node, replace(own, products=EXACT.products), cancellation=cancellation).nmse
     steps = _operands(node, own) + arithmetic.bound(node, row.terms(node) if row.per_k else 1)
     return Noise(smooth, steps + (_rounding(node, own) if fed else 0.0), dequantises(node))
 
@@ -253,11 +256,39 @@ def how_wrong(judged: Iterable[Judged]) -> Wrong | None:
 
 
 def judge_node(
-    node: Tensor, expected: Bytes, found: Bytes, arithmetic: Arithmetic, *, step: int = 0, same: bool = True
+    node: Tensor,
+    expected: Bytes,
+    found: Bytes,
+    arithmetic: Arithmetic,
+    *,
+    step: int = 0,
+    same: bool = True,
+    cancellation: float = 0.0,
 ) -> Judged:
-    """Judge one node's value, given right sources; `arithmetic` and `same` as in `budget_of`."""
+    """Judge one node's value, given right sources; `arithmetic`, `same` and `cancellation` as in `budget_of`."""
     difference = compare(node, expected, found, unordered=node.op == "TOP_K")
-    return Judged(step, node, difference, budget_of(node, arithmetic, same=same))
+    return Judged(step, node, difference, budget_of(node, arithmetic, same=same, cancellation=cancellation))
+
+
+def judge_isolated(
+    alone: Case,
+    original: Mapping[Tensor, Tensor],
+    right: Mapping[Tensor, Bytes],
+    found: Mapping[Tensor, Bytes],
+    arithmetic: Arithmetic,
+    *,
+    step: int = 0,
+) -> Iterator[Judged]:
+    """Judge the nodes of `isolated_nodes` one by one, in order.
+
+    `right` holds the expected value of each copy, `found` that of each copy or of its original. `arithmetic` knows the
+    copies (`Arithmetic.copied`).
+    """
+    cancelled = cancellations(alone, 0, right)
+    for copy, node in original.items():
+        value = found[copy] if copy in found else found[node]
+        judged = judge_node(copy, right[copy], value, arithmetic, step=step, cancellation=cancelled.get(copy, 0.0))
+        yield replace(judged, tensor=node)
 
 
 def judge_step(
@@ -276,7 +307,7 @@ def judge_step(
     the tolerance that the case states is then a minimum.
     """
     chain = chain or Chain(arithmetic)
-    chain.enter(case.steps[k].graph)
+    chain.enter(case.steps[k].graph, cancellations(case, k, expected))
     stated = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else None
     for t, want in expected.items():
         budget = chain.stated(t, stated) if stated else chain.budget(t)

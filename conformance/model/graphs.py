@@ -15,7 +15,7 @@ from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, pack
-from conformance.judge.judge import Chain, Judged, judge_node, judge_step
+from conformance.judge.judge import Chain, Judged, judge_isolated, judge_step
 from conformance.run.execute import computed_nodes, execute
 from conformance.suite.batch import isolated_nodes
 
@@ -123,8 +123,7 @@ class StepRun:
         arithmetic = reference.arithmetic()
         each = arithmetic.copied(original)
         right = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
-        judged = (judge_node(n, right[c], found[n], arithmetic) for c, n in original.items())
-        return next((j for j in judged if j.used > 1), None)
+        return next((j for j in judge_isolated(alone, original, right, found, each) if j.used > 1), None)
 
 
 def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Tensor, Bytes]) -> StepRun:

@@ -27,7 +27,7 @@ from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, pack
 from conformance.judge.budget import RAW
 from conformance.judge.compare import Difference, compare, values
-from conformance.judge.judge import Chain, Judged, judge_node
+from conformance.judge.judge import Chain, Judged, judge_isolated, judge_node, judge_step
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
 
@@ -226,9 +226,10 @@ class _Told:
         case = self._up_to(k, t, last or t)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
         chain = Chain(self.reference.arithmetic())
-        for each in case.steps:
+        for each in case.steps[:k]:
             chain.enter(each.graph)
-        judged = Judged(k, t, compare(t, right, found, unordered=t.op == "TOP_K"), chain.budget(t))
+        plain = replace(case, tolerance={})
+        (judged,) = judge_step(plain, k, {t: right}, {t: found}, self.reference.arithmetic(), chain)
         return judged if judged.used > 1 else None
 
     def _up_to(self, k: int, t: Tensor, last: Tensor) -> Case:
@@ -282,8 +283,7 @@ def divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: i
         each = arithmetic.copied(original)  # where devices share nodes, each copy has the arithmetic of its node
         ran_alone = execute(reference if each is arithmetic else reference.computing_in(each), alone)
         right = ran_alone.steps[0].outputs
-        judged = (judge_node(n, right[c], found[n], arithmetic, step=k) for c, n in original.items())
-        yield from (j for j in judged if j.used > 1)
+        yield from (j for j in judge_isolated(alone, original, right, found, each, step=k) if j.used > 1)
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------

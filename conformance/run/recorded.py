@@ -20,8 +20,9 @@ from conformance.ggml.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
+from conformance.judge.cancellation import cancellations
 from conformance.judge.compare import compare
-from conformance.judge.judge import Judged, how_wrong, judge_node, judge_trajectory
+from conformance.judge.judge import Judged, how_wrong, judge_isolated, judge_node, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
 from conformance.judge.wrong import Wrong
 from conformance.suite.batch import isolated_nodes
@@ -218,14 +219,15 @@ def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int)
     record = case.steps[k].expected
     judged = []
     if by_record:
+        cancelled = cancellations(alone, 0, alone.steps[0].expected)
         for copy, n in original.items():
             limits = replace(recording or declared.at(copy), products=declared.at(copy).products)
-            judged.append(judge_node(n, record[n], found[copy], limits, step=k, same=same))
+            worth = cancelled.get(copy, 0.0)
+            judged.append(judge_node(n, record[n], found[copy], limits, step=k, same=same, cancellation=worth))
     equal = by_record and not any(j.difference.raw for j in judged)
     if not same:
         right = execute(oracle.reference_in(declared), alone).steps[0].outputs
-        for copy, n in original.items():
-            judged.append(judge_node(n, right[copy], found[copy], declared.at(copy), step=k))
+        judged += judge_isolated(alone, original, right, found, declared, step=k)
     return judged, equal
 
 
@@ -243,7 +245,7 @@ def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: i
     else:
         found = _alone(backend, alone)
     each = arithmetic.copied(original)
-    return [judge_node(n, right[c], found[c], each.at(c), step=k) for c, n in original.items()], False
+    return list(judge_isolated(alone, original, right, found, each, step=k)), False
 
 
 def layouts(case: Case) -> list[int]:

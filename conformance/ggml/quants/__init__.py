@@ -18,6 +18,7 @@ from conformance.ggml.types import TYPES, GGMLType
 
 from .blocks import F32Array, as_blocks, as_bytes
 from .read import READ
+from .read import offsets as offsets
 from .write import WRITE, WRITE_SIMD, Fill, to_int, written
 
 Raw = NDArray[Any]

@@ -15,7 +15,18 @@ from numpy.typing import NDArray
 from conformance.ggml import types
 from conformance.ggml.types import GGMLType
 
-from .blocks import KVALUES_FP4, KVALUES_IQ4NL, UE4M3_HALF, Blocks, F32Array, as_bytes, e8m0_half, k4_scales, q3_scales
+from .blocks import (
+    KVALUES_FP4,
+    KVALUES_IQ4NL,
+    UE4M3_HALF,
+    Blocks,
+    F32Array,
+    as_blocks,
+    as_bytes,
+    e8m0_half,
+    k4_scales,
+    q3_scales,
+)
 
 Bits = NDArray[np.uint8]
 
@@ -227,3 +238,22 @@ READ: dict[GGMLType, Callable[[Blocks], F32Array]] = {
     },
 }
 """ggml's table has no `to_float` for Q8_1 and Q8_K (whose `dequantize_row_q8_K` does the same): quants times `d`."""
+
+_OFFSETS: dict[GGMLType, tuple[int, Callable[[Blocks], F32Array]]] = {
+    **dict.fromkeys((types.Q4_1, types.Q5_1), (32, lambda b: _f32(b["m"])[:, None])),
+    **dict.fromkeys((types.Q4_K, types.Q5_K), (32, lambda b: -_f32(b["dmin"])[:, None] * k4_scales(b["scales"])[1])),
+    types.Q2_K: (16, lambda b: -_f32(b["dmin"])[:, None] * (b["scales"] >> 4)),
+}
+"""Type whose elements are `scale * quant + offset` -> elements that share an offset, and the offsets of its blocks."""
+
+
+def offsets(type_: GGMLType, raw: NDArray[Any]) -> F32Array | None:
+    """The offset of each group of elements of blocks, (..., n, type_size) to (..., groups); None without minima.
+
+    Such elements are `scale * quant + offset`: a Q4_1 block has one offset `m`, a Q4_K block eight `-dmin * min`.
+    """
+    if type_ not in _OFFSETS:
+        return None
+    size, of = _OFFSETS[type_]
+    groups = raw.shape[-2] * type_.blck_size // size
+    return np.ascontiguousarray(of(as_blocks(type_, raw)), np.float32).reshape(*raw.shape[:-2], groups)

@@ -1,0 +1,117 @@
+"""Products of weights with minima: a right sum of two that cancel passes, and a wrong bit of a block is still seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from marks import needs_wheel
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case, Step
+from conformance.ggml import quants
+from conformance.ggml.quants.blocks import BLOCK
+from conformance.ggml.tensor import strided
+from conformance.ggml.types import TYPES
+from conformance.judge.cancellation import cancellations
+from conformance.judge.judge import judge_step
+from conformance.run.execute import execute
+from conformance.run.runner import Runner
+
+WITH_MINIMA = ("q4_1", "q5_1", "q2_K", "q4_K", "q5_K")
+PRODUCTS = {
+    "MUL_MAT": "ops/MUL_MAT-{}+f32-a=4096x64,b=4096x4@5",
+    "MUL_MAT_ID": "ops/MUL_MAT_ID-{}+f32-as=4096x64x4,n_used=2,n_b=2,n_tokens=3@5",
+}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """One runner for all."""
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+def _offset(runner: Runner, op: str, type_: str, offset: float) -> Case:
+    """A product of weights around 0 and activations around `offset`, as models with massive activations have them."""
+    case = runner.case(PRODUCTS[op].format(type_))
+    rng = np.random.default_rng(3)
+    (weight, data), *_ = case.persistent.items()
+    w = rng.standard_normal(weight.shape, dtype=np.float32)
+    w -= w.mean(-1, keepdims=True)
+    persistent = {**case.persistent, weight: np.ascontiguousarray(quants.from_float(weight.type, w)).reshape(-1)}
+    assert persistent[weight].nbytes == data.nbytes
+    step = case.steps[0]
+    inputs = dict(step.inputs)
+    x = next(t for t in inputs if t.type.name == "f32")
+    inputs[x] = (rng.standard_normal(x.shape, dtype=np.float32) + np.float32(offset)).reshape(-1).view(np.uint8)
+    return replace(case, persistent=persistent, steps=[Step(step.graph, inputs, step.outputs)])
+
+
+@needs_wheel
+@pytest.mark.parametrize("op", PRODUCTS)
+@pytest.mark.parametrize("type_", WITH_MINIMA)
+def test_ggml_is_right_where_two_sums_cancel(runner: Runner, op: str, type_: str) -> None:
+    """Scales and minima have sums of their own: where these cancel, float32 rounding is relative to them."""
+    case = _offset(runner, op, type_, 100.0)
+    (result,) = runner.run(Spec("ggml"), [case])
+    assert result.verdict == "PASS", result.detail
+
+
+def _minimum(block: np.ndarray) -> None:
+    """Every minimum of the block is that of a step less."""
+    name = "m" if "m" in block.dtype.names else "dmin"
+    block[name] = (block[name].view(np.uint16) + 32).view(np.float16)
+
+
+def _scale(block: np.ndarray) -> None:
+    """The scale is off by three percent."""
+    block["d"] = (block["d"].view(np.uint16) + 32).view(np.float16)
+
+
+def _nibble(block: np.ndarray) -> None:
+    """One quant is off by one."""
+    block["qs"][0] ^= 1
+
+
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+@pytest.mark.parametrize("type_", WITH_MINIMA)
+@pytest.mark.parametrize("spoil", [_minimum, _scale, _nibble])
+def test_a_wrong_block_is_seen(runner: Runner, type_: str, offset: float, spoil: Callable[[np.ndarray], None]) -> None:
+    """One block of 64 rows: its minimum or scale 3 % off, or one quant off by one, is beyond the budget."""
+    case = _offset(runner, "MUL_MAT", type_, offset)
+    (weight, data), *_ = case.persistent.items()
+    wrong = data.copy()
+    spoil(wrong.view(BLOCK[TYPES[type_]])[37])
+    assert (wrong != data).any()
+    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
+    reference = runner.oracle.reference_in(expectation.arithmetic)
+    found = execute(reference, Case(case.id, {**case.persistent, weight: wrong}, case.steps)).steps[0].outputs
+    (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
+    assert judged.used > (2 if offset else 20)
+
+
+@pytest.mark.parametrize("type_", WITH_MINIMA)
+def test_offsets_are_the_values_of_blocks_whose_quants_are_0(type_: str) -> None:
+    """A block with every quant 0 has its offsets as values."""
+    rng = np.random.default_rng(1)
+    raw = quants.from_float(TYPES[type_], rng.standard_normal((3, 512), dtype=np.float32))
+    found = quants.offsets(TYPES[type_], raw)
+    blocks = raw.reshape(-1, TYPES[type_].type_size).view(BLOCK[TYPES[type_]])
+    for name in {"qs", "qh"} & set(blocks.dtype.names or ()):
+        blocks[name] = 0
+    assert found is not None
+    assert np.array_equal(np.repeat(found, 512 // found.shape[-1], -1), quants.to_float(TYPES[type_], raw))
+
+
+@pytest.mark.parametrize("type_", ["q4_0", "q8_0", "q6_K", "f16"])
+def test_other_types_have_no_minima(runner: Runner, type_: str) -> None:
+    """Their products are one sum, and their budgets know no cancellation."""
+    case = runner.case(f"ops/MUL_MAT-{type_}+f32-a=4096x64,b=4096x4@5")
+    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
+    assert not cancellations(case, 0, expectation.steps[0].outputs)
+    weight = next(iter(case.persistent))
+    assert quants.offsets(weight.type, strided(case.persistent[weight], weight)) is None
