@@ -37,7 +37,7 @@ from . import figures, graphs, locate, outside
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
 from .graphs import Say, Trajectory, silent
 from .layers import layer_of, step_words
-from .locate import Found
+from .locate import Found, Looked, Lost
 from .voice import Played, Voice
 
 F32 = NDArray[np.float32]
@@ -180,24 +180,26 @@ class Check:
             if self.text is not None:
                 self._read(answer, graphs.run(backend, self.text.case, say=say).logits(self.text.case))
             answer.resident = resident(os.getpid())
-        arithmetic = backend.arithmetic_in(self.case)
+        arithmetic, lost = backend.arithmetic_in(self.case), None
         hints = self._compare(answer, logits, arithmetic)
         if why := self._not_by_nodes(spec, refused):
             answer.notes.append(f"not judged node by node: {why}")
         else:
-            hints = self._by_nodes(spec, backend, answer, found, hints)
+            hints, lost = self._by_nodes(spec, backend, answer, found, hints)
         if answer.verdict == WRONG:
             return
         if hints:
-            self._unplaced(answer, min(hints), logits, heard=found is None and not refused)
+            cause = lost.words if lost else AROUND if found is None and not refused else GROWN
+            self._unplaced(answer, min(hints), logits, cause, located=lost is None)
         else:
             self._conclude(answer, logits, arithmetic)
 
     def _by_nodes(
         self, spec: Spec, backend: Backend, answer: Answer, found: Trajectory | None, hints: Sequence[int]
-    ) -> list[int]:
-        """Judge a run by the chains of its nodes, and the nodes of three steps alone; name what is wrong first. The
-        steps of `hints` and others that are wrong, as far as no choice of experts explains them.
+    ) -> tuple[list[int], Lost | None]:
+        """Judge a run by the chains of its nodes, and the nodes of three steps alone; name what is wrong first, or note
+        nodes over their budgets where no output is wrong. The steps of `hints` and others that are wrong, as far as no
+        choice of experts explains them; and the node that a backend loses, where that hides which is wrong.
         """
         say, last = self._saying(str(spec)), len(self.case.steps) - 1
         arithmetic = backend.arithmetic_in(self.case)
@@ -205,23 +207,41 @@ class Check:
         chained = self._by_chain(found, arithmetic) if found else []
         wrong = sorted({*hints, *chained})
         steps = sorted({0, min(self.prompts, last), last})
-        looked = [(run, run.first_wrong(reference)) for run in graphs.look(backend, self.case, steps, say=say)]
-        if not wrong and not any(judged for _, judged in looked):
-            return []
+        looked = [(run, run.wrong(reference)) for run in graphs.look(backend, self.case, steps, say=say)]
+        if not wrong:
+            answer.notes += self._over(backend, reference, looked)
+            return [], None
         say("looking for the first wrong node")
         first = locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
         if first is None and found is not None and hints and not chained:
             answer.notes.append(
                 "some rows are further from llama.cpp than those that float64 reached; each step is right"
             )
-            return []
+            return [], None
         if first is None:
-            return wrong
+            return wrong, None
+        if isinstance(first, Lost):
+            return wrong, first
         if first.kind == locate.TIE:
             answer.notes.append(f"{first.words}; what follows is not judged")
-            return [k for k in wrong if k < first.run.step]
+            return [k for k in wrong if k < first.run.step], None
         self._name(spec, answer, first)
-        return wrong
+        return wrong, None
+
+    def _over(self, backend: Backend, reference: Backend, looked: Sequence[Looked]) -> list[str]:
+        """The note of nodes over their budgets in a run whose outputs are right."""
+        found = [(run, judged) for run, wrong in looked for judged in wrong]
+        if not found:
+            return []
+        run, judged = found[0]
+        first = locate.alone(backend, reference, run, judged)
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        which = step_words(run.step, self.prompts)
+        if isinstance(first, Lost):
+            return [f"{first.words}, {which}{more}"]
+        return [
+            f"over its budget: {sentence(first.judged, run.case)}, {which}{more}; the logits differ by rounding alone"
+        ]
 
     def _read(self, answer: Answer, logits: F32) -> None:
         """Note what a backend makes of the text."""
@@ -348,14 +368,15 @@ class Check:
             answer.saved = str(saved.path)
             answer.notes.append(saved.words)
 
-    def _unplaced(self, answer: Answer, step: int, logits: F32, *, heard: bool) -> None:
-        """Say that logits are wrong, where no node is."""
+    def _unplaced(self, answer: Answer, step: int, logits: F32, cause: str, *, located: bool) -> None:
+        """Say that logits are wrong, where no node is, or, unless `located`, nobody can say which."""
         rows = [r for r, k in enumerate(self._steps()) if k == step]
         nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
         kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)
         answer.verdict = WRONG
         answer.wrong = f"in the logits: NMSE {nmse:.2g}, KL {kl:.2g}, {step_words(step, self.prompts)}"
-        answer.cause = AROUND if heard else GROWN
+        answer.wrong += "" if located else "; cannot locate the node"
+        answer.cause = cause
         answer.first_divergence = {"kind": "graph", "step": step, "layer": None, "name": graphs.LOGITS, "nmse": nmse}
 
 

@@ -114,16 +114,16 @@ class StepRun:
     step: int
     """Its number in the whole run."""
 
-    def first_wrong(self, reference: Backend) -> Judged | None:
-        """The first node that is wrong given the values that the backend itself fed it; `reference` computes in the
-        backend's arithmetic. None where each node by itself is right.
+    def wrong(self, reference: Backend) -> list[Judged]:
+        """The nodes that are wrong given the values that the backend itself fed them, in order; `reference` computes in
+        the backend's arithmetic.
         """
         found = self.case.steps[0].expected
         alone, original = isolated_nodes(self.case, 0)
         arithmetic = reference.arithmetic()
         each = arithmetic.copied(original)
         right = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
-        return next((j for j in judge_isolated(alone, original, right, found, each) if j.used > 1), None)
+        return [j for j in judge_isolated(alone, original, right, found, each) if j.used > 1]
 
 
 def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Tensor, Bytes]) -> StepRun:

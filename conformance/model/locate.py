@@ -20,18 +20,21 @@ from conformance.judge.judge import Judged, judge_step
 from conformance.report.runfile import write_text
 from conformance.report.snippet import cpp, python
 from conformance.run.blame import SECOND, TOGETHER
-from conformance.run.divergence import GRAPH, KEPT, NODE, OPS, near_tie
-from conformance.run.execute import execute
+from conformance.run.divergence import GRAPH, KEPT, NODE, OPS, Told, near_tie, sentence
+from conformance.run.execute import StepValues, execute
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import failures
 from conformance.run.shrink import shrink, size
 from conformance.suite.batch import isolated_nodes
 
-from .graphs import Say, StepRun, alone, caches_of, compute, look
+from . import graphs
+from .graphs import Say, StepRun, caches_of, compute, look
 
 Anew = Callable[[], AbstractContextManager[Backend]]
 """Opens the backend once more, and closes it."""
+Looked = tuple[StepRun, Sequence[Judged]]
+"""A step every node of which was asked for, and those that are wrong."""
 TIE = "tie"
 """Kind of a divergence that is none: another choice of experts, at scores closer than they round."""
 WORDS = {NODE: "this node is wrong by itself", GRAPH: TOGETHER, KEPT: SECOND}
@@ -60,6 +63,24 @@ class Found:
         return self.tie or WORDS[self.kind]
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node that is wrong only as it is asked for: the library computes it, and loses the value that it hands out."""
+
+    judged: Judged
+    """Beside every other node of the step; where it alone is asked for, it is right."""
+    run: StepRun
+    ends: bool
+    """Whether it is right only where the graph ends with it."""
+
+    @property
+    def words(self) -> str:
+        """The probe."""
+        alone = "alone, in a graph that ends with it" if self.ends else "alone"
+        said = sentence(self.judged, self.run.case)
+        return f"probe: asked for beside every other node, {said}; asked for {alone}, it is right: outputs get lost"
+
+
 def _writer(t: Tensor, graph: Graph) -> Tensor:
     if t in graph.nodes:
         return t
@@ -70,31 +91,52 @@ def first(
     backend: Backend,
     reference: Backend,
     case: Case,
-    looked: Sequence[tuple[StepRun, Judged | None]],
+    looked: Sequence[Looked],
     anew: Anew,
     say: Say,
-) -> Found | None:
+) -> Found | Lost | None:
     """The first wrong node of a run, or the first wrong cache or output where each node by itself is right, or a choice
-    of experts at a near-tie (`TIE`) that explains it; None where nothing is wrong step by step.
+    of experts at a near-tie (`TIE`) that explains it; a `Lost` node where the backend hides which is wrong; None where
+    nothing is wrong step by step.
 
-    `looked` are steps whose nodes were judged, each with the first wrong one. `reference` computes in the backend's
+    `looked` are steps whose nodes were judged, each with the wrong ones. `reference` computes in the backend's
     arithmetic. BackendError if either fails.
     """
-    seen = next(((run, wrong) for run, wrong in looked if wrong is not None), None)
-    upto = len(case.steps) if seen is None else seen[0].step
+    seen = next((alone(backend, reference, run, wrong[0]) for run, wrong in looked if wrong), None)
+    upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
     step = _first_step(backend, reference, case, upto, say)
     if step is None:
-        return None if seen is None else Found(seen[1], seen[0], NODE)
+        return seen
     (run,) = look(backend, case, [step.run.step], say=say)
-    wrong = run.first_wrong(reference)
-    if wrong is not None:
-        return Found(wrong, run, NODE)
-    if tie := _tie(run, reference):
-        return Found(seen[1], seen[0], NODE) if seen else replace(step, kind=TIE, tie=tie)
+    lost = None
+    if wrong := run.wrong(reference):
+        found = alone(backend, reference, run, wrong[0])
+        if isinstance(found, Found):
+            return found
+        say("outputs get lost: asking for one node at a time")
+        if (traced := _told(backend, reference, run).traced(step.judged)) is not None:
+            return Found(traced, run, NODE)
+        lost = found
+    elif tie := _tie(run, reference):
+        return seen or replace(step, kind=TIE, tie=tie)
     bare = step.run
     with anew() as fresh:
         right = not any(j.used > 1 for j in _judge(bare.case, reference, _values(fresh, bare.case)))
-    return replace(step, kind=KEPT if right else GRAPH)
+    return replace(step, kind=KEPT) if right else lost or replace(step, kind=GRAPH)
+
+
+def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Found | Lost:
+    """A node that is wrong where each node of a step is asked for, asked for alone: wrong, too, or lost."""
+    told = _told(backend, reference, run)
+    if (named := told.named(judged)) is not None:
+        return Found(named, run, NODE)
+    return Lost(judged, run, told.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None)
+
+
+def _told(backend: Backend, reference: Backend, run: StepRun) -> Told:
+    bare = _bare(run.case)
+    outputs = {(0, j.tensor) for j in _judge(bare, reference, _values(backend, bare)) if j.used > 1}
+    return Told(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, bare)
 
 
 def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say: Say) -> Found | None:
@@ -106,7 +148,7 @@ def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say
             say(f"step {k + 1} of {upto} from its own caches")
             before = caches_of(session, case)
             values = {**compute(session, k, step), **caches_of(session, case)}
-            run = alone(case, k, before, {})
+            run = graphs.alone(case, k, before, {})
             wrong = [j for j in _judge(run.case, reference, values) if j.used > 1]
             if wrong:
                 nodes = step.graph.nodes

@@ -86,7 +86,7 @@ def locate(
         return
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
-    told = _Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
+    told = Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
     try:
         suspect = first_divergent(ran, reference, case, wrong.step)
     except ConformanceError:  # what was lost cannot even be read, such as an index beyond all rows
@@ -120,7 +120,7 @@ def locate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class Told:
     """Tells nodes that are wrong from those that are wrong only as every node is asked for: a backend may lose a result
     that is an output, and that others read.
     """
@@ -150,7 +150,7 @@ class _Told:
                 return None if off is None else replace(judged, difference=off)
             if reader is None or self._is_as_before(judged, t):
                 return judged
-            if (ends := self._judged(k, t)) is not None:
+            if (ends := self.judged(k, t)) is not None:
                 return ends
             return None if self._off(k, t, reader) is not None else judged
         except BackendError:
@@ -174,7 +174,7 @@ class _Told:
 
         def off(t: Tensor) -> Judged | None:
             if t not in known:
-                known[t] = self._judged(k, t)
+                known[t] = self.judged(k, t)
             return known[t]
 
         with suppress(BackendError):
@@ -218,10 +218,10 @@ class _Told:
 
     def _off(self, k: int, t: Tensor, last: Tensor) -> Difference | None:
         """How `t` of step `k` is wrong as the only output of a graph that ends with `last`; None where it is right."""
-        judged = self._judged(k, t, last)
+        judged = self.judged(k, t, last)
         return judged.difference if judged is not None else None
 
-    def _judged(self, k: int, t: Tensor, last: Tensor | None = None) -> Judged | None:
+    def judged(self, k: int, t: Tensor, last: Tensor | None = None) -> Judged | None:
         """`t` of step `k` as the only output of a graph that ends with `last`, or itself; None where it is right."""
         case = self._up_to(k, t, last or t)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))

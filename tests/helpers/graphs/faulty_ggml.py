@@ -14,6 +14,7 @@ from typing import Any
 
 from backends.ggml import GgmlBackend
 from conformance.ggml.lib.layout import CTensor
+from conformance.ggml.tensor import FLAG_OUTPUT
 
 _P = ctypes.c_void_p
 _SUPPORTS_OP, _GRAPH_COMPUTE, _ALLOC_BUFFER, _MEMSET_TENSOR = 9, 13, 1, 3
@@ -22,6 +23,8 @@ _QUESTION = ctypes.CFUNCTYPE(ctypes.c_bool, _P, _P)
 _COMPUTE = ctypes.CFUNCTYPE(ctypes.c_int, _P, _P)
 _ALLOC = ctypes.CFUNCTYPE(_P, _P, ctypes.c_size_t)
 REPACK = "CPU_REPACK"
+FLAGGED = 3
+"""Outputs of a graph of llama.cpp, and one that is asked for."""
 
 
 class FaultyGgml(GgmlBackend):
@@ -82,6 +85,23 @@ class FaultyGgml(GgmlBackend):
             return compute
 
         self._put(self._backend or 0, _GRAPH_COMPUTE, _COMPUTE, make)
+
+    def left(self, after: Callable[[list[tuple[CTensor, int]]], None]) -> None:
+        """What happens to the nodes of a graph, each with its bytes, once the library has computed all of them."""
+
+        def make(real: Callable[[int, int], int]) -> Callable[[int, int], int]:
+            def compute(backend: int, cgraph: int) -> int:
+                status = real(backend, cgraph)
+                after([(CTensor.from_address(p), self._ggml.nbytes(p)) for p in self._nodes(cgraph)])
+                return status
+
+            return compute
+
+        self._put(self._backend or 0, _GRAPH_COMPUTE, _COMPUTE, make)
+
+    def name(self, t: CTensor) -> str:
+        """Its name."""
+        return self.raw.ggml_get_name(ctypes.addressof(t)).decode()
 
     def _nodes(self, cgraph: int) -> Iterator[int]:
         for i in range(self.raw.ggml_graph_n_nodes(cgraph)):
@@ -195,6 +215,29 @@ def _ignores(op: str, position: int, value: float) -> Callable[[FaultyGgml], Non
     return fault
 
 
+def _loses(b: FaultyGgml) -> None:
+    """Of more outputs than llama.cpp itself flags, all but the last are NaN, as ggml-openvino loses them."""
+
+    def after(nodes: list[tuple[CTensor, int]]) -> None:
+        outputs = [(t, size) for t, size in nodes if t.flags & FLAG_OUTPUT and not t.view_src]
+        for t, size in outputs[:-1] if len(outputs) > FLAGGED else ():
+            ctypes.memset(t.data, 0xFF, size)
+
+    b.left(after)
+
+
+def _forgets(b: FaultyGgml) -> None:
+    """A whole graph leaves zeros in layer 0's K; one that ends earlier does not."""
+
+    def after(nodes: list[tuple[CTensor, int]]) -> None:
+        if b.name(nodes[-1][0]) == "result_output":
+            for t, size in nodes:
+                if b.op(t) == "SET_ROWS" and b.name(t).startswith("cache_k_l0"):
+                    ctypes.memset(t.data, 0, size)
+
+    b.left(after)
+
+
 FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "none": lambda _b: None,
     "batch": _batch,
@@ -206,6 +249,9 @@ FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "whim": _whim,
     "freq_base": _ignores("ROPE", 5, 10000.0),
     "eps": _ignores("RMS_NORM", 0, 1e-5),
+    "large-eps": _ignores("RMS_NORM", 0, 0.5),
+    "loses": _loses,
+    "forgets": _forgets,
     "softcap": _ignores("FLASH_ATTN_EXT", 2, 0.0),
     "max_bias": _ignores("FLASH_ATTN_EXT", 1, 0.0),
 }

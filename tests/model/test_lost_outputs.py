@@ -1,0 +1,57 @@
+"""`conform check-model` on a library that loses outputs: no right model is called wrong, and no innocent node named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import faulty_ggml
+import pytest
+from click.testing import CliRunner
+from commands import conform
+from marks import needs_wheel
+
+from conformance.cli import main
+
+pytestmark = needs_wheel
+PROBE = "probe: asked for beside every other node, "
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of llama in Q4_1."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    made = CliRunner().invoke(main, ["make-model", "--arch", "llama", "--type", "q4_1", "-o", str(path)])
+    assert made.exit_code == 0, made.output
+    return path
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> dict[str, str]:
+    """The environment in which the adapter `faulty-ggml` is installed."""
+    info = tmp_path / "faulty_ggml-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-ggml\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[conformance.backends]\nfaulty-ggml = faulty_ggml:FaultyGgml\n")
+    folders = (str(tmp_path), str(Path(faulty_ggml.__file__).parent), os.environ.get("PYTHONPATH", ""))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("none", 0, "right"),
+        ("loses", 0, "right"),
+        ("loses large-eps", 1, "wrong from layer 0 on: RMS_NORM"),
+        ("loses forgets", 1, "cannot locate the node"),
+    ],
+)
+def test_a_node_is_named_only_where_it_is_wrong_alone(
+    model: Path, library: dict[str, str], fault: str, code: int, said: str
+) -> None:
+    """Right logits are right, with the probe as a note; a wrong node is named; else the probe says why none is."""
+    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--no-voices", "--shrink-time", "0")
+    ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
+    assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
+    probed = fault != "none" and said != "wrong from layer 0 on: RMS_NORM"
+    assert (PROBE in ran.stdout, "asked for alone, " in ran.stdout) == (probed, probed), ran.stdout
