@@ -1,4 +1,4 @@
-"""`conform switch`: a backend with a switch of its environment, held against itself without it."""
+"""`conform switch`: a backend with a switch of its environment, judged by the reference and held against itself."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ real = cpu.CpuBackend.kernels
 
 
 def kernels(self):
-    table, how = dict(real(self)), os.environ.get("GQA")
+    table, how, harm = dict(real(self)), os.environ.get("GQA"), os.environ.get("HARM")
     attention = table["FLASH_ATTN_EXT"]
 
     def changed(node, dst, src):
         attention(node, dst, src)
+        if harm == "dies" and how != "mends" and node.src[0].ne[3] > 1:
+            os._exit(7)
+        if harm == "zeros":
+            dst[:] = 0
         if how == "rounds":
             dst *= 1 + 2.0**-23
         elif how == "streams" and node.src[0].ne[3] > 1:
@@ -97,7 +101,36 @@ def test_the_file_names_what_differs(tmp_path: Path) -> None:
     assert (document["kind"], document["switch"]) == ("switch", "GQA=streams")
     (row,) = document["results"]
     assert (row["verdict"], row["equal"]) == ("FAIL", False)
-    assert row["detail"].endswith("expected is what it gives without the switch")
+    assert (row["without"], row["compared"], row["batch"]) == ("PASS", True, True)
+    assert "diverges at" in row["detail"]
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("harm", "setting", "code", "said"),
+    [
+        ("dies", "mends", 3, ["1 PASS", "1 CRASH", "0 of 1 cases; of 1 with several streams (ne[3] > 1): none"]),
+        ("dies", "rounds", 1, ["CRASH gqa/llama-l=1", "without it CRASH", "not compared: 1 CRASH without it"]),
+        ("zeros", "rounds", 1, ["FAIL gqa/llama-l=1", "without it FAIL", "compared with and without it: 1 of 1 cases"]),
+    ],
+)
+def test_a_library_wrong_without_the_switch_is_still_judged(
+    tmp_path: Path, harm: str, setting: str, code: int, said: list[str]
+) -> None:
+    """The reference judges the run with the switch, and what could not be compared is counted."""
+    toml = tmp_path / "conformance.toml"
+    text = toml.read_text("utf-8").replace("environment = {", f'environment = {{ HARM = "{harm}",')
+    toml.write_text(text, encoding="utf-8")
+    done = _switch(f"GQA={setting}")
+    assert done.exit_code == code, done.output
+    assert [words for words in said if words not in done.output] == [], done.output
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_switch_left_off_says_how_to_turn_it_on() -> None:
+    """A library told `=0` changes nothing; the user is told what to type."""
+    done = _switch("GQA=0")
+    assert (done.exit_code, "try GQA=1" in done.output) == (3, True), done.output
 
 
 def test_each_side_is_a_name_of_its_own() -> None:

@@ -1,16 +1,15 @@
-"""A switch of a library's environment: with it a backend gives what it gives without it, or declines.
+"""A switch of a library's environment: with it a backend is right, as any run is, and gives what it gives without it.
 
-No reference takes part. Each side may err by what a right backend may err by. The library reads its environment once,
-so each side is a process of its own.
+Both runs are judged by the float64 reference, and held against each other. The library reads its environment once, so
+each side is a process of its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-
-import numpy as np
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
@@ -19,25 +18,35 @@ from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, Conf
 from conformance.judge.verdict import Verdict
 from conformance.run import divergence
 from conformance.run.execute import Execution, execute
+from conformance.run.oracle import Oracle, judge_steps
 from conformance.run.relate import held_against
 from conformance.suite.relations import claim
 
-NO_REFERENCE = "NO REFERENCE"
-"""Without the switch it fails, so nothing can be said of it."""
-PASSES = (Verdict.PASS.value, Verdict.UNSUPPORTED.value, NO_REFERENCE)
-"""Verdicts that are not the switch's fault."""
+PASSES = frozenset({Verdict.PASS, Verdict.UNSUPPORTED})
+"""Verdicts of a switched run that do not fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """One case with a switch, held against the same without it."""
+    """One case with a switch, judged by the reference, and held against the same without it."""
 
     case: str
-    verdict: str
+    verdict: Verdict
+    """With the switch."""
+    without: Verdict
+    """Without it."""
     detail: str = ""
     nmse: float | None = None
+    """The largest of any output or cache, of the run without the switch as expected; None where not both ran."""
     equal: bool = False
     """To the bit, in every output and cache."""
+    batch: bool = False
+    """Whether some node has `ne[3]` over 1, as attention over several streams."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether both runs gave values."""
+        return self.nmse is not None
 
 
 def sides(spec: Spec, switch: str) -> tuple[Spec, Spec]:
@@ -55,23 +64,46 @@ def sides(spec: Spec, switch: str) -> tuple[Spec, Spec]:
     return made[0], made[1]
 
 
-def switched(off: Backend, on: Backend, case: Case) -> Switched:
-    """Run `case` without a switch and with it, and compare."""
+def switched(off: Backend, on: Backend, oracle: Oracle, case: Case) -> Switched:
+    """Run `case` without a switch and with it, and judge both."""
+    batch = any(n.ne[3] > 1 for s in case.steps for n in s.graph)
     if claim.applies(case):
-        return Switched(case.id, Verdict.UNSUPPORTED.value, "a relation compares runs of its own")
+        why = "a relation compares runs of its own"
+        return Switched(case.id, Verdict.UNSUPPORTED, Verdict.UNSUPPORTED, why, batch=batch)
+    (without, before, words), (verdict, after, detail) = (_judged(b, oracle, case) for b in (off, on))
+    if without not in PASSES:
+        detail = "; ".join(filter(None, (detail, f"without it {without}: {words}")))
+    if before is None or after is None:
+        return Switched(case.id, verdict, without, detail, batch=batch)
+    apart = [j.difference for j in held_against(case, off.arithmetic_in(case), before, after)]
+    return Switched(
+        case.id,
+        verdict,
+        without,
+        detail,
+        max((inf if d.special else d.nmse for d in apart), default=0.0),
+        not any(d.raw for d in apart),
+        batch,
+    )
+
+
+def _judged(backend: Backend, oracle: Oracle, case: Case) -> tuple[Verdict, Execution | None, str]:
+    """The verdict about a run, by the reference in the backend's arithmetic; what it gave, and a detail."""
     try:
-        expected = _again(off, case)
+        execution = _again(backend, case)
+        if isinstance(execution, str):
+            return Verdict.UNSUPPORTED, None, execution
     except ConformanceError as e:
-        return Switched(case.id, NO_REFERENCE, str(e))
-    if isinstance(expected, str):
-        return Switched(case.id, Verdict.UNSUPPORTED.value, f"without it: {expected}")
+        return _verdict(e), None, str(e)
     try:
-        found = _again(on, case)
+        (expectation,) = oracle.expect([case], backend.arithmetic_in(case))
     except ConformanceError as e:
-        return Switched(case.id, _verdict(e).value, str(e))
-    if isinstance(found, str):
-        return Switched(case.id, Verdict.UNSUPPORTED.value, f"only with it: {found}")
-    return _compared(off, case, expected, found)
+        return Verdict.VACUOUS, execution, f"nothing can compute what is expected: {e}"
+    judged = list(judge_steps(case, expectation.steps, execution, expectation.arithmetic))
+    wrong = next((j for j in judged if j.used > 1), None)
+    if wrong is not None:
+        return Verdict.FAIL, execution, divergence.sentence(wrong, case)
+    return (Verdict.PASS, execution, "") if judged else (Verdict.VACUOUS, execution, "it has no output to check")
 
 
 def _again(backend: Backend, case: Case) -> Execution | str:
@@ -99,21 +131,21 @@ def _verdict(error: ConformanceError) -> Verdict:
     return next((v for kind, v in kinds if isinstance(error, kind)), Verdict.OVERCLAIM)
 
 
-def _compared(off: Backend, case: Case, expected: Execution, found: Execution) -> Switched:
-    judged = list(held_against(case, off.arithmetic_in(case), expected, found))
-    equal = all(
-        np.array_equal(data, b.all[t]) for a, b in zip(expected.steps, found.steps, strict=True)
-        for t, data in a.all.items() if t in b.all
-    )  # fmt: skip
-    worst = max((j.difference.nmse for j in judged), default=0.0)
-    wrong = next((j for j in judged if j.used > 1), None)
-    if wrong is None:
-        return Switched(case.id, Verdict.PASS.value, nmse=worst, equal=equal)
-    said = f"{divergence.sentence(wrong, case)}; expected is what it gives without the switch"
-    return Switched(case.id, Verdict.FAIL.value, said, inf if wrong.difference.special else worst)
-
-
 def changes_nothing(rows: Sequence[Switched]) -> bool:
     """Whether every result is equal to the bit: nothing shows that the library reads the switch at all."""
-    ran = [r for r in rows if r.verdict in (Verdict.PASS.value, Verdict.FAIL.value)]
+    ran = [r for r in rows if r.compared]
     return bool(ran) and all(r.equal for r in ran)
+
+
+def coverage(rows: Sequence[Switched]) -> str:
+    """How many cases were compared with and without the switch, how many of them batches, and why others were not."""
+    compared = [r for r in rows if r.compared]
+    batches = [r for r in rows if r.batch]
+    said = f"compared with and without it: {len(compared)} of {len(rows)} cases"
+    if batches:
+        n = sum(r.batch for r in compared)
+        said += f"; of {len(batches)} with several streams (ne[3] > 1): {n or 'none'}"
+    why = Counter(f"{r.without} without it" if r.without is not Verdict.PASS else f"{r.verdict} with it" for r in rows
+                  if not r.compared)  # fmt: skip
+    lost = ", ".join(f"{n} {reason}" for reason, n in sorted(why.items()))
+    return f"{said}; not compared: {lost}" if lost else said
