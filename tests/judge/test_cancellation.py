@@ -63,7 +63,7 @@ def test_ggml_is_right_where_two_sums_cancel(runner: Runner, op: str, type_: str
 
 def _minimum(block: np.ndarray) -> None:
     """Every minimum of the block is that of a step less."""
-    name = "m" if "m" in block.dtype.names else "dmin"
+    name = "m" if "m" in (block.dtype.names or ()) else "dmin"
     block[name] = (block[name].view(np.uint16) + 32).view(np.float16)
 
 

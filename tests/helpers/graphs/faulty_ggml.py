@@ -101,7 +101,7 @@ class FaultyGgml(GgmlBackend):
 
     def name(self, t: CTensor) -> str:
         """Its name."""
-        return self.raw.ggml_get_name(ctypes.addressof(t)).decode()
+        return str(self.raw.ggml_get_name(ctypes.addressof(t)).decode())
 
     def _nodes(self, cgraph: int) -> Iterator[int]:
         for i in range(self.raw.ggml_graph_n_nodes(cgraph)):
