@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import final
+
+from conformance.process.memory import trim
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -18,13 +18,6 @@ _RESET_PEAK = "5"
 def resident() -> int | None:
     """Resident memory of this process in bytes: `VmRSS` of /proc/self/status."""
     return _read("VmRSS")
-
-
-def trim() -> None:
-    """Give back to the system what was freed, where the C library can."""
-    give_back = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if give_back is not None:
-        give_back(ctypes.c_size_t(0))
 
 
 def held() -> int | None:

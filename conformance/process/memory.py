@@ -6,6 +6,7 @@ counts reserved heaps.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -86,6 +87,13 @@ def _held_by_ps(pid: int) -> int | None:
             below.add(process)
             held += size << 10
     return held
+
+
+def trim() -> None:
+    """Give back to the system what was freed, where the C library can."""
+    give_back = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(ctypes.c_size_t(0))
 
 
 def physical() -> int | None:

@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from conformance.backend.measure import trim
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.breakdown import breakdown
 from conformance.ggml.lib.llama import Llama
-from conformance.process.memory import physical
+from conformance.process.memory import physical, trim
 
 from .family import Request
 from .load import load_model
