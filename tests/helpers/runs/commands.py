@@ -12,6 +12,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from click.testing import CliRunner
+from click.testing import Result as Ended
+
 NAMES: dict[str, tuple[str, ...]] = {
     "backends": ("backends",),
     "backtest": ("backtest",),
@@ -58,3 +61,10 @@ def conform(
     return subprocess.run(
         words, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, encoding="utf-8", check=False
     )
+
+
+def conform_here(command: str, *args: str | Path) -> Ended:
+    """The same in the process of the test: what a test patches holds there, and nothing has to start."""
+    from conformance.cli import main  # noqa: PLC0415  # loads the command line
+
+    return CliRunner().invoke(main, [*NAMES[command], *map(str, args)])
