@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
@@ -37,9 +38,11 @@ def _repeat(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _region(node: Tensor, dst: Raw) -> Raw:
-    """The part of `dst`, which is contiguous, that a SET or ACC replaces."""
+    """The part of `dst` that a SET or ACC replaces, by strides of its own: `part`'s check keeps it within the bytes."""
     ne, nb, offset = part(node)
-    return np.ndarray(ne[::-1], dst.dtype, buffer=dst.reshape(-1), offset=offset, strides=nb[::-1])
+    first = as_strided(dst, (1,), (dst.itemsize,)).view(np.uint8)
+    at = as_strided(first, (offset + dst.itemsize,), (1,))[offset:].view(dst.dtype)
+    return as_strided(at, ne[::-1], nb[::-1])
 
 
 def _part(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:

@@ -247,7 +247,7 @@ class Runner:
                 results[case] = _uncheckable(why)
             else:
                 able.append(case)
-        for group in _groups(able, backend.batch):
+        for group in _groups(able, backend.batch, partial(self._by_itself, spec)):
             results.update(zip(group, self._run_batch(spec, backend, group), strict=True))
         return results
 
@@ -311,6 +311,11 @@ class Runner:
         limits = self._isolation
         return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
 
+    def _by_itself(self, spec: Spec, case: Case) -> bool:
+        """True if a case is known to fail: it would spoil the results of those that share its graph."""
+        doubted = resolve(spec).name == REFERENCE and self.oracle.doubt(case.id)
+        return bool(doubted) or (self._waiving is not None and bool(self._waiving.verdicts(spec, case.id)))
+
     def _run_batch(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
         if len(group) == 1 or self.too_costly(group):
             return [self._run_alone(spec, backend, c) for c in group]
@@ -335,11 +340,23 @@ class Runner:
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
+            self._replace_damaged(spec, case, result)
             stale = blame.is_stale(result)  # then the translation has it too
             translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
             if translation is not None:
                 result.detail += "; " + select.stage_hint(result.verdict, self._run_at_stage(translation, case))
             return result
+
+    def _is_known(self, spec: Spec, case: Case, verdict: Verdict) -> bool:
+        """True if a waiver expects this verdict of the case."""
+        return self._waiving is not None and verdict in self._waiving.verdicts(spec, case.id)
+
+    def _replace_damaged(self, spec: Spec, case: Case, result: Result) -> None:
+        """End the process of a backend that survived a case that it is known to die of: its heap may be damaged."""
+        if result.verdict is not Verdict.CRASH and self._is_known(spec, case, Verdict.CRASH):
+            inner = self.backend(spec)
+            if isinstance(inner, IsolatedBackend):
+                inner.renew()
 
     def _run_at_stage(self, spec: Spec, case: Case) -> Result:
         try:
@@ -374,6 +391,8 @@ class Runner:
         except BackendError as e:
             return self._placed(spec, tested, case, e)
         result = judgement.judge(spec, case, expectation, execution)
+        if expectation.note:
+            recorded.add_note(result, expectation.note)
         self._look_closer(spec, tested, case, expectation, execution, result)
         return result
 
@@ -461,7 +480,7 @@ class Runner:
     def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
         """The result of a case that `backend` could not run, with the node that it failed at."""
         result = _failed(error)
-        if self.locates and result.verdict is not Verdict.VACUOUS:
+        if self.locates and result.verdict is not Verdict.VACUOUS and not self._is_known(spec, case, result.verdict):
             try:
                 anew = partial(self._anew, spec, backend.arithmetic_in(case))
                 found = blame.place(backend, anew, self._other(spec, backend, case), case, error)
@@ -528,11 +547,12 @@ _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict
 """Verdicts of which no case is saved."""
 
 
-def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
+def _groups(cases: Sequence[Case], size: int, by_itself: Callable[[Case], bool]) -> Iterable[list[Case]]:
     """Cases that may share a graph, `size` at a time; every other one by itself."""
     group: list[Case] = []
     for case in cases:
-        if len(case.steps) != 1 or case.steps[0].expected or case.demands or claim.applies(case) or size == 1:
+        single = len(case.steps) == 1 and not case.steps[0].expected and not case.demands and not claim.applies(case)
+        if not single or size == 1 or by_itself(case):
             yield [case]
             continue
         group.append(case)

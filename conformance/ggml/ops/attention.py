@@ -205,10 +205,6 @@ LIGHTNING_INDEXER = Op(
         mask->ne[1] == q->ne[2]; q->ne[2] == weights->ne[1]; weights->ne[2] == 1; mask->ne[2] == 1;
         q->ne[3] == k->ne[3]; k->ne[3] == weights->ne[3]; weights->ne[3] % mask->ne[3] == 0
     """,
-    runs="""
-        q->nb[0] == ggml_type_size(q->type); k->nb[0] == ggml_type_size(k->type);
-        weights->nb[0] == ggml_type_size(weights->type); mask->nb[0] == ggml_type_size(mask->type)
-    """,
     rounding=Rounding(64, 1, "float32 sum of K products, then one over heads", products=2 * PRODUCT),
     work=Work(lambda t: 3 * _indexer_scores(t), lambda t: _indexer_scores(t) * (PASSES + 2 * operand(t).ne[0] // DOT)),
 )

@@ -130,7 +130,6 @@ OUT_PROD = Op(
     src="a b",
     layout=_out_prod,
     asserts="ggml_can_out_prod(a, b); !ggml_is_transposed(a)",
-    runs="a->nb[0] == ggml_type_size(a->type)",
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
     work=Work(_repeated, lambda t: 2 * nelements(t) * operand(t).ne[1] // DOT),
 )
@@ -159,7 +158,7 @@ DIAG = Op(
     src="a",
     layout=_diag,
     asserts="a->ne[1] == 1",
-    runs="a->type == GGML_TYPE_F32; a->nb[0] == 4",
+    runs="a->type == GGML_TYPE_F32",
     work=Work(lambda t: t.ne[0] * t.ne[0]),
 )
 

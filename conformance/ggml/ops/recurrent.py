@@ -134,8 +134,7 @@ SSM_SCAN = Op(
     let="head_dim = x->ne[0]; n_head = x->ne[1]; n_seq_tokens = x->ne[2]; n_seqs = x->ne[3]; d_state = s->ne[0]",
     runs="""
         s->type == GGML_TYPE_F32; x->type == GGML_TYPE_F32; dt->type == GGML_TYPE_F32; A->type == GGML_TYPE_F32;
-        B->type == GGML_TYPE_F32; C->type == GGML_TYPE_F32; n_head % B->ne[1] == 0;
-        ids->nb[0] == ggml_type_size(ids->type)
+        B->type == GGML_TYPE_F32; C->type == GGML_TYPE_F32; n_head % B->ne[1] == 0
     """,
     rounding=_STATES,
     params=_K,

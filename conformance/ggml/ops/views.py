@@ -165,11 +165,9 @@ def _part_limits(t: Tensor) -> None:
     last = offset + sum((n - 1) * s for n, s in zip(ne, nb, strict=True) if n)
     check(
         t,
-        (is_contiguous(a), "ggml_is_contiguous(src0)"),
         (a.type is F32 or a.type is I32, "src0->type == GGML_TYPE_F32 || src0->type == GGML_TYPE_I32"),
         (b.type is a.type, "src1->type == src0->type"),
-        (b.nb[0] == b.type.type_size, "nb10 == sizeof(float)"),
-        (min(nb) >= 0 and last + nb[0] <= nbytes(a), "offset + (ne1 - 1)*nb <= ggml_nbytes(dst)"),
+        (min(nb) >= 0 and last + nb[0] <= nbytes(t), "offset + (ne1 - 1)*nb <= ggml_nbytes(dst)"),
         (t.params.inplace == (t.view_src is not None), "op_params[4] says whether the result is a view"),
         part=[ne, nb, offset],
     )

@@ -168,9 +168,8 @@ POOL_2D = Op(
     src="a",
     layout=_pool_2d,
     runs="""
-        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; a->nb[0] == ggml_type_size(a->type);
-        a->nb[3] == a->ne[2]*a->nb[2]; k0 > 0 && k1 > 0
-    """,  # steps through planes by nb[2] and through rows by element
+        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; k0 > 0 && k1 > 0
+    """,
     rounding=replace(SUMS, terms=_window),
     params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
     work=Work(lambda t: 2 * _pooled(t), lambda t: _window(t) * (LOOP + 2 * nelements(t)) + PASSES * _pooled(t)),
@@ -180,8 +179,7 @@ IM2COL = Op(
     src="a b",
     layout=_im2col,
     runs="""
-        dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32;
-        b->type == GGML_TYPE_F32; b->nb[0] == 4; !is_2D || b->nb[1] == b->ne[0]*b->nb[0]
+        dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32
     """,
     params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
     work=Work(lambda t: 2 * _unfolded(t), _im2col_operations),
@@ -193,7 +191,6 @@ CONV_2D_DW = Op(
     asserts="a->ne[2] == 1; a->ne[3] == b->ne[2]",
     runs="""
         a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; b->type == GGML_TYPE_F32;
-        ggml_is_contiguous(a); ggml_is_contiguous(b);
         pad0 >= 0; pad1 >= 0; dilation0 >= 1; dilation1 >= 1
     """,
     rounding=replace(DOTS, terms=_area),

@@ -32,7 +32,7 @@ from conformance.case.case import JSON
 from conformance.case.strict import expect, only
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge import waivers
-from conformance.judge.verdict import Result
+from conformance.judge.verdict import Result, Verdict
 from conformance.judge.waivers import Waivers, problems, proposal, waive
 from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
@@ -157,6 +157,11 @@ class Waiving:
         """XFAIL or XPASS where a waiver of `spec` speaks of the case."""
         if spec in self._waivers:
             waive(self._waivers[spec], result, self._today)
+
+    def verdicts(self, spec: Spec, case_id: str) -> list[Verdict]:
+        """What the waivers of `spec` that speak of a case expect of it."""
+        entries = self._waivers[spec].entries if spec in self._waivers else ()
+        return [w.verdict for w in entries if w.covers(case_id)]
 
     def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
         """A sentence per waiver that fails the run, and a unified diff per file that would mend it."""

@@ -15,15 +15,16 @@ from functools import cache, lru_cache
 from conformance import shipped
 from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
-from conformance.suite.family import Family, Level, expand, with_seed
+from conformance.suite.family import LEVELS, Family, Level, expand, with_seed
 
 # importing a topic declares its cases, and `conform perf` times them in this order
 # isort: off
 from . import matmul, attention, rope, rows, elementwise, recurrent, views, windows, media, training  # noqa: F401
 
 # isort: on
-from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse
+from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse, sources
 
 __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 
@@ -33,6 +34,8 @@ ENOUGH = 64
 """Elements that show most faults: smoke takes a smaller case only for a trait that no larger one shows."""
 PAIRS = shipped.path("suite", "ops", "pairs.json")
 """Covering arrays of strength 2, written by `ci/pairs.py` and kept: a row that stands here keeps its case."""
+LAID = shipped.path("suite", "ops", "layouts.json")
+"""What the tables lack of `layouts.py`, by level, written by `ci/layouts.py`."""
 LONG = 2048
 """Elements of a row from which kernels split it, and accelerators take it."""
 
@@ -43,7 +46,7 @@ def _read(case_id: str) -> OpId:
     return parse(case_id, KNOWN)
 
 
-def _size(op_id: OpId) -> int:
+def size(op_id: OpId) -> int:
     """Elements in all shapes that the id names; cases are ordered by it."""
     keys = KNOWN[op_id.op].keys
     return sum(math.prod(value) for name, value in op_id.values.items() if value and keys[name].is_shape)
@@ -71,7 +74,7 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
 def _rank(case_id: str) -> tuple[bool, bool]:
     """Large cases first, and F32 first: coarser types hide errors as large as their rounding."""
     op_id = _read(case_id)
-    return _size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
+    return size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
 
 
 def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
@@ -96,19 +99,33 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
 @cache
 def ids(level: Level) -> Sequence[str]:
     """Case ids of a level, smallest first."""
+    laid = _ids(p for each in LEVELS[: LEVELS.index(level) + 1] for p in _laid().get(each, ()))
+    return _bysize({*tabled(level), *laid})
+
+
+@cache
+def tabled(level: Level) -> Sequence[str]:
+    """Those that the tables of the topics list."""
     always = _ids(pattern for table in TABLES for pattern in table.smoke)
     standard = _ids(pattern for table in TABLES for pattern in table.standard)
     if level == "smoke":
-        return _by_size(always | set(_cross_section(_by_size(standard))))
+        return _bysize(always | set(_cross_section(_bysize(standard))))
     paired = {with_seed(NAME, body) for table in TABLES for p in table.pairs for body in expand(p, _paired()[p])}
     wide = _ids(p for t in TABLES for p in (*t.wide, *(t.full if level == "full" else ())))
-    return _by_size(always | standard | paired | wide)
+    return _bysize(always | standard | paired | wide)
 
 
 @cache
 def _paired() -> dict[str, str]:
     """Pattern of `OpCases.pairs` -> the rows of it that run: `expand`."""
     kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
+    return kept
+
+
+@cache
+def _laid() -> dict[str, list[str]]:
+    """Level -> patterns of the cases of sources in layouts that no row of a table has."""
+    kept: dict[str, list[str]] = json.loads(LAID.read_text(encoding="ascii"))
     return kept
 
 
@@ -121,18 +138,26 @@ def timed(level: Level) -> list[Timed]:
     return [case for table in TABLES for case in table.timed if case.level == level]
 
 
-def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(case_ids, key=lambda case_id: (_size(_read(case_id)), case_id)))
+def _bysize(case_ids: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(case_ids, key=lambda case_id: (size(_read(case_id)), case_id)))
+
+
+def built(op_id: OpId) -> tuple[Bench, Sequence[Tensor]]:
+    """The bench of a case and what to check; UsageError if ggml would refuse its graph."""
+    bench = Bench(op_id)
+    try:
+        outputs = bench.outputs_of(KNOWN[op_id.op].make)
+        if sources(op_id):
+            bench = bench.laid_out(outputs)
+            outputs = bench.outputs_of(KNOWN[op_id.op].make)
+    except GraphError as e:
+        raise UsageError(f"case {op_id.id!r}: ggml has no such op: {e}") from None
+    return bench, outputs
 
 
 def build(case_id: str) -> Case:
     """The case behind an id, from its text alone; UsageError if it is unknown or ggml would refuse its graph."""
-    op_id = parse(case_id, KNOWN)
-    bench = Bench(op_id)
-    try:
-        outputs = bench.outputs_of(KNOWN[op_id.op].make)
-    except GraphError as e:
-        raise UsageError(f"case {case_id!r}: ggml has no such op: {e}") from None
+    bench, outputs = built(parse(case_id, KNOWN))
     return bench.case(outputs)
 
 

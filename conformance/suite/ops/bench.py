@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
+from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor, strided
 from conformance.ggml.types import TYPES, GGMLType
 from conformance.suite import family
 from conformance.suite.data import Fill, chosen, encode
@@ -40,6 +43,8 @@ INPLACE = "inplace=|leaf|mid|input"
 """Key: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
 
 LAYOUTS = "pad, off, rows, slab, part, flat or nothing; then permutes like p0213, joined by dots"
+SOURCE = "src"
+"""Key of every op, followed by a number: the layout of `src[i]` where no other key names it, as in `src1=pad`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +81,10 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
 class Bench:
     """Builds one case. Weights and caches are persistent (`keep`), everything else is an input of the step."""
 
-    __slots__ = ("b", "id", "inputs", "persistent", "regime", "suffix", "types", "v")
+    __slots__ = ("b", "id", "inputs", "laid", "layouts", "persistent", "regime", "suffix", "types", "v")
 
-    def __init__(self, op_id: OpId) -> None:
+    def __init__(self, op_id: OpId, layouts: Mapping[str, str] | None = None) -> None:
+        """`layouts`: name of a leaf -> the layout of an operand that takes its place."""
         self.id = op_id
         self.types = op_id.types
         self.v = op_id.values
@@ -88,13 +94,35 @@ class Bench:
         self.suffix = ""
         """Of the names of leaves: the regime that the graph is built for now."""
         self.regime: Regime = {}
+        self.layouts = dict(layouts or {})
+        self.laid: dict[Tensor, str] = {}
+        """Operand -> its layout."""
 
     def leaf(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, *, keep: bool = False) -> Tensor:
         """A tensor that owns its bytes, filled from its own stream."""
         full_name = f"{name}.{self.suffix}" if self.suffix else name
-        t = new_tensor(type_, *ne, name=full_name, flags=0 if keep else FLAG_INPUT)
         make = self.regime.get(name, partial(encode, fill=fill))
-        (self.persistent if keep else self.inputs)[t] = make(type_, Stream(self.id.id, full_name), ne)
+        data = make(type_, Stream(self.id.id, full_name), ne)
+        if full_name in self.layouts:
+            return self._spread(full_name, type_, ne, data, keep=keep)
+        return self._add(full_name, type_, ne, data, keep=keep)
+
+    def _add(self, name: str, type_: GGMLType, ne: Dims, data: Bytes, *, keep: bool) -> Tensor:
+        t = new_tensor(type_, *ne, name=name, flags=0 if keep else FLAG_INPUT)
+        (self.persistent if keep else self.inputs)[t] = data
+        return t
+
+    def _spread(self, name: str, type_: GGMLType, ne: Dims, data: Bytes, *, keep: bool) -> Tensor:
+        """An operand in the layout that `layouts` names, with the elements `data`; in its gaps stand elements too."""
+
+        def leaf(larger: Dims) -> Tensor:
+            n = math.prod(larger) // type_.blck_size
+            units = np.roll(data.reshape(-1, type_.type_size), 1, axis=0)
+            return self._add(name, type_, larger, np.resize(units, (n, type_.type_size)).reshape(-1), keep=keep)
+
+        t = self._view(ne, type_, leaf, self.layouts[name])
+        elements = strided((self.persistent if keep else self.inputs)[t.root], t)
+        elements[...] = data.view(elements.dtype).reshape(elements.shape)
         return t
 
     def operand(
@@ -112,35 +140,38 @@ class Bench:
         """
         if not layout:
             return self.leaf(name, type_, ne, fill, keep=keep)
+        return self._view(ne, type_, lambda larger: self.leaf(name, type_, larger, fill, keep=keep), layout)
+
+    def _view(self, ne: Dims, type_: GGMLType, leaf: Callable[[Dims], Tensor], layout: str) -> Tensor:
         window, axes = _read_layout(layout)
         inner = ne
         for order in reversed(axes):
             inner = tuple(inner[axis] for axis in order)  # type: ignore[assignment]  # four axes
-        t = self._window(name, type_, inner, fill, window, keep=keep)
+        t = self._window(inner, type_, leaf, window)
         for order in axes:
             t = self.b.permute(t, *order)
+        self.laid[t] = layout
         return t
 
-    def _window(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, window: str, *, keep: bool) -> Tensor:
+    def _window(self, ne: Dims, type_: GGMLType, leaf: Callable[[Dims], Tensor], window: str) -> Tensor:
         n0, n1, n2, n3 = ne
         if window == "":
-            return self.leaf(name, type_, ne, fill, keep=keep)
+            return leaf(ne)
         if window == "flat":
-            return self.b.reshape_4d(self.leaf(name, type_, (math.prod(ne), 1, 1, 1), fill, keep=keep), *ne)
+            return self.b.reshape_4d(leaf((math.prod(ne), 1, 1, 1)), *ne)
         if window == "off":
-            leaf = self.leaf(name, type_, (n0, n1 * n2 * n3 + 2, 1, 1), fill, keep=keep)
-            nb = contiguous_nb(type_, ne)
-            return self.b.view_4d(leaf, *ne, *nb[1:], leaf.nb[1])
+            root = leaf((n0, n1 * n2 * n3 + 2, 1, 1))
+            return self.b.view_4d(root, *ne, *contiguous_nb(type_, ne)[1:], root.nb[1])
         larger = {
             "pad": (n0 + 3 * type_.blck_size, n1, n2, n3),
             "rows": (n0, 2 * n1, n2, n3),
             "slab": (n0, n1 + 3, n2, n3),
             "part": (n0, n1, n2 + 3, n3),
         }
-        leaf = self.leaf(name, type_, larger[window], fill, keep=keep)
-        nb0, nb1, nb2, nb3 = leaf.nb
+        root = leaf(larger[window])
+        nb0, nb1, nb2, nb3 = root.nb
         offset = {"pad": nb0, "rows": nb1, "slab": 2 * nb1, "part": 2 * nb2}[window]
-        return self.b.view_4d(leaf, *ne, 2 * nb1 if window == "rows" else nb1, nb2, nb3, offset)
+        return self.b.view_4d(root, *ne, 2 * nb1 if window == "rows" else nb1, nb2, nb3, offset)
 
     def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str) -> Tensor:
         """Index lists, one per row, each of different numbers of 0..n-1.
@@ -170,6 +201,26 @@ class Bench:
         """The tensors to check: with `mid` also the node before, as it was until `out` overwrote it."""
         return (a, out) if self.v["inplace"] == "mid" else (out,)
 
+    def laid_out(self, outputs: Sequence[Tensor]) -> Bench:
+        """A bench for the same case with the sources of its op laid out as the keys `src0`, `src1`, … say.
+
+        Raises:
+            UsageError: such a source is no leaf.
+        """
+        layouts: dict[str, str] = {}
+        for i, layout in sources(self.id):
+            leaves = [s for s in self.sources(outputs, i) if s.op == "NONE" and s.view_src is None]
+            if not leaves:
+                raise UsageError(f"case {self.id.id!r}: {SOURCE}{i}: there is no src[{i}] that is a leaf")
+            layouts |= {leaf.name: layout for leaf in leaves}
+        return Bench(self.id, layouts)
+
+    def sources(self, outputs: Sequence[Tensor], i: int) -> list[Tensor]:
+        """The `src[i]` of each node of the id's op."""
+        op = self.id.op.partition(".")[0]
+        nodes = [n for n in self.b.build_forward_expand(*outputs) if n.op == op]
+        return [s for n in nodes for s in n.src[i : i + 1] if s is not None]
+
     def outputs_of(self, make: Make) -> Sequence[Tensor]:
         """Build the graph, once per regime of the key `data`; returns what to check."""
         outputs: list[Tensor] = []
@@ -186,6 +237,12 @@ class Bench:
         params = {"op": self.id.op, "types": [t.name for t in self.types], **self.id.given}
         seed = self.id.seed
         return Case(self.id.id, self.persistent, [step], family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+def sources(op_id: OpId) -> list[tuple[int, str]]:
+    """The number and the layout of each source that a key `src0`, `src1`, … lays out."""
+    keys = ((name.removeprefix(SOURCE), layout) for name, layout in op_id.given.items() if name.startswith(SOURCE))
+    return [(int(i), layout) for i, layout in keys if i.isdigit()]
 
 
 Make = Callable[[Bench], Tensor | Sequence[Tensor]]
@@ -247,8 +304,9 @@ def cases(
     """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks."""
 
     def declare(make: Make) -> Make:
-        declared = family.keys(keys)
         names = tuple(ops.split()), tuple(types.split())
+        n_src = max(len(DECLARATIONS[op.partition(".")[0]].src) for op in names[0])
+        declared = family.keys(keys) | {f"{SOURCE}{i}": family.text() for i in range(n_src)}
         TABLES.append(OpCases(*names, declared, make, standard, wide, full, smoke, timed, pairs))
         return make
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.tensor import Tensor, dims
+from conformance.ggml.tensor import Tensor, contiguous_nb, dims
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import normal, values
 
@@ -207,13 +207,14 @@ def _cont(bench: Bench) -> Tensor:
     ),
 )
 def _part(bench: Bench) -> Sequence[Tensor]:
-    """`b` into (or onto) the part of `a` that starts at element `at`, with `a`'s strides."""
+    """`b` into (or onto) the part of `a` that starts at element `at`, with the result's strides."""
     v, (type_,) = bench.v, bench.types
     a = bench.first("a", "a", values(type_))
     other = bench.operand("b", type_, v["b"], values(type_), v["vb"])
     at = (*v["at"], 0, 0, 0, 0)
-    offset = sum(i * nb for i, nb in zip(at[:4], a.nb, strict=True))
-    nb1, nb2, nb3 = a.nb[1:]
+    strides = a.nb if v["inplace"] else contiguous_nb(a.type, a.ne)  # the result's
+    offset = sum(i * nb for i, nb in zip(at[:4], strides, strict=True))
+    nb1, nb2, nb3 = strides[1:]
     out = bench.build(bench.id.op.lower())(a, other, nb1 * v["every"], nb2, nb3, offset)
     return bench.outputs(a, out)
 

@@ -149,7 +149,7 @@ CONV_3D = Op(
     src="a b",
     layout=_conv_3d,
     asserts="a->ne[3] == c*oc; b->ne[3] == c*n",
-    runs=f"{_KERNEL}; ggml_is_contiguous(a)",
+    runs=_KERNEL,
     rounding=replace(DOTS, terms=_volume, products=PRODUCT, by="mul_mat"),
     params=tuple(i32s("s0 s1 s2 p0 p1 p2 d0 d1 d2 c n oc")),
     work=_work(3),
@@ -159,7 +159,7 @@ IM2COL_3D = Op(
     src="a b",
     layout=_im2col_3d,
     runs="""
-        dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; b->nb[0] == 4;
+        dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32;
         b->ne[3] % IC == 0 || dst->ne[3] == 0
     """,
     params=tuple(i32s("s0 s1 s2 p0 p1 p2 d0 d1 d2 IC")),
@@ -170,7 +170,7 @@ CONV_TRANSPOSE_1D = Op(
     src="a b",
     layout=_conv_transpose_1d,
     asserts="ggml_is_matrix(b); a->ne[2] == b->ne[1]; a->ne[3] == 1; p0 == 0; d0 == 1",
-    runs=f"{_KERNEL}; a->nb[0] == ggml_type_size(a->type); b->nb[0] == 4; s0 >= 1",
+    runs=f"{_KERNEL}; s0 >= 1",
     rounding=_TRANSPOSED,
     params=tuple(i32s("s0 p0 d0")),
     work=_TRANSPOSED_WORK,
@@ -180,9 +180,7 @@ CONV_TRANSPOSE_2D = Op(
     src="a b",
     layout=_conv_transpose_2d,
     asserts="a->ne[3] == b->ne[2]",
-    runs=f"""
-        {_KERNEL}; a->nb[0] == ggml_type_size(a->type); a->nb[1] == a->ne[0]*a->nb[0]; b->nb[0] == 4; stride >= 1
-    """,
+    runs=f"{_KERNEL}; stride >= 1",
     rounding=_TRANSPOSED,
     params=tuple(i32s("stride")),
     work=_TRANSPOSED_WORK,

@@ -170,7 +170,6 @@ WIN_PART = Op(
     src="a",
     layout=_win_part,
     asserts="a->ne[3] == 1; a->type == GGML_TYPE_F32",
-    runs="ggml_is_contiguous(a)",
     params=tuple(i32s("npx npy w")),
     work=Work(lambda t: 2 * nelements(t)),
 )
@@ -179,12 +178,11 @@ WIN_UNPART = Op(
     src="a",
     layout=_win_unpart,
     asserts="a->type == GGML_TYPE_F32",
-    runs="ggml_is_contiguous(a)",
     limits=_win_unpart_limits,
     params=tuple(i32s("w")),
     work=Work(lambda t: 2 * nelements(operand(t))),
 )
-GET_REL_POS = Op("GET_REL_POS", src="a", layout=_get_rel_pos, runs="a->type == GGML_TYPE_F16; ggml_is_contiguous(a)")
+GET_REL_POS = Op("GET_REL_POS", src="a", layout=_get_rel_pos, runs="a->type == GGML_TYPE_F16")
 ADD_REL_POS = Op(
     "ADD_REL_POS",
     src="a pw ph",

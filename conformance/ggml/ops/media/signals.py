@@ -42,10 +42,7 @@ POOL_1D = Op(
     "POOL_1D",
     src="a",
     layout=_pool_1d,
-    runs="""
-        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; a->nb[0] == ggml_type_size(a->type);
-        a->nb[2] == a->ne[1]*a->nb[1]; a->nb[3] == a->ne[2]*a->nb[2]; k0 > 0; p0 >= 0
-    """,  # steps through all rows by nb[1]
+    runs="a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; k0 > 0; p0 >= 0",
     rounding=replace(SUMS, terms=_width),
     params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 s0 p0")),
     work=Work(lambda t: 2 * nelements(operand(t)) + 2 * nelements(t), lambda t: _width(t) * (LOOP + 3 * nelements(t))),
@@ -64,7 +61,7 @@ TIMESTEP_EMBEDDING = Op(
     src="timesteps",
     layout=_timestep_embedding,
     runs="""
-        timesteps->type == GGML_TYPE_F32; timesteps->nb[0] == 4; dim >= 2; max_period >= 1;
+        timesteps->type == GGML_TYPE_F32; dim >= 2; max_period >= 1;
         timesteps->ne[1] == 1 && timesteps->ne[2] == 1 && timesteps->ne[3] == 1
     """,
     rounding=Rounding(2.0**20, why="a float32 angle of up to 1000 is off by 1000 roundings"),

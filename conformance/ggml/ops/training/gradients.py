@@ -93,7 +93,7 @@ REPEAT_BACK = Op(
     "REPEAT_BACK",
     src="a",
     layout=_repeat_back,
-    runs="a->type == GGML_TYPE_F32; a->nb[0] == 4",
+    runs="a->type == GGML_TYPE_F32",
     limits=_repeat_back_limits,
     rounding=replace(SUMS, terms=_repeats),
     work=Work(lambda t: nelements(operand(t))),
@@ -102,19 +102,14 @@ SILU_BACK = Op(
     "SILU_BACK",
     src="a b",
     layout=fresh_like,
-    runs="""
-        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; b->type == a->type; ggml_are_same_shape(a, b);
-        ggml_is_contiguous_1(a); ggml_is_contiguous_1(b)
-    """,
+    runs="a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; b->type == a->type; ggml_are_same_shape(a, b)",
     rounding=EXPS,
 )
 RMS_NORM_BACK = Op(
     "RMS_NORM_BACK",
     src="a b",
     layout=fresh_like,
-    runs="""
-        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_are_same_shape(a, b); a->nb[0] == 4; b->nb[0] == 4
-    """,
+    runs="a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_are_same_shape(a, b)",
     rounding=NORMS,
     params=(f32("eps", lambda _, eps: eps * 2 + 1),),
 )
@@ -123,9 +118,7 @@ GET_ROWS_BACK = Op(
     src="a b",
     layout=_get_rows_back,
     asserts="ggml_is_matrix(a) && ggml_is_vector(b) && b->type == GGML_TYPE_I32",
-    runs="""
-        a->nb[0] == ggml_type_size(a->type); b->nb[0] == 4; a->ne[1] >= b->ne[0]
-    """,
+    runs="a->ne[1] >= b->ne[0]",
     rounding=replace(SUMS, terms=_rows),
     work=Work(nelements, nelements),
 )
@@ -133,10 +126,7 @@ SOFT_MAX_BACK = Op(
     "SOFT_MAX_BACK",
     src="a b",
     layout=same_layout,
-    runs="""
-        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_are_same_shape(a, b); ggml_is_contiguous(a);
-        ggml_is_contiguous(b)
-    """,
+    runs="a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_are_same_shape(a, b)",
     rounding=Rounding(64, 1, "float32 sum of K products, a difference from it"),
     params=(f32("scale", HALF), f32("max_bias", None)),
 )
@@ -145,7 +135,7 @@ POOL_2D_BACK = Op(
     src="a af",
     layout=_pool_2d_back,
     runs="""
-        a->type == GGML_TYPE_F32; af->type == GGML_TYPE_F32; ggml_is_contiguous(a); ggml_is_contiguous(af);
+        a->type == GGML_TYPE_F32; af->type == GGML_TYPE_F32;
         k0 > 0 && k1 > 0; s0 > 0 && s1 > 0; p0 >= 0 && p1 >= 0; a->ne[2] == af->ne[2]; a->ne[3] == af->ne[3]
     """,
     rounding=replace(SUMS, terms=_area),
@@ -158,7 +148,7 @@ IM2COL_BACK = Op(
     src="a b",
     layout=_im2col_back,
     runs="""
-        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32 || b->type == GGML_TYPE_F16; ggml_is_contiguous(a);
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32 || b->type == GGML_TYPE_F16;
         s0 > 0 && p0 >= 0 && d0 > 0; !is_2D || (s1 > 0 && p1 >= 0 && d1 > 0)
     """,
     limits=_im2col_back_limits,

@@ -33,8 +33,8 @@ def _step(t: Tensor) -> Layout:
 
 def _step_limits(t: Tensor) -> None:
     weights = [s for s in t.src[:-1] if s is not None]
-    if any(s.type is not F32 or s.nb != weights[0].nb for s in weights) or weights[0].nb[0] != F32.type_size:
-        raise GraphError("ggml takes weights, gradient and moments to be F32 with the same strides, rows without gaps")
+    if any(s.type is not F32 for s in weights):
+        raise GraphError("ggml takes weights, gradient and moments to be F32")
     roots = [s.root for s in t.src if s is not None]
     if len(set(roots)) < len(roots):
         raise GraphError("weights, gradient, moments and parameters must not share bytes")
@@ -56,9 +56,7 @@ CROSS_ENTROPY_LOSS = Op(
     src="a b",
     layout=_loss,
     asserts="ggml_are_same_shape(a, b)",
-    runs="""
-        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_is_padded_1d(a); ggml_is_padded_1d(b)
-    """,  # steps through all rows by nb[1]
+    runs="a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32",
     rounding=Rounding(256, 1, "float32 exp and log, sums of K products", _elements),
     work=Work(lambda t: 4 * _elements(t), lambda t: 8 * _elements(t)),
 )
@@ -67,10 +65,7 @@ CROSS_ENTROPY_LOSS_BACK = Op(
     src="a b c",
     layout=_loss_back,
     asserts="ggml_is_scalar(a); ggml_are_same_shape(b, c)",
-    runs="""
-        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; c->type == GGML_TYPE_F32; ggml_is_contiguous(b);
-        ggml_is_contiguous(c)
-    """,
+    runs="a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; c->type == GGML_TYPE_F32",
     rounding=replace(EXPS, per_k=1.0, terms=lambda t: t.ne[0]),
     work=Work(lambda t: 2 * nelements(t)),
 )
@@ -82,7 +77,6 @@ OPT_STEP_ADAMW = Op(
         a->flags & GGML_TENSOR_FLAG_PARAM; ggml_are_same_shape(a, grad); ggml_are_same_shape(a, m);
         ggml_are_same_shape(a, v); adamw_params->type == GGML_TYPE_F32; ggml_nelements(adamw_params) == 7
     """,
-    runs="ggml_is_contiguous(adamw_params)",
     limits=_step_limits,
     suffix="(view)",
     writes="m v",
@@ -97,7 +91,6 @@ OPT_STEP_SGD = Op(
         a->flags & GGML_TENSOR_FLAG_PARAM; ggml_are_same_shape(a, grad); params->type == GGML_TYPE_F32;
         ggml_nelements(params) == 2
     """,
-    runs="ggml_is_contiguous(params)",
     limits=_step_limits,
     suffix="(view)",
     rounding=Rounding(64, why="float32 sums and products"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
-from conformance.ggml.tensor import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.streams import Stream
+from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32
-from conformance.suite.data import integers, normal, uniform
+from conformance.suite.data import Fill, integers, normal, uniform
 from conformance.suite.ops.bench import Bench, cases
 
 
@@ -27,29 +33,48 @@ def _count_equal(bench: Bench) -> Tensor:
 
 @cases(
     "CROSS_ENTROPY_LOSS",
-    keys="ne=SHAPE vne=",
-    wide=("CROSS_ENTROPY_LOSS-f32-ne=[10x5x4x3|2x7|4099]", "CROSS_ENTROPY_LOSS-f32-ne=10x5x4,vne=pad"),
+    keys="ne=SHAPE vne= labels=computed|given",
+    wide=(
+        "CROSS_ENTROPY_LOSS-f32-ne=[10x5x4x3|2x7|4099]",
+        "CROSS_ENTROPY_LOSS-f32-ne=10x5x4,vne=pad",
+        "CROSS_ENTROPY_LOSS-f32-ne=10x5x4x3,labels=given",
+    ),
     smoke=("CROSS_ENTROPY_LOSS-f32-ne=33x3",),
     full=("CROSS_ENTROPY_LOSS-f32-ne=32000x64",),
 )
 def _cross_entropy_loss(bench: Bench) -> Tensor:
     """Labels are a softmax, so that they add up to 1."""
     a = bench.first("logits", "ne", normal(3.0))
-    labels = bench.leaf("labels", bench.types[0], bench.v["ne"], normal())
-    return bench.b.cross_entropy_loss(a, bench.b.soft_max(labels))
+    return bench.b.cross_entropy_loss(a, _labels(bench, normal()))
+
+
+def _labels(bench: Bench, fill: Fill) -> Tensor:
+    """Shares of 1 in each row: a softmax of `fill`, or a leaf of such."""
+    v = bench.v
+    if v["labels"] == "given":
+        return bench.leaf("labels", bench.types[0], v["ne"], _shares)
+    return bench.b.soft_max(bench.leaf("labels", bench.types[0], v["ne"], fill))
+
+
+def _shares(s: Stream, ne: Dims) -> NDArray[Any]:
+    x = s.uniform(math.prod(ne), 0.1, 1.0).reshape(-1, ne[0])
+    return (x / x.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 @cases(
     "CROSS_ENTROPY_LOSS_BACK",
-    keys="ne=SHAPE",
-    wide=("CROSS_ENTROPY_LOSS_BACK-f32-ne=[10x5x4x3|2x7|4099]",),
+    keys="ne=SHAPE labels=computed|given",
+    wide=(
+        "CROSS_ENTROPY_LOSS_BACK-f32-ne=[10x5x4x3|2x7|4099]",
+        "CROSS_ENTROPY_LOSS_BACK-f32-ne=10x5x4x3,labels=given",
+    ),
     smoke=("CROSS_ENTROPY_LOSS_BACK-f32-ne=33x3",),
     full=("CROSS_ENTROPY_LOSS_BACK-f32-ne=32000x64",),
 )
 def _cross_entropy_loss_back(bench: Bench) -> Tensor:
     grad = bench.leaf("grad", bench.types[0], (1, 1, 1, 1), normal())
-    logits, labels = (bench.leaf(name, bench.types[0], bench.v["ne"], normal(3.0)) for name in ("logits", "labels"))
-    return bench.b.cross_entropy_loss_back(grad, logits, bench.b.soft_max(labels))
+    logits = bench.leaf("logits", bench.types[0], bench.v["ne"], normal(3.0))
+    return bench.b.cross_entropy_loss_back(grad, logits, _labels(bench, normal(3.0)))
 
 
 @cases(
@@ -70,4 +95,4 @@ def _opt_step(bench: Bench) -> Sequence[Tensor]:
     m = bench.leaf("m", type_, ne, normal(), keep=True)
     v = bench.leaf("v", type_, ne, uniform(0.1, 2.0), keep=True)
     step = b.opt_step_adamw(a, grad, m, v, bench.leaf("adamw_params", F32, (7, 1, 1, 1), uniform(0.05, 0.95)))
-    return (step, b.scale(m, 0.5), b.scale(v, 0.5))
+    return (step, *(b.scale(b.cont(t) if t in bench.laid else t, 0.5) for t in (m, v)))

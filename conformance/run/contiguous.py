@@ -1,0 +1,96 @@
+"""Rebuild a one-step case with each strided source copied by CONT first: the same values from contiguous sources.
+
+Many kernels of ggml's CPU abort on strides that its constructors take, or ignore them. Its CONT and CPY read and write
+any strides, so over such copies ggml is a second opinion of every op.
+"""
+
+from __future__ import annotations
+
+from conformance.case.case import Case, Step, writes_in_place
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.op import DECLARATIONS, set_param
+from conformance.ggml.ops.views import part
+from conformance.ggml.partial import like
+from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Tensor, computes, contiguous_nb
+
+_STORES = {"CPY": 1, "SET_ROWS": 2, "OPT_STEP_ADAMW": 0, "OPT_STEP_SGD": 0}
+"""Ops that write into a source by nature, whatever its strides -> which."""
+_MOMENTS = {"OPT_STEP_ADAMW": (2, 3)}
+"""Ops -> sources that they write too."""
+
+
+def contiguous(case: Case) -> tuple[Case, dict[Tensor, Tensor]] | None:
+    """The case, and output -> the output that stands for it; None where it has no strided source, or several steps."""
+    if len(case.steps) > 1:
+        return None
+    (step,) = case.steps
+    if all(_is_plain(s) for n in step.graph if computes(n) for s in n.src if s is not None):
+        return None
+    copying = _Copying()
+    for node in step.graph:
+        copying.add(node)
+    outputs = {t: copying.seen.get(t, copying.of[t]) for t in step.outputs}
+    graph = Graph(copying.nodes)
+    return Case(
+        case.id, case.persistent, [Step(graph, step.inputs, tuple(outputs.values()))], family=case.family
+    ), outputs
+
+
+def _is_plain(t: Tensor) -> bool:
+    """True if no stride is another than of a tensor that owns its bytes: kernels ask for nb[0] of one element too."""
+    return t.nb == contiguous_nb(t.type, t.ne)
+
+
+class _Copying:
+    def __init__(self) -> None:
+        self.b = Builder()
+        self.nodes: list[Tensor] = []
+        self.of: dict[Tensor, Tensor] = {}
+        """Tensor -> what is read in its place; leaves stand for themselves."""
+        self.seen: dict[Tensor, Tensor] = {}
+        """Node that has no one copy -> a copy of its value, right after it."""
+
+    def add(self, node: Tensor) -> None:
+        """Append what computes `node`; a parameter stands among the nodes and owns its bytes."""
+        if node.op == "NONE" and node.view_src is None:
+            self.nodes.append(node)
+            return
+        view_src = None if node.view_src is None else self._of(node.view_src)
+        src = [None if s is None or s is node else self._of(s) for s in node.src]
+        if node.op in VIEW_OPS or not computes(node):
+            self.of[node] = self._append(like(node, src, view_src))
+            return
+        dense = [None if s is None else self._dense(s) for s in src]
+        at = _STORES.get(node.op, 0)
+        into = src[at] if writes_in_place(node) else None
+        if into is None or node.op in _STORES or _is_plain(into):
+            dense[at] = into or dense[at]
+            self.of[node] = self._append(like(node, dense, view_src))
+        elif node.op == "SET":
+            ne, nb, offset = part(node)
+            window = self._append(self.b.view_4d(into, *ne, *nb[1:], offset))
+            self._append(self.b.cpy(dense[1], window))  # type: ignore[arg-type]  # SET has two sources
+            self.of[node] = into
+            self.seen[node] = self._append(self.b.cont(into))
+        else:
+            fresh = like(node, dense, None)
+            fresh.nb, fresh.view_offs = contiguous_nb(node.type, node.ne), 0
+            if DECLARATIONS[node.op].field("inplace"):
+                set_param(fresh, "inplace", False)
+            self.of[node] = self._append(self.b.cpy(self._append(fresh), into))
+        for i in _MOMENTS.get(node.op, ()):
+            copy, moment = dense[i], src[i]
+            if copy is not None and moment is not None and copy is not moment:
+                self._append(self.b.cpy(copy, moment))
+
+    def _of(self, t: Tensor) -> Tensor:
+        return self.of.get(t, t)
+
+    def _dense(self, t: Tensor) -> Tensor:
+        return t if _is_plain(t) else self._append(self.b.cont(t))
+
+    def _append(self, node: Tensor) -> Tensor:
+        node.flags |= FLAG_COMPUTE
+        self.nodes.append(node)
+        return node

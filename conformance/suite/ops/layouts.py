@@ -1,0 +1,172 @@
+"""Which layouts the sources of an op are tested in: derived from its declaration and its cases, never listed by hand.
+
+A source is tested in each layout of `LAYOUTS` in which its op can be built: the declaration refuses what ggml refuses.
+`full` has every word, for a form in place too; `standard` one case of each class that the strides really are of. What
+the rows of the tables lack stands in `layouts.json`, which `ci/layouts.py` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.ggml.errors import ConformanceError
+from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.tensor import Tensor, is_contiguous, nelements
+from conformance.ggml.types import F32
+
+from . import KNOWN, built, size
+from .bench import SOURCE, TABLES, OpId, parse
+
+DENSE = "dense"
+OFFSET = "offset"
+GAPS = "gaps between rows"
+HOLES = "gaps between matrices"
+PERMUTED = "rows permuted"
+STRIDED = "elements apart"
+
+LAYOUTS: dict[str, str] = {
+    "flat": DENSE,
+    "off": OFFSET,
+    "pad": GAPS,
+    "rows": GAPS,
+    "slab": HOLES,
+    "part": HOLES,
+    "p0213": PERMUTED,
+    "p0321": PERMUTED,
+    "p1023": STRIDED,
+    "p2013": STRIDED,
+    "pad.p1023": STRIDED,
+}
+"""Layout -> its class, of a source with four dimensions; `class_of` says it of a tensor, which may have fewer."""
+CLASSES = tuple(dict.fromkeys(LAYOUTS.values()))
+
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+"""Op and its name for a source -> why no case lays it out."""
+
+
+def class_of(t: Tensor) -> str:
+    """The class of a tensor's strides; dimensions of one element have none that count."""
+    if is_contiguous(t):
+        return OFFSET if t.view_offs else DENSE
+    size, block = t.type.type_size, t.type.blck_size
+    if t.ne[0] > block and t.nb[0] != size:
+        return STRIDED
+    strides = [(t.nb[d], t.ne[d]) for d in (1, 2, 3) if t.ne[d] > 1]
+    if strides != sorted(strides, key=lambda s: s[0]):
+        return PERMUTED
+    return GAPS if t.ne[1] > 1 and t.nb[1] != t.ne[0] // block * size else HOLES
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Source:
+    """What is to be tested in each layout."""
+
+    op: str
+    """With its sub-op."""
+    at: int
+    inplace: bool
+
+    @property
+    def name(self) -> str:
+        """Ggml's name of it."""
+        return DECLARATIONS[self.op.partition(".")[0]].src[self.at]
+
+
+def sources() -> Iterator[Source]:
+    """Every source of every op, and the first one of its form in place."""
+    for table in TABLES:
+        for op in table.ops:
+            for i in range(len(DECLARATIONS[op.partition(".")[0]].src)):
+                yield Source(op, i, inplace=False)
+            if "inplace" in table.keys:
+                yield Source(op, 0, inplace=True)
+
+
+SMALL = 1 << 14
+"""Elements of a source beyond which a case is no base of others."""
+ENOUGH = 48
+"""Elements of a source that show most faults."""
+_ODD = frozenset({"data", "special", "hint", "computed"})
+"""Keys of cases that are made for something else."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """What built cases show, and which of them serve as the base of further ones."""
+
+    layouts: set[tuple[Source, str]] = field(default_factory=set)
+    classes: set[tuple[Source, str]] = field(default_factory=set)
+    bases: dict[Source, dict[int, tuple[Any, ...]]] = field(default_factory=dict)
+    """Source -> number of its dimensions -> the best of such cases: its rank, then its id."""
+
+    def add(self, case_id: str) -> None:
+        """Build a case and take in what it shows."""
+        op_id = parse(case_id, KNOWN)
+        bench, outputs = built(op_id)
+        inplace = bool(op_id.given.get("inplace"))
+        plain = not bench.laid and not _ODD & op_id.given.keys()
+        for i in range(len(DECLARATIONS[op_id.op.partition(".")[0]].src)):
+            for t in bench.sources(outputs, i):
+                leaf = t.op == "NONE" and t.view_src is None
+                if t not in bench.laid and not leaf:
+                    continue
+                source = Source(op_id.op, i, inplace=inplace and i == 0)
+                self.layouts.add((source, bench.laid.get(t, "")))
+                self.classes.add((source, class_of(t)))
+                if leaf and plain and (i == 0 or not inplace) and nelements(t) <= SMALL:
+                    n = sum(ne > 1 for ne in t.ne)
+                    rank = _rank(op_id, t)
+                    bases = self.bases.setdefault(source, {})
+                    bases[n] = min(bases.get(n, (*rank, case_id)), (*rank, case_id))
+
+    def accepted(self, source: Source) -> Iterator[tuple[str, str, str]]:
+        """Each layout that ggml takes of a source: the class of its strides, itself, and an id without seed."""
+        for layout in LAYOUTS:
+            for _, base in sorted(self.bases.get(source, {}).items(), reverse=True):
+                body = f"{base[-1].rpartition('@')[0]},{SOURCE}{source.at}={layout}"
+                try:
+                    bench, outputs = built(parse(f"{body}@0", KNOWN))
+                    bench.case(outputs).validate()
+                except ConformanceError:
+                    continue
+                yield class_of(next(iter(bench.laid))), layout, body
+                break
+
+
+def _rank(op_id: OpId, t: Tensor) -> tuple[Any, ...]:
+    odd = op_id.given.get("hide", "") in {"junk", "seen", "finite", "blind"}
+    plain = all(type_ is F32 for type_ in op_id.types)
+    return t.type.is_quantized, odd, not plain, nelements(t) < ENOUGH, nelements(t), len(op_id.given)
+
+
+def small(case_id: str) -> bool:
+    """Whether a case costs little to build."""
+    return size(parse(case_id, KNOWN)) <= SMALL
+
+
+def survey(case_ids: Iterable[str]) -> Survey:
+    """A survey of these cases."""
+    found = Survey()
+    for case_id in case_ids:
+        found.add(case_id)
+    return found
+
+
+def lacking(standard: Survey, full: Survey) -> tuple[list[str], list[str]]:
+    """Ids, without seed, of what the cases of `standard`, and then those of `full` too, lack."""
+    small: list[str] = []
+    rest: list[str] = []
+    for source in sources():
+        if (source.op.partition(".")[0], source.name) in EXCEPTIONS:
+            continue
+        ways = list(standard.accepted(source))
+        have = {c for s, c in standard.classes if s == source}
+        for class_, layout, body in ways:
+            if class_ not in have and class_ != DENSE and not source.inplace:
+                have.add(class_)
+                small.append(body)
+            elif (source, layout) not in full.layouts:
+                rest.append(body)
+    return small, rest
