@@ -78,6 +78,8 @@ class Case:
     placement: dict[Tensor, Placement] = field(default_factory=dict)
     """Persistent tensor -> where it should lie, else the backend decides. A backend with one kind of memory may ignore
     it; results never depend on it."""
+    file: str = ""
+    """The case file that it was read from; empty where it was made."""
 
     def caches(self) -> list[Tensor]:
         """Persistent tensors that a step writes."""

@@ -25,8 +25,10 @@ import re
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +37,7 @@ import numpy as np
 
 from conformance.ggml.errors import CaseFileError
 from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.text import printable
 
 from .case import Case
 from .codec import check, dump, load_head, load_step
@@ -68,6 +71,12 @@ FREE_MEMORY = 16 << 20
 # What a case's objects take in CPython, rounded up.
 _TENSOR_COST, _BLOB_COST, _VIEW_COST, _STEP_COST, _CASE_COST = 400, 200, 200, 800, 1024
 _NEWLINE = re.compile(rb"\n")
+LONGEST_ID = 300
+"""Characters of an id in a message."""
+LISTED = 4096
+"""Damaged parts of one file that are listed."""
+_BLOB = re.compile(r"(?:s[0-9]{1,9}/)?([pcie])([0-9]{1,9})")
+_EXPECTED = re.compile(r"s[0-9]{1,9}/[ec][0-9]{1,9}")
 
 
 def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
@@ -199,10 +208,11 @@ def header_digest(buffer: memoryview, header: Header) -> bytes:
 
 def read(path: str | os.PathLike[str]) -> list[Case]:
     """Every case of the file, validated; byte arrays are read-only views of one copy of the file. CaseFileError, one
-    line that names the field, if the file cannot be read or trusted.
+    line that names file and field, if the file cannot be read or trusted; damaged bytes are all in its `others`.
     """
-    file = _open(path)
-    return [file.case(k) for k in range(len(file.ids))]
+    with _naming(path):
+        file = _open(path)
+        return [file.case(k) for k in range(len(file.ids))]
 
 
 def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: Sequence[Path] = ()) -> Case:
@@ -210,19 +220,56 @@ def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: S
     are not in the file, before the file's own folder. CaseFileError as `read`; or if there is no such case, or no id is
     given and there are several.
     """
-    file = _open(path, models)
-    if case_id is None and len(file.ids) != 1:
-        raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found: say which, such as {file.ids[0]!a}")
-    if case_id is not None and case_id not in file.ids:
-        raise CaseFileError(IDS, f"no case {case_id!a} in this file of {len(file.ids)}, such as {file.ids[0]!a}")
-    return file.case(0 if case_id is None else file.ids.index(case_id))
+    with _naming(path):
+        file = _open(path, models)
+        if case_id is None and len(file.ids) != 1:
+            raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found: say which, such as {file.ids[0]!a}")
+        if case_id is not None and case_id not in file.ids:
+            raise CaseFileError(IDS, f"no case {case_id!a} in this file of {len(file.ids)}, such as {file.ids[0]!a}")
+        return file.case(0 if case_id is None else file.ids.index(case_id))
 
 
 def index(path: str | os.PathLike[str]) -> list[str]:
     """The ids of the file's cases; reads only its header. Raises as `read`."""
-    with _opened(path) as file:
+    with _naming(path), _opened(path) as file:
         buffer = np.memmap(file, np.uint8, "r").data
-    return _ids(buffer, _checked_header(buffer))
+        return _ids(buffer, _checked_header(buffer))
+
+
+class Recorded:
+    """The expected values of a file, for cases that their ids made again: no case of the file is built."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read the file and check every CRC. Raises as `read`."""
+        self.path = os.fspath(path)
+        with _naming(path):
+            self._file = _open(path)
+        self._places = {case_id: k for k, case_id in enumerate(self._file.ids)}
+
+    def __contains__(self, case_id: str) -> bool:
+        return case_id in self._places
+
+    def values(self, case: Case) -> list[dict[Tensor, Bytes]]:
+        """Of each step of `case` the expected values that the file has under its id, by place in the graph.
+
+        Raises:
+            CaseFileError: the file's case has other steps or tensors.
+        """
+        with _naming(self.path):
+            file = replace(self._file, memory=replace(self._file.memory))  # nothing that this takes stays
+            return file.expected(self._places[case.id], case)
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Put the name of the file into an error that does not have it."""
+    try:
+        yield
+    except CaseFileError as e:
+        for error in (e, *e.others):
+            if error.field != "file":
+                error.file = printable(os.fspath(path))
+        raise
 
 
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
@@ -235,10 +282,29 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
         raise CaseFileError("file", f"{os.fspath(path)} cannot be read: {getattr(e, 'strerror', None) or e}") from e
 
 
+def _names(doc: JSON, field: str) -> list[str]:
+    """Of each tensor in a list of a document its name, or its op where it has none."""
+    entries = doc.get(field) if isinstance(doc, dict) else None
+    rows = [e if isinstance(e, dict) else {} for e in (entries if isinstance(entries, list) else ())]
+    return [str(e.get("name") or e.get("op") or "") for e in rows]
+
+
+def _named(blob: str, persistent: Sequence[str], tensors: Sequence[str]) -> str:
+    """A byte array of a case for a person: what it is, of which tensor, and its own name."""
+    kind = _BLOB.fullmatch(blob)
+    if kind is None:
+        return f"tensor {blob[:40]!a}"
+    what = {"p": "persistent tensor", "c": "expected cache", "i": "input", "e": "expected value of"}[kind[1]]
+    among, i = (persistent if kind[1] in "pc" else tensors), int(kind[2])
+    name = among[i][:MAX_TENSOR_NAME] if i < len(among) else ""
+    return f"{what} {printable(name) or i} ({blob})"
+
+
 @dataclass(slots=True)
 class _File:
     """A file whose header and CRCs have been checked."""
 
+    path: str
     buffer: memoryview
     header: Header
     ids: list[str]
@@ -259,7 +325,50 @@ class _File:
             raise CaseFileError(f"{where}.{e.field}", e.message) from None
         if case.id != self.ids[k]:
             raise CaseFileError(f"{where}.id", f"{self.ids[k]!a} expected, as {IDS} says, {case.id!a} found")
+        case.file = self.path
         return case
+
+    def expected(self, k: int, case: Case) -> list[dict[Tensor, Bytes]]:
+        """The expected values of case `k`, for the tensors at their places in the graphs of `case`."""
+        documents = self.header.strings[CASES]
+        at, end = documents.offsets[k], documents.offsets[k] + documents.sizes[k]
+        lines = list(self._lines(at, end))[1:]
+        if len(lines) != len(case.steps):
+            raise CaseFileError(f"cases[{k}].steps", f"{len(case.steps)} expected, {len(lines)} found")
+        found = []
+        for i, (line, step) in enumerate(zip(lines, case.steps, strict=True)):
+            where = f"cases[{k}].steps[{i}]"
+            doc = parse_json(line, self.memory, where)
+            if not isinstance(doc, dict):
+                raise CaseFileError(where, "an object expected, something else found")
+            names = {f"s{i}/e{j}": t for j, t in enumerate(step.graph.tensors())}
+            names |= {f"s{i}/c{j}": t for j, t in enumerate(case.persistent)}
+            blobs = {n: x for n, x in self._blobs(doc.get("blobs", {}), where).items() if _EXPECTED.fullmatch(n)}
+            if not blobs.keys() <= names.keys():
+                raise CaseFileError(f"{where}.expected", "of other tensors than the case has that its id makes now")
+            found.append({names[name]: data for name, data in blobs.items()})
+        return found
+
+    def users(self, tensors: Collection[int]) -> dict[int, str]:
+        """Tensor of the file -> the first case that has its bytes, as what, and how many others have them; those of no
+        case, or of one whose document is no case, are left out.
+        """
+        found: dict[int, str] = {}
+        more: Counter[int] = Counter()
+        documents = self.header.strings[CASES]
+        for k, case_id in enumerate(self.ids):
+            names: list[str] = []
+            for line in self._lines(documents.offsets[k], documents.offsets[k] + documents.sizes[k]):
+                with suppress(CaseFileError):
+                    doc = parse_json(line, self.memory, f"cases[{k}]")
+                    held = doc.get("blobs") if isinstance(doc, dict) else None
+                    names, own = names or _names(doc, "persistent"), _names(doc, "tensors")
+                    for blob, i in (held if isinstance(held, dict) else {}).items():
+                        if type(i) is int and i in found:
+                            more[i] += 1
+                        elif type(i) is int and i in tensors:
+                            found[i] = f"{case_id[:LONGEST_ID]!a}: {_named(blob, names, own)}"
+        return {i: f"{text} and {more[i]} more" if more[i] else text for i, text in found.items()}
 
     def _case(self, k: int) -> Case:
         documents = self.header.strings[CASES]
@@ -317,15 +426,29 @@ class _File:
 
 
 def _open(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> _File:
-    with _opened(path) as file:
-        buffer = memoryview(file.read())
+    with _opened(path) as opened:
+        buffer = memoryview(opened.read())
     header = _checked_header(buffer)
-    for i, crc in enumerate(header.numbers.get(TENSORS_CRC, ())):
-        if crc32(buffer, header.offsets[i], header.sizes[i]) != crc:
-            raise CaseFileError(f"tensors[{i}]", "its bytes are not those written (CRC-32 differs)")
     taken = 3 * len(buffer) // 2  # the file's bytes, and what the header's tables take
     memory = Memory(max(FREE_MEMORY, 4 * len(buffer)), taken)
-    return _File(buffer, header, _ids(buffer, header), memory, (*models, Path(path).parent))
+    file = _File(os.fspath(path), buffer, header, _ids(buffer, header), memory, (*models, Path(path).parent))
+    crcs = header.numbers.get(TENSORS_CRC, ())
+    damaged = [i for i, crc in enumerate(crcs) if crc32(buffer, header.offsets[i], header.sizes[i]) != crc]
+    if damaged:
+        words, shown = "its bytes are not those written (CRC-32 differs)", damaged[:LISTED]
+        users = file.users(frozenset(shown))
+        errors = [CaseFileError(f"tensors[{i}]", f"{users.get(i, 'of no case')}: {words}") for i in shown]
+        if damaged[LISTED:]:
+            errors.append(CaseFileError("tensors", f"{len(damaged) - LISTED} more are damaged"))
+        raise _all(errors)
+    return file
+
+
+def _all(errors: Sequence[CaseFileError]) -> CaseFileError:
+    """The first of `errors`, with all others in it."""
+    first, *others = errors
+    first.others = tuple(others)
+    return first
 
 
 def _checked_header(buffer: memoryview) -> Header:
@@ -361,9 +484,10 @@ def _check_documents(buffer: memoryview, header: Header) -> None:
             raise CaseFileError(key, f"{len(documents)} entries expected, one per case, {count} found")
     if len(header.numbers.get(TENSORS_CRC, ())) != len(header.offsets):
         raise CaseFileError(TENSORS_CRC, f"{len(header.offsets)} entries expected, one per tensor")
-    for k, crc in enumerate(crcs):
-        if crc32(buffer, documents.offsets[k], documents.sizes[k]) != crc:
-            raise CaseFileError(f"cases[{k}]", "its document is not the one written (CRC-32 differs)")
+    damaged = [k for k, crc in enumerate(crcs) if crc32(buffer, documents.offsets[k], documents.sizes[k]) != crc]
+    if damaged:
+        ids, words = _ids(buffer, header), "its document is not the one written (CRC-32 differs)"
+        raise _all([CaseFileError(f"cases[{k}]", f"{ids[k][:LONGEST_ID]!a}: {words}") for k in damaged[:LISTED]])
 
 
 def _ids(buffer: memoryview, header: Header) -> list[str]:

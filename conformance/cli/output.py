@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from tabulate import tabulate
 
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import CaseFileError, ConformanceError
 from conformance.ggml.text import printable
 
 if TYPE_CHECKING:  # `--help` imports next to nothing
@@ -36,7 +36,7 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except ConformanceError as e:
-            fail(str(e))
+            fail_by(e)
         except OSError as e:
             _fail_at(e)
         except KeyboardInterrupt:  # click would end it with 1, as failures do
@@ -114,12 +114,18 @@ def leave(outcome: Outcome) -> NoReturn:
     sys.exit(outcome.exit_code)
 
 
-def fail(message: str) -> NoReturn:
-    """End with one line on stderr and exit code 2."""
+def fail(*messages: str) -> NoReturn:
+    """End with a line for each message on stderr and exit code 2."""
     from conformance.judge.outcome import Exit  # noqa: PLC0415  # as above
 
-    line(f"conform: {' '.join(message.split())}", err=True)
+    for message in messages:
+        line(f"conform: {' '.join(message.split())}", err=True)
     sys.exit(Exit.USAGE)
+
+
+def fail_by(error: ConformanceError) -> NoReturn:
+    """End with an error of ours: a line for each thing that is wrong."""
+    fail(str(error), *map(str, error.others if isinstance(error, CaseFileError) else ()))
 
 
 def silence() -> None:

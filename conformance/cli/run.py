@@ -38,7 +38,7 @@ from conformance.suite.family import LEVELS
 from . import options
 from .cases import CasePath, read_cases
 from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
-from .output import cause_lines, end, fail, grid, leave, line, silence
+from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
 ENDED = "the run ended before it"
 FEW = 8
@@ -331,7 +331,7 @@ class _Execution:
                 self._record(why, cause)
         self._summarise()
         if error is not None:
-            fail(str(error))
+            fail_by(error)
         if self._fault is not None:
             end(self._fault, f"; what ran is in {self._plan.json_path}" if self._plan.json_path else "")
         return self._outcome()

@@ -15,12 +15,20 @@ class GraphError(ConformanceError):
 
 
 class CaseFileError(ConformanceError):
-    """A case file that cannot be read or trusted; the message names the field."""
+    """A case file that cannot be read or trusted; the message names the file, where there is one, and the field."""
+
+    file: str = ""
+    """The file; empty where none was read, or `message` names it."""
+    others: tuple[CaseFileError, ...] = ()
+    """What else is wrong with the file."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.file}: {super().__str__()}" if self.file else super().__str__()
 
 
 class UsageError(ConformanceError):

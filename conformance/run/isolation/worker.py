@@ -205,7 +205,7 @@ def pack_error(error: BaseException) -> dict[str, JSON]:
     """An exception as a reply: one of our family as it is, any other as a `BackendError` that names it."""
     name, message = type(error).__name__, shortened(_message(error))
     if isinstance(error, CaseFileError):
-        message = message.removeprefix(f"{error.field}: ")
+        message = shortened(str(error.message))
         return {"error": name, "message": message, "field": shortened(str(error.field))}
     if isinstance(error, ConformanceError):
         return {"error": name if name in ERRORS else BackendError.__name__, "message": message}
