@@ -18,7 +18,7 @@ import pytest
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
 from conformance.cli import options
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
 from conformance.judge.outcome import Exit, Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, counted
@@ -26,6 +26,7 @@ from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
 from conformance.report.runfile import interrupts_wait, record, write_json
 from conformance.report.runs import command
+from conformance.run import golden
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import expected, settings, writeahead
@@ -277,9 +278,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("conformance_case", keys, ids=[f"{i}-{spec}" for spec, i in keys], indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take out tests without parameters: they belong to the other kind of session, or no case is chosen."""
-    items[:] = [i for i in items if not _is_empty(i) and not plugin_perf.is_empty(i)]
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out tests without parameters: they belong to the other kind of session, or no case is chosen. The golden
+    outputs are checked with a whole level, by the first shard.
+    """
+    suite = config.stash[SUITE]
+    whole = not (config.getoption("perf") or suite.families or suite.globs) and suite.shard.index == 1
+    left_out = frozenset() if whole else frozenset({"conformance_golden"})
+    items[:] = [
+        i
+        for i in items
+        if not (_is_empty(i) or plugin_perf.is_empty(i)) and left_out.isdisjoint(getattr(i, "fixturenames", ()))
+    ]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -337,6 +347,15 @@ def conformance_case(request: pytest.FixtureRequest) -> Result:
     if suite.is_worker:
         request.node.user_properties.append((PROPERTY, result.to_json()))
     return result
+
+
+@pytest.fixture
+def conformance_golden() -> list[Result]:
+    """The results of computing the golden outputs again; all damaged values fail the test."""
+    try:
+        return golden.verify()
+    except CaseFileError as e:
+        pytest.fail("\n".join(map(str, (e, *e.others))), pytrace=False)
 
 
 def check(result: Result) -> None:

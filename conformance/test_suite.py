@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.judge.verdict import Result
+from conformance.judge.verdict import FAILURES, Result
 from conformance.perf.bench import Row
 
 from .plugin import check
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 def test_case(conformance_case: Result) -> None:
     """Each output and cache of each step is what the reference gives, in the arithmetic that the backend declares."""
     check(conformance_case)
+
+
+def test_golden(conformance_golden: list[Result]) -> None:
+    """Each golden output is what the reference and the real ggml give now."""
+    wrong = [r.sentence() for r in conformance_golden if r.verdict in FAILURES]
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
 
 
 @pytest.fixture

@@ -374,26 +374,49 @@ def golden() -> None:
     """Golden outputs: the pinned corpus of expected values."""
 
 
-@golden.command()
-@json_option
-def verify(json_path: Path | None) -> None:
-    """Compute every golden value again, on the reference and on the real ggml, and compare."""
-    _golden(corpus.verify(), json_path)
+_corpus = click.option("--corpus", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
+                       metavar="DIR", help="Golden outputs to take; default: those that come along.")  # fmt: skip
 
 
 @golden.command()
+@backend_option
+@_corpus
 @json_option
-def update(json_path: Path | None) -> None:
-    """Make the golden values anew; one is accepted only where the reference and the real ggml agree within budget."""
-    line(f"golden: what is accepted goes to {corpus.writable()}", err=True)
-    _golden(corpus.update(), json_path)
+@isolation
+def verify(backends: Sequence[str], folder: Path | None, json_path: Path | None, isolation: Isolation) -> None:
+    """Compute every golden value again on the reference and on the real ggml; with --backend, judge backends by them.
+
+    Exit code 1 where a value differs, 2 where a file is damaged.
+    """
+    if not backends:
+        _golden(corpus.verify(folder), json_path)
+    specs, _ = specs_here(backends, isolation)
+    waiving = Waiving(settings_here().waivers_of(specs, None), today())
+    _golden(list(corpus.judge(specs, folder, isolation, waiving)), json_path)
+
+
+@golden.command()
+@_corpus
+@click.option("--add", multiple=True, metavar="GLOB", help="Take these cases of any level, too; repeatable.")
+@click.option("--remove", multiple=True, metavar="GLOB", help="Give up these cases; repeatable.")
+@json_option
+def update(folder: Path | None, add: Sequence[str], remove: Sequence[str], json_path: Path | None) -> None:
+    """Compute the golden values again; one is accepted only where the reference and the real ggml agree within budget.
+
+    The file is the list of its cases. One whose values are the same keeps its bytes.
+    """
+    line(f"golden: what is accepted goes to {corpus.writable(folder)}", err=True)
+    _golden(corpus.update(folder, add=add, remove=remove), json_path)
 
 
 def _golden(results: list[Result], json_path: Path | None) -> NoReturn:
+    backends: dict[str, list[Result]] = {}
     for r in results:
+        backends.setdefault(r.backend, []).append(r)
         if r.verdict in FAILURES:
             line(r.sentence())
     if json_path:
         write_json(json_path, record(results))
-    line(f"golden: {Totals.of(results)}")
+    for name, own in backends.items():
+        line(f"{name}: {Totals.of(own)}")
     leave(judge(results))

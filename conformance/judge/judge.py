@@ -136,16 +136,15 @@ class Chain:
             return replace(budget, nmse=max(budget.nmse, _CHOSEN), element=inf)
         return budget
 
-    def beside(self, t: Tensor, worth: float) -> Budget:
-        """The budget of `t` against a recording, if the arithmetics of recorder and backend are `worth` that NMSE.
+    def beside(self, t: Tensor, worth: Budget | None) -> Budget:
+        """The budget of `t` against a recording, if the arithmetics of recorder and backend are `worth` that much.
 
         The chain's own rounding is added: independent errors add as roots at most.
         """
         own = self.budget(t)
-        if not worth:
+        if worth is None or not worth.nmse:
             return own
-        there = free_running(worth)
-        return Budget((sqrt(own.nmse) + sqrt(worth)) ** 2, own.element + there.element, there.why)
+        return Budget((sqrt(own.nmse) + sqrt(worth.nmse)) ** 2, own.element + worth.element, worth.why)
 
     def _may_choose(self, reached: Iterable[Tensor]) -> bool:
         return self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached)
@@ -298,12 +297,12 @@ def judge_step(
     found: Mapping[Tensor, Bytes],
     arithmetic: Arithmetic,
     chain: Chain | None = None,
-    worth: Mapping[Tensor, float] | None = None,
+    worth: Mapping[Tensor, Budget] | None = None,
 ) -> Iterator[Judged]:
     """Judge outputs and caches after step `k` of a case, which may state a tolerance.
 
     `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the steps before; None if this step
-    started from right caches. `worth`, for a recording: tensor -> NMSE that the arithmetics of both sides are worth;
+    started from right caches. `worth`, for a recording: tensor -> error that the arithmetics of both sides are worth;
     the tolerance that the case states is then a minimum.
     """
     chain = chain or Chain(arithmetic)
@@ -312,7 +311,7 @@ def judge_step(
     for t, want in expected.items():
         budget = chain.stated(t, stated) if stated else chain.budget(t)
         if worth is not None:
-            budget = max(budget, chain.beside(t, worth.get(t, 0.0)), key=lambda b: b.nmse)
+            budget = max(budget, chain.beside(t, worth.get(t)), key=lambda b: b.nmse)
         yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), budget)
 
 
@@ -321,7 +320,7 @@ def judge_trajectory(
     expected: Iterable[Mapping[Tensor, Bytes]],
     found: Iterable[Mapping[Tensor, Bytes]],
     arithmetic: Arithmetic,
-    worth: Sequence[Mapping[Tensor, float]] | None = None,
+    worth: Sequence[Mapping[Tensor, Budget]] | None = None,
     *,
     by_nodes: bool = False,
 ) -> Iterator[Judged]:

@@ -50,6 +50,20 @@ EXECUTED = frozenset(set(Verdict) - {Verdict.UNSUPPORTED})
 """Verdicts of cases that ran on a backend."""
 
 
+class Golden(str, enum.Enum):
+    """The outcome of a comparison with stored values."""
+
+    COMPARED = "compared"
+    """The backend was compared with them; the verdict says whether it is right."""
+    DIFFERS = "differs"
+    """The recomputed reference disagrees with them: one of the two is wrong, whatever the backend gave."""
+    NOT_COMPARABLE = "not comparable"
+    """The backend computes something else by its declared arithmetic: it requantises weights."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(slots=True)
 class Result:
     """One case on one backend: the only source of every report."""
@@ -86,6 +100,8 @@ class Result:
     """Its verdict before a waiver made it XFAIL or XPASS."""
     cause: str | None = None
     """The id of the cause that explains its failure, among the `causes` of its run."""
+    golden: Golden | None = None
+    """How its outputs compare with stored values; None where nothing is stored of the case, or it gave no outputs."""
     detail: str = ""
     """A sentence: a reason, an abort text, a divergence."""
 
@@ -110,7 +126,13 @@ class Result:
     def from_json(cls, row: Mapping[str, Any]) -> Result:
         """`to_json`, read; the row has the fields that `report.runfile` checks. TypeError for a field of no result."""
         wrong = row.get("wrong")
-        return cls(**{**row, "verdict": Verdict(row["verdict"]), "wrong": wrong and Wrong.from_json(wrong)})
+        golden = row.get("golden")
+        typed = {
+            "verdict": Verdict(row["verdict"]),
+            "wrong": wrong and Wrong.from_json(wrong),
+            "golden": None if golden is None else Golden(golden),
+        }
+        return cls(**{**row, **typed})
 
     def sentence(self) -> str:
         """One line for a person."""
@@ -119,7 +141,7 @@ class Result:
 
 
 def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
-    if isinstance(value, Verdict):
+    if isinstance(value, (Verdict, Golden)):
         return value.value
     if isinstance(value, Wrong):
         value = value.to_json()
@@ -143,10 +165,14 @@ class Totals:
     counts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     filed: int = 0
     """Failures of fresh cases among them."""
+    golden: Counter[Golden] = field(default_factory=Counter)
+    """The number of results per outcome of the comparison with stored values."""
 
     def add(self, result: Result) -> None:
         """Count one result."""
         self.counts[result.verdict] += 1
+        if result.golden is not None:
+            self.golden[result.golden] += 1
         self.filed += result.fresh and result.verdict in FAILURES
 
     @classmethod
@@ -167,13 +193,18 @@ class Totals:
         """Cases that fail the run."""
         return sum(n for v, n in self.counts.items() if v in FAILURES) - self.filed
 
-    def to_json(self) -> dict[str, int]:
-        """The count of every verdict, and of executed cases."""
-        return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed}
+    def to_json(self) -> dict[str, JSON]:
+        """The count of every verdict, of executed cases, and of comparisons with stored values."""
+        golden = {g.value: self.golden[g] for g in Golden}
+        return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed, "golden": golden}
 
     def __str__(self) -> str:
         text = ", ".join(f"{n} {v}" for v, n in self.counts.items() if n) or "nothing ran"
-        return f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
+        text = f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
+        differ, apart = self.golden[Golden.DIFFERS], self.golden[Golden.NOT_COMPARABLE]
+        words = {"compared": self.golden[Golden.COMPARED] + differ, "differ": differ, "not comparable": apart}
+        golden = ", ".join(f"{n} {word}" for word, n in words.items() if n)
+        return f"{text}; golden: {golden}" if golden else text
 
 
 class MissingCause(str, enum.Enum):

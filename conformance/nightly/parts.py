@@ -116,6 +116,10 @@ def _seed(o: Options, more: int = 0) -> list[object]:
     return [] if o.seed is None else ["--seed", (o.seed + more) % LARGEST]
 
 
+def _golden(o: Options, p: Paths) -> list[str]:
+    return _conform("golden", "verify", *_each("--backend", o.backends), "--json", p.document)
+
+
 def _planted(o: Options, p: Paths) -> list[str]:
     return _conform("planted", *_each("--family", o.families), "--level", _hunted(o), "--json", p.document)
 
@@ -165,6 +169,7 @@ PARTS = (
          "conformance"),
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
          "conformance", shared=True, repeats=True, idle=lambda o: "" if o.budget else "no time was given to it"),
+    Part("golden", "golden outputs computed again, or the named backends judged by them", _golden, HOUR, "conformance"),
     Part("planted", "known bugs, planted, are noticed", _planted, 3 * HOUR, "planted"),
     Part("mutants", "changes of adapters that the seed of this night draws, and how many are noticed", _mutants,
          2 * HOUR, "mutate"),

@@ -25,7 +25,7 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict
+from conformance.judge.verdict import FAILURES, Golden, Missing, MissingCause, Request, Result, Totals, Verdict
 from conformance.judge.wrong import is_wrong
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
@@ -220,6 +220,7 @@ RESULT: dict[str, Rule] = {
     "fresh": FLAG,
     "waived": VERDICT.optional(),
     "cause": TEXT.optional(),
+    "golden": one_of(*map(str, Golden)).optional(),
 }
 CAUSE: dict[str, Rule] = {
     "id": Rule("a text that is not empty", lambda v: isinstance(v, str) and bool(v.strip())),

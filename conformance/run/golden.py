@@ -1,14 +1,16 @@
 """Golden outputs: expected values of a pinned corpus, accepted only where the reference and the real ggml agree.
 
-`ops.gguf` in `conformance/golden` holds the smoke level of family `ops` with its expected values; `captured/` there
-holds trajectories that llama.cpp recorded. `verify` computes all of them again.
+`ops.gguf` in `conformance/golden` holds single ops with their expected values, `captured/` there trajectories that
+llama.cpp recorded. The file itself is the list of its cases. `verify` computes all of them again, or judges backends by
+them; every run does the latter for the cases that it runs (`stored`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from conformance import __version__, shipped
@@ -16,57 +18,134 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import CaseFileError, ConformanceError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.judge.budget import Budget
 from conformance.judge.compare import compare
 from conformance.judge.verdict import Result, Verdict
-from conformance.suite import FAMILIES
+from conformance.suite.batch import groups
 
+from .isolation.isolate import Isolation
 from .oracle import REFERENCE, SECOND_OPINION, Oracle
 from .runner import Runner
-from .session.select import build
+from .session.select import build, case_ids
+from .session.settings import Waiving
+from .stored import FAMILY, OPS, label, root
 
-ROOT = shipped.path("golden")
-OPS = "ops.gguf"
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
 LARGEST = 1 << 19
-"""Bytes of a case and its values, above which the corpus, which goes with every installation, leaves it out."""
+"""Bytes of a case and its values, above which the corpus, which goes with every installation, takes none."""
 _BATCH = 128
 
 
-def verify(root: Path = ROOT) -> list[Result]:
-    """Compute every golden value again, on the reference and on the real ggml; one result per value's case. UsageError
-    if there are no golden files, CaseFileError if one is damaged.
+def read(folder: Path) -> tuple[list[Case], list[Case]]:
+    """The single ops and the trajectories of a corpus. UsageError if there are none, CaseFileError if files are
+    damaged: it has what is wrong with all of them.
     """
-    path = root / OPS
+    path = folder / OPS
     if not path.is_file():
         raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
-    stored = casefile.read(path)
+    found: list[list[Case]] = []
+    errors: list[CaseFileError] = []
+    for p in (path, *sorted((folder / "captured").glob("*.gguf"))):
+        try:
+            found.append(casefile.read(p))
+        except CaseFileError as e:
+            errors += [e, *e.others]
+    if errors:
+        first, *others = errors
+        first.others = tuple(others)
+        raise first
+    return found[0], [c for cases in found[1:] for c in cases]
+
+
+def verify(folder: Path | None = None) -> list[Result]:
+    """Compute every golden value again, on the reference and on the real ggml; one result per value's case. Raises as
+    `read`.
+    """
+    stored, captured = read(folder or root())
     with closing(Runner()) as runner:
         again = _computed(runner, [_bare(c) for c in stored])
         results = [_compare(c, now, agreed) for c, (now, agreed) in zip(stored, again, strict=True)]
-        captured = [c for p in sorted((root / "captured").glob("*.gguf")) for c in casefile.read(p)]
         return results + [r for c in captured for r in runner.run(Spec(REFERENCE), [c])]
 
 
-def update(root: Path = ROOT) -> list[Result]:
-    """Make `ops.gguf` in `root` anew and give one result per case of the corpus; a case that fails is left out.
-    UsageError if it cannot be written there.
+def judge(
+    specs: Sequence[Spec],
+    folder: Path | None = None,
+    isolation: Isolation | None = None,
+    waiving: Waiving | None = None,
+) -> Iterator[Result]:
+    """Run the corpus on backends and judge what they give by the stored values, and by the recomputed reference; one
+    result per case and backend. Raises as `read` and as `Runner.run`.
     """
-    writable(root)
+    stored, captured = read(folder or root())
+    with closing(Runner(isolation=isolation, waiving=waiving)) as runner:
+        for spec in specs:
+            size = runner.batch_size(spec)
+            for start in range(0, len(stored), size):
+                for group in groups(stored[start : start + size]):
+                    yield from runner.run(spec, group)
+            for case in captured:
+                yield from runner.run(spec, [case])
+
+
+def update(folder: Path | None = None, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[Result]:
+    """Compute `ops.gguf` again and give one result per case of it. A case keeps its bytes where its values are the
+    same, and where the reference and the real ggml disagree, which fails.
+
+    Args:
+        folder: where it is; the one that comes along by default.
+        add: globs of ids of any level that it takes, too.
+        remove: globs of its ids that it gives up.
+
+    Raises:
+        UsageError: it cannot be written there, or a glob matches nothing.
+    """
+    path = writable(folder)
+    held = {c.id: c for c in casefile.read(path)} if path.exists() else {}
+    for glob in remove:
+        if not any(fnmatchcase(i, glob) for i in held):
+            raise UsageError(f"--remove {glob}: no case of {path} matches it")
+    gone = {i for i in held if any(fnmatchcase(i, glob) for glob in remove)}
+    more = case_ids([FAMILY], add, "full") if add else []
+    ids = [i for i in dict.fromkeys([*held, *more]) if i not in gone]
     with closing(Runner()) as runner:
-        cases = [c for c in map(build, FAMILIES["ops"].ids("smoke")) if _size(c) <= LARGEST]
-        results: list[Result] = []
-        accepted: list[Case] = []
-        for case, (values, agreed) in zip(cases, _computed(runner, cases), strict=True):
-            results.append(agreed)
-            if agreed.verdict is Verdict.PASS:
-                case.steps[0].expected = values
-                case.provenance = _provenance(runner.oracle, agreed)
-                accepted.append(case)
-        casefile.write(root / OPS, accepted)
-        return results
+        results, cases = _updated(runner, ids, held)
+    casefile.write(path, cases)
+    return results
+
+
+def _updated(runner: Runner, ids: Iterable[str], held: Mapping[str, Case]) -> tuple[list[Result], list[Case]]:
+    """A result per id that is known or held, and the cases to write, in order."""
+    results: dict[str, Result] = {}
+    made: dict[str, Case] = {}
+    for i in ids:
+        try:
+            case = build(i)
+        except ConformanceError as e:
+            results[i] = _fail(
+                Result(i, "golden", Verdict.PASS), f"its id is no longer known: {e}; --remove gives it up"
+            )
+            continue
+        if i in held or _size(case) <= LARGEST:
+            made[i] = case
+    for case, (values, agreed) in zip(made.values(), _computed(runner, list(made.values())), strict=True):
+        results[case.id] = agreed
+        if agreed.verdict is Verdict.PASS:
+            case.steps[0].expected = values
+            case.provenance = _provenance(runner.oracle, agreed)
+    kept = [_kept(held.get(i), made.get(i)) for i in ids]
+    return [results[i] for i in ids if i in results], [c for c in kept if c is not None]
+
+
+def _kept(held: Case | None, made: Case | None) -> Case | None:
+    """Which of the two the corpus holds from now on; None where no value was accepted."""
+    accepted = made if made is not None and made.steps[0].expected else None
+    if held is None or accepted is None:
+        return held or accepted
+    same = _leaf_bytes(held) == _leaf_bytes(accepted) and _value_bytes(held) == _value_bytes(accepted)
+    return held if same and held.generator == accepted.generator else accepted
 
 
 def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tensor, Bytes], Result]]:
@@ -78,10 +157,10 @@ def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tens
         yield from zip((e.steps[0].all for e in exact), agreed, strict=True)
 
 
-def writable(root: Path = ROOT) -> Path:
+def writable(folder: Path | None = None) -> Path:
     """The file that `update` writes; UsageError if it cannot be written."""
-    path = root / OPS
-    if not os.access(path if path.exists() else root, os.W_OK):
+    path = (folder or root()) / OPS
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")
     return path
 
@@ -112,16 +191,17 @@ def _compare(case: Case, values: Mapping[Tensor, Bytes], agreement: Result) -> R
     result.budget_used, result.nmse = agreement.budget_used, agreement.nmse
     if agreement.verdict is not Verdict.PASS:
         return result
+    where = f"{label(case.file)}: {case.id}"
     try:
         fresh = build(case.id)
     except ConformanceError as e:
-        return _fail(result, f"its id is no longer known: {e}")
+        return _fail(result, f"{where}: its id is no longer known: {e}")
     if _leaf_bytes(case) != _leaf_bytes(fresh):
-        return _fail(result, "its id makes other input bytes now: a generator changed without a new version")
+        return _fail(result, f"{where}: its id makes other input bytes now: a generator changed without a new version")
     for (t, want), got in zip(case.steps[0].expected.items(), values.values(), strict=True):
         difference = compare(t, want, got)
         if AGAIN.used(difference) > 1:
-            return _fail(result, f"{t}: the reference now gives another value, {difference}")
+            return _fail(result, f"{where}: stored value differs: {t}: the reference now gives {difference}")
     return result
 
 
@@ -129,6 +209,10 @@ def _leaf_bytes(case: Case) -> list[bytes]:
     step = case.steps[0]
     data = {**case.persistent, **step.inputs}
     return [data[t].tobytes() for t in step.graph.leafs() if t in data]
+
+
+def _value_bytes(case: Case) -> list[bytes]:
+    return [data.tobytes() for data in case.steps[0].expected.values()]
 
 
 def _fail(result: Result, why: str) -> Result:

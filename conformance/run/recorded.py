@@ -20,6 +20,7 @@ from conformance.ggml.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
+from conformance.judge.budget import Budget, free_running
 from conformance.judge.cancellation import cancellations
 from conformance.judge.compare import compare
 from conformance.judge.judge import Judged, how_wrong, judge_isolated, judge_node, judge_trajectory
@@ -44,8 +45,8 @@ class Recording(Expectation):
 
     declared: Arithmetic
     """Of the backend under test."""
-    worth: list[dict[Tensor, float]] | None
-    """NMSE that both arithmetics cost in each tensor of a step; None where the recorder's is unknown."""
+    worth: list[dict[Tensor, Budget]] | None
+    """Error that both arithmetics cost in each tensor of a step; None where the recorder's is unknown."""
     reference: list[StepValues] | None
     """The reference in the arithmetic that the backend declares; None where it is the one under test."""
 
@@ -84,9 +85,12 @@ def judges(case: Case, arithmetic: Arithmetic) -> bool:
 
     Requantised weights are other weights; then the reference, with the same weights, gives the expected values.
     """
-    return is_free_running(case) and not any(
-        weight_form(n, arithmetic.at(n).weights, arithmetic.at(n).rows) for s in case.steps for n in s.graph
-    )
+    return is_free_running(case) and not requantises(case, arithmetic)
+
+
+def requantises(case: Case, arithmetic: Arithmetic) -> bool:
+    """True if a backend that computes in `arithmetic` stores a weight of `case` in another form first."""
+    return any(weight_form(n, arithmetic.at(n).weights, arithmetic.at(n).rows) for s in case.steps for n in s.graph)
 
 
 def has_nodes(case: Case) -> bool:
@@ -127,8 +131,8 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
 
 def _worth(
     exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
-) -> list[dict[Tensor, float]]:
-    """NMSE that the recorder's arithmetic and the backend's cost together in each tensor, `FACTOR` of each.
+) -> list[dict[Tensor, Budget]]:
+    """Error that the recorder's arithmetic and the backend's cost together in each tensor, `FACTOR` of each.
 
     The maximum of all steps so far: each is one draw of few values, and caches carry errors of earlier steps.
     """
@@ -143,7 +147,7 @@ def _worth(
                 key = f"{i} {t.name}"
                 most[key] = max(most.get(key, 0.0), nmse if isfinite(nmse) else 0.0)
                 root += sqrt(FACTOR * most[key])
-            here[t] = root * root
+            here[t] = free_running(root * root)
         found.append(here)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -24,11 +24,11 @@ from conformance.ggml.errors import (
 )
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import blame, cost, divergence, judgement, recorded, relate, signature
+from . import blame, cost, divergence, judgement, recorded, relate, signature, stored
 from .execute import Execution, StepValues, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, Spares, open_backend
@@ -89,6 +89,8 @@ class Runner:
         self._cases: Kept[str, Case] = Kept()
         self._seals: Kept[Case, CaseSeal] = Kept()
         """Cases that a third party's adapter had in this process; it may still hold them."""
+        self._stored: dict[Case, stored.Stored | None] = {}
+        """What is stored of the cases at work."""
         self._save = save_failures
         self._waiving = waiving
 
@@ -181,8 +183,10 @@ class Runner:
 
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
         """One result per case, in order, whatever a backend or a case does. UsageError if nothing is installed by that
-        name, or it does not take an option; CaseFileError if a case cannot be written.
+        name, it does not take an option, or golden outputs are missing; CaseFileError if they are damaged, or a case
+        cannot be written.
         """
+        self._stored = {c: self._stored_of(c) for c in cases}
         self._running = spec, [c.id for c in cases]
         for case in cases if self._seals else ():
             if case in self._seals:
@@ -247,6 +251,8 @@ class Runner:
                 results[case] = _uncheckable(why)
             else:
                 able.append(case)
+        with suppress(ConformanceError):  # who cannot compute a case is found with that case
+            stored.prepare(self.oracle, {c: self._stored[c] for c in able}, self._declared(spec, backend))
         for group in _groups(able, backend.batch, partial(self._by_itself, spec)):
             results.update(zip(group, self._run_batch(spec, backend, group), strict=True))
         return results
@@ -260,7 +266,9 @@ class Runner:
             if folder is None and self._ahead is not None and not self._ahead.by_id(case):
                 folder = self._ahead.folder
             if folder is not None:
-                result.saved = failures.save(folder, case, result)
+                values = self._stored.get(case) if result.golden is Golden.DIFFERS else None
+                whole = case if values is None else stored.with_values(case, values)
+                result.saved = failures.save(folder, whole, result)
         return result
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
@@ -332,8 +340,11 @@ class Runner:
                 alone = self._run_alone(spec, backend, case)
                 if alone.verdict is Verdict.PASS:
                     result.detail += f"; wrong only in a graph with {len(group) - 1} other cases, right alone"
+                    result.golden = alone.golden
                 else:
                     result = alone
+            else:
+                self._compare_stored(spec, case, expectation, share, result)
             results.append(result)
         return results
 
@@ -341,6 +352,8 @@ class Runner:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
             self._replace_damaged(spec, case, result)
+            if result.golden is Golden.DIFFERS and result.first_divergence is None:
+                return result  # by the reference, the backend is right
             stale = blame.is_stale(result)  # then the translation has it too
             translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
             if translation is not None:
@@ -394,7 +407,23 @@ class Runner:
         if expectation.note:
             recorded.add_note(result, expectation.note)
         self._look_closer(spec, tested, case, expectation, execution, result)
+        if not isinstance(expectation, recorded.Recording):
+            self._compare_stored(spec, case, expectation, execution, result)
+        elif result.verdict in {Verdict.PASS, Verdict.FAIL}:
+            result.golden = Golden.COMPARED
         return result
+
+    def _compare_stored(
+        self, spec: Spec, case: Case, expectation: Expectation, execution: Execution, result: Result
+    ) -> None:
+        """Compare what was given with what is stored of the case."""
+        if (values := self._stored.get(case)) is not None:
+            stored.judge(result, spec, self.oracle, case, values, expectation, execution)
+        elif recorded.is_free_running(case):
+            result.golden = Golden.NOT_COMPARABLE
+
+    def _stored_of(self, case: Case) -> stored.Stored | None:
+        return stored.stored_of(case, generated=self._makes(case))
 
     def _look_closer(
         self, spec: Spec, backend: Backend, case: Case, expectation: Expectation, execution: Execution, result: Result
@@ -510,6 +539,10 @@ class Runner:
             return self.oracle.expect(cases, backend.arithmetic_in(cases[0])), backend
         return self.oracle.expect_second(cases)
 
+    def _declared(self, spec: Spec, backend: Backend) -> Arithmetic:
+        """The arithmetic that a backend is tested in, whatever the case."""
+        return (self.oracle.second_opinion() if resolve(spec).name == REFERENCE else backend).arithmetic()
+
     def _other(self, spec: Spec, backend: Backend, case: Case) -> Backend:
         """Who the backend is held against: the reference in its arithmetic, or for the reference the real ggml."""
         if resolve(spec).name == REFERENCE:
@@ -551,8 +584,8 @@ def _groups(cases: Sequence[Case], size: int, by_itself: Callable[[Case], bool])
     """Cases that may share a graph, `size` at a time; every other one by itself."""
     group: list[Case] = []
     for case in cases:
-        single = len(case.steps) == 1 and not case.steps[0].expected and not case.demands and not claim.applies(case)
-        if not single or size == 1 or by_itself(case):
+        single = len(case.steps) == 1 and not recorded.is_free_running(case)
+        if not single or case.demands or claim.applies(case) or size == 1 or by_itself(case):
             yield [case]
             continue
         group.append(case)

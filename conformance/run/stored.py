@@ -1,0 +1,214 @@
+"""Stored values: what a backend gives is also compared with values that were computed once and kept in a file.
+
+The recomputed reference cannot notice that it has changed itself; a stored value can. `golden/ops.gguf` holds values of
+single ops, which every run finds by the id of a case; a case file may hold those of its own cases. They are in float64,
+up to the last store, or in the arithmetic that the file names. A backend computes in the arithmetic that it declares,
+so it may differ from them by its own budget and by the distance of the two arithmetics on this very graph, which the
+reference knows: it computes both.
+
+A recording with a tolerance is judged by `recorded` instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import isfinite
+from pathlib import Path
+
+from conformance import shipped
+from conformance.backend.registry import Spec, resolve
+from conformance.case.case import Case, Step
+from conformance.case.casefile import Recorded
+from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.budget import Budget, touches
+from conformance.judge.compare import compare
+from conformance.judge.judge import Judged, judge_trajectory
+from conformance.judge.verdict import Golden, Result, Verdict
+
+from . import divergence
+from .execute import Execution
+from .oracle import REFERENCE, Expectation, Oracle
+from .recorded import add_note, arithmetic_of, is_free_running, requantises
+
+PLACE = "CONFORMANCE_GOLDEN"
+"""Environment variable: the folder of golden outputs, instead of the one that comes along."""
+OPS = "ops.gguf"
+FAMILY = "ops"
+"""Whose cases `OPS` holds."""
+MARGIN = 2.0
+"""Factor of the distance of two arithmetics: its NMSE and the backend's refer to energies that differ a little."""
+
+Values = Sequence[Mapping[Tensor, Bytes]]
+"""Of each step."""
+
+
+def root() -> Path:
+    """The folder of golden outputs."""
+    return Path(os.environ.get(PLACE) or shipped.path("golden"))
+
+
+def label(file: str) -> str:
+    """A file by name, such as `golden/ops.gguf` if it came along."""
+    path, package = Path(file), shipped.path()
+    return path.relative_to(package).as_posix() if path.is_relative_to(package) else file
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The stored values of one case."""
+
+    file: str
+    values: Values
+    arithmetic: Arithmetic = EXACT
+    """In which they were computed."""
+    problem: str = ""
+    """Why they are not of this case; empty where they are."""
+
+
+def corpus() -> Recorded:
+    """The golden values of ops, read once per process; UsageError if they are not there, CaseFileError if the file is
+    damaged.
+    """
+    return _read(os.environ.get(PLACE))
+
+
+@cache
+def _read(_place: str | None) -> Recorded:
+    path = root() / OPS
+    if not path.is_file():
+        raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
+    return Recorded(path)
+
+
+def stored_of(case: Case, *, generated: bool) -> Stored | None:
+    """What is stored of `case`: its own expected values, else, where its id made it (`generated`), those of the corpus.
+
+    None where nothing is stored, or a tolerance makes its values a recording. Raises as `corpus`.
+    """
+    if any(s.expected for s in case.steps):
+        values = [s.expected for s in case.steps]
+        return None if is_free_running(case) else Stored(case.file, values, arithmetic_of(case) or EXACT)
+    if not generated or case.family != FAMILY or case.id not in corpus():
+        return None
+    try:
+        return Stored(corpus().path, corpus().values(case))
+    except CaseFileError as e:
+        return Stored(corpus().path, [], problem=e.message)
+
+
+def with_values(case: Case, stored: Stored) -> Case:
+    """The case with the stored values as its own, so that a file of it says the same."""
+    if not stored.values:
+        return case
+    steps = [Step(s.graph, s.inputs, s.outputs, dict(v)) for s, v in zip(case.steps, stored.values, strict=True)]
+    return replace(case, steps=steps)
+
+
+def prepare(oracle: Oracle, cases: Mapping[Case, Stored | None], declared: Arithmetic) -> None:
+    """Compute together what `judge` needs of each case that the `declared` arithmetic changes."""
+    changed: dict[str, tuple[Arithmetic, list[Case]]] = {}
+    for case, stored in cases.items():
+        if stored is not None and _differ(case, stored, declared) and not requantises(case, declared):
+            changed.setdefault(stored.arithmetic.name, (stored.arithmetic, []))[1].append(case)
+    for theirs, group in changed.values():
+        oracle.expect(group, theirs)
+
+
+def judge(
+    result: Result,
+    spec: Spec,
+    oracle: Oracle,
+    case: Case,
+    stored: Stored,
+    expectation: Expectation,
+    execution: Execution,
+) -> None:
+    """Compare a free run with stored values, and these with the recomputed reference.
+
+    Args:
+        result: of the comparison with the recomputed reference; takes the outcome.
+        spec: the backend. If it is the reference, nothing else recomputes what it gives.
+        oracle: computes in the arithmetic of the stored values, where the backend declares another.
+        case: the case.
+        stored: its values.
+        expectation: the recomputed values, in the arithmetic of the backend.
+        execution: the run.
+    """
+    declared = expectation.arithmetic
+    differ = _differ(case, stored, declared)
+    if differ and requantises(case, declared):
+        result.golden = Golden.NOT_COMPARABLE
+        return
+    if stored.problem:
+        _disagree(result, f"{label(stored.file)}: {case.id}: {stored.problem}")
+        return
+    again = execution.steps if resolve(spec).name == REFERENCE else expectation.steps
+    worth: list[dict[Tensor, Budget]] | None = None
+    if differ:
+        again = oracle.expect([case], stored.arithmetic)[0].steps
+        worth = [_distance(a.all, b.all) for a, b in zip(again, expectation.steps, strict=True)]
+    found = [v.all for v in execution.steps]
+    values = [{t: x for t, x in want.items() if t in got} for want, got in zip(stored.values, found, strict=True)]
+    kept = values if worth is None else [
+        {t: x for t, x in want.items() if t in near} for want, near in zip(values, worth, strict=True)
+    ]  # fmt: skip
+    if not any(kept):
+        result.golden = Golden.NOT_COMPARABLE
+        return
+    result.golden = Golden.COMPARED
+    recomputed = [v.all for v in again]
+    same = all(_equal(want, got) for want, got in zip(values, recomputed, strict=True))
+    if same and worth is None:
+        return  # the run has been compared with these very values
+    pinned = None if same else _first_wrong(case, values, recomputed, stored.arithmetic)
+    as_declared = same and all(_equal(want, v.all) for want, v in zip(found, expectation.steps, strict=True))
+    wrong = None if as_declared else _first_wrong(case, kept, found, declared, worth)
+    first, passed = pinned or wrong, result.verdict is Verdict.PASS
+    if first is None or not (passed or pinned):
+        return
+    whose = f"what {spec} gives" if pinned is None else "the recomputed reference"
+    side = "both" if passed and not wrong else "the reference" if passed else "neither" if wrong else "the stored value"
+    agrees = "the reference agrees with both" if pinned is None else f"{spec} agrees with {side}"
+    text = f"stored value differs from {whose}: {divergence.sentence(first, case)}; {agrees}"
+    _disagree(result, f"{label(stored.file)}: {case.id}: {text}")
+
+
+def _disagree(result: Result, text: str) -> None:
+    result.golden = Golden.DIFFERS
+    if result.verdict is Verdict.PASS:
+        result.verdict = Verdict.FAIL
+    add_note(result, text)
+
+
+def _differ(case: Case, stored: Stored, declared: Arithmetic) -> bool:
+    """True if the arithmetic of the stored values and the declared one give this case other values."""
+    return stored.arithmetic != declared and (touches(case, stored.arithmetic) or touches(case, declared))
+
+
+def _distance(theirs: Mapping[Tensor, Bytes], declared: Mapping[Tensor, Bytes]) -> dict[Tensor, Budget]:
+    """The distance of two arithmetics in each tensor; without those that only one of them can represent."""
+    found = {}
+    for t, value in theirs.items():
+        d = compare(t, value, declared[t], unordered=t.op == "TOP_K")
+        if isfinite(d.nmse) and isfinite(d.element):
+            found[t] = Budget(MARGIN * d.nmse, MARGIN * d.element, "the distance of the two arithmetics")
+    return found
+
+
+def _equal(want: Mapping[Tensor, Bytes], got: Mapping[Tensor, Bytes]) -> bool:
+    return all(x is got[t] or x.tobytes() == got[t].tobytes() for t, x in want.items())
+
+
+def _first_wrong(
+    case: Case,
+    want: Values,
+    got: Values,
+    arithmetic: Arithmetic,
+    worth: Sequence[Mapping[Tensor, Budget]] | None = None,
+) -> Judged | None:
+    return next((j for j in judge_trajectory(case, want, got, arithmetic, worth) if j.used > 1), None)
