@@ -36,6 +36,10 @@ OUTPUT, READ, VIEWED = "output", "and read later", "shown by a view"
 WRITTEN, BEFORE = "written", "by a node before, whose result it does not read"
 VIEW, BY_NO_OP = "view", "by no op"
 """Of `ggml_view_tensor`, which shows what a tensor shows, and is no node."""
+BROADCAST = "broadcast"
+"""Of an operand that repeats to the shape of the other."""
+REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
+"""Ops whose `src[1]` may."""
 BESIDE, ANOTHER = "beside", "another node"
 RESULT = "result.type"
 CONTIGUOUS, FIRST = "contiguous", "first"
@@ -72,6 +76,8 @@ def features(case: Case, k: int, node: Tensor) -> Features:
         if s is not None:
             found |= {f"src[{i}]": "given"}
             found |= {f"src[{i}].{key}": value for key, value in _operand(case, k, node, s)}
+    if node.op in REPEATING and (b := node.src[1]) is not None and b.ne != node.ne:
+        found |= {f"src[1].{BROADCAST}": "yes"}
     if (output := _output(case.steps[k], node)) is not None:
         found |= {OUTPUT: output}
     if any(n is not node for _, _, n in nodes_of(case)):

@@ -22,6 +22,7 @@ from .features import (
     AND,
     ANOTHER,
     BESIDE,
+    BROADCAST,
     CONTIGUOUS,
     FIRST,
     HOLDS,
@@ -304,7 +305,7 @@ def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
         yield Condition(f"{src}.{OFFSET}", "yes")
     if found.get(f"{src}.{SHOWS}", "").startswith(PART):
         yield Condition(f"{src}.{SHOWS}", found[f"{src}.{SHOWS}"])
-    for key in (f"{src}.{VIEW}", f"{src}.{WRITTEN}", f"{src}.{HOLDS}"):
+    for key in (f"{src}.{VIEW}", f"{src}.{WRITTEN}", f"{src}.{HOLDS}", f"{src}.{BROADCAST}"):
         if key in found:
             yield Condition(key, found[key])
     for d, n in enumerate(t.ne):

@@ -222,8 +222,10 @@ def baseline(path: Path, output: Path, allow_incomplete: bool) -> None:
     ran = baseline_file.ran(results, found, runs.documents[0].body.get("selection") or {})
     written = baseline_file.write(output, found, "-o", ran)
     passed, failed = sum(len(r.passed) for r in ran), sum(len(r.failed) for r in ran)
-    line(f"{output}: {len(written.entries)} known causes of {failed} failures; fill in each reason and link")
-    line(f"{output}{baseline_file.BESIDE}: {failed} cases that fail, {passed} that pass; it belongs to {output}")
+    causes_, failures = (f"{n:,} {word}{'s' * (n != 1)}" for n, word in
+                         ((len(written.entries), "known cause"), (failed, "failure")))  # fmt: skip
+    line(f"{output}: {causes_} of {failures}; fill in each reason and link")
+    line(f"{output}{baseline_file.BESIDE}: {failed:,} failed, {passed:,} passed; keep it beside {output}")
     if unknown := sum(r.fails_run for r in results) - failed:
         line(f"{unknown} failures have no cause, so they stay unknown: a run against {output} fails by them", err=True)
 

@@ -187,6 +187,22 @@ def test_positions_and_turns_are_told(case_id: str, key: str, value: str) -> Non
     assert any(c.key == key for c in form_of(case, k, node).conditions) is (value != "ne[0]")
 
 
+@pytest.mark.parametrize(
+    ("case_id", "said"),
+    [
+        ("ops/ADD-f32+f32-a=13x5x3x2,b=1x5x1x2@612", True),
+        ("ops/MUL-f32+f32-a=13x5x3x2,b=1x5x1x2@1", True),
+        ("ops/ADD-f32+f32-a=16x6x4x2,va=off@708", False),
+        ("ops/MUL_MAT-f32+f32-a=33x7,b=33x3@1", False),
+    ],
+)
+def test_a_broadcast_operand_is_told(case_id: str, *, said: bool) -> None:
+    """Where it repeats to the shape of the other; operands of one shape, and of ops that repeat none, are not."""
+    case = build(case_id)
+    k, _, node = list(nodes_of(case))[-1]
+    assert (Condition("src[1].broadcast", "yes") in form_of(case, k, node).conditions) is said
+
+
 def test_all_of_a_weight_in_another_shape_is_told() -> None:
     """A view of a part, and a leaf, are not `reshaped`."""
     case = build("weight_placement/parts-w=q4_0,buffer=1@100")

@@ -14,6 +14,7 @@ from itertools import islice
 from conformance.case.case import Case
 from conformance.causes.cause import Condition
 from conformance.causes.features import (
+    BROADCAST,
     HOLDS,
     IN_PLACE,
     LAYOUT,
@@ -96,7 +97,7 @@ def _maker(condition: Condition) -> Make | None:
         return simplify.types
     if key == HELD or key.endswith(HOLDS):
         return simplify.each_values
-    return None if key == OP or key.endswith(WRITTEN) else simplify.parameters
+    return None if key == OP or key.endswith((WRITTEN, BROADCAST)) else simplify.parameters
 
 
 def apart(recorded: Recorded, _: Result) -> Iterator[Case]:
