@@ -20,7 +20,7 @@ from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 
 from .compile import CompiledModel, words
-from .forms import VALUE, decode, encode, held, narrow, value
+from .forms import NUMBER, VALUE, decode, encode, held, narrow, value
 from .nodes import origin
 from .weights import WeightStore
 from .windows import Order
@@ -291,7 +291,8 @@ class Request(Program):
         table = memory.table(cache, c.form)
         if Feed(c.index, c.form) not in self._orders:
             table = table.reshape([self._number(n) for n in c.extents])
-        return Target(c, cache, table, narrow(cache.type, c.form) and not c.exact, memory.counted(cache, c.form))
+        exact = c.exact and c.form == NUMBER  # a scale is as wide as the model computed it
+        return Target(c, cache, table, narrow(cache.type, c.form) and not exact, memory.counted(cache, c.form))
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
         """Swap each cache with the tensor of its new contents; the next run writes into the old one."""

@@ -122,6 +122,23 @@ def test_a_trajectory_with_a_quantised_cache(ov: OpenVinoStateless) -> None:
         np.testing.assert_allclose(_f32(found[out]), _f32(expected[out]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("type_", [*BLOCKS, F16], ids=str)
+def test_rows_that_the_next_step_reads_have_the_scales_of_their_type(ov: OpenVinoStateless, type_: GGMLType) -> None:
+    """No node of the step reads the rows that it stores: the host rounds the scales before the next step does."""
+    cache = new_tensor(type_, 256, 8, name="cache")
+    rows, ids, x = (
+        new_tensor(F32, 256, 8, name="rows"),
+        new_tensor(I64, 8, name="ids"),
+        new_tensor(F32, 256, 3, name="x"),
+    )
+    store = _step({rows: _floats(8, 256, seed=3), ids: np.arange(8, dtype=np.int64)}, B.set_rows(cache, rows, ids))
+    product = _step({x: _floats(3, 256, seed=4)}, B.mul_mat(cache, x), B.set_rows(cache, rows, ids))
+    product.inputs |= store.inputs
+    case = Case("read next", {cache: np.zeros(nbytes(cache), np.uint8)}, [store, product])
+    found, expected = (_run(b, case)[1][product.outputs[0]] for b in (ov, CpuBackend()))
+    np.testing.assert_allclose(_f32(found), _f32(expected), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("type_", [*BLOCKS, F16, BF16, I32], ids=str)
 @pytest.mark.parametrize("fusion", ["on", "off"])
 def test_values_are_stored_as_ggml_stores_them(fusion: str, type_: GGMLType) -> None:
