@@ -102,6 +102,21 @@ def stale(
     return wrong, SECOND if wrong.step else BEFORE
 
 
+def stale_step(anew: Anew, case: Case, k: int, right: Replay) -> Place | None:
+    """Where a run failed at step `k`, if a backend opened anew runs that from the state of the reference's run."""
+    with anew() as fresh:
+        try:
+            _by_itself(fresh, case, k, right.before[k])
+        except BackendError:
+            return None
+    return _stale_at(case, k)
+
+
+def _stale_at(case: Case, k: int) -> Place:
+    at = f"step {k}" if len(case.steps) > 1 else ""
+    return Place(k, None, _join(at, SECOND if k else BEFORE), stale=True)
+
+
 def is_stale(result: Result) -> bool:
     """Whether a failure was found to come from what the backend kept, so that no kernel and no translation is wrong."""
     return KEPT in {(result.first_divergence or {}).get("kind"), (result.place or {}).get("kind")}
@@ -194,7 +209,7 @@ def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes], 
             return Place(k, None, at)
         node = graph.nodes[found]
         return Place(k, node, _join(at, f"{_spell(node)} fails behind the nodes before it"))
-    return Place(k, None, _join(at, SECOND if k else BEFORE), stale=True)
+    return _stale_at(case, k)
 
 
 def _join(*parts: str) -> str:

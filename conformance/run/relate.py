@@ -47,7 +47,7 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, Memory, PartError, Reuse, execute, execute_apart, nothing
+from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, execute_apart, nothing
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
 
@@ -65,7 +65,7 @@ Before = Callable[[Session, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two runs that are not the same."""
+    """One of two runs that are not the same, or one that failed."""
 
     what: str
     case: Case
@@ -73,7 +73,8 @@ class Side:
     """Where the steps of `case` begin in those of the relation."""
     spec: Spec
     """Of a backend that was not used before: with the threads or buffers of this run, and nothing else of its."""
-    execution: Execution
+    ran: Sequence[StepValues]
+    """What its steps gave; nothing where it failed."""
     before: Callable[[Backend], Before]
     """What somebody does between the steps of the same run on another backend."""
 
@@ -84,10 +85,12 @@ def judge(
     case: Case,
     open_: Opener,
     tell: Callable[[Result, Sequence[Side]], None] = lambda _result, _sides: None,
+    failed: Callable[[BackendError, Side], Result] | None = None,
 ) -> Result:
     """Do all runs of a relation and compare what it claims to be the same. UNSUPPORTED where the backend has no choice
-    of what the relation varies. `open_` opens further backends; `tell` says more of two runs that are not the same.
-    ConformanceError if the claim is malformed, or a run failed.
+    of what the relation varies. `open_` opens further backends; `tell` says more of two runs that are not the same,
+    `failed` makes the result of one that failed. ConformanceError if the claim is malformed, or, without `failed`, a
+    run failed.
     """
     claim = read(case)
     result = Result(case.id, str(spec), Verdict.PASS)
@@ -101,6 +104,10 @@ def judge(
                     break
         except NotOfferedError as e:
             return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
+        except BackendError as e:
+            if failed is None or runs.failed is None:
+                raise
+            return failed(e, runs.side(*runs.failed))
         result.seconds = sum(x.seconds for x in runs.done.values())
         result.steps = sum(len(x.steps) for x in runs.done.values())
         result.witness = describe(list(runs.done.values())[-1].witness)
@@ -113,6 +120,8 @@ class _Runs:
     def __init__(self, spec: Spec, backend: Backend, case: Case, claim: Claim, open_: Opener, stack: ExitStack) -> None:
         self.spec, self.case, self.claim = spec, case, claim
         self.done: dict[tuple[int, str], Execution] = {}
+        self.failed: tuple[int, str] | None = None
+        """The run that failed, and the variant."""
         self.backend = backend
         self._opener = open_
         self._stack = stack
@@ -139,11 +148,12 @@ class _Runs:
                 self.done[key] = self._execute(self._open(i, key[1]), case_of(self.case, self.claim, i), r)
             except BackendError as e:
                 e.side = f"{r.what} ({variant})" if variant else r.what
+                self.failed = i, variant
                 raise
         return self.done[key]
 
     def side(self, i: int, variant: str) -> Side:
-        """Run `i`, which is done, as one of two that are not the same."""
+        """Run `i`, done or failed."""
         r, alone = self.claim.runs[i], case_of(self.case, self.claim, i)
         spec = self._spec(r, variant if r.how == BUFFERS else "") if r.how in {THREADS, BUFFERS} else self.spec
 
@@ -153,7 +163,8 @@ class _Runs:
             again = _Runs(self.spec, other, self.case, self.claim, self._opener, self._stack)
             return again._outside(alone, r)
 
-        return Side(r.what, alone, r.first, spec, self.execution(i, variant), before)
+        done = self.done.get((i, variant if r.how == BUFFERS else ""))
+        return Side(r.what, alone, r.first, spec, done.steps if done else (), before)
 
     def _execute(self, backend: Backend, alone: Case, r: Run) -> Execution:
         if r.how in {RESTORED, WRITTEN, HANDED}:

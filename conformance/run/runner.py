@@ -382,8 +382,8 @@ class Runner:
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
             if claim.applies(case):
-                tells = self.locates and self.tells_kept
-                return relate.judge(spec, backend, case, self._open_guarded, *([self._tell_sides] if tells else []))
+                tells = (self._tell_sides, self._side_failed) if self.locates and self.tells_kept else ()
+                return relate.judge(spec, backend, case, self._open_guarded, *tells)
             return self._judge(spec, backend, case)
         except ConformanceError as e:
             return _failed(e)
@@ -483,6 +483,24 @@ class Runner:
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
                 recorded.add_note(result, f"{_UNTOLD} in the run {side.what!r}: {recorded.reason(e)}")
 
+    def _side_failed(self, error: BackendError, side: relate.Side) -> Result:
+        """The result of a relation of which a run failed: its step may run on a backend opened anew."""
+        result = _failed(error)
+        if error.step is None or isinstance(error, (BackendTimeoutError, NotIndependentError)):
+            return result
+        try:
+            backend, case = self._guarded(side.spec), side.case
+            arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
+            right = blame.replay(other, case, side.before(other))
+            found = blame.stale_step(partial(self._anew, side.spec, arithmetic), case, error.step, right)
+        except Exception as e:  # noqa: BLE001  # as in `_look_closer`
+            recorded.add_note(result, f"{_UNTOLD}: {recorded.reason(e)}")
+            return result
+        if found is not None:
+            result.place = {**(result.place or {}), **found.record(case)}
+            recorded.add_note(result, signature.WHERE + found.words)
+        return result
+
     def _tell_side(self, result: Result, side: relate.Side) -> bool:
         backend, case = self._guarded(side.spec), side.case
         if _tell_handover(backend, case, result, side.first):
@@ -490,7 +508,7 @@ class Runner:
         arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
         right = blame.replay(other, case, side.before(other))
         anew = partial(self._anew, side.spec, arithmetic)
-        wrong, words = blame.stale(anew, other, case, side.execution.steps, right, arithmetic)
+        wrong, words = blame.stale(anew, other, case, side.ran, right, arithmetic)
         if wrong is None or not words:
             return False
         found = divergence.describe(wrong, case)

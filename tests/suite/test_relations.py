@@ -14,7 +14,7 @@ from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, 
 from conformance.backend.registry import Spec, create
 from conformance.case import casefile
 from conformance.case.case import Case
-from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.errors import BackendError, GraphError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes
 from conformance.judge.verdict import Result, Verdict
@@ -308,6 +308,23 @@ def test_what_the_backend_kept_is_told_from_a_kernel(name: str, run: Callable[[C
     assert (blame.SECOND in result.detail or blame.BEFORE in result.detail) is (fault in KEPT)
     assert "was not found" not in result.detail
     assert ("the translation itself is wrong" in result.detail) is (fault not in KEPT)
+
+
+def asked_first_and_says_so(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """A graph that was there before can be asked for nothing else."""
+    _, then = call.session.setdefault(id(call.graph), (call.graph, tuple(outputs)))
+    if then != tuple(outputs):
+        raise BackendError("no such output")
+    return right(call, compute, outputs)
+
+
+def test_an_error_by_what_the_backend_kept_is_no_translation(run: Callable[[Case, Fault], Result]) -> None:
+    """The step that fails runs on a backend opened anew, from the same caches: place and words say so."""
+    result = run(relations.build(id_of("reused")), asked_first_and_says_so)
+    assert result.verdict is Verdict.OVERCLAIM
+    assert result.place is not None
+    assert result.place["kind"] == "kept"
+    assert result.detail.endswith(blame.SECOND)
 
 
 def test_every_relation_has_a_planted_fault() -> None:
