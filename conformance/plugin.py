@@ -30,6 +30,7 @@ from conformance.run import golden
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import expected, settings, writeahead
+from conformance.run.session.precision import advice
 from conformance.run.session.select import (
     FOLDER,
     build,
@@ -382,6 +383,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     show(lines_of(suite.in_force))
     for spec in suite.specs:
         show([f"{spec}: {Totals.of(r for (s, _), r in suite.results.items() if s == spec)}"])
+    show(map(advice, suite.runner.undeclared))
     if suite.fresh:
         show([f"--fresh {len(suite.fresh)}: seed {config.option.fresh_seed}"])
     for r in suite.results.values():

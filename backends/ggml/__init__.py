@@ -16,7 +16,7 @@ import numpy as np
 from conformance.backend.card import read
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, Mixed, requantising
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, UNDECLARED, Arithmetic, Mixed, requantising
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
@@ -163,14 +163,14 @@ class GgmlBackend(Backend):
 
     def arithmetic(self) -> Arithmetic:
         """That of its card; the CPU device's own, from its tables, here or behind our own server; another device's,
-        from `products` and `requant`.
+        from `products` and `requant`, or undeclared without these.
         """
         if self._card is not None:
             return self._card
         if self._server is not None or self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
-            return self._stored
+            return UNDECLARED if self._stored == EXACT else self._stored
         return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
 
     def supports_op(self, node: Tensor) -> Support:

@@ -28,6 +28,7 @@ from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import expected, failures, writeahead
+from conformance.run.session.precision import advice
 from conformance.run.session.select import FOLDER, build, case_ids, choose, record_of, reseeded
 from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, Shard
@@ -484,6 +485,7 @@ class _Execution:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
         if plan.reasons:
             lines += _refusals(results)
+        lines += map(advice, self._runner.undeclared)
         lines += cause_lines(self._causes or ())
         lines += [text for block in report(self._waiver_problems[1]) for text in block.split("\n")]
         if not plan.gating:

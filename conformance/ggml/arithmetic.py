@@ -88,7 +88,7 @@ class Arithmetic:
         """
         key = key_of(node) if self.bounds or not self.measured else ""
         if not self.measured and key not in self.roundings:
-            return limit_at(node)
+            return 0.0 if _moves(node) else limit_at(node)
         bound = self.bounds.get(key, 0.0)
         if not bound:
             return 0.0
@@ -138,6 +138,12 @@ LIMITS = {
 another than its default `LIMIT`. The largest of any of its cases; `limit_at` knows what depends on types and sizes."""
 _QUANT_STEP = {"q4_0": 1.0, "q4_1": 1.0, "iq4_nl": 1.0, "q5_0": 0.5, "q5_1": 0.5, "q8_0": 0.125}
 """Block type -> one step of its quants in units of those of 4 bits, as `test_cpy` and `test_set_rows` estimate it."""
+
+
+def _moves(node: Tensor) -> bool:
+    """True if `node` copies values into the type that they have: no device rounds these."""
+    row = DECLARATIONS[node.op].rounding
+    return not row.base and not row.per_k and all(s is None or s.type is node.type for s in node.src[:1])
 
 
 def limit_of(op: str) -> float:
@@ -306,3 +312,6 @@ ROUNDINGS.update({a.name: a for a in (EXACT, *_LEARNT)})
 
 NAMED = {a.name: a for a in (EXACT, GGML_CPU)}
 """The arithmetics that a recording can name."""
+
+UNDECLARED = Arithmetic("undeclared", measured=False)
+"""That of a device which declares nothing: it may be off as far as upstream's own test of each op allows."""

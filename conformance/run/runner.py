@@ -39,6 +39,7 @@ from .scheduler.handover import Scheduler
 from .session import failures, select
 from .session.expected import Expected
 from .session.kept import Kept
+from .session.precision import undeclared
 from .session.settings import Waiving
 from .session.writeahead import Ahead
 
@@ -81,6 +82,8 @@ class Runner:
         self.problems: list[str] = []
         """Errors beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
+        self.undeclared: dict[Spec, None] = {}
+        """Backends of which a case was judged by upstream's limits, in order."""
         self.oracle = Oracle(exact=exact, kept=kept)
         self._backends: dict[Spec, Backend] = {}
         self._guards: dict[Spec, Guarded] = {}
@@ -550,6 +553,8 @@ class Runner:
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
+        if undeclared(backend.arithmetic_in(cases[0])):
+            self.undeclared[spec] = None
         if all(recorded.judges(c, backend.arithmetic_in(c)) for c in cases):
             tested = recorded.tested(self.oracle, spec, backend, cases[0])
             return [recorded.expectation(self.oracle, spec, tested, c) for c in cases], tested

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from backends.ggml import GgmlBackend
 from conformance.ggml.lib.layout import CTensor
 from conformance.ggml.tensor import FLAG_OUTPUT
@@ -238,6 +240,26 @@ def _forgets(b: FaultyGgml) -> None:
     b.left(after)
 
 
+def _gpu(b: FaultyGgml) -> None:
+    """No fault: the device says that it is a GPU, of which nobody knows how it rounds."""
+    b._library.device_type = lambda _device: "GPU"  # type: ignore[method-assign]
+
+
+def _coarse(error: float) -> Callable[[FaultyGgml], None]:
+    """FLASH_ATTN_EXT is off by a relative error, of either sign in turn."""
+
+    def fault(b: FaultyGgml) -> None:
+        def after(t: CTensor, size: int) -> None:
+            if b.op(t) == "FLASH_ATTN_EXT":
+                values = np.frombuffer((ctypes.c_char * size).from_address(t.data), np.float32)
+                values[::2] *= np.float32(1 + error)
+                values[1::2] *= np.float32(1 - error)
+
+        b.computed(after=after)
+
+    return fault
+
+
 FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "none": lambda _b: None,
     "batch": _batch,
@@ -251,6 +273,9 @@ FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "eps": _ignores("RMS_NORM", 0, 1e-5),
     "large-eps": _ignores("RMS_NORM", 0, 0.5),
     "loses": _loses,
+    "gpu": _gpu,
+    "rounds": _coarse(1e-3),
+    "errs": _coarse(5e-2),
     "forgets": _forgets,
     "softcap": _ignores("FLASH_ATTN_EXT", 2, 0.0),
     "max_bias": _ignores("FLASH_ATTN_EXT", 1, 0.0),

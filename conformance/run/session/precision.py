@@ -1,0 +1,24 @@
+"""What a user can do about a device that does not declare how it rounds."""
+
+from __future__ import annotations
+
+from conformance.backend.registry import Spec
+from conformance.ggml.arithmetic import UNDECLARED, Arithmetic, Mixed
+from conformance.ggml.text import shell
+
+CARD = "CARD.toml"
+
+
+def undeclared(arithmetic: Arithmetic) -> bool:
+    """True if some node of a case is judged by upstream's limits, as its device declares nothing."""
+    return any(a == UNDECLARED for a in (arithmetic.nodes.values() if isinstance(arithmetic, Mixed) else (arithmetic,)))
+
+
+def advice(spec: Spec) -> str:
+    """How to measure the precision of the device behind `spec`, in one line."""
+    learn = shell(["conform", "learn", str(spec), "-o", CARD])
+    judged = shell(["--backend", str(Spec(spec.name, (*spec.options, ("card", CARD))))])
+    return (
+        f"{spec} declares no precision, so it is judged by the limits of test-backend-ops (max_nmse_err). Measure it "
+        f"with `{learn}`, then judge by that: `{judged}`"
+    )
