@@ -25,6 +25,7 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.judge.judge import Judged
 from conformance.process.memory import resident
 from conformance.run.divergence import describe, sentence
 from conformance.run.isolation.guard import guard
@@ -52,6 +53,7 @@ COPIED = 1 << 30
 """Bytes of weights up to which a ggml device computes the graphs node by node as well: its process gets a copy."""
 AROUND = "each node by itself is right there, so what llama.cpp does around them is at fault (scheduler, placement or "
 AROUND += "repacking of weights)"
+ROUNDED = "the logits differ by rounding alone"
 GROWN = "each step by itself is right when it runs again: by chance, or the error grows from step to step"
 
 
@@ -204,12 +206,13 @@ class Check:
         say, last = self._saying(str(spec)), len(self.case.steps) - 1
         arithmetic = backend.arithmetic_in(self.case)
         reference = self.oracle.reference_in(arithmetic)
-        chained = self._by_chain(found, arithmetic) if found else []
+        over = self._by_chain(found, arithmetic) if found else []
+        chained = [] if not hints and found and self._same(found, arithmetic) else [j.step for j in over]
         wrong = sorted({*hints, *chained})
         steps = sorted({0, min(self.prompts, last), last})
         looked = [(run, run.wrong(reference)) for run in graphs.look(backend, self.case, steps, say=say)]
         if not wrong:
-            answer.notes += self._over(backend, reference, looked)
+            answer.notes += self._over(backend, reference, looked, over)
             return [], None
         say("looking for the first wrong node")
         first = locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
@@ -228,11 +231,14 @@ class Check:
         self._name(spec, answer, first)
         return wrong, None
 
-    def _over(self, backend: Backend, reference: Backend, looked: Sequence[Looked]) -> list[str]:
-        """The note of nodes over their budgets in a run whose outputs are right."""
+    def _over(
+        self, backend: Backend, reference: Backend, looked: Sequence[Looked], over: Sequence[Judged]
+    ) -> list[str]:
+        """The note of nodes, or else outputs and caches, over their budgets in a run whose logits are right."""
         found = [(run, judged) for run, wrong in looked for judged in wrong]
         if not found:
-            return []
+            said = [f"{sentence(j, self.case)}, {step_words(j.step, self.prompts)}" for j in over[:1]]
+            return [f"over its budget: {words}; {ROUNDED}" for words in said]
         run, judged = found[0]
         first = locate.alone(backend, reference, run, judged)
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -324,10 +330,15 @@ class Check:
         """The step of each row of logits."""
         return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.logits_of(s).ne[1])]
 
-    def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[int]:
-        """The steps whose outputs, or last caches, are off by more than their chain of nodes may be."""
+    def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
+        """The outputs, and last caches, that are off by more than their chain of nodes may be."""
         judged = graphs.judge(self.case, found, self.trajectory(arithmetic), arithmetic)
-        return sorted({j.step for j in judged if j.used > 1})
+        return [j for j in judged if j.used > 1]
+
+    def _same(self, found: Trajectory, arithmetic: Arithmetic) -> bool:
+        """True if the logits give the same distributions as the reference in the backend's arithmetic."""
+        mine, reference = found.logits(self.case), self.trajectory(arithmetic).logits(self.case)
+        return worst(figures.divergence, mine, reference) <= SAME
 
     def _conclude(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> None:
         f = answer.figures

@@ -164,6 +164,21 @@ class Forgetful(CpuBackend):
         return Lossy(self.name, self.kernels(), case)
 
 
+def _last_bits(_b: CpuBackend, _n: Tensor, dst: Raw, _s: Sources, _before: Raw) -> None:
+    dst *= np.float32(1 + 1e-5)
+
+
+def test_a_node_over_its_budget_is_a_note_where_the_logits_are_right(check: Check) -> None:
+    """An error of 1e-5 in one product is beyond float32 rounding, and no reader of the text can notice it."""
+    planted("last-bits", "MUL_MAT", "blk.1.attn_v.weight", _last_bits)
+    answer = check.of(Spec("last-bits"))
+    assert answer.verdict == ROUNDING, answer.sentence()
+    assert answer.first_divergence is None
+    (note,) = (n for n in answer.notes if "over its budget" in n)
+    assert "MUL_MAT Vcur-1" in note
+    assert "first step (the prompt)" in note
+
+
 FAULTS: dict[str, tuple[str, str, Spoil, int]] = {
     "wrong-scale": ("MUL_MAT", "blk.1.attn_v.weight", _wrong_scale, 0),
     "swapped-heads": ("FLASH_ATTN_EXT", "cache_k_l1", _swapped_heads, 0),
