@@ -242,7 +242,12 @@ def _forgets(b: FaultyGgml) -> None:
 
 def _gpu(b: FaultyGgml) -> None:
     """No fault: the device says that it is a GPU, of which nobody knows how it rounds."""
-    b._library.device_type = lambda _device: "GPU"  # type: ignore[method-assign]
+
+    def gpu(device: int) -> str:
+        del device
+        return "GPU"
+
+    b._library.device_type = gpu  # type: ignore[method-assign]  # the double's own
 
 
 def _coarse(error: float) -> Callable[[FaultyGgml], None]:
@@ -251,7 +256,7 @@ def _coarse(error: float) -> Callable[[FaultyGgml], None]:
     def fault(b: FaultyGgml) -> None:
         def after(t: CTensor, size: int) -> None:
             if b.op(t) == "FLASH_ATTN_EXT":
-                values = np.frombuffer((ctypes.c_char * size).from_address(t.data), np.float32)
+                values = np.frombuffer(memoryview((ctypes.c_char * size).from_address(t.data)), np.float32)
                 values[::2] *= np.float32(1 + error)
                 values[1::2] *= np.float32(1 - error)
 
