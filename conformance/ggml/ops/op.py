@@ -143,8 +143,8 @@ class Op:
         rounding: the row of the tolerance table.
         work: what a node costs beyond its operands and its result.
         params: in the order of `op_params`.
-        runs: what ggml asserts or takes for granted only when it computes the node, likewise; `dst` is the node. A
-            constructed node may still break it.
+        runs: what ggml asserts or takes for granted only when it computes the node, likewise, but for strides, in which
+            backends differ; `dst` is the node. A constructed node may still break it.
         limits: the same, as far as `runs` cannot say it.
         suffix: what ggml appends to the name of `src[0]`.
         prepare: changes the parameters a constructor was given into those that it stores.
