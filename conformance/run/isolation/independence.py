@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance import shipped
-from conformance.backend.interface import Backend, Witness
+from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, others, third_party
+from conformance.case.case import JSON
 from conformance.ggml.errors import NotIndependentError
 from conformance.run.session import expected
 
@@ -60,13 +61,14 @@ class Independence:
         if self._found:
             raise NotIndependentError(f"{self._found}, so nothing independent was tested")
 
-    def sign(self, witness: Witness) -> None:
-        """Name in `witness` what the adapter delegates to; NotIndependentError for a library that it does not declare.
+    def delegates(self, named: JSON) -> list[str]:
+        """What the adapter delegates to, beside what its witness has `named`; NotIndependentError for a library that it
+        does not declare.
 
         The system says which libraries are mapped (Linux), however they were loaded, so this is asked once for a case.
         """
         if not self._watched:
-            return
+            return []
         heard, self._heard = self._heard, []
         for path in (*heard, *libraries()):
             if path not in self._known:
@@ -76,9 +78,8 @@ class Independence:
         if self._libraries and GGML not in self._delegates:
             self._found = self._found or _undeclared(f"a library of ggml ({next(iter(self._libraries))})", GGML)
         self.check()
-        known = " ".join(witness.libraries)
         loaded = [f"{package} (delegate)" for package in self._others if package in sys.modules]
-        witness.libraries += [*loaded, *(path for path in self._libraries if path not in known)]
+        return [*loaded, *(path for path in self._libraries if path not in str(named))]
 
     def _hear(self, event: str, args: tuple[object, ...]) -> None:
         if event == "ctypes.dlopen" or (event == "import" and args[1]):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance.backend.interface import Backend, Session, Support, describe, plain_witness
+from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak, held
 from conformance.backend.registry import Spec, create, unpack
 from conformance.backend.strict import plain, shortened
@@ -131,9 +131,11 @@ class _Worker:
         return {"seconds": opened.seconds()}, found
 
     def do_witness(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-        found = plain_witness(self.cases[header["session"]].session.witness())
-        self.independence.sign(found)
-        return {"witness": describe(found)}, []
+        found = describe(self.cases[header["session"]].session.witness())
+        delegates = self.independence.delegates(found.get("libraries"))
+        if delegates:
+            found["libraries"] += delegates
+        return {"witness": found}, []
 
     def do_risen(self, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
         if self._peak is None:
