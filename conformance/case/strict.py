@@ -47,14 +47,12 @@ class Memory:
 
 
 def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
-    """Parse JSON in ASCII without NaN, numbers beyond float64 or duplicate keys; CaseFileError about `field` else."""
+    """Parse JSON in UTF-8 without NaN, numbers beyond float64 or duplicate keys; CaseFileError about `field` else."""
     memory.check(5 * len(raw), field)
     try:
-        text = str(raw, "ascii")
-    except UnicodeDecodeError:
-        raise CaseFileError(
-            field, "JSON in ASCII (other characters as \\u escapes) expected, other bytes found"
-        ) from None
+        text = str(raw, "utf-8")
+    except UnicodeDecodeError as e:
+        raise CaseFileError(field, f"JSON in UTF-8 expected, other bytes found at byte {e.start}") from None
     memory.check(_cost(text), field)
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
@@ -94,7 +92,7 @@ def _cost(text: str) -> int:
     lists, objects, entries = text.count("["), text.count("{"), text.count(":")
     values = text.count(",") + lists + objects
     texts = max(0, text.count('"') // 2 - entries)
-    width = 4 if "\\u" in text else 1  # one astral character makes a whole str four bytes wide
+    width = 1 if text.isascii() and "\\u" not in text else 4  # one astral character makes a str four bytes wide
     return (1 + width) * len(text) + 88 * lists + 240 * objects + 160 * entries + 40 * values + 64 * texts
 
 

@@ -16,15 +16,16 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from conformance.case import strict
 from conformance.case.case import JSON
-from conformance.ggml.errors import UsageError
+from conformance.case.strict import Memory
+from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.verdict import Request, Result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.select import new_seed
 
-from .runfile import COUNT, HEADER, JOURNAL, JOURNAL_BEGINS, RESULT, check, one_of
+from .runfile import COUNT, HEADER, JOURNAL, JOURNAL_BEGINS, MAX_MEMORY, check, check_result, one_of
 
 BESIDE = ".partial.jsonl"
 """Suffix of a `Partial`, after the name of the file that its run writes at its end."""
@@ -111,8 +112,9 @@ class Journal:
 
     def _row(self, n: int, line: bytes) -> dict[str, JSON]:
         try:
-            row = json.loads(line, parse_constant=_constant)
-        except (ValueError, RecursionError):
+            row = strict.parse_json(memoryview(line), Memory(MAX_MEMORY, 0), "line")
+            strict.weigh(row, "line")
+        except CaseFileError:
             row = None
         if not isinstance(row, dict):
             raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to begin anew")
@@ -130,7 +132,7 @@ class Journal:
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
         results: dict[tuple[str, str], deque[Result]] = defaultdict(deque)
         for n, row in enumerate(rows, 2):
-            check(self.path, f"line {n}", row, RESULT)
+            check_result(self.path, f"line {n}", row)
             try:
                 result = Result.from_json(row)
             except TypeError:  # a field that no result has
@@ -226,10 +228,6 @@ def _write(descriptor: int, rows: Sequence[JSON]) -> None:
     data = b"".join(json.dumps(r, allow_nan=False, default=str).encode() + b"\n" for r in rows)
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(name)  # NaN and infinities: no result is written with them
 
 
 def _short(value: JSON) -> str:

@@ -222,6 +222,16 @@ RESULT: dict[str, Rule] = {
     "cause": TEXT.optional(),
     "golden": one_of(*map(str, Golden)).optional(),
 }
+NODE: dict[str, Rule] = {
+    **_fields(replace(TEXT, required=False), "kind", "op", "name", "side"),
+    "step": replace(COUNT, required=False),
+    "node": COUNT.optional(),
+    "alone": replace(FLAG, required=False),
+    "index": _list_of("whole numbers", _whole).optional(),
+    **_fields(NUMBER.optional(), "expected", "found"),
+    **_fields(AMOUNT.optional(), "nmse", "budget"),
+}
+"""`first_divergence` and `place` of a result; other fields are kept as they are."""
 CAUSE: dict[str, Rule] = {
     "id": Rule("a text that is not empty", lambda v: isinstance(v, str) and bool(v.strip())),
     **_fields(TEXT, "sentence", "backend", "op", "message", "smallest", "seen"),
@@ -296,6 +306,13 @@ def check(path: Path, place: str, fields: Mapping[str, JSON], rules: Mapping[str
 def _short(value: JSON) -> str:
     text = ascii(value) if not isinstance(value, (dict, list)) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def check_result(path: Path, place: str, row: Mapping[str, JSON]) -> None:
+    """UsageError if a field of a result breaks its rule, or one of the node where it fails."""
+    check(path, place, row, RESULT)
+    for name in ("first_divergence", "place"):
+        check(path, f"{place}.{name}", row.get(name) or {}, NODE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -380,20 +397,28 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
         for i, row in enumerate(body[name]):
             if not isinstance(row, dict):
                 raise UsageError(f"{path}: {name}[{i}]: an object expected, {_short(row)} found")
-            check(path, f"{name}[{i}]", row, rules)
+            if rules is RESULT:
+                check_result(path, f"{name}[{i}]", row)
+            else:
+                check(path, f"{name}[{i}]", row, rules)
     if body["kind"] == "conformance":
         _check_causes(path, body)
     return Document(path, body["kind"], body["run"], body["written"], body["environment"], body, digest)
 
 
 def _check_causes(path: Path, body: Mapping[str, JSON]) -> None:
-    """Refuse two causes with one id on one backend, and a result with a cause that its file does not have."""
+    """Refuse two causes with one id on one backend, one whose smallest case is not the first of its cases, and a result
+    with a cause that its file does not have.
+    """
     known: set[tuple[str, str]] = set()
     for i, c in enumerate(body.get("causes", ())):
         if (c["id"], c["backend"]) in known:
             raise UsageError(
                 f"{path}: causes[{i}].id: one that no other cause of its backend has expected, {_short(c['id'])} found"
             )
+        if c["smallest"] != c["cases"][0]:
+            what = f"the first of its cases expected, {_short(c['smallest'])} found"
+            raise UsageError(f"{path}: causes[{i}].smallest: {what}")
         known.add((c["id"], c["backend"]))
     for i, r in enumerate(body["results"]):
         if r.get("cause") is not None and (r["cause"], r["backend"]) not in known:

@@ -90,8 +90,9 @@ def signature_of(result: Result) -> Signature | None:
         return Signature(Verdict.FAIL, op, NODE if op else "state")
     if first.get("kind") == OUTPUT:
         return Signature(Verdict.FAIL, "", OUTPUT)
-    kind = ", ".join(filter(None, (str(first.get("kind", NODE)), _how(first.get("expected"), first["found"]))))
-    return Signature(Verdict.FAIL, first["op"] if first.get("kind", NODE) == NODE else "", kind)
+    how = _how(first.get("expected"), first["found"]) if "found" in first else ""
+    kind = ", ".join(filter(None, (first.get("kind", NODE), how)))
+    return Signature(Verdict.FAIL, first.get("op", "") if first.get("kind", NODE) == NODE else "", kind)
 
 
 def _how(expected: float | None, found: float | None) -> str:

@@ -232,10 +232,11 @@ def _step(result: Result, n: int) -> int:
 
 def _culprit(result: Result, case: Case) -> tuple[int, Tensor] | None:
     first = result.first_divergence
-    if first is None or first["node"] is None or first["step"] >= len(case.steps):
+    k, i = (first or {}).get("step"), (first or {}).get("node")
+    if k is None or i is None or k >= len(case.steps):
         return None
-    graph = case.steps[first["step"]].graph
-    return (first["step"], graph.nodes[first["node"]]) if first["node"] < len(graph) else None
+    graph = case.steps[k].graph
+    return (k, graph.nodes[i]) if i < len(graph) else None
 
 
 def _computing(step: Step) -> list[Tensor]:

@@ -28,6 +28,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "gate": ("perf", "gate"),
     "golden-update": ("golden", "update"),
     "golden-verify": ("golden", "verify"),
+    "history-import": ("history", "import"),
     "memory": ("memory",),
     "nightly": ("nightly",),
     "release": ("release",),

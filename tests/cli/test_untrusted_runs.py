@@ -1,0 +1,140 @@
+"""Every command that reads runs ends with an exit code of ours, whatever types a run file has."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from commands import NAMES, conform
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from run_files import cause, document, result, written_to
+
+from conformance.case.case import JSON
+from conformance.cli import main
+
+SUM, ADD = "ops/SUM-f32-ne=5x3@1", "ops/ADD-f32+f32-a=24x5x2,inplace=mid@719"
+ABSENT = "absent"
+"""A backend that is not installed: `conform causes` reads all of its failures, and then has nothing to open."""
+VALUES: list[JSON] = [
+    None, True, False, -1, 0, 7, 2**40, 10**400, 1e308, -0.5, "", "/", "é", "x" * 300, "\x1b[2J", [], {}, [None], [[]],
+    {"a": []}, {"kind": "node"}, {"step": 0, "node": "/"}, ["a", "b"],
+]  # fmt: skip
+PLACES = ("kind", "step", "node", "op", "name", "index", "expected", "found", "nmse", "budget")
+
+
+def _wrong(**more: JSON) -> dict[str, JSON]:
+    first = {"kind": "node", "step": 0, "node": 0, "op": "SUM", "name": "node_0", "index": [0, 0, 0, 0],
+             "expected": 1.0, "found": 2.0, "nmse": 0.5, "budget": 1e-7}  # fmt: skip
+    return {**first, **more}
+
+
+def _run(backend: str = ABSENT) -> dict[str, JSON]:
+    """A run with each part that commands read."""
+    place = {"step": 0, "node": 0, "op": "ADD", "name": "", "alone": True}
+    rows = [
+        result(SUM, backend, "FAIL", first_divergence=_wrong(), budget_used=2.0, nmse=0.5, cause="p"),
+        result(ADD, backend, "CRASH", place=place, witness={"device": "d"}, cause="q"),
+        result(SUM, "y", "PASS", budget_used=0.5),
+    ]
+    causes = [cause("p", [SUM], backend), cause("q", [ADD], backend)]
+    missing = [{"backend": "y", "case": ADD, "reason": "killed"}]
+    return {**document(rows), "asked": {backend: 2, "y": 2}, "missing": missing, "causes": causes}
+
+
+def _places(value: JSON, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for k, v in items:
+        yield (*path, k)
+        yield from _places(v, (*path, k))
+
+
+def _changed(value: JSON, changes: list[tuple[int, int]]) -> JSON:
+    """`value` with fields left out (-1) or replaced by one of `VALUES`."""
+    for at, new in changes:
+        places = [p for p in _places(value) if p[0] in {"results", "causes", "missing", "asked", "totals"}]
+        if not places:
+            break
+        *path, last = places[at % len(places)]
+        parent: JSON = value
+        for k in path:
+            parent = parent[k]
+        if new < 0 and isinstance(parent, dict):
+            del parent[last]
+        else:
+            parent[last] = copy.deepcopy(VALUES[new])
+    return value
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 10**4), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CHANGES, st.sampled_from(["\\u escapes", "UTF-8"]))
+@example([], "UTF-8")
+def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int]], form: str) -> None:
+    """Fields left out and of other types: each command takes the file, or says in one line what is wrong with it."""
+    path, made = tmp_path / "run.json", tmp_path / "made"
+    made.unlink(missing_ok=True)
+    (tmp_path / "h.sqlite").unlink(missing_ok=True)
+    path.write_text(json.dumps(_changed(_run(), changes), ensure_ascii=form != "UTF-8"), encoding="utf-8")
+    for name, *words in (
+        ("triage", "--minutes", "0", "--no-again"),
+        ("findings", "-o", str(made)),
+        ("report", "-o", str(tmp_path / "page")),
+        ("baseline", "-o", str(tmp_path / "known.toml")),
+        ("history-import", "--store", str(tmp_path / "h.sqlite")),
+    ):
+        done = CliRunner().invoke(main, [*NAMES[name], str(path), *words])
+        assert done.exception is None or isinstance(done.exception, SystemExit), (name, done.exc_info)
+        assert done.exit_code in range(6), (name, done.output)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"first_divergence": _wrong(node="/")}, "results[0].first_divergence.node"),
+        ({"first_divergence": _wrong(op=[None])}, "results[0].first_divergence.op"),
+        ({"first_divergence": _wrong(step=-1)}, "results[0].first_divergence.step"),
+        ({"first_divergence": _wrong(found="1")}, "results[0].first_divergence.found"),
+        ({"first_divergence": None, "place": {"step": "x"}}, "results[0].place.step"),
+    ],
+)
+def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, JSON], field: str) -> None:
+    """`conform causes` says which field is wrong, before anything runs."""
+    run = document([result(SUM, "cpu", "FAIL", **change)])
+    done = conform("triage", written_to(tmp_path / "run.json", run))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"{field}: " in line
+
+
+def test_a_smallest_case_is_one_of_its_cause(tmp_path: Path) -> None:
+    """`conform findings` names a cause whose smallest case is another's."""
+    run = {**document([result(SUM, "x", "FAIL", cause="p")]), "causes": [cause("p", [SUM], "x", smallest=ADD)]}
+    done = conform("findings", written_to(tmp_path / "run.json", run), "-o", tmp_path / "page.md")
+    assert done.returncode == 2
+    assert "causes[0].smallest: the first of its cases expected" in done.stderr
+
+
+@pytest.mark.parametrize("left", PLACES)
+def test_a_divergence_may_lack_any_field(tmp_path: Path, left: str) -> None:
+    """Older runs and those of a backend that keeps something have fewer fields."""
+    first = {k: v for k, v in _wrong().items() if k != left}
+    path = written_to(tmp_path / "run.json", document([result(SUM, ABSENT, "FAIL", first_divergence=first)]))
+    done: Any = CliRunner().invoke(main, [*NAMES["triage"], str(path), "--minutes", "0", "--no-again"])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+
+
+def test_a_run_in_utf_8_is_read(tmp_path: Path) -> None:
+    """Characters need no escapes."""
+    path = tmp_path / "run.json"
+    text = json.dumps(document([result(SUM, "cpu", "PASS", detail="größer")]), ensure_ascii=False)
+    path.write_text(text, encoding="utf-8")
+    done = conform("report", path, "-o", tmp_path / "page")
+    assert (done.returncode, done.stderr) == (0, "")
