@@ -11,6 +11,7 @@ from commands import conform
 from evil_library import Evil, evil, needs_compiler
 from run_files import document, head, result, written_to
 
+from conformance.backend import registry
 from conformance.case import casefile
 from conformance.run.session.select import build
 
@@ -157,3 +158,33 @@ def test_bisect_takes_its_device_from_no_stranger(tmp_path: Path, stranger: Evil
     named = conform("bisect", *words, "--in", record, "--backend", "ggml?device=RPC0&rpc=localhost:50052")
     assert "none-1: no such file or folder" in named.stderr
     assert not stranger.ran()
+
+
+PARSES = {
+    "run/session/untrusted.py": "the one place for what a file says",
+    "run/session/select.py": "--backend",
+    "run/isolation/worker.py": "the parent process",
+    "properties.py": "the argument of an author's test",
+    "campaign/leg.py": "the name of a result of its own workers, to find its waivers",
+    "release/cases.py": "the name of a result of this process",
+    "planted/faults.py": "the adapter of a fault, which is code itself",
+    "planted/reach.py": "as above",
+    "causes/handover/shown.py": "to say what a program must do; opens nothing",
+    "causes/handover/writing.py": "to say a device's name; opens nothing",
+    "cli/cases.py": "--backend",
+    "cli/llama.py": "--backend",
+    "cli/memory/__init__.py": "--backend",
+    "cli/model/__init__.py": "--backend",
+    "cli/nightly.py": "--backend",
+    "cli/perf.py": "names of ours",
+    "cli/release/__init__.py": "to take the library away; untrusted.py decides on the rest",
+    "cli/switch/__init__.py": "--backend",
+}
+"""Modules that make a backend of a text -> whose text it is."""
+
+
+def test_a_text_becomes_a_backend_in_known_places() -> None:
+    """Whoever reads a file goes by `untrusted.backends_of`; another place says here whose text it parses."""
+    root = Path(registry.__file__).parents[1]
+    found = {p.relative_to(root).as_posix() for p in root.rglob("*.py") if "Spec.parse" in p.read_text("utf-8")}
+    assert found == set(PARSES)
