@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commands import conform
 from marks import needs_wheel
 from verb_bugs import LLAMA, model
 
@@ -85,6 +86,25 @@ def test_masked_logits_hide_no_others() -> None:
     assert judge_pairs([_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict == "FAIL"
     other = judge_pairs([_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
     assert (other.verdict, "other tokens are masked" in other.detail) == ("FAIL", True)
+
+
+@needs_wheel
+def test_shifts_of_a_quantised_cache_are_no_failure_of_the_cpu() -> None:
+    """Keys that are turned and stored again have another draw of roundings, which the limit knows."""
+    verbs = ["--verb", "seq-add", "--verb", "seq-add-back", "--verb", "shift"]
+    done = conform("zoo", "--backend", "ggml", "--arch", "llama", "--cache-type", "q8_0", *verbs)
+    assert (done.returncode, "FAIL" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
+
+
+def test_a_pair_is_wider_by_what_it_is_worth() -> None:
+    """And by no more: no other pair, and no exact one."""
+    right = np.ones((1, 1000), np.float32)
+    off = right.copy()
+    off[0, 0] += np.float32(0.2)  # NMSE 4e-5
+    assert judge_pairs([Pair("shift", off, right)], on_cpu=True).verdict == "FAIL"
+    assert judge_pairs([Pair("shift", off, right, worth=1e-4)], on_cpu=True).verdict == "PASS"
+    assert judge_pairs([Pair("shift", off, right, worth=1e-5)], on_cpu=True).verdict == "FAIL"
+    assert judge_pairs([Pair("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict == "FAIL"
 
 
 @needs_wheel

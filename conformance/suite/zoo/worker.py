@@ -328,7 +328,7 @@ class DeviceModel:
         np.savez(folder / f"{verb.name}.npz", **arrays)
         return {
             "more": verb.parts > ask["part"] + 1,
-            "pairs": [{"what": p.what, "exact": p.exact, "apart": p.apart} for p in pairs],
+            "pairs": [p.record() for p in pairs],
         }
 
     def play(self, request: Request, folder: Path, number: int, watch: dict[str, Any] | None) -> dict[str, Any]:

@@ -261,6 +261,11 @@ def _shifts(node: Node) -> bool:
     return node.op == "ROPE" and node.root.name.startswith("cache_k")
 
 
+def _stores_shifted(node: Node) -> bool:
+    """Keys of a quantised cache are turned beside it, and stored by a CPY."""
+    return node.op in ("ROPE", "CPY") and node.root.name.startswith("cache_k")
+
+
 def shift_lost(layer: str = "", cells: int = 0) -> Callable[[], Fault]:
     """A K-shift leaves the keys as they are: of all layers or one, from some cell on."""
 
@@ -268,7 +273,7 @@ def shift_lost(layer: str = "", cells: int = 0) -> Callable[[], Fault]:
         before_it: dict[str, Bytes] = {}
 
         def before(node: Node) -> bool:
-            if _shifts(node) and layer in node.root.name:
+            if _stores_shifted(node) and layer in node.root.name:
                 before_it[node.root.name] = node.root.bytes.copy()
                 return True
             return False
@@ -289,6 +294,17 @@ def shift_by_first() -> Fault:
         if _shifts(node):
             by = node.src[1].bytes.view(np.int32)
             by[:] = by[0]
+
+    return Fault(before)
+
+
+def shift_one_too_far() -> Fault:
+    """A K-shift turns the keys of cells that moved by one position more."""
+
+    def before(node: Node) -> None:
+        if node.op == "ROPE" and node.src[1].name != "inp_pos":  # by how far cells moved, not by where tokens are
+            by = node.src[1].bytes.view(np.int32)
+            by[by != 0] += 1
 
     return Fault(before)
 

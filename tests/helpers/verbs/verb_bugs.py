@@ -25,6 +25,8 @@ from conformance.suite.zoo.verbs.table import VERBS
 from conformance.suite.zoo.worker import DeviceModel
 
 LLAMA, MAMBA, BERT, T5, LFM2 = "llama", "mamba", "bert", "t5", "lfm2"
+Q8_0 = "llama-cache=q8_0"
+"""Keys that are stored in blocks, so a shift costs one more draw of their roundings."""
 NOTICED = ("FAIL", "ERROR", "VACUOUS")
 
 
@@ -35,6 +37,7 @@ class Bug:
     spoils: Callable[[], Mapping[str, Spoil]]
     """llama.cpp's functions, and how each is spoilt."""
     arch: str
+    """And what its id says of the context."""
     verbs: str
     """Names, which must notice it."""
 
@@ -237,6 +240,9 @@ BUGS: dict[str, Bug] = {
     "seq_add moves up alone": _f(
         "memory_seq_add", f.arguments(lambda m, seq, p0, p1, delta: (m, seq, p0, p1, abs(delta))), "seq-add-back shift"
     ),
+    "a K-shift turns quantised keys one too far": _always(d.shift_one_too_far, "seq-add shift", Q8_0),
+    "a K-shift of a quantised cache is not stored": _always(d.shift_lost(), "seq-add shift", Q8_0),
+    "a K-shift of a quantised layer is not stored": _always(d.shift_lost(layer="l1"), "seq-add shift", Q8_0),
     "seq_add moves another along": _f("memory_seq_add", f.adds_to_all, "seq-add-back"),
     "seq_div does nothing": _f("memory_seq_div", f.nothing(), "seq-div", T5),
     "seq_div divides by one more": _f(
@@ -401,7 +407,8 @@ BUGS: dict[str, Bug] = {
 def model(arch: str) -> DeviceModel:
     """A model in this process, for all tests."""
     folder = Path(mkdtemp(prefix="conformance-verbs-"))
-    request = prepare(folder / "model.gguf", *read(f"zoo/{arch}-real=1@1"))
+    keys = f"{arch}," if "=" in arch else f"{arch}-"
+    request = prepare(folder / "model.gguf", *read(f"zoo/{keys}real=1@1"))
     return DeviceModel(request, "")
 
 

@@ -95,7 +95,7 @@ def _relation(e: Encoder, name: str, folder: Path) -> dict[str, Any]:
     pairs = list(relation.play(e))
     arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
     np.savez(folder / f"{name}.npz", **arrays)
-    return {"pairs": [{"what": p.what, "exact": p.exact, "apart": p.apart} for p in pairs]}
+    return {"pairs": [p.record() for p in pairs]}
 
 
 if __name__ == "__main__":

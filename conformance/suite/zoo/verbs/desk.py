@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -18,6 +18,8 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.llama import Llama
+from conformance.ggml.quants import roundtrip
+from conformance.ggml.types import TYPES
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.load import LacksError, new_context
 
@@ -33,6 +35,18 @@ MROPE = (8, 40)
 """`LLAMA_ROPE_TYPE_MROPE` and `IMROPE`: a position has four parts."""
 PROMPT, AFTER = 13, 3
 """Tokens of an ordinary prompt, and steps after it."""
+
+
+AMPLIFIED = 4.0
+"""How many times the NMSE of rounded keys logits may have."""
+
+
+@cache
+def rounding(name: str) -> float:
+    """NMSE that storing in a type leaves in normal values."""
+    x = Stream("rounding", name).normal(1 << 14, 1.0, 0.0).astype(np.float32).reshape(-1, 256)
+    lost = (roundtrip(TYPES[name], x).astype(np.float64) - x) ** 2
+    return float(lost.sum() / (x.astype(np.float64) ** 2).sum())
 
 
 class RefusedError(UsageError):
@@ -51,6 +65,12 @@ class Pair:
     """The same kernels ran on the same values: on a CPU with one thread equal to the bit."""
     apart: bool = False
     """These two must differ: else the verb would hold where llama.cpp did nothing."""
+    worth: float = 0.0
+    """NMSE that the two may be apart beside the limit, since one of them stored its keys more often."""
+
+    def record(self) -> dict[str, Any]:
+        """All but the values."""
+        return {"what": self.what, "exact": self.exact, "apart": self.apart, "worth": self.worth}
 
 
 @dataclass
@@ -102,6 +122,10 @@ class Desk:
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
             raise RefusedError("the rotations of this model depend on how many cells there are")
         return self.way(n_ctx=times * self.request.n_ctx)
+
+    def turned(self, times: int) -> float:
+        """What it is worth that keys were read, turned and stored again so many times: a draw of roundings each."""
+        return times * AMPLIFIED * rounding(self.request.type_k)
 
     def call(self, name: str) -> Callable[..., Any]:
         """`llama_NAME`; LacksError if this library exports none."""

@@ -120,7 +120,7 @@ def add_back(desk: Desk) -> Iterator[Pair]:
     way.add(0, 7)
     way.steps(1)
     way.add(0, -7)
-    yield Pair("after moving there and back", way.steps(0), _alone(desk).steps())
+    yield Pair("after moving there and back", way.steps(0), _alone(desk).steps(), worth=desk.turned(2))
 
 
 def add(desk: Desk) -> Iterator[Pair]:
@@ -128,7 +128,7 @@ def add(desk: Desk) -> Iterator[Pair]:
     _need_rotations(desk)
     way, calm = _alone(desk), _alone(desk)
     way.add(0, 7)
-    yield Pair("after moving", way.steps(), calm.steps())
+    yield Pair("after moving", way.steps(), calm.steps(), worth=desk.turned(1))
 
 
 def shift(desk: Desk) -> Iterator[Pair]:
@@ -138,7 +138,7 @@ def shift(desk: Desk) -> Iterator[Pair]:
     for each in (way, calm):
         each.rm(0, 0, 5, may_refuse=way.kind in ("recurrent", "hybrid"))
     way.add(0, -5, 5)
-    yield Pair("after the shift", way.steps(), calm.steps())
+    yield Pair("after the shift", way.steps(), calm.steps(), worth=desk.turned(1))
 
 
 def div(desk: Desk) -> Iterator[Pair]:

@@ -22,7 +22,8 @@ ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
 """Builds of summer 2025 use a graph again only so; later ones always do."""
 SILENT = "every result is 0"
 CLOSE = 1e-5
-"""NMSE of two ways on a CPU, whose kernels are the same: sums in another order, keys rounded once more to F16."""
+"""NMSE of two ways on a CPU, whose kernels are the same: sums in another order. A pair whose keys were rounded once
+more is `worth` something beside."""
 MASKED = -1e30
 """Logits at or below this are those of tokens that a model never gives; their energy would hide all others."""
 ON_CPU = ("", "CPU")
@@ -109,9 +110,8 @@ def judge_pairs(pairs: Sequence[Pair], *, on_cpu: bool) -> Played:
     """PASS where all pairs agree; FAIL names the first that does not; VACUOUS if nothing was compared or changed.
 
     `on_cpu`: two ways must agree within `CLOSE` there, and to the bit where the pair says so; else within the zoo's
-    `TOLERANCE`.
+    `TOLERANCE`. Either is wider by what the pair is `worth`.
     """
-    tolerance = CLOSE if on_cpu else TOLERANCE
     if all(pair.apart for pair in pairs):
         return Played("VACUOUS", "nothing was compared")
     played = Played("PASS", nmse=0.0)
@@ -125,7 +125,8 @@ def judge_pairs(pairs: Sequence[Pair], *, on_cpu: bool) -> Played:
             return Played("VACUOUS", f"{pair.what}: {SILENT}")
         played.nmse = max(played.nmse or 0.0, error)
         exact = on_cpu and pair.exact
-        must = "equality to the bit" if exact else f"at most {tolerance:g}"
+        tolerance = (CLOSE if on_cpu else TOLERANCE) + pair.worth
+        must = "equality to the bit" if exact else f"at most {tolerance:.2g}"
         if error > (0.0 if exact else tolerance):
             what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(pair)
             return Played("FAIL", f"{pair.what}: {what}", nmse=error, step=i)
