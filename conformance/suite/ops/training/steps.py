@@ -58,8 +58,7 @@ def _labels(bench: Bench, fill: Fill) -> Tensor:
 
 def _shares(s: Stream, ne: Dims) -> NDArray[Any]:
     x = s.uniform(math.prod(ne), 0.1, 1.0).reshape(-1, ne[0])
-    shares: NDArray[Any] = (x / x.sum(axis=1, keepdims=True)).astype(np.float32)
-    return shares
+    return np.asarray(x / x.sum(axis=1, keepdims=True), np.float32)
 
 
 @cases(
