@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from conformance.judge.outcome import Outcome, Why, first
-from conformance.judge.verdict import FAILURES, Missing, Result, Verdict, counted
+from conformance.judge.verdict import EXECUTED, FAILURES, Missing, Result, Verdict, counted
 from conformance.judge.wrong import worse
 
 from .baseline import Baseline, Known, Ran, Seen, Selection
@@ -147,11 +147,11 @@ def compare(
         lost += left
         unasked += [not_asked] if not_asked else []
     uncompared = {(u.backend, case) for u in unasked for case in u.cases}
-    ran_on = {r.backend for r in rows}
+    executed_on = {r.backend for r in rows if r.verdict in EXECUTED}
     gone = (
         e
         for e in baseline.entries
-        if e.key not in there and (not rows or e.backend in ran_on) and not _hits(baseline, e) & uncompared
+        if e.key not in there and (not rows or e.backend in executed_on) and not _hits(baseline, e) & uncompared
     )
     return Difference(
         tuple(c for c in causes if (c.id, c.backend) in new),
