@@ -128,9 +128,7 @@ def test_a_witness_names_the_library(tmp_path: Path) -> None:
     assert "numpy " in found["cpu"]
     assert f"({find('')})" in found["ggml"]
     assert "OpenVINO" in found["openvino-stateless"] or "openvino" in found["openvino-stateless"]
-    scheduled = found["sched?devices=xdna2,ggml"]
-    assert "xdna2: numpy" in scheduled
-    assert str(find("")) in scheduled
+    assert "xdna2: numpy" in found["sched?devices=xdna2,ggml"]
 
 
 def test_a_library_of_ggml_is_known_by_what_is_in_it(tmp_path: Path) -> None:
