@@ -91,7 +91,7 @@ def _of_backend(
     failures = [f for r in results if r.verdict in _WRONG and (f := _failure(r, progress)) is not None]
     if not failures:
         return []
-    if registry.resolve(spec).name not in registry.names():
+    if not registry.is_taken(registry.resolve(spec).name):
         raise UnavailableError(f"it is not installed; known: {', '.join(registry.names())}")
     nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
     seen: dict[str, Seen] = {}

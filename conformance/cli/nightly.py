@@ -154,7 +154,7 @@ def _check(families: Sequence[str], backends: Sequence[str]) -> None:
     """Refuse at once what every part would refuse: UsageError for an unknown family or backend."""
     settings.load(None)
     for b in backends:
-        if registry.resolve(Spec.parse(b)).name not in registry.names():
+        if not registry.is_taken(registry.resolve(Spec.parse(b)).name):
             raise UsageError(f"--backend {b}: is not installed; known: {', '.join(registry.names())}")
     for f in families:
         family_named(f)

@@ -27,7 +27,7 @@ from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.budget import Budget, touches
 from conformance.judge.compare import compare
-from conformance.judge.judge import Judged, judge_trajectory
+from conformance.judge.judge import Judged, how_wrong, judge_trajectory
 from conformance.judge.verdict import Golden, Result, Verdict
 
 from . import divergence
@@ -175,6 +175,7 @@ def judge(
     side = "both" if passed and not wrong else "the reference" if passed else "neither" if wrong else "the stored value"
     agrees = "the reference agrees with both" if pinned is None else f"{spec} agrees with {side}"
     text = f"stored value differs from {whose}: {divergence.sentence(first, case)}; {agrees}"
+    result.wrong = result.wrong or how_wrong([first])
     _disagree(result, f"{label(stored.file)}: {case.id}: {text}")
 
 

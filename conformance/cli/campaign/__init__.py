@@ -128,7 +128,7 @@ def _specs(texts: Sequence[str], isolation: Isolation) -> list[Spec]:
             line(f"{spec}: not available: {why}", err=True)
         return found
     for spec in specs:
-        if registry.resolve(spec).name not in registry.names():
+        if not registry.is_taken(registry.resolve(spec).name):
             raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
     return specs
 

@@ -298,10 +298,13 @@ class Op:
 
 
 def written(node: Tensor) -> tuple[Tensor, ...]:
-    """The roots whose bytes running `node` changes: its own, and those of sources that its op writes."""
+    """The roots whose bytes running `node` changes: its own, and those of sources that its op writes. An unknown op
+    writes its own alone.
+    """
     if not computes(node):
         return ()
-    beside = (node.src[i] for i in DECLARATIONS[node.op].writes)
+    declared = DECLARATIONS.get(node.op)
+    beside = () if declared is None else (node.src[i] for i in declared.writes)
     return (node.root, *(s.root for s in beside if s is not None))
 
 
