@@ -82,7 +82,8 @@ class Difference:
 
     def _wider(self) -> Iterator[str]:
         for (backend, cause, why), rows in groupby(self.wider, attrgetter("backend", "cause", "why")):
-            yield f"wider: {cause or 'in no cause'} on {backend}: {why}: {_listed([w.case for w in rows])}"
+            what = f"wider: {cause}" if cause else "unexplained"
+            yield f"{what} on {backend}: {why}: {_listed([w.case for w in rows])}"
 
     def _lost(self) -> Iterator[str]:
         for (backend, why), rows in groupby(self.lost, attrgetter("backend", "why")):
@@ -197,7 +198,7 @@ def _wider(
             continue
         entry = entries.get(known.get(key, ("", "")))
         if ran is None:
-            why = "" if entry else f"{r.verdict}, and no cause explains it"
+            why = "" if entry else str(r.verdict)
         else:
             why = _why(ran, ran.failed.get(case), r, entry, entries)
         if why:
