@@ -102,7 +102,7 @@ def first(
     `looked` are steps whose nodes were judged, each with the wrong ones. `reference` computes in the backend's
     arithmetic. BackendError if either fails.
     """
-    seen = next((alone(backend, reference, run, wrong[0]) for run, wrong in looked if wrong), None)
+    seen = next((alone(backend, reference, run, _worst(wrong)) for run, wrong in looked if wrong), None)
     upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
     step = _first_step(backend, reference, case, upto, say)
     if step is None:
@@ -110,7 +110,7 @@ def first(
     (run,) = look(backend, case, [step.run.step], say=say)
     lost = None
     if wrong := run.wrong(reference):
-        found = alone(backend, reference, run, wrong[0])
+        found = alone(backend, reference, run, _worst(wrong))
         if isinstance(found, Found):
             return found
         say("outputs get lost: asking for one node at a time")
@@ -123,6 +123,13 @@ def first(
     with anew() as fresh:
         right = not any(j.used > 1 for j in _judge(bare.case, reference, _values(fresh, bare.case)))
     return replace(step, kind=KEPT) if right else lost or replace(step, kind=GRAPH)
+
+
+def _worst(wrong: Sequence[Judged]) -> Judged:
+    """The node with the largest error of its own, the first of several: what is fed to each is the backend's own value,
+    so an earlier node that is a little over its budget does not explain what a later one does.
+    """
+    return max(wrong, key=lambda j: j.difference.nmse)
 
 
 def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Found | Lost:
