@@ -446,7 +446,7 @@ def test_no_variant_of_a_failure_writes_outside_of_its_memory() -> None:
 def test_time_that_is_over_mixes_no_relations() -> None:
     """Property: a failure of a relation that nobody looks at goes to none of another relation."""
     apart, *weights = (
-        i for r, n in (("apart", 1), ("weights", 2)) for i in case_ids((), (f"relations/{r}-*",), "standard")[:n]
+        i for r, n in (("apart", 1), ("weights", 2)) for i in case_ids((), (f"relations/{r}-l=*",), "standard")[:n]
     )
     failures = [_failure(i) for i in (weights[0], apart, weights[1])]
     spec = FAULTS["mask-stale"].spec
