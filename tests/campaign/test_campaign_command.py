@@ -180,7 +180,7 @@ def test_causes_are_new_once(pool: InlinePool, tmp_path: Path, monkeypatch: pyte
     """
     calls = 0
 
-    def analyse(results: Sequence[OneResult], **_: object) -> list[Cause]:
+    def analyse(results: Sequence[OneResult], _: object, **__: object) -> list[Cause]:
         nonlocal calls
         calls += 1
         failing = next(r for r in results if r.verdict is Verdict.FAIL)

@@ -49,7 +49,7 @@ def test_run_writes_the_whole_record(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     always = {"schema", "kind", "run", "written", "environment", "results", "totals", "asked", "missing"}
-    assert set(document) == {*always, "gating"}
+    assert set(document) == {*always, "gating", "selection"}
     assert document["schema"] == 1
     fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "first_divergence"}
     assert all(fields | {"saved", "detail"} <= set(r) for r in document["results"])
@@ -171,7 +171,7 @@ def test_a_line_for_each_result_and_reasons_counted() -> None:
     assert f"PASS {CASE} on ggml" in said
     assert f"UNSUPPORTED {CASE} on xdna2: " in said
     assert "xdna2 takes 1 cases not (UNSUPPORTED), by its reason:" in said
-    assert _conform(*words, "-q").output.splitlines()[:2] == ["ggml: 1 PASS", "xdna2: 1 UNSUPPORTED"]
+    assert _conform(*words, "-q").output.splitlines()[:2] == ["ggml: 1 PASS; golden: 1 compared", "xdna2: 1 UNSUPPORTED"]
 
 
 def test_colour_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
