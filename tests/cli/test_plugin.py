@@ -102,7 +102,7 @@ def test_what_a_stop_leaves_out_is_missing(tmp_path: Path) -> None:
     first = _pytest(*words)
     found = json.loads(out.read_text())
     assert first.returncode == 1, first.stdout
-    assert {m["reason"] for m in found["missing"]} == {"stopped at the first failure"}
+    assert {m["reason"] for m in found["missing"]} == {"stopped after 1 failure"}
     assert found["asked"] == {"ggml": 1, "cpu": 1}
     assert [m["backend"] for m in found["missing"]] == ["cpu"]
 

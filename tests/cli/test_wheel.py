@@ -124,7 +124,7 @@ def test_golden_outputs_come_along(python: Path, empty: Path) -> None:
     """The golden corpus of the wheel is read from the wheel; what the checkout has is not needed."""
     program = (
         "from conformance.run import golden; from conformance.case import casefile;"
-        "print(golden.ROOT, len(casefile.index(golden.ROOT / golden.OPS)))"
+        "print(golden.root(), len(casefile.index(golden.root() / golden.OPS)))"
     )
     where, n = _run([str(python), "-c", program], empty).split()
     assert Path(where).is_relative_to(python.parents[1])
