@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +17,15 @@ PREFIX = "package:"
 def path(*names: str) -> Path:
     """The path of a file or folder of the package, whether it is there or not."""
     return Path(str(files("conformance"))).joinpath(*names)
+
+
+GOLDEN = "CONFORMANCE_GOLDEN"
+"""Environment variable: the folder of golden outputs, instead of the one that comes along."""
+
+
+def golden() -> Path:
+    """The folder of golden outputs."""
+    return Path(os.environ.get(GOLDEN) or path("golden"))
 
 
 def located(text: str, folder: Path) -> Path:

@@ -139,14 +139,12 @@ def third_party(spec: Spec) -> bool:
     return entry is not None and not _is_ours(entry)
 
 
-def others(spec: Spec) -> dict[str, frozenset[str]]:
-    """Package of each adapter that another distribution than that of `spec` provides -> the names of its adapters."""
-    own = _entry(resolve(spec).name)
+def adapters_of_ours() -> dict[str, frozenset[str]]:
+    """Package of each adapter that comes along -> the names of its adapters."""
     found: dict[str, set[str]] = {}
     for e in entry_points(group=GROUP):
-        if own is None or e.dist is None or own.dist is None or e.dist.name != own.dist.name:
-            package = ".".join(e.module.split(".")[:2]) if _is_ours(e) else e.module
-            found.setdefault(package, set()).add(e.name)
+        if _is_ours(e):
+            found.setdefault(".".join(e.module.split(".")[:2]), set()).add(e.name)
     return {package: frozenset(names) for package, names in found.items()}
 
 

@@ -197,10 +197,8 @@ def _wider(
         if r.verdict not in FAILURES or key in new:
             continue
         entry = entries.get(known.get(key, ("", "")))
-        if ran is None:
-            why = "" if entry else str(r.verdict)
-        else:
-            why = _why(ran, ran.failed.get(case), r, entry, entries)
+        unknown = "" if entry else str(r.verdict)
+        why = unknown if ran is None else _why(ran, ran.failed.get(case), r, entry, entries)
         if why:
             yield Wider(backend, case, why, entry.id if entry else "")
 

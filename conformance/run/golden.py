@@ -30,7 +30,7 @@ from .oracle import REFERENCE, SECOND_OPINION, Oracle
 from .runner import Runner
 from .session.select import build, case_ids
 from .session.settings import Waiving
-from .stored import FAMILY, OPS, label, root
+from .stored import FAMILY, OPS, label
 
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
 LARGEST = 1 << 19
@@ -63,7 +63,7 @@ def verify(folder: Path | None = None) -> list[Result]:
     """Compute every golden value again, on the reference and on the real ggml; one result per value's case. Raises as
     `read`.
     """
-    stored, captured = read(folder or root())
+    stored, captured = read(folder or shipped.golden())
     with closing(Runner()) as runner:
         again = _computed(runner, [_bare(c) for c in stored])
         results = [_compare(c, now, agreed) for c, (now, agreed) in zip(stored, again, strict=True)]
@@ -79,7 +79,7 @@ def judge(
     """Run the corpus on backends and judge what they give by the stored values, and by the recomputed reference; one
     result per case and backend. Raises as `read` and as `Runner.run`.
     """
-    stored, captured = read(folder or root())
+    stored, captured = read(folder or shipped.golden())
     with closing(Runner(isolation=isolation, waiving=waiving)) as runner:
         for spec in specs:
             size = runner.batch_size(spec)
@@ -159,7 +159,7 @@ def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tens
 
 def writable(folder: Path | None = None) -> Path:
     """The file that `update` writes; UsageError if it cannot be written."""
-    path = (folder or root()) / OPS
+    path = (folder or shipped.golden()) / OPS
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")
     return path

@@ -11,7 +11,6 @@ A recording with a tolerance is judged by `recorded` instead.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,8 +34,6 @@ from .execute import Execution
 from .oracle import REFERENCE, Expectation, Oracle
 from .recorded import add_note, arithmetic_of, is_free_running, requantises
 
-PLACE = "CONFORMANCE_GOLDEN"
-"""Environment variable: the folder of golden outputs, instead of the one that comes along."""
 OPS = "ops.gguf"
 FAMILY = "ops"
 """Whose cases `OPS` holds."""
@@ -45,11 +42,6 @@ MARGIN = 2.0
 
 Values = Sequence[Mapping[Tensor, Bytes]]
 """Of each step."""
-
-
-def root() -> Path:
-    """The folder of golden outputs."""
-    return Path(os.environ.get(PLACE) or shipped.path("golden"))
 
 
 def label(file: str) -> str:
@@ -74,12 +66,12 @@ def corpus() -> Recorded:
     """The golden values of ops, read once per process; UsageError if they are not there, CaseFileError if the file is
     damaged.
     """
-    return _read(os.environ.get(PLACE))
+    return _read(shipped.golden())
 
 
 @cache
-def _read(_place: str | None) -> Recorded:
-    path = root() / OPS
+def _read(folder: Path) -> Recorded:
+    path = folder / OPS
     if not path.is_file():
         raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
     return Recorded(path)

@@ -123,8 +123,8 @@ def test_a_command_needs_nothing_but_the_wheel(python: Path, empty: Path, words:
 def test_golden_outputs_come_along(python: Path, empty: Path) -> None:
     """The golden corpus of the wheel is read from the wheel; what the checkout has is not needed."""
     program = (
-        "from conformance.run import golden; from conformance.case import casefile;"
-        "print(golden.root(), len(casefile.index(golden.root() / golden.OPS)))"
+        "from conformance import shipped; from conformance.run import golden; from conformance.case import casefile;"
+        "print(shipped.golden(), len(casefile.index(shipped.golden() / golden.OPS)))"
     )
     where, n = _run([str(python), "-c", program], empty).split()
     assert Path(where).is_relative_to(python.parents[1])

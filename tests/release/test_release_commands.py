@@ -23,12 +23,12 @@ CAUSE = {"id": "ADD-1", "smallest": "ops/ADD-f32+f32-a=10x5,b=10x5@1", "backend"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["release", "nowhere"], "build nowhere: no such file or folder"),
+        (["release", "nowhere"], "/nowhere: no such file or folder"),
         (["release", "pypi:xllamacpp"], "with an exact version"),
         (["release", "{file}"], "cannot be loaded"),
         (["bisect", "ADD-1", "--in", "{file}", "--builds", "a"], "two at least, the oldest first"),
         (["bisect", "SUB-1", "--in", "{file}", "--builds", "a", "b"], "no cause SUB-1; it has ADD-1"),
-        (["bisect", "ADD-1", "--in", "{file}", "--builds", "a", "b"], "build a: no such file or folder"),
+        (["bisect", "ADD-1", "--in", "{file}", "--builds", "a", "b"], "/a: no such file or folder"),
         (["bisect", "ADD-1", "--in", "{toml}", "--builds", "a", "b"], "past.toml"),
         (["backtest", "--file", "{file}"], "release.json"),
         (["backtest", "--file", "{toml}", "--link", "zzz"], "no fault is left by --link zzz"),

@@ -16,6 +16,7 @@ import pytest
 from commands import conform
 from sessions_of_pytest import PYTEST
 
+from conformance import shipped
 from conformance.backend.interface import Backend, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec, create
 from conformance.case import casefile
@@ -30,7 +31,7 @@ from conformance.run.runner import Runner
 from conformance.suite import FAMILIES
 
 MAX_BYTES = 25 * 2**20
-FOLDER = stored.root()
+FOLDER = shipped.golden()
 CASES = {c.id: c for c in casefile.read(FOLDER / stored.OPS)}
 
 
@@ -123,7 +124,7 @@ def test_overwritten_values_fail_in_verify(corpus: Path, backend: str, tmp_path:
 def test_overwritten_values_fail_in_a_run(corpus: Path, backend: str, tmp_path: Path) -> None:
     """Cases that a run makes by their ids are judged by the golden outputs, and a saved one says the same again."""
     words = ("--backend", backend, "--save-failures", tmp_path / "saved", "--case", EXACT, "--case", ROUNDED)
-    done = conform("run", *words, "--case", STORE, env={stored.PLACE: str(corpus)})
+    done = conform("run", *words, "--case", STORE, env={shipped.GOLDEN: str(corpus)})
     _names_both(done.stdout, corpus / stored.OPS, backend)
     assert done.returncode == 1
     again = conform("repro", min((tmp_path / "saved").iterdir()))
@@ -302,7 +303,7 @@ def test_values_of_any_case_file_count(tmp_path: Path) -> None:
 def test_pytest_checks_the_corpus(corpus: Path) -> None:
     """`pytest conformance` computes the golden outputs again, and judges the cases that it runs by them."""
     command = [*PYTEST, "conformance", "--backend", "ggml", "-k", "test_golden or RMS_NORM-f32"]
-    environment = {**os.environ, stored.PLACE: str(corpus)}
+    environment = {**os.environ, shipped.GOLDEN: str(corpus)}
     run = subprocess.run(
         command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False
     )
@@ -336,7 +337,7 @@ def test_damaged_values_are_all_named(corpus: Path, command: str) -> None:
         "golden-verify": ("--corpus", corpus, "--backend", "ggml"),
         "run": ("--case", EXACT, "--backend", "ggml"),
     }[command]
-    done = conform(command, *words, env={stored.PLACE: str(corpus)})
+    done = conform(command, *words, env={shipped.GOLDEN: str(corpus)})
     assert done.returncode == 2, done.stdout + done.stderr
     for case in (EXACT, ROUNDED):
         (line,) = (x for x in done.stderr.splitlines() if f"'{case}'" in x)
@@ -374,7 +375,7 @@ def test_no_golden_files_is_an_error(tmp_path: Path) -> None:
     """Verifying nothing is no success, and neither is a run that should be judged by a corpus that is not there."""
     with pytest.raises(ConformanceError, match="no golden outputs"):
         golden.verify(tmp_path)
-    done = conform("run", "--case", EXACT, "--backend", "ggml", env={stored.PLACE: str(tmp_path)})
+    done = conform("run", "--case", EXACT, "--backend", "ggml", env={shipped.GOLDEN: str(tmp_path)})
     assert done.returncode == 2
     assert "no golden outputs here" in done.stderr
 

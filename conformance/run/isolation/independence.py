@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conformance import shipped
 from conformance.backend.interface import Backend
-from conformance.backend.registry import Spec, others, third_party
+from conformance.backend.registry import Spec, adapters_of_ours, third_party
 from conformance.case.case import JSON
 from conformance.ggml.errors import NotIndependentError
 from conformance.run.session import expected
@@ -39,7 +39,7 @@ class Independence:
         """Those of ggml."""
         if self._watched:
             self._folders = _folders()
-            self._others = {p: names for p, names in others(spec).items() if p != REFERENCE}
+            self._others = {p: names for p, names in adapters_of_ours().items() if p != REFERENCE}
             self._known = set(libraries())
             sys.addaudithook(self._hear)
 
@@ -100,12 +100,13 @@ def _undeclared(what: str, name: str) -> str:
 
 def _folders() -> list[tuple[str, str]]:
     package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
-    found = [(base / "golden", "the golden values") for base in (package, package.parent)]
+    places = (package / "golden", package.parent / "golden", shipped.golden().absolute())
+    found = [(place, "the golden values") for place in places]
     spec = importlib.util.find_spec(REFERENCE)
     if (kept := expected.folder()) is not None:
         found.append((kept.absolute(), "expected values of earlier runs"))
-    places = (spec.submodule_search_locations if spec else None) or ()
-    found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
+    code = (spec.submodule_search_locations if spec else None) or ()
+    found += [(Path(place), f"the reference ({REFERENCE})") for place in code]
     return [(f"{folder}{os.sep}", what) for folder, what in found]
 
 
