@@ -23,8 +23,8 @@ from conformance.run.session.select import available, parse_specs, stage_of, sta
 from conformance.suite import FAMILIES
 
 CASE = FAMILIES["ops"].ids("smoke")[0]
-SUMS = "ops/SUM*"
-LEVELS = {name: sum(fnmatchcase(i, SUMS) for i in FAMILIES["ops"].ids(name)) for name in ("smoke", "standard")}
+NORMS = "ops/NORM-*"
+LEVELS = {name: sum(fnmatchcase(i, NORMS) for i in FAMILIES["ops"].ids(name)) for name in ("smoke", "standard")}
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +221,7 @@ def test_each_backend_runs_at_its_own_level(here: Path) -> None:
     """Where --level is not given each backend runs at its own; where it is, all run at that."""
     _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n')
     out = here / "r.json"
-    command = ("run", "--backend", "x", "--backend", "ggml", "--case", SUMS, "--json", str(out))
+    command = ("run", "--backend", "x", "--backend", "ggml", "--case", NORMS, "--json", str(out))
 
     def counts() -> dict[str, int]:
         backends = [r["backend"] for r in json.loads(out.read_text())["results"]]
@@ -267,7 +267,7 @@ def test_pytest_takes_names_too(here: Path) -> None:
         "--backend",
         "ggml",
         "--case",
-        SUMS,
+        NORMS,
         "--json",
         str(out),
         "-p",
