@@ -223,6 +223,7 @@ class Check:
             return [], None
         if first is None:
             return wrong, None
+        answer.notes += self._lesser(first)
         if isinstance(first, Lost):
             return wrong, first
         if first.kind == locate.TIE:
@@ -243,11 +244,18 @@ class Check:
         first = locate.alone(backend, reference, run, judged)
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         which = step_words(run.step, self.prompts)
-        if isinstance(first, Lost):
+        named = first.named if isinstance(first, Lost) else first.judged
+        if named is None:
             return [f"{first.words}, {which}{more}"]
-        return [
-            f"over its budget: {sentence(first.judged, run.case)}, {which}{more}; the logits differ by rounding alone"
-        ]
+        return [f"over its budget: {sentence(named, run.case)}, {which}{more}; {ROUNDED}"]
+
+    def _lesser(self, first: Found | Lost) -> list[str]:
+        """The note of nodes that are wrong by too little to explain the result."""
+        if not first.lesser:
+            return []
+        said, more = sentence(first.lesser[0], first.run.case), len(first.lesser) - 1
+        said += f" (and {more} more)" if more else ""
+        return [f"over its budget, by too little to explain the result: {said}"]
 
     def _read(self, answer: Answer, logits: F32) -> None:
         """Note what a backend makes of the text."""

@@ -114,11 +114,11 @@ class StepRun:
     step: int
     """Its number in the whole run."""
 
-    def wrong(self, reference: Backend) -> list[Judged]:
-        """The nodes that are wrong given the values that the backend itself fed them, in order; `reference` computes in
-        the backend's arithmetic.
+    def wrong(self, reference: Backend, found: Mapping[Tensor, Bytes] | None = None) -> list[Judged]:
+        """The nodes that are wrong given the recorded values, which the backend itself fed them, in order; `reference`
+        computes in the backend's arithmetic. `found` is what they are if not the recorded values.
         """
-        found = self.case.steps[0].expected
+        found = self.case.steps[0].expected if found is None else found
         alone, original = isolated_nodes(self.case, 0)
         arithmetic = reference.arithmetic()
         each = arithmetic.copied(original)

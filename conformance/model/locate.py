@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step, writes_in_place
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Expansion
 from conformance.ggml.tensor import Bytes, Tensor
@@ -38,6 +38,9 @@ Looked = tuple[StepRun, Sequence[Judged]]
 TIE = "tie"
 """Kind of a divergence that is none: another choice of experts, at scores closer than they round."""
 WORDS = {NODE: "this node is wrong by itself", GRAPH: TOGETHER, KEPT: SECOND}
+SHARE = 1e-2
+"""Share that an own NMSE must reach: of the largest of a run, to be named before it; and of that of the outputs, to
+explain it, where nodes could not be judged as they ran. It is room for what the rest of a model makes of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class Found:
     """As of a divergence, or `TIE`."""
     tie: str = ""
     """The choice in words."""
+    alike: int = 0
+    """How many more nodes of the same op and types are wrong, each in a graph of its own."""
+    lesser: Sequence[Judged] = ()
+    """Nodes that are wrong, too, by too little to explain the result."""
 
     @property
     def node(self) -> Tensor:
@@ -60,25 +67,33 @@ class Found:
     @property
     def words(self) -> str:
         """What kind of fault it is."""
-        return self.tie or WORDS[self.kind]
+        if not self.alike:
+            return self.tie or WORDS[self.kind]
+        types = ", ".join(s.type.name for s in self.judged.tensor.src if s is not None)
+        return f"{WORDS[self.kind]}, and so are {self.alike} more {self.judged.tensor.op} of {types}"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node that is wrong only as it is asked for: the library computes it, and loses the value that it hands out."""
+    """A node that has another value where others are asked for, too: it is computed, and what is handed out is lost."""
 
     judged: Judged
     """Beside every other node of the step; where it alone is asked for, it is right."""
     run: StepRun
     ends: bool
     """Whether it is right only where the graph ends with it."""
+    named: Judged | None = None
+    """Where it alone is asked for, and wrong there, too, otherwise."""
+    lesser: Sequence[Judged] = ()
+    """Nodes that are wrong by themselves, by too little to explain the result."""
 
     @property
     def words(self) -> str:
         """The probe."""
         alone = "alone, in a graph that ends with it" if self.ends else "alone"
         said = sentence(self.judged, self.run.case)
-        return f"probe: asked for beside every other node, {said}; asked for {alone}, it is right: outputs get lost"
+        is_ = "it is right" if self.named is None else f"it is off by NMSE {self.named.difference.nmse:.2g}"
+        return f"probe: asked for beside every other node, {said}; asked for {alone}, {is_}: outputs get lost"
 
 
 def _writer(t: Tensor, graph: Graph) -> Tensor:
@@ -102,7 +117,7 @@ def first(
     `looked` are steps whose nodes were judged, each with the wrong ones. `reference` computes in the backend's
     arithmetic. BackendError if either fails.
     """
-    seen = next((alone(backend, reference, run, _worst(wrong)) for run, wrong in looked if wrong), None)
+    seen = next((alone(backend, reference, run, _culprit(wrong)) for run, wrong in looked if wrong), None)
     upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
     step = _first_step(backend, reference, case, upto, say)
     if step is None:
@@ -110,13 +125,13 @@ def first(
     (run,) = look(backend, case, [step.run.step], say=say)
     lost = None
     if wrong := run.wrong(reference):
-        found = alone(backend, reference, run, _worst(wrong))
+        found = alone(backend, reference, run, _culprit(wrong))
         if isinstance(found, Found):
             return found
-        say("outputs get lost: asking for one node at a time")
-        if (traced := _told(backend, reference, run).traced(step.judged)) is not None:
-            return Found(traced, run, NODE)
-        lost = found
+        one_by_one = _one_by_one(backend, reference, run, step, say)
+        if isinstance(one_by_one, Found):
+            return one_by_one
+        lost = replace(found, lesser=one_by_one)
     elif tie := _tie(run, reference):
         return seen or replace(step, kind=TIE, tie=tie)
     bare = step.run
@@ -125,25 +140,74 @@ def first(
     return replace(step, kind=KEPT) if right else lost or replace(step, kind=GRAPH)
 
 
-def _worst(wrong: Sequence[Judged]) -> Judged:
-    """The node with the largest error of its own, the first of several: what is fed to each is the backend's own value,
-    so an earlier node that is a little over its budget does not explain what a later one does.
+def _culprit(wrong: Sequence[Judged]) -> Judged:
+    """The first of the wrong nodes whose own error comes near the largest. What is fed to each is right, or the
+    backend's own value, so an earlier node that is a little over its budget does not explain what a later one does.
     """
-    return max(wrong, key=lambda j: j.difference.nmse)
+    enough = SHARE * max(_weight([j]) for j in wrong)
+    return next(j for j in wrong if _weight([j]) >= enough)
 
 
 def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Found | Lost:
-    """A node that is wrong where each node of a step is asked for, asked for alone: wrong, too, or lost."""
-    told = _told(backend, reference, run)
-    if (named := told.named(judged)) is not None:
-        return Found(named, run, NODE)
-    return Lost(judged, run, told.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None)
+    """A node that is wrong where each node of a step is asked for, asked for alone: wrong by the same, or lost."""
+    told = _told(backend, reference, run, _off(backend, reference, run))
+    named = told.named(judged)
+    if named is judged:
+        return Found(judged, run, NODE)
+    ends = named is None and told.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None
+    return Lost(judged, run, ends, named)
 
 
-def _told(backend: Backend, reference: Backend, run: StepRun) -> Told:
+def _off(backend: Backend, reference: Backend, run: StepRun) -> list[Judged]:
+    """The outputs and caches that are wrong where nothing else is asked for."""
     bare = _bare(run.case)
-    outputs = {(0, j.tensor) for j in _judge(bare, reference, _values(backend, bare)) if j.used > 1}
-    return Told(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, bare)
+    return [j for j in _judge(bare, reference, _values(backend, bare)) if j.used > 1]
+
+
+def _told(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Judged]) -> Told:
+    outputs = {(0, j.tensor) for j in off}
+    return Told(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, _bare(run.case))
+
+
+def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found, say: Say) -> Found | Sequence[Judged]:
+    """Where a run in which every node is asked for tells nothing: the nodes of an op and types that are wrong each in a
+    graph of its own, fed with right values, and whose errors together explain the wrong outputs, by one of them;
+    else the node behind the wrong value `step`, by graphs that end earlier; else the nodes with too small errors.
+    """
+    off = _off(backend, reference, run)
+    if not off:
+        return ()
+    enough = SHARE * max(_weight([j]) for j in off)
+    right = execute(reference, _bare(run.case), every_node=[0]).steps[0].outputs
+    fed = replace(run, case=replace(run.case, steps=[replace(run.case.steps[0], expected=dict(right))]))
+    kinds: dict[tuple[object, ...], list[Judged]] = {}
+    for j in fed.wrong(reference, _each(backend, fed, say)):
+        kinds.setdefault((j.tensor.op, *(s.type for s in j.tensor.src if s is not None)), []).append(j)
+    heaviest = max(kinds.values(), key=_weight, default=[])
+    lesser = [j for kind in kinds.values() for j in kind if _weight(kind) < enough]
+    if heaviest and _weight(heaviest) >= enough:
+        return Found(_culprit(heaviest), fed, NODE, alike=len(heaviest) - 1, lesser=lesser)
+    say("no node by itself explains it: asking for graphs that end earlier")
+    traced = _told(backend, reference, run, off).traced(step.judged)
+    return Found(traced, run, NODE, lesser=lesser) if traced and _weight([traced]) >= enough else lesser
+
+
+def _weight(wrong: Sequence[Judged]) -> float:
+    """The NMSE of all, each at most 1: no value is more wrong than altogether."""
+    return sum(min(1.0, j.difference.nmse) for j in wrong)
+
+
+def _each(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
+    """The value of each node in a graph of its own, fed with the recorded values; the recorded one where the backend
+    fails there, which tells nothing.
+    """
+    found = dict(run.case.steps[0].expected)
+    every, original = isolated_nodes(run.case, 0)
+    for i, (copy, node) in enumerate(original.items()):
+        say(f"outputs get lost: node {i + 1} of {len(original)} in a graph of its own")
+        with suppress(BackendError):
+            found[node] = execute(backend, _apart(every, copy, run.case.id)).steps[0].outputs[copy]
+    return found
 
 
 def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say: Say) -> Found | None:
@@ -234,13 +298,17 @@ def _without(step: Step) -> Step:
 
 
 def _node(found: Found) -> Case:
-    """The node alone: each source a leaf with the bytes that the backend fed it."""
+    """The node alone: each source a leaf with the bytes that it was fed with."""
     every, original = isolated_nodes(found.run.case, 0)
-    copy = next(c for c, n in original.items() if n is found.judged.tensor)
+    return _apart(every, next(c for c, n in original.items() if n is found.judged.tensor), found.run.case.id)
+
+
+def _apart(every: Case, copy: Tensor, name: str) -> Case:
+    """One of the isolated nodes `every` in a case of its own."""
     growing = Expansion()
     growing.expand(copy)
     graph = growing.graph()
     used = set(graph.tensors())
     inputs = {t: data for t, data in every.steps[0].inputs.items() if t in used}
     persistent = {t: data for t, data in every.persistent.items() if t in used}
-    return Case(found.run.case.id, persistent, [Step(graph, inputs, (copy,))], family=every.family, params=every.params)
+    return Case(name, persistent, [Step(graph, inputs, (copy,))], family=every.family, params=every.params)

@@ -265,6 +265,23 @@ def _coarse(error: float) -> Callable[[FaultyGgml], None]:
     return fault
 
 
+def _scales(op: str, name: str, bits: int) -> Callable[[FaultyGgml], None]:
+    """Nodes of one op and name read Q4_1 weights in whose scales (F16) these bits are set."""
+
+    def fault(b: FaultyGgml) -> None:
+        def before(t: CTensor) -> None:
+            if b.op(t) != op or not b.name(t).startswith(name):
+                return
+            weight = CTensor.from_address(t.src[0])
+            size = b._ggml.nbytes(t.src[0])
+            blocks = np.frombuffer(memoryview((ctypes.c_char * size).from_address(weight.data)), np.uint16)
+            blocks.reshape(-1, 10)[:, 0] |= np.uint16(bits)
+
+        b.computed(before=before)
+
+    return fault
+
+
 FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "none": lambda _b: None,
     "batch": _batch,
@@ -277,6 +294,8 @@ FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
     "freq_base": _ignores("ROPE", 5, 10000.0),
     "eps": _ignores("RMS_NORM", 0, 1e-5),
     "large-eps": _ignores("RMS_NORM", 0, 0.5),
+    "embedding": _scales("GET_ROWS", "embd", 0xF),
+    "products": _scales("MUL_MAT", "Vcur", 0x200),
     "loses": _loses,
     "gpu": _gpu,
     "rounds": _coarse(1e-3),
