@@ -14,7 +14,7 @@ from itertools import groupby
 
 from conformance.ggml.text import printable
 
-from .verdict import EXECUTED, Missing, MissingCause, Result, Totals, Verdict, counted
+from .verdict import EXECUTED, Missing, MissingCause, Result, Verdict, counted
 
 SHOWN = 3
 """Case ids that a reason names."""
@@ -158,7 +158,9 @@ def judge(
 
 
 def _failed(failed: Sequence[Result]) -> list[Reason]:
-    return [Reason(Why.FAILED, f"{counted(len(failed), 'failure')}: {Totals.of(failed)}")] if failed else []
+    counts = Counter(r.verdict for r in failed)
+    each = ", ".join(f"{counts[v]} {v}" for v in Verdict if v in counts)
+    return [Reason(Why.FAILED, f"{counted(len(failed), 'failure')}: {each}")] if failed else []
 
 
 def _missing(missing: Sequence[Missing]) -> list[Reason]:

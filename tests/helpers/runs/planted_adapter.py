@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.backend.registry import adapter
+from conformance.backend import registry
 
 
 @contextmanager
@@ -22,6 +22,11 @@ def planted_adapter(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, so
     (info / "entry_points.txt").write_text(f"[conformance.backends]\n{name} = {name}_adapter:{cls}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
     monkeypatch.syspath_prepend(folder)
-    adapter.cache_clear()
+    _forget()
     yield
-    adapter.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    registry._installed.cache_clear()
+    registry.adapter.cache_clear()
