@@ -96,8 +96,8 @@ def test_coverage_that_vanishes_fails_the_gate(backend: Backend) -> None:
     """What passed and is refused now is lost, though nothing fails that was not known to."""
     code, said = backend.gate("refuses")
     assert code == 1, said
-    assert "lost: on mine: passed, UNSUPPORTED now: " in said
-    assert "ops/MUL-f32+f32-a=13x5x3x2" in said
+    assert "coverage lost on mine: passed, UNSUPPORTED now: " in said
+    assert "ops/MUL-f32+f32-a=" in said
 
 
 def test_a_cause_that_is_gone_fails_the_gate(backend: Backend) -> None:
