@@ -145,16 +145,18 @@ def _names_both(text: str, file: Path, backend: str) -> None:
         ), text
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "openvino-stateful", "npu", "xdna2"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "xdna2"])
 def test_untouched_values_fail_on_no_backend(backend: str) -> None:
-    """No stored value is a false alarm on any adapter that comes along, of single ops and of recordings."""
+    """No stored value is a false alarm, of single ops and of recordings. `pytest conformance` compares the same cases on
+    the adapters that are missing here.
+    """
     results = list(golden.judge([Spec(backend)]))
     assert len(results) == 695
     assert not [r.sentence() for r in results if r.fails_run]
     totals = Totals.of(results)
     executed = totals.executed
     assert totals.golden[Golden.COMPARED] + totals.golden[Golden.NOT_COMPARABLE] == executed
-    assert (totals.golden[Golden.NOT_COMPARABLE] > 0) == (backend in {"npu", "xdna2"})  # both requantise weights
+    assert (totals.golden[Golden.NOT_COMPARABLE] > 0) == (backend == "xdna2")  # it requantises weights
 
 
 def test_a_run_finds_the_golden_outputs_by_itself() -> None:
