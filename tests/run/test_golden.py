@@ -147,9 +147,7 @@ def _names_both(text: str, file: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "xdna2"])
 def test_untouched_values_fail_on_no_backend(backend: str) -> None:
-    """No stored value is a false alarm, of single ops and of recordings. `pytest conformance` compares the same cases on
-    the adapters that are missing here.
-    """
+    """No stored value is a false alarm, of ops and of recordings. `pytest conformance` has the other adapters."""
     results = list(golden.judge([Spec(backend)]))
     assert len(results) == 695
     assert not [r.sentence() for r in results if r.fails_run]
