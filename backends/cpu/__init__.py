@@ -72,7 +72,7 @@ class CpuBackend(KernelBackend):
         return takes.refusal(node)
 
     def open(self, case: Case) -> KernelSession:
-        """As of a table of kernels; NumPy computes."""
+        """Open a session whose witness names NumPy."""
         session = super().open(case)
         session.witness().libraries = [f"numpy {np.__version__}"]
         return session

@@ -59,9 +59,9 @@ class Entry:
     size: int = 0
     mode: int = 0o644
     target: str | None = None
-    """Of a symbolic link."""
+    """The target of a symbolic link."""
     same: str | None = None
-    """Of a hard link: the name of an earlier file."""
+    """The earlier file that a hard link names."""
     data: IO[bytes] | None = None
     """Of a file."""
 
@@ -242,7 +242,7 @@ def _of_tar(path: Path) -> Generator[Entry]:
 
 
 def _decompressed(raw: BinaryIO) -> BinaryIO:
-    """What a compressed file holds, read in pieces."""
+    """Decompress a file piece by piece."""
     head = raw.read(6)
     raw.seek(0)
     if head.startswith(b"\x1f\x8b"):

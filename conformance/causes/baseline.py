@@ -66,7 +66,7 @@ HEAD = """\
 BESIDE = ".cases"
 """Suffix of the other file, after the name of the first."""
 MAX_BYTES = 64 << 20
-"""Of the other file: all of `full` takes 5 MB for a backend."""
+"""Limit of the file of cases; `full` takes 5 MB for one backend."""
 KNOWABLE = FAILURES - {Verdict.XPASS}
 """Verdicts that a case may be known by."""
 _ADDRESS = re.compile(r"https?://\S+")
@@ -137,14 +137,14 @@ class Seen:
 
     verdict: Verdict
     wrong: Wrong | None = None
-    """Of a FAIL."""
+    """The error of a FAIL."""
     causes: tuple[str, ...] = ()
     """Ids of the entries that explain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What the cases of one backend gave."""
+    """Verdicts of the cases of one backend."""
 
     backend: str
     selection: Selection | None = None
@@ -163,7 +163,7 @@ class Ran:
 
     @property
     def digest(self) -> str:
-        """Of its lines."""
+        """Hash of its lines."""
         return sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
 
@@ -212,7 +212,7 @@ class Baseline:
         return [f"{self.where(e)} reason: fill it in" for e in self.entries if not e.reason.strip()]
 
     def run_of(self, backend: str) -> Ran | None:
-        """What its cases gave; None where the file does not say."""
+        """Return the verdicts of a backend; None if the file has none."""
         return next((r for r in self.runs if r.backend == backend), None)
 
     def unseeing(self) -> list[str]:

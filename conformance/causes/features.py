@@ -37,7 +37,7 @@ WRITTEN, BEFORE = "written", "by a node before, whose result it does not read"
 VIEW, BY_NO_OP = "view", "by no op"
 """Of `ggml_view_tensor`, which shows what a tensor shows, and is no node."""
 BROADCAST = "broadcast"
-"""Of an operand that repeats to the shape of the other."""
+"""Key of an operand that is broadcast to the shape of the other."""
 REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
 """Ops whose `src[1]` may."""
 BESIDE, ANOTHER = "beside", "another node"
