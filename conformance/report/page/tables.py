@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 COLUMNS: dict[str, tuple[str, str, str]] = {
     "results": (
-        "case family op type backend verdict taken cause reason waived fresh detail saved",
+        "case family op type backend verdict taken cause reason waived fresh golden detail saved",
         "budget_used nmse nmse_exact seconds steps",
-        "counts witness first_divergence place",
+        "counts witness first_divergence place wrong",
     ),
     "causes": (
         "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
@@ -146,6 +146,8 @@ def _result(r: Result) -> dict[str, JSON]:
         "verdict": str(r.verdict),
         "waived": None if r.waived is None else str(r.waived),
         "fresh": "fresh" if r.fresh else None,
+        "golden": None if r.golden is None else str(r.golden),
+        "wrong": None if r.wrong is None else r.wrong.to_json(),
         "counts": raised,
         "taken": TAKEN[("declared" in raised) + ("executed" in raised)],
         "reason": reason(r) if r.verdict in FAILURES else None,

@@ -112,9 +112,15 @@ function numbersOf(i) {
     ["budget used", used === null ? (checked ? "no budget allows the difference" : "nothing was checked") : [h("span", { title: String(used) }, share(used)), " ", bar]],
     ["NMSE, declared arithmetic", number(t.value("nmse", i), 4)],
     ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same, or not asked for (--exact)" : number(t.value("nmse_exact", i), 4)],
+    ["worst tensor", t.value("wrong", i) === null ? "–" : wrongText(t.value("wrong", i))],
+    ["stored values", t.value("golden", i) ?? "none of this case"],
     ["steps that ran", number(t.value("steps", i))],
     ["time of the backend", duration(t.value("seconds", i))],
   ];
+}
+
+function wrongText({ kind, nmse }) {
+  return `${kind}, NMSE ${nmse === null ? "Inf" : number(nmse, 4)}`;
 }
 
 function divergence(d) {
@@ -245,6 +251,6 @@ function zoomable(label, svg) {
 
 function rowJson(i) {
   const t = tables.results;
-  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "place", "saved", "fresh", "waived", "cause", "detail"];
+  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "place", "wrong", "saved", "fresh", "waived", "cause", "golden", "detail"];
   return Object.fromEntries(names.map((n) => [n, n === "fresh" ? t.value(n, i) !== null : t.value(n, i)]));
 }
