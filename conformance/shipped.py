@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,6 +15,7 @@ PREFIX = "package:"
 """In settings: a path of the package, as `package:waivers/ggml.toml`."""
 
 
+@cache
 def path(*names: str) -> Path:
     """The path of a file or folder of the package, whether it is there or not."""
     return Path(str(files("conformance"))).joinpath(*names)

@@ -30,6 +30,7 @@ MAX_KEY = 65535
 MAX_TENSOR_NAME = 63
 _TYPE_BY_ID: dict[int, GGMLType] = {t.id: t for t in TYPES.values()}
 _ARRAY = 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class Kind(Enum):
@@ -85,10 +86,12 @@ class _Walk:
         return at
 
     def u32(self, field: str) -> int:
-        return int.from_bytes(self.buffer[self.take(4, field) : self.at], "little")
+        value: int = _U32.unpack_from(self.buffer, self.take(4, field))[0]
+        return value
 
     def u64(self, field: str) -> int:
-        return int.from_bytes(self.buffer[self.take(8, field) : self.at], "little")
+        value: int = _U64.unpack_from(self.buffer, self.take(8, field))[0]
+        return value
 
     def count(self, least: int, field: str) -> int:
         """Read the number of entries of at least `least` bytes each that follow."""
@@ -195,7 +198,7 @@ def _tensor_size(walk: _Walk, field: str) -> int:
     n_dims = walk.u32(f"{field}.n_dims")
     if not 1 <= n_dims <= 4:
         raise CaseFileError(f"{field}.n_dims", f"1 to 4 expected, {n_dims} found")
-    ne = [walk.u64(f"{field}.ne") for _ in range(n_dims)]
+    ne = struct.unpack_from(f"<{n_dims}Q", walk.buffer, walk.take(8 * n_dims, f"{field}.ne"))
     type_id = walk.u32(f"{field}.type")
     type_ = _TYPE_BY_ID.get(type_id)
     if type_ is None:
@@ -204,12 +207,12 @@ def _tensor_size(walk: _Walk, field: str) -> int:
     for k in ne:
         n *= k
         if not 0 < n < 2**63:  # tensors without elements are not stored
-            raise CaseFileError(f"{field}.ne", f"{ne} is not the shape of something stored")
+            raise CaseFileError(f"{field}.ne", f"{list(ne)} is not the shape of something stored")
     if ne[0] % type_.blck_size:
         raise CaseFileError(f"{field}.ne", f"ne[0] must be a multiple of {type_}'s block of {type_.blck_size}: {ne[0]}")
     size = n // type_.blck_size * type_.type_size
     if size > walk.size:
-        raise CaseFileError(f"{field}.ne", f"{ne} of {type_} take {size} bytes, the whole file has {walk.size}")
+        raise CaseFileError(f"{field}.ne", f"{list(ne)} of {type_} take {size} bytes, the whole file has {walk.size}")
     return size
 
 

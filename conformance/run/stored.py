@@ -44,6 +44,7 @@ Values = Sequence[Mapping[Tensor, Bytes]]
 """Of each step."""
 
 
+@cache
 def label(file: str) -> str:
     """A file by name, such as `golden/ops.gguf` if it came along."""
     path, package = Path(file), shipped.path()
