@@ -9,6 +9,7 @@ travel to the controller in the reports, and only it counts and writes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
+from conformance.judge.evidence import Error
 from conformance.judge.outcome import Exit, Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.perf.bench import Bench
@@ -195,8 +197,7 @@ class Suite:
             batch = [i for i in plan[start : start + self.runner.batch_size(spec)] if (spec, i) not in self.results]
             cases = next(groups(map(self.runner.case, batch)))
             for i, result in zip(batch, self.runner.run(spec, cases)):  # noqa: B905  # no longer than `cases`
-                result.fresh = i in self.fresh
-                self.keep((spec, i), result)
+                self.keep((spec, i), replace(result, fresh=i in self.fresh))
         return self.results[key]
 
 
@@ -229,14 +230,14 @@ class Reports:
             if at not in self._died:
                 suite.keep(at, result)
             else:  # the one at which a worker died: what another gives that runs the rest changes nothing
-                suite.results[at].detail += f"; run again in another process it was {result.verdict}"
+                suite.results[at] = suite.results[at].noted(f"run again in another process it was {result.verdict}")
         key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
         if key is None:
             return
         if str(report.when) == "???":  # xdist's word for it
             self._died.add(key)
             detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
-            suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, detail=detail))
+            suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, error=Error(detail)))
         else:
             why = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
             suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {why}"

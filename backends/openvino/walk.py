@@ -370,4 +370,5 @@ class Walk:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError) as e:
             shapes = ", ".join("absent" if s is None else f"{s.type}{list(s.ne)}" for s in node.src)
-            raise BackendError(f"{node}: cannot be emitted for src {shapes}: {type(e).__name__}: {e}") from e
+            words = f"{type(e).__name__}: {e}"
+            raise BackendError(f"{node}: cannot be emitted for src {shapes}: {words}", words=words) from e

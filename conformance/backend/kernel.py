@@ -118,10 +118,11 @@ class KernelSession(Session):
             src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]
             kernel(node, strided(_buffer(node.root, buffers), node), src)
         except ConformanceError as e:
-            raise BackendError(f"{node}: {e}") from None
+            raise BackendError(f"{node}: {e}", words=str(e)) from None
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
             shapes = ", ".join("absent" if s is None else f"{s.type}{list(s.ne)}" for s in node.src)
-            raise BackendError(f"{node}: its kernel failed on src {shapes}: {type(e).__name__}: {e}") from e
+            words = f"{type(e).__name__}: {e}"
+            raise BackendError(f"{node}: its kernel failed on src {shapes}: {words}", words=words) from e
 
 
 def _buffer(root: Tensor, buffers: dict[Tensor, Bytes]) -> Bytes:

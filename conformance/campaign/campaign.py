@@ -17,6 +17,7 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.runfile import RESULT, check
 from conformance.run.isolation.isolate import Isolation
@@ -155,7 +156,7 @@ class Campaign:
         *,
         isolation: Isolation,
         topic: str,
-        keep: Callable[[Sequence[Result]], None],
+        keep: Callable[[Sequence[Result]], list[Result]],
         say: Callable[[str], None],
         earlier: Iterable[Result] = (),
         ends: float = inf,
@@ -313,7 +314,8 @@ class Campaign:
                 self.results[key] = result
                 new.append(result)
         if new:
-            self._keep(new)
+            for result in self._keep(new):
+                self.results[result.backend, result.case] = result
 
     def _end(self, chunk: Chunk) -> list[str]:
         """Forget a task; its cases without a result."""
@@ -355,5 +357,4 @@ class Campaign:
                 b.parts.append(left)
                 return
             detail = f"each of {LIVES} workers that ran it alone died: {why}"
-            self.results[key] = Result(left[0], b.name, Verdict.CRASH, detail=detail)
-            self._keep([self.results[key]])
+            (self.results[key],) = self._keep([Result(left[0], b.name, Verdict.CRASH, error=Error(detail))])

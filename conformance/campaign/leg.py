@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
-from conformance.causes.cause import Cause
+from conformance.causes.cause import Cause, assigned
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.outcome import Outcome, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result
@@ -91,8 +91,7 @@ class Ended:
             own = [here.get((cause.backend, i)) for i in cause.cases]
             if all(r is not None and r.verdict in FAILURES for r in own):
                 self.causes.append(cause)
-                for r in filter(None, own):
-                    r.cause = r.cause or cause.id
+        self.results = assigned(self.results, self.causes)
 
     def file(self, store: Path) -> None:
         """Import its run file into the history; UsageError if that is damaged."""
@@ -141,15 +140,14 @@ def run_leg(
         earlier = [r for s, ids in leg.asked.items() for i in ids if (r := journal.take(str(s), i)) is not None]
         progress = Progress()
 
-        def keep(results: Sequence[Result]) -> None:
-            for r in results:
-                r.fresh = leg.fresh
-                waiving.apply(Spec.parse(r.backend), r)
-                _save(save, r, say)
-            journal.add(results)
+        def keep(results: Sequence[Result]) -> list[Result]:
+            done = [waiving.apply(Spec.parse(r.backend), replace(r, fresh=leg.fresh)) for r in results]
+            done = [_saved(save, r, say) for r in done]
+            journal.add(done)
             progress.clear()
-            for r in results:
+            for r in done:
                 show(r)
+            return done
 
         work = Campaign(
             pool, leg.asked, isolation=isolation, topic=topic, keep=keep, say=say, earlier=earlier, ends=ends
@@ -163,13 +161,14 @@ def run_leg(
         return _ended(leg, work, journal.run, waiving, stopped, time.monotonic() - began, ends), stopped
 
 
-def _save(folder: Path, result: Result, say: Callable[[str], None]) -> None:
+def _saved(folder: Path, result: Result, say: Callable[[str], None]) -> Result:
     if result.verdict not in FAILURES or result.waived:
-        return
+        return result
     try:
-        result.saved = failures.save(folder, build(result.case), result)
+        return replace(result, saved=failures.save(folder, build(result.case), result))
     except (ConformanceError, OSError) as e:
         say(f"{result.case}: could not be saved: {e}")
+        return result
 
 
 def _ended(

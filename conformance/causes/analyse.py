@@ -49,7 +49,7 @@ def analyse(
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Cause]:
-    """The causes of all failures in `results`, the most urgent first; each failing result gets the id of its own.
+    """The causes of all failures in `results`, the most urgent first (`cause.assigned` gives results their ids).
 
     `specs` are the backends that failed (`failing_backends`), by their names in results: nothing that a result says is
     opened. `seconds` bound the search on each backend. Ctrl-C ends a part of it, and what is left is grouped by what is
@@ -66,11 +66,6 @@ def analyse(
             found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
-    for r in results:  # they may have the causes of an earlier search
-        r.cause = None
-    for cause, group in found:
-        for failure in group.failures:
-            failure.result.cause = failure.result.cause or cause.id
     return in_order([cause for cause, _ in found])
 
 

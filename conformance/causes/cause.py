@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from conformance.case.case import JSON
-from conformance.judge.verdict import Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 
 ANY_OF = "|"
 """Between values of a condition, any of which will do."""
@@ -107,3 +107,12 @@ def in_order(causes: Sequence[Cause]) -> list[Cause]:
         causes,
         key=lambda c: (silent.get(c.verdict, 4), -c.rank.get("architectures", 0), -len(c.cases), c.id),
     )
+
+
+def assigned(results: Iterable[Result], causes: Sequence[Cause]) -> list[Result]:
+    """The results, each failing one with the id of the first of `causes` that has its case."""
+    ids: dict[tuple[str, str], str] = {}
+    for cause in causes:
+        for case in cause.cases:
+            ids.setdefault((cause.backend, case), cause.id)
+    return [replace(r, cause=ids.get((r.backend, r.case)) if r.verdict in FAILURES else None) for r in results]

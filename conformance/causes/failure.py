@@ -9,9 +9,8 @@ from functools import cached_property
 
 from conformance.case.case import Case
 from conformance.ggml.tensor import Tensor
+from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.blame import SECOND
-from conformance.run.divergence import HANDOVER, KEPT, NODE
 from conformance.run.shrink import simplify
 from conformance.run.signature import Signature, by_damage, signature_of
 from conformance.suite.relations import claim
@@ -46,7 +45,7 @@ class Failure:
     @property
     def kept(self) -> bool:
         """Whether what the backend kept is at fault, and not how a step is computed."""
-        return SECOND in self.result.detail
+        return self.result.where is not None and self.result.where.fault is Fault.STALE
 
     @cached_property
     def node(self) -> Tensor:
@@ -87,12 +86,11 @@ def failure_of(case: Case, result: Result) -> Failure | None:
 
 def _at(case: Case, result: Result) -> tuple[int, int] | None:
     """Step and index of the node at fault; the one that computes, where no other does."""
-    found = result.first_divergence or result.place or {}
-    k, i = found.get("step"), found.get("node")
-    if claim.applies(case) or found.get("kind") in {KEPT, HANDOVER}:
+    found = result.where or Place(Fault.UNLOCATED)
+    k, i = found.step, found.node
+    if claim.applies(case) or found.fault in {Fault.STALE, Fault.EARLIER, Fault.HANDOVER}:
         return None
-    whole = found.get("kind", NODE) != NODE or not found.get("alone", True)
-    if k is None or i is None or whole:
+    if k is None or i is None or found.fault is not Fault.NODE:
         only = list(itertools.islice(nodes_of(case), 2)) if len(case.steps) == 1 else []
         return only[0][:2] if len(only) == 1 else None
     return (k, i) if k < len(case.steps) and i < len(case.steps[k].graph) else None

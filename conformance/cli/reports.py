@@ -18,7 +18,7 @@ from conformance.causes import baseline as baseline_file
 from conformance.causes import difference
 from conformance.causes import findings as findings_page
 from conformance.causes.analyse import analyse, failing_backends
-from conformance.causes.cause import Cause
+from conformance.causes.cause import Cause, assigned
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_coverage
@@ -187,7 +187,7 @@ def causes(
     for text in cause_lines(found):
         line(text)
     if json_path:
-        rows = [r.to_json() for r in results]
+        rows = [r.to_json() for r in assigned(results, found)]
         write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
     outcome = _outcome(runs)
     if against is None:

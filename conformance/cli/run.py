@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -352,12 +352,14 @@ class _Execution:
         """Find the causes of what failed, if the user wants them."""
         if self._plan.minutes is not None:
             from conformance.causes.analyse import analyse  # noqa: PLC0415  # most runs group nothing
+            from conformance.causes.cause import assigned  # noqa: PLC0415  # as above
 
             self._progress.clear()
             say, limits = partial(line, err=True), self._plan.isolation
             specs = {str(s): s for s in self._plan.backends[0]}
             seconds = 60 * self._plan.minutes
             self._causes = analyse(self._results, specs, isolation=limits, seconds=seconds, progress=say)
+            self._results = assigned(self._results, self._causes)
 
     def _backend(self, spec: Spec) -> None:
         """Each case of one backend, in order: from the journal, or run now and written down."""
@@ -376,8 +378,7 @@ class _Execution:
                     result = k or next(new, None)
                     if result is None:  # it stopped before this one
                         return
-                    result.fresh = result.case in plan.fresh
-                    self._results.append(result)
+                    self._results.append(replace(result, fresh=result.case in plan.fresh))
                     self._steps.done += 1
 
     def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
@@ -391,8 +392,7 @@ class _Execution:
             if time.monotonic() > self._ends:  # whoever had no time to answer has not failed
                 cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
                 results = results[: next(cut, len(results))]
-            for result in results:
-                result.fresh = result.case in self._plan.fresh
+            results = [replace(r, fresh=r.case in self._plan.fresh) for r in results]
             for kept in (self._plan.journal, self._partial):
                 if kept:
                     kept.add(results)

@@ -46,6 +46,17 @@ class BackendError(ConformanceError):
     """Of the case, where it computed one."""
     side: str = ""
     """Of a relation: the run that failed, in words."""
+    words: str = ""
+    """What the library or the adapter said, untouched; empty where the message is all."""
+    died: str = ""
+    """How the process ended, such as `SIGABRT`; empty where it did not."""
+
+    def __init__(self, message: str = "", *, words: str | None = None, died: str = "") -> None:
+        """`message` is for a person: it may say what the backend was asked for, and of which case."""
+        super().__init__(message)
+        if words is not None:
+            self.words = words
+        self.died = died
 
 
 class BackendCrashError(BackendError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from typing import Any
 
@@ -14,6 +14,9 @@ import numpy as np
 from conformance.case.case import JSON
 from conformance.ggml.text import printable
 
+from . import text
+from .evidence import Error, Fault, Place, error_from_json, place_from_json, to_json
+from .old import renewed
 from .wrong import Wrong
 
 
@@ -64,7 +67,7 @@ class Golden(str, enum.Enum):
         return self.value
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """One case on one backend: the only source of every report."""
 
@@ -83,13 +86,10 @@ class Result:
     steps: int = 0
     """Steps that ran."""
     witness: dict[str, JSON] | None = None
-    first_divergence: dict[str, JSON] | None = None
-    """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node;
-    `kind` is `kept` if something that the backend kept is at fault, `handover` if a value went wrong between two
-    devices of a scheduler (`source` and `target`: `step`, and of a device `device` and `split`), `graph` if every node
-    is right by itself, `output` if nobody knows the first wrong node, else `node`."""
-    place: dict[str, JSON] | None = None
-    """Of a failure without numbers: `step`, and as far as known `node` (index), `op`, `name`; `side` of a relation."""
+    where: Place | None = None
+    """Of a failure: where it goes wrong, as far as known."""
+    error: Error | None = None
+    """Why there are no numbers to judge: the reason of UNSUPPORTED and VACUOUS, or how the backend failed."""
     wrong: Wrong | None = None
     """Of a FAIL: how wrong the tensors over their budget are."""
     saved: str | None = None
@@ -102,16 +102,29 @@ class Result:
     """The id of the cause that explains its failure, among the `causes` of its run."""
     golden: Golden | None = None
     """How its outputs compare with stored values; None where nothing is stored of the case, or it gave no outputs."""
-    detail: str = ""
-    """A sentence: a reason, an abort text, a divergence."""
+    notes: tuple[str, ...] = ()
+    """What else a person should know. Nothing decides by them."""
+
+    @property
+    def detail(self) -> str:
+        """The evidence and the notes in words, for a person."""
+        return text.explain(self)
+
+    def noted(self, *notes: str) -> Result:
+        """With more notes; empty ones are left out."""
+        return replace(self, notes=(*self.notes, *filter(None, notes)))
+
+    @property
+    def unlocated(self) -> bool:
+        """Whether nobody found where it goes wrong."""
+        return self.where is None or self.where.fault is Fault.UNLOCATED
 
     @property
     def wrong_op(self) -> str:
         """The op of the first wrong node, or of the node that failed; empty where no node is known to be at fault."""
-        first = self.first_divergence
-        found = (self.place or {}) if first is None else first if first.get("kind", "node") == "node" else {}
-        op = found.get("op")
-        return op if isinstance(op, str) and op != "NONE" else ""
+        if self.where is None or self.where.op == "NONE":
+            return ""
+        return self.where.op if self.error is not None or self.where.fault is Fault.NODE else ""
 
     @property
     def fails_run(self) -> bool:
@@ -120,19 +133,22 @@ class Result:
 
     def to_json(self) -> dict[str, JSON]:
         """The record as strict JSON (no NaN, no Inf)."""
-        return {f.name: _strict(getattr(self, f.name)) for f in fields(self)}
+        return {**{f.name: _strict(getattr(self, f.name)) for f in fields(self)}, "detail": self.detail}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Result:
         """`to_json`, read; the row has the fields that `report.runfile` checks. TypeError for a field of no result."""
-        wrong = row.get("wrong")
-        golden = row.get("golden")
+        row = renewed(row)
+        wrong, golden, where, error = (row.get(k) for k in ("wrong", "golden", "where", "error"))
         typed = {
             "verdict": Verdict(row["verdict"]),
+            "where": where and place_from_json(where),
+            "error": error and error_from_json(error),
             "wrong": wrong and Wrong.from_json(wrong),
             "golden": None if golden is None else Golden(golden),
+            "notes": tuple(row.get("notes", ())),
         }
-        return cls(**{**row, **typed})
+        return cls(**{**{k: v for k, v in row.items() if k != "detail"}, **typed})
 
     def sentence(self) -> str:
         """One line for a person."""
@@ -143,6 +159,8 @@ class Result:
 def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
     if isinstance(value, (Verdict, Golden)):
         return value.value
+    if isinstance(value, (Place, Error)):
+        value = to_json(value)
     if isinstance(value, Wrong):
         value = value.to_json()
     if isinstance(value, np.generic):

@@ -157,35 +157,28 @@ def _day(value: object, where: str) -> date:
     return day  # type: ignore[return-value]  # `expect` has checked it
 
 
-def waive(waivers: Waivers, result: Result, today: date) -> None:
-    """Apply the waivers to `result`: XFAIL if it fails as one of them says, XPASS if it passes."""
+def waive(waivers: Waivers, result: Result, today: date) -> Result:
+    """`result` by the waivers: XFAIL if it fails as one of them says, XPASS if it passes."""
     covering = [(i, w) for i, w in enumerate(waivers.entries) if w.covers(result.case)]
     holding = [(i, w) for i, w in covering if not w.expired(today)]
     if result.verdict is Verdict.PASS and holding:
         index, waiver = holding[0]
-        result.waived, result.verdict = str(Verdict.PASS), Verdict.XPASS
-        result.detail = _joined(f"it passes, and {waivers.where(index)} says {waiver.verdict}", result.detail)
-        return
+        passed = replace(result, waived=str(Verdict.PASS), verdict=Verdict.XPASS)
+        return passed.noted(f"it passes, and {waivers.where(index)} says {waiver.verdict}")
     if result.verdict not in WAIVABLE:
-        return
+        return result
     same = [(i, w, w.beyond(result)) for i, w in holding if w.verdict is result.verdict]
     excuse = next((w for _, w, beyond in same if not beyond), None)
     if excuse is not None:
-        result.waived, result.verdict = str(result.verdict), Verdict.XFAIL
-        result.detail = _joined(f"waived until {excuse.expiry} ({excuse.reason}; {excuse.link})", result.detail)
-    elif same:
+        known = replace(result, waived=str(result.verdict), verdict=Verdict.XFAIL)
+        return known.noted(f"waived until {excuse.expiry} ({excuse.reason}; {excuse.link})")
+    if same:
         index, _, beyond = same[0]
-        result.detail = _joined(result.detail, f"{waivers.where(index)} {beyond}")
-    elif holding:
+        return result.noted(f"{waivers.where(index)} {beyond}")
+    if holding:
         verdicts = ", ".join(dict.fromkeys(str(w.verdict) for _, w in holding))
-        result.detail = _joined(result.detail, f"{waivers.where(holding[0][0])} waives {verdicts} only")
-    elif covering:
-        index, waiver = covering[0]
-        result.detail = _joined(result.detail, f"{waivers.where(index)} expired on {waiver.expiry}")
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(p for p in parts if p)
+        return result.noted(f"{waivers.where(holding[0][0])} waives {verdicts} only")
+    return result.noted(*(f"{waivers.where(i)} expired on {w.expiry}" for i, w in covering[:1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.judge.evidence import to_json
 from conformance.judge.judge import Judged
 from conformance.process.memory import resident
 from conformance.run.divergence import describe, sentence
@@ -226,7 +227,7 @@ class Check:
         answer.notes += self._lesser(first)
         if isinstance(first, Lost):
             return wrong, first
-        if first.kind == locate.TIE:
+        if first.fault is None:
             answer.notes.append(f"{first.words}; what follows is not judged")
             return [k for k in wrong if k < first.run.step], None
         self._name(spec, answer, first)
@@ -372,11 +373,13 @@ class Check:
         layer = layer_of(found.node, graph)
         at = f"from layer {layer} on: " if layer is not None else "outside the layers: "
         which = step_words(found.run.step, self.prompts)
+        numbers = describe(found.judged, case).numbers
+        assert numbers is not None
         answer.verdict = WRONG
         answer.wrong = f"{at}{sentence(found.judged, case)}, {which}"
         answer.cause = found.words
         answer.first_divergence = {
-            **describe(found.judged, case, found.kind), "step": found.run.step, "layer": layer,
+            "kind": str(found.fault), **to_json(numbers), "step": found.run.step, "layer": layer,
             "node": graph.nodes.index(found.node) if found.node in graph.nodes else None,
             "op": found.node.op, "name": found.node.name or t.name,
         }  # fmt: skip

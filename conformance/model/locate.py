@@ -16,11 +16,13 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Expansion
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.text import shell
+from conformance.judge.evidence import Fault
 from conformance.judge.judge import Judged, judge_step
+from conformance.judge.text import STALE
 from conformance.report.runfile import write_text
 from conformance.report.snippet import cpp, python
-from conformance.run.blame import SECOND, TOGETHER
-from conformance.run.divergence import GRAPH, KEPT, NODE, OPS, Told, near_tie, sentence
+from conformance.run.blame import TOGETHER
+from conformance.run.divergence import OPS, Told, near_tie, sentence
 from conformance.run.execute import StepValues, execute
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
@@ -35,9 +37,7 @@ Anew = Callable[[], AbstractContextManager[Backend]]
 """Opens the backend once more, and closes it."""
 Looked = tuple[StepRun, Sequence[Judged]]
 """A step every node of which was asked for, and those that are wrong."""
-TIE = "tie"
-"""Kind of a divergence that is none: another choice of experts, at scores closer than they round."""
-WORDS = {NODE: "this node is wrong by itself", GRAPH: TOGETHER, KEPT: SECOND}
+WORDS = {Fault.NODE: "this node is wrong by itself", Fault.GRAPH: TOGETHER, Fault.STALE: STALE[Fault.STALE]}
 SHARE = 1e-2
 """Share that an own NMSE must reach: of the largest of a run, to be named before it; and of that of the outputs, to
 explain it, where nodes could not be judged as they ran. It is room for what the rest of a model makes of an error."""
@@ -50,8 +50,8 @@ class Found:
     judged: Judged
     """As of the only step of `run`."""
     run: StepRun
-    kind: str
-    """As of a divergence, or `TIE`."""
+    fault: Fault | None
+    """None: it is none, but `tie`."""
     tie: str = ""
     """The choice in words."""
     alike: int = 0
@@ -67,10 +67,12 @@ class Found:
     @property
     def words(self) -> str:
         """What kind of fault it is."""
+        if self.fault is None:
+            return self.tie
         if not self.alike:
-            return self.tie or WORDS[self.kind]
+            return WORDS[self.fault]
         types = ", ".join(s.type.name for s in self.judged.tensor.src if s is not None)
-        return f"{WORDS[self.kind]}, and so are {self.alike} more {self.judged.tensor.op} of {types}"
+        return f"{WORDS[self.fault]}, and so are {self.alike} more {self.judged.tensor.op} of {types}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,11 @@ def first(
             return one_by_one
         lost = replace(found, lesser=one_by_one)
     elif tie := _tie(run, reference):
-        return seen or replace(step, kind=TIE, tie=tie)
+        return seen or replace(step, fault=None, tie=tie)
     bare = step.run
     with anew() as fresh:
         right = not any(j.used > 1 for j in _judge(bare.case, reference, _values(fresh, bare.case)))
-    return replace(step, kind=KEPT) if right else lost or replace(step, kind=GRAPH)
+    return replace(step, fault=Fault.STALE) if right else lost or replace(step, fault=Fault.GRAPH)
 
 
 def _culprit(wrong: Sequence[Judged]) -> Judged:
@@ -153,7 +155,7 @@ def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) ->
     told = _told(backend, reference, run, _off(backend, reference, run))
     named = told.named(judged)
     if named is judged:
-        return Found(judged, run, NODE)
+        return Found(judged, run, Fault.NODE)
     ends = named is None and told.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None
     return Lost(judged, run, ends, named)
 
@@ -186,10 +188,10 @@ def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found,
     heaviest = max(kinds.values(), key=_weight, default=[])
     lesser = [j for kind in kinds.values() for j in kind if _weight(kind) < enough]
     if heaviest and _weight(heaviest) >= enough:
-        return Found(_culprit(heaviest), fed, NODE, alike=len(heaviest) - 1, lesser=lesser)
+        return Found(_culprit(heaviest), fed, Fault.NODE, alike=len(heaviest) - 1, lesser=lesser)
     say("no node by itself explains it: asking for graphs that end earlier")
     traced = _told(backend, reference, run, off).traced(step.judged)
-    return Found(traced, run, NODE, lesser=lesser) if traced and _weight([traced]) >= enough else lesser
+    return Found(traced, run, Fault.NODE, lesser=lesser) if traced and _weight([traced]) >= enough else lesser
 
 
 def _weight(wrong: Sequence[Judged]) -> float:
@@ -223,7 +225,7 @@ def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say
             wrong = [j for j in _judge(run.case, reference, values) if j.used > 1]
             if wrong:
                 nodes = step.graph.nodes
-                return Found(min(wrong, key=lambda j: nodes.index(_writer(j.tensor, step.graph))), run, GRAPH)
+                return Found(min(wrong, key=lambda j: nodes.index(_writer(j.tensor, step.graph))), run, Fault.GRAPH)
     return None
 
 
@@ -284,9 +286,9 @@ def save(spec: Spec, found: Found, case: Case, folder: Path, isolation: Isolatio
 
 def _candidates(found: Found, case: Case) -> list[Case]:
     whole = [_bare(found.run.case), replace(case, steps=[_without(s) for s in case.steps[: found.run.step + 1]])]
-    if found.kind == KEPT:
+    if found.fault == Fault.STALE:
         return whole[1:]
-    return [*([_node(found)] if found.kind == NODE else []), *whole]
+    return [*([_node(found)] if found.fault == Fault.NODE else []), *whole]
 
 
 def _bare(case: Case) -> Case:

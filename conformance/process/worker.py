@@ -362,6 +362,8 @@ def unpack_error(reply: Mapping[str, Any]) -> ConformanceError:
     message = str(reply.get("message", ""))[:LONGEST_MESSAGE]
     if cls is CaseFileError:
         return CaseFileError(str(reply.get("field", ""))[:LONGEST_MESSAGE], message)
+    if issubclass(cls, BackendError):
+        return cls(message, words=str(reply.get("words", ""))[:LONGEST_MESSAGE])
     return cls(message)
 
 

@@ -14,6 +14,7 @@ from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause
 from conformance.causes.cells import audit_message
 from conformance.ggml.errors import ConformanceError
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import audit
 from conformance.run.audit import Cell, Finding
@@ -54,13 +55,13 @@ class Audits:
 
     def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
         """A cause for each way in which cells fail: the finding, what was varied, and the innermost message."""
-        return alike(STAGE, results, lambda r: r.detail, _words)
+        return alike(STAGE, results, lambda r: r.error.message if r.error else "", _words)
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """The cell of a case, from an audit of its decoder in a process of its own that goes no further."""
         runner = Runner(isolation=replace(self.isolation, isolate=True))
         decoder = case_id.removeprefix(PREFIX).partition(": ")[0]
-        gone = Result(case_id, str(spec), Verdict.UNSUPPORTED, detail="the audit has no such cell")
+        gone = Result(case_id, str(spec), Verdict.UNSUPPORTED, error=Error("the audit has no such cell"))
         try:
             return next((r for r in self._cells(runner, spec, decoder) if r.case == case_id), gone)
         except ConformanceError as e:
@@ -91,14 +92,15 @@ class Audit:
 
 
 def _unopened(spec: Spec, decoder: str, e: ConformanceError) -> Result:
-    return Result(f"{PREFIX}{decoder}", str(spec), Verdict.CRASH, detail=str(e))
+    return Result(f"{PREFIX}{decoder}", str(spec), Verdict.CRASH, error=Error(str(e)))
 
 
 def _result(spec: Spec, cell: Cell) -> Result:
     case = f"{PREFIX}{cell.case}" + (f": {cell.name} in {cell.buffer}" if cell.name else "")
     verdict = _VERDICTS.get(cell.finding, Verdict.FAIL)
     known = verdict in (Verdict.PASS, Verdict.UNSUPPORTED)
-    return Result(case, str(spec), verdict, detail="" if known else f"{cell.finding}: {audit_message(cell)}")
+    error = None if known else Error(f"{cell.finding}: {audit_message(cell)}")
+    return Result(case, str(spec), verdict, error=error)
 
 
 def _words(_: Verdict, message: str, rows: Sequence[Result]) -> tuple[str, dict[str, int]]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON, Case
+from conformance.case.case import Case
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import computes
+from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
@@ -55,31 +56,37 @@ class Cases:
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         """By the form of each fault (`causes.analyse`), once the node at fault of each failure is known."""
         begun = self.clock()
-        self._locate([r for r in results if fails(r)], begun + seconds * LOCATING)
+        located = self._located(results, begun + seconds * LOCATING)
         left = max(0.0, begun + seconds - self.clock())
         specs = {name: Spec.parse(name) for name in {r.backend for r in results}}  # results of this process
-        return analyse(results, specs, isolation=self.isolation, seconds=left, progress=self.progress)
+        return analyse(located, specs, isolation=self.isolation, seconds=left, progress=self.progress)
 
-    def _locate(self, failures: Sequence[Result], end: float) -> None:
-        """Run failures again, each alone, and take over where they begin; a sweep only asks whether a case fails.
+    def _located(self, results: Sequence[Result], end: float) -> list[Result]:
+        """The results; of failures with where they begin: each runs again alone, as a sweep only asks whether it fails.
 
         What ends with an error in a case of one node begins there, and need not run; nor need wrong numbers once the
         time is over.
         """
         runner = Runner(isolation=replace(self.isolation, isolate=True))
+        located = list(results)
+        failures = [i for i, r in enumerate(results) if fails(r)]
         try:
-            turns = {i: n for n, i in enumerate(spread(list(dict.fromkeys(r.case for r in failures))))}
-            for r in sorted(failures, key=lambda r: turns[r.case]):
-                late = self.clock() >= end
-                if r.place is None and (late or r.verdict is not Verdict.FAIL):
-                    r.place = _only_node(runner.case(r.case))
-                if r.place is not None or late:
-                    continue
-                (again,) = runner.run(Spec.parse(r.backend), [runner.case(r.case)])
-                if again.verdict is r.verdict:
-                    r.detail, r.place, r.first_divergence = again.detail, again.place, again.first_divergence
+            turns = {i: n for n, i in enumerate(spread(list(dict.fromkeys(results[k].case for k in failures))))}
+            for k in sorted(failures, key=lambda k: turns[results[k].case]):
+                located[k] = self._at(runner, results[k], late=self.clock() >= end)
         finally:
             runner.close()
+        return located
+
+    def _at(self, runner: Runner, result: Result, *, late: bool) -> Result:
+        case = runner.case(result.case)
+        if result.unlocated and (late or result.verdict is not Verdict.FAIL):
+            where = _only_node(case)
+            result = result if where is None else replace(result, where=where)
+        if not result.unlocated or late:
+            return result
+        (again,) = runner.run(Spec.parse(result.backend), [case])
+        return again if again.verdict is result.verdict else result
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """On a runner of its own."""
@@ -182,10 +189,10 @@ def _subject(case_id: str) -> str:
     return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
 
 
-def _only_node(case: Case) -> dict[str, JSON] | None:
+def _only_node(case: Case) -> Place | None:
     """The place of the node that computes, where a case has but one."""
     nodes = [(k, i, n) for k, s in enumerate(case.steps) for i, n in enumerate(s.graph) if computes(n)]
     if len(nodes) != 1:
         return None
     ((k, i, node),) = nodes
-    return {"step": k, "node": i, "op": node.op, "name": node.name}
+    return Place(Fault.NODE, k, i, node.op, node.name)

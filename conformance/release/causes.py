@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -48,11 +48,20 @@ class Found:
     """Why it is not called new or fixed, where it might have been."""
     shared: bool = False
     """Of one that is still there: a case of it fails in the same way on the base."""
+    cases: dict[str, list[str]] = field(default_factory=dict)
+    """Backend, by its name in results -> ids of its cases that fail by it."""
 
-    def take(self, cause: Cause, devices: Sequence[str]) -> None:
+    def take(self, other: Found) -> None:
         """Add the cases of the same cause, and the devices that have it."""
-        self.cause = replace(self.cause, cases=tuple(dict.fromkeys([*self.cause.cases, *cause.cases])))
-        self.devices += [d for d in devices if d not in self.devices]
+        self.cause = replace(self.cause, cases=tuple(dict.fromkeys([*self.cause.cases, *other.cause.cases])))
+        self.devices += [d for d in other.devices if d not in self.devices]
+        for backend, ids in other.cases.items():
+            self.cases[backend] = list(dict.fromkeys([*self.cases.get(backend, ()), *ids]))
+
+    def explain(self, results: Iterable[Result]) -> None:
+        """Add the cases of these failures."""
+        for r in results:
+            self.cases.setdefault(r.backend, []).append(r.case)
 
     def to_json(self) -> dict[str, JSON]:
         """As the record of a release has it."""
@@ -90,7 +99,9 @@ class Causes:
             causes = kind.find(results, max(0.0, until - self._clock()) / (len(wanted) - i))
             for cause in causes:
                 found = self._merged(target, kind, state, cause)
-                own = [k for k, r in zip(keys, results, strict=True) if r.cause == cause.id]
+                mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
+                found.explain(r for _, r in mine)
+                own = [k for k, _ in mine]
                 found.shared |= not there.isdisjoint(own)
                 self._known |= dict.fromkeys(own, found)
 
@@ -102,7 +113,7 @@ class Causes:
             if known is None:
                 fresh.append(r)
             else:
-                r.cause = known.cause.id
+                known.explain([r])
                 known.devices += [] if target.name in known.devices else [target.name]
         return fresh
 
@@ -113,7 +124,7 @@ class Causes:
             same = Found(cause, state, note=note)
             self._found.append(same)
         same.shared |= state is State.STILL and bool(note)
-        same.take(cause, [target.name])
+        same.take(Found(cause, state, [target.name]))
         return same
 
     def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
@@ -159,7 +170,7 @@ class Causes:
         new = {f.cause.id: f for f in self._found if f.state is State.NEW}
         otherwise = [f for f in self._found if f.state is State.STILL and f.cause.id in new]
         for f in otherwise:
-            new[f.cause.id].take(f.cause, f.devices)
+            new[f.cause.id].take(f)
         self._found = [f for f in self._found if f not in otherwise]
         return [f for state in State for f in self._of(state)]
 
@@ -171,5 +182,5 @@ class Causes:
 
 def _key(target: Target, state: State, result: Result) -> Hashable:
     """What is the same of one fault in several setups of a device: the case, the verdict and the innermost message."""
-    message = "" if result.verdict is Verdict.FAIL else innermost(result.detail)
+    message = "" if result.verdict is Verdict.FAIL else "" if result.error is None else innermost(result.error)
     return state, target.name.partition(" ")[0], result.case, result.verdict, message

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from conformance.case.case import JSON
 from conformance.case.strict import Memory, expect, parse_json, read_text
+from conformance.causes.cause import Cause, assigned
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.verdict import Result
 from conformance.report.markdown import markdown
 from conformance.report.page import page
 from conformance.report.runfile import record, write_json
@@ -49,19 +50,16 @@ def write(folder: Path, document: Mapping[str, JSON], release: Release) -> Itera
 def results(release: Release) -> dict[str, JSON]:
     """A run file of both builds."""
     rows = [r for t in release.targets for side in release.results(t) for r in side]
-    return {**record(rows), "causes": list(_causes(rows, release.found))}
+    causes = list(_causes(release.found))
+    return {**record(assigned(rows, causes)), "causes": [c.to_json() for c in causes]}
 
 
-def _causes(results: Sequence[Result], found: Sequence[Found]) -> Iterator[JSON]:
+def _causes(found: Sequence[Found]) -> Iterator[Cause]:
     """The causes as a run file has them, of one backend each; the sentence says first what it is of the two builds."""
-    cases: dict[tuple[str, str], list[JSON]] = {}
-    for r in results:
-        if r.cause is not None:
-            cases.setdefault((r.cause, r.backend), []).append(r.case)
-    for (cause_id, backend), own in cases.items():
-        of = next(f for f in found if f.cause.id == cause_id)
+    for of in found:
         sentence = f"{of.state}: {of.cause.sentence}"
-        yield {**of.cause.to_json(), "backend": backend, "cases": own, "smallest": own[0], "sentence": sentence}
+        for backend, cases in of.cases.items():
+            yield replace(of.cause, backend=backend, cases=tuple(cases), sentence=sentence)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def alike(
     message: Callable[[Result], str],
     words: Callable[[Verdict, str, Sequence[Result]], tuple[str, dict[str, int]]],
 ) -> list[Cause]:
-    """A cause, `STAGE-…`, for each verdict and message of what fails; each failing result gets the id of its own.
+    """A cause, `STAGE-…`, for each verdict and message of what fails.
 
     Args:
         stage: what ran.
@@ -74,8 +74,6 @@ def alike(
     for (verdict, text), rows in groups.items():
         key = f"{verdict}\n{text}"
         name = f"{stage}-{sha256(key.encode()).hexdigest()[:8]}"
-        for r in rows:
-            r.cause = name
         sentence, rank = words(verdict, text, rows)
         cases = tuple(r.case for r in rows)
         causes.append(Cause(name, sentence, rows[0].backend, verdict, "", text, (), cases, rank=dict(rank)))

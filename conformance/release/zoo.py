@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.signature import innermost
 from conformance.suite.zoo.model import runnable
@@ -96,15 +97,15 @@ class Zoo:
 
 def _result(case: str, spec: Spec, played: Played) -> Result:
     verdict = _VERDICTS.get(played.verdict) or Verdict(played.verdict)
-    return Result(case, str(spec), verdict, nmse=played.nmse, detail=played.detail)
+    return Result(case, str(spec), verdict, nmse=played.nmse, error=Error(played.detail) if played.detail else None)
 
 
 def _message(r: Result) -> str:
     """What failing runs must share to have one cause."""
-    name = r.case.partition(" ")[2]
+    name, said = r.case.partition(" ")[2], "" if r.error is None else innermost(r.error)
     if r.verdict in (Verdict.FAIL, Verdict.VACUOUS):
-        return f"verb {name}" if name in VERBS else "" if r.verdict is Verdict.FAIL else innermost(r.detail)
-    return innermost(r.detail)
+        return f"verb {name}" if name in VERBS else "" if r.verdict is Verdict.FAIL else said
+    return said
 
 
 def _words(verdict: Verdict, message: str, rows: Sequence[Result]) -> tuple[str, dict[str, int]]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from conformance.ggml.text import printable
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.evidence import Fault
+from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 
 from .runs import Row
 
@@ -141,14 +142,25 @@ def reason(result: Result) -> str:
 
     The line of a source file (`ops.cpp:3564`) and ggml's name of the op stay.
     """
-    text = " ".join(result.detail[:_READ].split())
+    text = " ".join(_said(result)[:_READ].split())
     text = _word(result.backend).sub("…", text.replace(result.case or "\0", "…"))
-    text = _BRACKETS.sub("[…]", _STEP.sub("", text))
+    text = _BRACKETS.sub("[…]", text)
     text = _NUMBER.sub("#", _HEX.sub("#", _NODE.sub(r"\1_#", text)))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-_STEP = re.compile(r"^(?:steps?\[?\d+\]?: |computing steps\[\d+\] of )")
+def _said(result: Result) -> str:
+    where, error = result.where, result.error
+    if error is not None:
+        died = f"its process died ({error.died})" if error.died else ""
+        return ": ".join(filter(None, (died, error.words))) or error.message
+    if where is not None:
+        what = {Fault.STALE: "by what was kept", Fault.EARLIER: "by what was kept", Fault.GRAPH: "among others"}
+        parts = (where.op, where.tensor.partition("[")[0], what.get(where.fault, ""))
+        return f"{' '.join(filter(None, parts))} diverges"
+    return "the stored value differs" if result.golden is Golden.DIFFERS else ""
+
+
 _BRACKETS = re.compile(r"\[[^\[\]]*\d[^\[\]]*\]")
 _NODE = re.compile(r"\b(node|leaf)_\d+")
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b")

@@ -25,6 +25,7 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import FAILURES, Golden, Missing, MissingCause, Request, Result, Totals, Verdict
 from conformance.judge.wrong import is_wrong
 from conformance.run.session.environment import SCHEMA, header
@@ -210,11 +211,12 @@ ENVIRONMENT: dict[str, Rule] = {
 }
 RESULT: dict[str, Rule] = {
     **_fields(TEXT, "case", "backend", "detail"),
+    "notes": replace(TEXTS, required=False),
     "verdict": VERDICT,
     **_fields(AMOUNT.optional(), "budget_used", "nmse", "nmse_exact"),
     "seconds": AMOUNT,
     "steps": COUNT,
-    **_fields(OBJECT.optional(), "witness", "first_divergence", "place"),
+    **_fields(OBJECT.optional(), "witness", "where", "error", "first_divergence", "place"),
     "wrong": Rule("an object of kind and nmse", is_wrong).optional(),
     "saved": TEXT.optional(),
     "fresh": FLAG,
@@ -222,6 +224,23 @@ RESULT: dict[str, Rule] = {
     "cause": TEXT.optional(),
     "golden": one_of(*map(str, Golden)).optional(),
 }
+PLACE: dict[str, Rule] = {
+    "fault": one_of(*map(str, Fault)),
+    "step": COUNT.optional(),
+    "node": COUNT.optional(),
+    **_fields(replace(TEXT, required=False), "op", "name", "tensor"),
+    **_fields(OBJECT.optional(), "numbers", "source", "target"),
+}
+NUMBERS: dict[str, Rule] = {
+    "index": _list_of("whole numbers", _whole).optional(),
+    **_fields(NUMBER.optional(), "expected", "found"),
+    "nmse": AMOUNT.optional(),
+    "budget": AMOUNT,
+    "special": replace(COUNT, required=False),
+    "card": replace(TEXT, required=False),
+}
+ENDPOINT: dict[str, Rule] = {"step": COUNT, "device": replace(TEXT, required=False), "split": COUNT.optional()}
+ERROR: dict[str, Rule] = {"message": TEXT, **_fields(replace(TEXT, required=False), "words", "died", "side")}
 NODE: dict[str, Rule] = {
     **_fields(replace(TEXT, required=False), "kind", "op", "name", "side"),
     "step": replace(COUNT, required=False),
@@ -231,7 +250,7 @@ NODE: dict[str, Rule] = {
     **_fields(NUMBER.optional(), "expected", "found"),
     **_fields(AMOUNT.optional(), "nmse", "budget"),
 }
-"""`first_divergence` and `place` of a result; other fields are kept as they are."""
+"""`first_divergence` and `place` of a result of an older record; other fields are kept as they are."""
 CAUSE: dict[str, Rule] = {
     "id": Rule("a text that is not empty", lambda v: isinstance(v, str) and bool(v.strip())),
     **_fields(TEXT, "sentence", "backend", "op", "message", "smallest", "seen"),
@@ -313,6 +332,15 @@ def check_result(path: Path, place: str, row: Mapping[str, JSON]) -> None:
     check(path, place, row, RESULT)
     for name in ("first_divergence", "place"):
         check(path, f"{place}.{name}", row.get(name) or {}, NODE)
+    where = row.get("where") or {}
+    parts = {"where": (where, PLACE), "error": (row.get("error") or {}, ERROR)}
+    parts["where.numbers"] = where.get("numbers") or {}, NUMBERS
+    parts |= {f"where.{k}": (where.get(k) or {}, ENDPOINT) for k in ("source", "target")}
+    for name, (fields, rules) in parts.items():
+        if fields:
+            check(path, f"{place}.{name}", fields, rules)
+        if extra := [k for k in fields if k not in rules]:
+            raise UsageError(f"{path}: {place}.{name}: fields {', '.join(rules)} expected, {_short(extra[0])} found")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

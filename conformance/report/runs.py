@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -35,8 +34,6 @@ area are one sample of the code as it was, so a newer sample replaces all of the
 """
 MUCH = 1000
 """Times an error budget: beyond, no digit says more."""
-_NODE = re.compile(r"^(?:step \d+: )?[A-Z0-9_]+ [^:]*: (?=.)")
-"""The node at the start of a reason; reasons are counted without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +253,8 @@ def _pair(row: Row[Fields]) -> tuple[JSON, ...]:
     return row.document.machine, *(row.value.get(k) for k in KEYS["missing"])
 
 
-_RESULT_FIELDS = tuple(f.name for f in fields(Result))
+_RESULT_FIELDS = (*(f.name for f in fields(Result)), "detail", "first_divergence", "place")
+"""Also those of older records."""
 
 
 def _result(row: Row[Fields]) -> Row[Result]:
@@ -313,7 +311,7 @@ def share(used: float) -> str:
 
 def _used(r: Result) -> float | None:
     """JSON has no infinity: in a FAIL with a first divergence, null means infinity."""
-    if r.budget_used is None and r.verdict is Verdict.FAIL and r.first_divergence:
+    if r.budget_used is None and r.verdict is Verdict.FAIL and r.where is not None:
         return inf
     return r.budget_used
 
@@ -322,6 +320,6 @@ def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
     """Backend -> its reasons for UNSUPPORTED without their nodes, and the number of cases of each."""
     reasons: dict[str, Counter[str]] = {}
     for r in results:
-        if r.verdict is Verdict.UNSUPPORTED:
-            reasons.setdefault(r.backend, Counter())[_NODE.sub("", r.detail, count=1)] += 1
+        if r.verdict is Verdict.UNSUPPORTED and r.error is not None:
+            reasons.setdefault(r.backend, Counter())[r.error.words or r.error.message] += 1
     return reasons

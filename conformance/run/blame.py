@@ -14,46 +14,54 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.backend.interface import Backend, Session
-from conformance.case.case import JSON, Case, Step
+from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError
+from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Expansion
 from conformance.ggml.partial import partial
 from conformance.ggml.tensor import Bytes, Tensor, pack
+from conformance.judge.evidence import Fault, Place
 from conformance.judge.judge import Judged, judge_step, judge_trajectory
 from conformance.judge.verdict import Result
 from conformance.suite.batch import isolated_nodes
 
-from .divergence import KEPT
 from .execute import StepValues, execute, nothing, with_values
 from .judgement import expected_steps
-from .signature import innermost
+from .signature import error_of, innermost
 
-SECOND = "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its key, a "
-SECOND += "cache, a log) is at fault, and no kernel"
-BEFORE = "right on a backend opened anew: something kept from the cases before it, or chance, is at fault"
 TOGETHER = "the step by itself is as wrong, so what its nodes do together (fusion, shared memory) is at fault"
 Anew = Callable[[], AbstractContextManager[Backend]]
 """Opens the backend once more, and closes it."""
 
 
-def kept(anew: Anew, reference: Backend, case: Case, arithmetic: Arithmetic) -> tuple[Judged | None, str]:
-    """Of a failing case, which tensor is wrong first by what the backend kept, and since when, in words; the words are
-    empty where nothing kept is at fault. `reference` and backend compute in `arithmetic`. BackendError if a run failed.
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """What the backend kept is at fault."""
+
+    fault: Fault
+    """STALE or EARLIER."""
+    wrong: Judged | None
+    """The first tensor that is wrong by it, where one is wrong on a backend opened anew too."""
+
+
+def stale_state(anew: Anew, reference: Backend, case: Case, arithmetic: Arithmetic) -> Stale | None:
+    """Whether a failing case is wrong by what the backend kept. `reference` and backend compute in `arithmetic`.
+    BackendError if a run failed.
     """
     with anew() as fresh:
         ran = execute(fresh, case).steps
     wrong = _first_wrong(reference, case, ran, arithmetic)
     if wrong is None:
-        return None, BEFORE
+        return Stale(Fault.EARLIER, None)
     if not wrong.step:
-        return wrong, ""
+        return None
     caches = ran[wrong.step - 1].caches
     want = _by_itself(reference, case, wrong.step, caches)
     with anew() as fresh:
         got = _by_itself(fresh, case, wrong.step, caches)
     right = all(j.used <= 1 for j in _judge(case, wrong.step, want, got, arithmetic))
-    return wrong, SECOND if right else ""
+    return Stale(Fault.STALE, wrong) if right else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +88,17 @@ def replay(reference: Backend, case: Case, before: Callable[[Session, int], None
 
 def stale(
     anew: Anew, reference: Backend, case: Case, ran: Sequence[StepValues], right: Replay, arithmetic: Arithmetic
-) -> tuple[Judged | None, str]:
-    """The same as `kept` of a run that gave `ran`, where a plain one may not show the fault: what somebody does between
-    the steps, by which graph a step runs, or what nobody reads is part of it, or the caches cannot be read. Each step
-    starts from the state that it has in the reference's run, `right`.
+) -> Stale | None:
+    """The same as `stale_state` of a run that gave `ran`, where a plain one may not show the fault: what somebody does
+    between the steps, by which graph a step runs, or what nobody reads is part of it, or the caches cannot be read.
+    Each step starts from the state that it has in the reference's run, `right`.
     """
     bare = replace(case, tolerance={})
     shown = [{t: x for t, x in w.all.items() if t in got.all} for w, got in zip(right.steps, ran, strict=True)]
     judged = judge_trajectory(bare, shown, [v.all for v in ran], arithmetic)
     wrong = next((j for j in judged if j.used > 1), None)
     if wrong is None:
-        return None, ""
+        return None
     unseen = [k for k in range(wrong.step) if not ran[k].caches]
     for k in (wrong.step, *unseen):
         want = _by_itself(reference, case, k, right.before[k])
@@ -98,8 +106,8 @@ def stale(
             got = _by_itself(fresh, case, k, right.before[k])
         want = StepValues(want.outputs, {t: x for t, x in want.caches.items() if t in got.caches})
         if any(j.used > 1 for j in _judge(case, k, want, got, arithmetic)):
-            return wrong, ""
-    return wrong, SECOND if wrong.step else BEFORE
+            return None
+    return Stale(Fault.STALE if wrong.step else Fault.EARLIER, wrong)
 
 
 def stale_step(anew: Anew, case: Case, k: int, right: Replay) -> Place | None:
@@ -109,17 +117,16 @@ def stale_step(anew: Anew, case: Case, k: int, right: Replay) -> Place | None:
             _by_itself(fresh, case, k, right.before[k])
         except BackendError:
             return None
-    return _stale_at(case, k)
+    return _stale_at(k)
 
 
-def _stale_at(case: Case, k: int) -> Place:
-    at = f"step {k}" if len(case.steps) > 1 else ""
-    return Place(k, None, _join(at, SECOND if k else BEFORE), stale=True)
+def _stale_at(k: int) -> Place:
+    return Place(Fault.STALE if k else Fault.EARLIER, k)
 
 
 def is_stale(result: Result) -> bool:
     """Whether a failure was found to come from what the backend kept, so that no kernel and no translation is wrong."""
-    return KEPT in {(result.first_divergence or {}).get("kind"), (result.place or {}).get("kind")}
+    return result.where is not None and result.where.fault in {Fault.STALE, Fault.EARLIER}
 
 
 def _first_wrong(reference: Backend, case: Case, ran: Sequence[StepValues], arithmetic: Arithmetic) -> Judged | None:
@@ -148,50 +155,27 @@ def _by_itself(backend: Backend, case: Case, k: int, held: Mapping[Tensor, Bytes
 # -- what a backend cannot run -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a backend failed."""
-
-    step: int
-    node: Tensor | None
-    """That fails by itself, or behind those before it."""
-    words: str
-    alone: bool = False
-    """Whether the node fails by itself."""
-    stale: bool = False
-    """Whether the step runs on a backend opened anew."""
-
-    def record(self, case: Case) -> dict[str, JSON]:
-        """As a result has it."""
-        if self.node is None:
-            return {"step": self.step, **({"kind": KEPT} if self.stale else {})}
-        index = case.steps[self.step].graph.nodes.index(self.node)
-        name = {"op": self.node.op, "name": self.node.name}
-        return {"step": self.step, "node": index, **name, **({} if self.alone else {"alone": False})}
-
-
 def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: BackendError) -> Place | None:
     """Where `backend` failed at `case` with `error`: the step, and the first of its nodes that fails by itself, or else
-    the first that fails behind those before it; the words also say that the step runs on a backend opened anew. None
-    where the step is unknown. BackendError if another run failed.
+    the first that fails behind those before it, or that the step runs on a backend opened anew. None where the step is
+    unknown. BackendError if another run failed.
     """
     k = error.step
     if k is None:
         return None
     graph = case.steps[k].graph
-    at = f"step {k}" if len(case.steps) > 1 else ""
     if len(graph) == 1:
-        return Place(k, graph.nodes[0], at, alone=True)
+        (node,) = graph
+        return Place(Fault.NODE, k, 0, node.op, node.name)
     if isinstance(error, BackendTimeoutError):  # each try would take as long
-        return Place(k, None, at)
+        return Place(Fault.UNLOCATED, k)
     start = replace(case, steps=case.steps[: k + 1], tolerance={})
     right = execute(reference, start, every_node=[k]).steps
     alone, original = isolated_nodes(with_values(start, right), k)
     copies = list(original)
     found = _first(len(copies), lambda n: _fails(backend, _some(alone, copies[:n]), error))
     if found is not None and _fails(backend, _some(alone, copies[found : found + 1]), error):
-        node = original[copies[found]]
-        return Place(k, node, _join(at, f"{_spell(node)} fails by itself"), alone=True)
+        return _failing(Fault.NODE, graph, k, original[copies[found]])
     caches = right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()}
     with anew() as fresh:
         return _behind(fresh, case, k, caches, error)
@@ -200,20 +184,17 @@ def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: B
 def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes], error: BackendError) -> Place:
     """Where step `k` fails with `error` on a backend opened anew, from `caches`."""
     graph = case.steps[k].graph
-    at = f"step {k}" if len(case.steps) > 1 else ""
     try:
         _by_itself(fresh, case, k, caches)
     except BackendError:
         found = _first(len(graph), lambda n: _fails(fresh, _beginning(case, k, n, caches), error))
-        if found is None:
-            return Place(k, None, at)
-        node = graph.nodes[found]
-        return Place(k, node, _join(at, f"{_spell(node)} fails behind the nodes before it"))
-    return _stale_at(case, k)
+        return Place(Fault.UNLOCATED, k) if found is None else _failing(Fault.GRAPH, graph, k, graph.nodes[found])
+    return _stale_at(k)
 
 
-def _join(*parts: str) -> str:
-    return ": ".join(filter(None, parts))
+def _failing(fault: Fault, graph: Graph, k: int, node: Tensor) -> Place:
+    sources = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
+    return Place(fault, k, graph.nodes.index(node), node.op, node.name, f"{node} of {sources}")
 
 
 def _first(n: int, fails: Callable[[int], bool]) -> int | None:
@@ -233,7 +214,7 @@ def _fails(backend: Backend, case: Case, error: BackendError) -> bool:
         execute(backend, case)
     except BackendError as e:
         return type(e) is type(error) and (
-            isinstance(e, BackendCrashError) or innermost(str(e)) == innermost(str(error))
+            isinstance(e, BackendCrashError) or innermost(error_of(e)) == innermost(error_of(error))
         )
     return False
 
@@ -260,7 +241,3 @@ def _of(case: Case, step: Step, caches: Mapping[Tensor, Bytes]) -> Case:
     persistent = {t: data for t, data in {**case.persistent, **caches}.items() if t in used}
     step.inputs = {t: data for t, data in step.inputs.items() if t in used}
     return Case(case.id, persistent, [step], family=case.family, params=case.params)
-
-
-def _spell(node: Tensor) -> str:
-    return f"{node} of {', '.join(f'{s.type}{list(s.ne)}' for s in node.src if s is not None)}"

@@ -18,7 +18,7 @@ from math import isnan
 import numpy as np
 
 from conformance.backend.interface import Backend
-from conformance.case.case import JSON, Case, Step
+from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.graph import Graph
@@ -27,96 +27,99 @@ from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, pack
 from conformance.judge.budget import RAW
 from conformance.judge.compare import Difference, compare, values
+from conformance.judge.evidence import Fault, Numbers, Place
 from conformance.judge.judge import Chain, Judged, judge_isolated, judge_node, judge_step
+from conformance.judge.text import diverges
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
 
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, judge_steps
 
-NODE, GRAPH, KEPT, OUTPUT, HANDOVER = "node", "graph", "kept", "output", "handover"
-"""Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
-that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
-backend fails where it is asked for each; a value that goes wrong between two devices of a scheduler."""
 LOST = "right where nothing reads it"
+BEFORE_AGREES = "everything before it agrees"
 
 
-def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
-    """A wrong tensor as the `first_divergence` of a result."""
+def describe(judged: Judged, case: Case, fault: Fault = Fault.NODE) -> Place:
+    """Where a tensor is wrong."""
     graph = case.steps[judged.step].graph
     t, d = judged.tensor, judged.difference
-    return {
-        "kind": kind,
-        "step": judged.step,
-        "node": graph.nodes.index(t) if t in graph.nodes else None,
-        "op": t.op,
-        "name": t.name,
-        "index": list(d.index),
-        "expected": d.expected,
-        "found": d.found,
-        "nmse": d.nmse,
-        "budget": judged.budget.nmse,
-    }
+    numbers = Numbers(d.index, d.expected, d.found, d.nmse, judged.budget.nmse, d.special, judged.budget.card)
+    node = graph.nodes.index(t) if t in graph.nodes else None
+    return Place(fault, judged.step, node, t.op, t.name, f"{t.type}{list(t.ne)}", numbers)
 
 
 def sentence(judged: Judged, case: Case) -> str:
     """The same for a person."""
-    t = judged.tensor
-    where = f"step {judged.step}: " if len(case.steps) > 1 else ""
-    name = f" {t.name}" if t.name else ""
-    what = t.op if t.op != "NONE" else "cache"
-    budget = f"budget {judged.budget.nmse:.2g}" if judged.budget.nmse else "must be equal to the bit"
-    by = f" by {judged.budget.card}" if judged.budget.card else ""
-    return f"{where}{what}{name} {t.type}{list(t.ne)} diverges {judged.difference}, {budget}{by}"
+    where = describe(judged, case)
+    assert where.numbers is not None
+    return diverges(where, where.numbers, several=len(case.steps) > 1)
 
 
 def locate(
     result: Result, backend: Backend, reference: Backend, case: Case, expectation: Expectation, execution: Execution
-) -> None:
-    """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong. `result`, a
-    FAIL, becomes a PASS where a choice of experts at a near-tie explains it. `reference` computes in the arithmetic
-    that `backend` declares; BackendError if either failed.
+) -> Result:
+    """`result`, the FAIL of a free run, with its first wrong node, or that no node alone is wrong.
+
+    A PASS where a choice of experts at a near-tie explains it. `reference` computes in the arithmetic that `backend`
+    declares.
+
+    Raises:
+        LocatingError: either failed; it has the result as far as it is known.
     """
     by_steps, beside = expectation.judge(case, execution)
     wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
     if wrong is None:  # right when run freely: what failed was a step run from recorded caches
-        return
+        return result
     if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
-        result.first_divergence = describe(wrong, case, GRAPH)
-        return
-    result.first_divergence = describe(wrong, case, OUTPUT)
+        return replace(result, where=describe(wrong, case, Fault.GRAPH))
+    result = replace(result, where=describe(wrong, case, Fault.OUTPUT))
+    try:
+        return _located(result, wrong, by_steps, beside, backend, reference, case, execution)
+    except Exception as e:
+        raise LocatingError(result) from e
+
+
+class LocatingError(Exception):
+    """The first wrong node was not found; its cause says why."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _located(
+    result: Result, wrong: Judged, by_steps: Sequence[Judged], beside: Sequence[Judged],
+    backend: Backend, reference: Backend, case: Case, execution: Execution,
+) -> Result:  # fmt: skip
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     told = Told({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
     try:
         suspect = first_divergent(ran, reference, case, wrong.step)
     except ConformanceError:  # what was lost cannot even be read, such as an index beyond all rows
-        told.tell(result, told.traced(wrong), by_steps)
-        return
+        return told.tell(result, told.traced(wrong), by_steps)
     found = None if suspect is None else told.named(suspect)
     if suspect is not None and found is None:  # a value is lost where each is asked for, so the others tell nothing
-        told.tell(result, told.traced(wrong), by_steps)
-        return
+        return told.tell(result, told.traced(wrong), by_steps)
     if found is None and (flip := _flip(backend, reference, case, execution)):
-        result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
-        result.first_divergence = result.wrong = None
-        result.budget_used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
-        return
+        used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
+        right = replace(result, verdict=Verdict.PASS, where=None, wrong=None, budget_used=used)
+        return right.noted(flip, "each node alone is right", "what follows is not judged")
     if found is None:
-        result.first_divergence = describe(wrong, case, GRAPH)
-        result.detail += "; each node alone is right"
+        result = replace(result, where=describe(wrong, case, Fault.GRAPH)).noted("each node alone is right")
     else:
-        result.first_divergence = describe(found, case)
-        result.detail = sentence(found, case) + "; everything before it agrees"
+        result = replace(result, where=describe(found, case)).noted(BEFORE_AGREES)
     origin = None
     if isnan((found or wrong).difference.found):
         origin = first_nan(backend, ran, reference, case, wrong.step)
     if origin is None or (found is not None and (origin[0].step, origin[0].tensor) == (found.step, found.tensor)):
-        return
+        return result
     judged, cause = origin
     node = judged.tensor in case.steps[judged.step].graph.nodes
-    if not node or told.named(judged) is not None:
-        result.first_divergence = describe(judged, case, NODE if node else GRAPH)
-        result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
+    if node and told.named(judged) is None:
+        return result
+    first = replace(result, where=describe(judged, case, Fault.NODE if node else Fault.GRAPH), notes=())
+    return first.noted("the first NaN", cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +195,14 @@ class Told:
                     return off(last)
         return None
 
-    def tell(self, result: Result, found: Judged | None, outputs: Sequence[Judged]) -> None:
-        """Name the node `found` in `result`; where there is none, the first of the `outputs` that is lost."""
+    def tell(self, result: Result, found: Judged | None, outputs: Sequence[Judged]) -> Result:
+        """`result` with the node `found`; where there is none, with the first of the `outputs` that is lost."""
         if found is not None:
-            result.first_divergence = describe(found, self.case)
-            result.detail = sentence(found, self.case) + "; everything before it agrees"
-            return
+            return replace(result, where=describe(found, self.case)).noted(BEFORE_AGREES)
         lost = next((j for j in map(self.lost, outputs) if j is not None), None)
         if lost is not None:
-            result.first_divergence = describe(lost, self.case)
-            result.detail = sentence(lost, self.case)
-        result.detail += f"; {LOST if lost else 'nodes are wrong by no more than that they are asked for'}"
+            return replace(result, where=describe(lost, self.case)).noted(LOST)
+        return result.noted("nodes are wrong by no more than that they are asked for")
 
     def lost(self, judged: Judged) -> Judged | None:
         """A wrong output, or the node that it shows, if that is right where it ends a graph: it is computed, and lost.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -187,8 +188,7 @@ def _bare(case: Case) -> Case:
 
 
 def _compare(case: Case, values: Mapping[Tensor, Bytes], agreement: Result) -> Result:
-    result = Result(case.id, "golden", agreement.verdict, steps=1, detail=agreement.detail)
-    result.budget_used, result.nmse = agreement.budget_used, agreement.nmse
+    result = replace(agreement, case=case.id, backend="golden", steps=1)
     if agreement.verdict is not Verdict.PASS:
         return result
     where = f"{label(case.file)}: {case.id}"
@@ -216,5 +216,4 @@ def _value_bytes(case: Case) -> list[bytes]:
 
 
 def _fail(result: Result, why: str) -> Result:
-    result.verdict, result.detail = Verdict.FAIL, why
-    return result
+    return replace(result, verdict=Verdict.FAIL, where=None, notes=(why,))

@@ -8,6 +8,7 @@ demands is `case.demands`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from operator import eq, ge, le
 from typing import Any
@@ -18,6 +19,7 @@ from conformance.case.case import Case
 from conformance.case.demands import COMPARISON, Demand, parse
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.tensor import Tensor, pack
+from conformance.judge.evidence import Error, Fault
 from conformance.judge.judge import how_wrong, judge_step
 from conformance.judge.verdict import Result, Verdict
 
@@ -32,40 +34,37 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "==": 
 def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
     """The result of a free run: PASS, FAIL, or VACUOUS where it has nothing to check or does not meet a demand."""
     judged, beside = expectation.judge(case, execution)
-    result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
-    result.witness = describe(execution.witness)
+    unread = f"{len(execution.opaque)} caches cannot be read here: outputs only are judged" if execution.opaque else ""
+    ran = Result(
+        "", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps), witness=describe(execution.witness)
+    )
     if not judged:
-        result.verdict, result.detail = Verdict.VACUOUS, "it has no output and no cache to check"
-        if execution.opaque:
-            result.detail = f"it has no output to check; {_unread(execution)}"
-        return result
-    result.budget_used = max(j.used for j in (*judged, *beside))
-    result.nmse = max(j.difference.nmse for j in judged)
+        what = "no output to check" if execution.opaque else "no output and no cache to check"
+        return replace(ran, verdict=Verdict.VACUOUS, error=Error(f"it has {what}"), notes=(unread,) if unread else ())
+    exact = None
     if expectation.exact is not None and expectation.exact is not expectation.steps:
-        exact = judge_steps(case, expectation.exact, execution, EXACT)
-        result.nmse_exact = max(j.difference.nmse for j in exact)
+        exact = max(j.difference.nmse for j in judge_steps(case, expectation.exact, execution, EXACT))
+    ran = replace(
+        ran,
+        budget_used=max(j.used for j in (*judged, *beside)),
+        nmse=max(j.difference.nmse for j in judged),
+        nmse_exact=exact,
+    )
     wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
     if wrong is not None:
-        result.verdict, result.wrong = Verdict.FAIL, how_wrong((*beside, *judged))
-        result.detail = divergence.sentence(wrong, case)
-        if sum(len(s.graph) for s in case.steps) == 1 or _is_all(wrong.tensor, case):
-            result.first_divergence = divergence.describe(wrong, case)
+        alone = sum(len(s.graph) for s in case.steps) == 1 or _is_all(wrong.tensor, case)
+        where = divergence.describe(wrong, case, Fault.NODE if alone else Fault.UNLOCATED)
+        ran = replace(ran, verdict=Verdict.FAIL, wrong=how_wrong((*beside, *judged)), where=where)
     elif case.demands and select.stage_of(spec) != select.RUN:
-        result.detail = f"its demands are of a run, not of stage {select.stage_of(spec)}"
+        ran = ran.noted(f"its demands are of a run, not of stage {select.stage_of(spec)}")
     elif missing := unmet(case, spec, execution.witness):
-        result.verdict, result.detail = Verdict.VACUOUS, missing
-    if execution.opaque:
-        result.detail = "; ".join(filter(None, (result.detail, _unread(execution))))
-    return result
+        ran = replace(ran, verdict=Verdict.VACUOUS, error=Error(missing))
+    return ran.noted(unread)
 
 
 def _is_all(node: Tensor, case: Case) -> bool:
     """Whether a case computes nothing else: the node read leaves, so no other run says more of it."""
     return [n for s in case.steps for n in computed_nodes(s)] == [node]
-
-
-def _unread(execution: Execution) -> str:
-    return f"{len(execution.opaque)} caches cannot be read here: outputs only are judged"
 
 
 # -- demands ----------------------------------------------------------------------------------------------------------
@@ -124,16 +123,18 @@ def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) 
 
 def judge_each_step(
     result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
-) -> None:
-    """Judge each step within what its own nodes may err by, and put the worst into `result`, a PASS of the free run.
+) -> Result:
+    """`result`, a PASS of the free run, with each step judged within what its own nodes may err by: the worst counts.
     `reference`, which is not the backend under test, and that backend compute in `arithmetic`; BackendError if the
     reference failed.
     """
     wanted = expected_steps(reference, case, execution.steps)
+    used = result.budget_used or 0.0
     for k, (want, got) in enumerate(zip(wanted, execution.steps, strict=True)):
         for judged in judge_step(case, k, want.all, got.all, arithmetic):
-            result.budget_used = max(result.budget_used or 0.0, judged.used)
+            used = max(used, judged.used)
             if judged.used > 1:
-                result.verdict, result.wrong = Verdict.FAIL, how_wrong([judged])
-                result.detail = divergence.sentence(judged, case) + "; started from its own caches"
-                return
+                where = divergence.describe(judged, case, Fault.STATE)
+                wrong = replace(result, verdict=Verdict.FAIL, wrong=how_wrong([judged]), where=where, budget_used=used)
+                return wrong.noted("started from its own caches")
+    return replace(result, budget_used=used)

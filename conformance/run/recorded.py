@@ -169,11 +169,11 @@ def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
 # -- node by node -----------------------------------------------------------------------------------------------------
 
 
-def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> None:
-    """Judge nodes one by one, each fed with right values, and put the worst into `result`, of the free run.
+def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> Result:
+    """`result`, of the free run, with nodes judged one by one, each fed with right values: the worst counts.
 
     Steps with all nodes recorded are fed from the record; where there is none, the first step of each layout is fed
-    from the reference's own run. Steps that cannot be judged so leave the verdict alone and are named in the detail.
+    from the reference's own run. Steps that cannot be judged so leave the verdict alone and are named in a note.
     """
     if has_nodes(case):
         steps = [k for k in range(len(case.steps)) if _whole(case, k)]
@@ -189,21 +189,17 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
             missed.setdefault(reason(e).replace(f"{case.id}#{k}", case.id), []).append(k)
             continue
         equal = equal and same
-        _take(result, judged, case)
+        result = _with_nodes(result, judged, case)
     for why, at in missed.items():
-        add_note(result, f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
+        result = result.noted(f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
     if equal and not missed and has_nodes(case):
-        add_note(result, "equal to the recording to the bit, freely and node by node")
+        result = result.noted("equal to the recording to the bit, freely and node by node")
+    return result
 
 
 def reason(error: BaseException) -> str:
     """The message of an error, with its class where it is none of ours."""
     return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
-
-
-def add_note(result: Result, note: str) -> None:
-    """Append a note to the detail."""
-    result.detail = f"{result.detail}; {note}" if result.detail else note
 
 
 def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
@@ -276,15 +272,15 @@ def _alone(backend: Backend, alone: Case) -> Mapping[Tensor, Bytes]:
     return execute(backend, alone).steps[0].outputs
 
 
-def _take(result: Result, judged: list[Judged], case: Case) -> None:
+def _with_nodes(result: Result, judged: list[Judged], case: Case) -> Result:
     worst = max(judged, key=lambda j: j.used, default=None)
     if worst is None:
-        return
-    result.budget_used = max(result.budget_used or 0.0, worst.used)
+        return result
+    result = replace(result, budget_used=max(result.budget_used or 0.0, worst.used))
     wrong = next((j for j in judged if j.used > 1), None)
-    if wrong is not None and result.first_divergence is None:
-        result.verdict = Verdict.FAIL
-        result.wrong = Wrong.worst(w for w in (result.wrong, how_wrong(judged)) if w is not None)
-        result.first_divergence = divergence.describe(wrong, case)
-        fed = "recorded values" if has_nodes(case) else "the reference's values"
-        result.detail = f"{divergence.sentence(wrong, case)}; fed from {fed}"
+    if wrong is None or not result.unlocated:
+        return result
+    how = Wrong.worst(w for w in (result.wrong, how_wrong(judged)) if w is not None)
+    fed = "recorded values" if has_nodes(case) else "the reference's values"
+    found = replace(result, verdict=Verdict.FAIL, wrong=how, where=divergence.describe(wrong, case), notes=())
+    return found.noted(f"fed from {fed}")

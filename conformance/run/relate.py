@@ -24,6 +24,7 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb
 from conformance.judge.budget import RAW, Budget
 from conformance.judge.compare import compare
+from conformance.judge.evidence import Error, Fault
 from conformance.judge.judge import Chain, Judged, how_wrong
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.relations.claim import (
@@ -84,7 +85,7 @@ def judge(
     backend: Backend,
     case: Case,
     open_: Opener,
-    tell: Callable[[Result, Sequence[Side]], None] = lambda _result, _sides: None,
+    tell: Callable[[Result, Sequence[Side]], Result] = lambda result, _sides: result,
     failed: Callable[[BackendError, Side], Result] | None = None,
 ) -> Result:
     """Do all runs of a relation and compare what it claims to be the same. UNSUPPORTED where the backend has no choice
@@ -98,20 +99,22 @@ def judge(
         runs = _Runs(spec, backend, case, claim, open_, stack)
         try:
             for variant in runs.variants():
-                apart = _compare(result, runs, variant)
+                result, apart = _compare(result, runs, variant)
                 if apart is not None:
-                    tell(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
+                    result = tell(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
                     break
         except NotOfferedError as e:
-            return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
+            return Result(case.id, str(spec), Verdict.UNSUPPORTED, error=Error(str(e)))
         except BackendError as e:
             if failed is None or runs.failed is None:
                 raise
             return failed(e, runs.side(*runs.failed))
-        result.seconds = sum(x.seconds for x in runs.done.values())
-        result.steps = sum(len(x.steps) for x in runs.done.values())
-        result.witness = describe(list(runs.done.values())[-1].witness)
-    return result
+        return replace(
+            result,
+            seconds=sum(x.seconds for x in runs.done.values()),
+            steps=sum(len(x.steps) for x in runs.done.values()),
+            witness=describe(list(runs.done.values())[-1].witness),
+        )
 
 
 class _Runs:
@@ -258,8 +261,8 @@ _Value = tuple[Bytes, Budget]
 """Bytes of some rows, and their budget."""
 
 
-def _compare(result: Result, runs: _Runs, variant: str) -> tuple[int, int] | None:
-    """Compare both sides of every claim; the worst goes into `result`. The first two runs that are not the same."""
+def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[int, int] | None]:
+    """`result` with both sides of every claim compared, and the first two runs that are not the same."""
     claim, case = runs.claim, runs.case
     budgets: dict[int, list[dict[Tensor, Budget]]] = {}
     needed = dict.fromkeys([i for pair in claim.whole for i in pair])
@@ -287,19 +290,16 @@ def _compare(result: Result, runs: _Runs, variant: str) -> tuple[int, int] | Non
         a = [value(p, p.tensor(case, claim)) for p in left]
         b = [value(p, p.tensor(case, claim)) for p in right]
         same = _judge(t, left[0], a, b)
-        result.budget_used = max(result.budget_used or 0.0, same.used)
-        result.nmse = max(result.nmse or 0.0, same.difference.nmse)
+        used, nmse = max(result.budget_used or 0.0, same.used), max(result.nmse or 0.0, same.difference.nmse)
+        result = replace(result, budget_used=used, nmse=nmse)
         if same.used > 1:
-            result.verdict, result.wrong = Verdict.FAIL, how_wrong([same])
             names = [claim.runs[p[0].run].what + (f" ({variant})" if variant else "") for p in (left, right)]
-            result.detail = (
-                f"{claim.says}: {divergence.sentence(same, case_of(case, claim, left[0].run))}; "
-                f"expected is what {names[0]} gives, found what {names[1]} gives"
-            )
             whole = replace(same, step=claim.runs[left[0].run].first + same.step)
-            result.first_divergence = divergence.describe(whole, case, divergence.GRAPH)
-            return left[0].run, right[0].run
-    return None
+            where = divergence.describe(whole, case, Fault.GRAPH)
+            wrong = replace(result, verdict=Verdict.FAIL, wrong=how_wrong([same]), where=where)
+            said = f"{claim.says}: expected is what {names[0]} gives, found what {names[1]} gives"
+            return wrong.noted(said), (left[0].run, right[0].run)
+    return result, None
 
 
 def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support
 from conformance.backend.registry import Spec, resolve, third_party
-from conformance.backend.strict import clip, error_text
-from conformance.case.case import JSON, Case
+from conformance.backend.strict import error_text
+from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import (
     BackendCrashError,
@@ -24,11 +25,12 @@ from conformance.ggml.errors import (
 )
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
+from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import blame, cost, divergence, judgement, recorded, relate, signature, stored
+from . import blame, cost, divergence, judgement, recorded, relate, stored
 from .execute import Execution, StepValues, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, Spares, open_backend
@@ -42,6 +44,7 @@ from .session.kept import Kept
 from .session.precision import undeclared
 from .session.settings import Waiving
 from .session.writeahead import Ahead
+from .signature import error_of
 
 
 class Runner:
@@ -261,18 +264,19 @@ class Runner:
         return results
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
-        result.case, result.backend = case.id, str(spec)
+        result = replace(result, case=case.id, backend=str(spec))
         if self._waiving is not None:
-            self._waiving.apply(spec, result)
-        if result.verdict not in _HARMLESS:
-            folder = self._save
-            if folder is None and self._ahead is not None and not self._ahead.by_id(case):
-                folder = self._ahead.folder
-            if folder is not None:
-                values = self._stored.get(case) if result.golden is Golden.DIFFERS else None
-                whole = case if values is None else stored.with_values(case, values)
-                result.saved = failures.save(folder, whole, result)
-        return result
+            result = self._waiving.apply(spec, result)
+        if result.verdict in _HARMLESS:
+            return result
+        folder = self._save
+        if folder is None and self._ahead is not None and not self._ahead.by_id(case):
+            folder = self._ahead.folder
+        if folder is None:
+            return result
+        values = self._stored.get(case) if result.golden is Golden.DIFFERS else None
+        whole = case if values is None else stored.with_values(case, values)
+        return replace(result, saved=failures.save(folder, whole, result))
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
         """UNSUPPORTED, with the reason, for each case that has a node which `backend` does not take."""
@@ -284,22 +288,20 @@ class Runner:
             if isinstance(e, (BackendCrashError, BackendTimeoutError)) and not any(
                 r is not None and r.verdict in FAILURES for r in alone
             ):
-                died = _failed(e)
-                died.detail += "; asked what it supports of these cases, and each by itself is answered"
-                alone[0] = died
+                alone[0] = _failed(e).noted("asked what it supports of these cases, and each by itself is answered")
             return alone
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
     def _refusal(self, backend: Backend, case: Case, answers: Sequence[Sequence[Support]] | None) -> Result | None:
         """By the `answers` for the nodes of each step, which are asked for where they are None, then by the case."""
         try:
-            reason = _unsupported(case, answers or [backend.supports(s.graph) for s in case.steps])
-            if reason is None:
+            refused = _unsupported(case, answers or [backend.supports(s.graph) for s in case.steps])
+            if refused is None:
                 said = [backend.supports_case(c) for c in claim.cases_of(case)]
-                reason = next((a.reason for a in said if not a), None)
+                refused = next((Error(a.reason, a.reason) for a in said if not a), None)
         except ConformanceError as e:
             return _failed(e)
-        return None if reason is None else Result("", "", Verdict.UNSUPPORTED, detail=reason)
+        return None if refused is None else Result("", "", Verdict.UNSUPPORTED, error=refused)
 
     def expectation(self, spec: Spec, case: Case) -> Expectation:
         """What `case` should give on the backend behind `spec`; ConformanceError if nothing can compute it."""
@@ -342,12 +344,12 @@ class Runner:
             if result.verdict is not Verdict.PASS:
                 alone = self._run_alone(spec, backend, case)
                 if alone.verdict is Verdict.PASS:
-                    result.detail += f"; wrong only in a graph with {len(group) - 1} other cases, right alone"
-                    result.golden = alone.golden
+                    note = f"wrong only in a graph with {len(group) - 1} other cases, right alone"
+                    result = replace(result, golden=alone.golden).noted(note)
                 else:
                     result = alone
             else:
-                self._compare_stored(spec, case, expectation, share, result)
+                result = self._compare_stored(spec, case, expectation, share, result)
             results.append(result)
         return results
 
@@ -355,13 +357,13 @@ class Runner:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
             self._replace_damaged(spec, case, result)
-            if result.golden is Golden.DIFFERS and result.first_divergence is None:
+            if result.golden is Golden.DIFFERS and result.where is None:
                 return result  # by the reference, the backend is right
             stale = blame.is_stale(result)  # then the translation has it too
             translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
-            if translation is not None:
-                result.detail += "; " + select.stage_hint(result.verdict, self._run_at_stage(translation, case))
-            return result
+            if translation is None:
+                return result
+            return result.noted(select.stage_hint(result.verdict, self._run_at_stage(translation, case)))
 
     def _is_known(self, spec: Spec, case: Case, verdict: Verdict) -> bool:
         """True if a waiver expects this verdict of the case."""
@@ -378,7 +380,7 @@ class Runner:
         try:
             backend = self._guarded(spec)
         except ConformanceError as e:
-            return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
+            return Result(case.id, str(spec), Verdict.UNSUPPORTED, error=error_of(e))
         (refusal,) = self._refusals(backend, [case])
         return refusal or self._execute_and_judge(spec, backend, case)
 
@@ -398,7 +400,7 @@ class Runner:
         try:
             (expectation,), tested = self._expect(spec, backend, [case])
         except NoSecondOpinionError as e:
-            return Result("", "", Verdict.UNSUPPORTED, detail=str(e))
+            return Result("", "", Verdict.UNSUPPORTED, error=Error(str(e)))
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
             why = str(e) if isinstance(e, ConformanceError) else error_text(e)
             return _uncheckable(why)
@@ -407,84 +409,82 @@ class Runner:
         except BackendError as e:
             return self._placed(spec, tested, case, e)
         result = judgement.judge(spec, case, expectation, execution)
-        if expectation.note:
-            recorded.add_note(result, expectation.note)
-        self._look_closer(spec, tested, case, expectation, execution, result)
+        result = self._look_closer(spec, tested, case, expectation, execution, result.noted(expectation.note))
         if not isinstance(expectation, recorded.Recording):
-            self._compare_stored(spec, case, expectation, execution, result)
-        elif result.verdict in {Verdict.PASS, Verdict.FAIL}:
-            result.golden = Golden.COMPARED
-        return result
+            return self._compare_stored(spec, case, expectation, execution, result)
+        compared = result.verdict in {Verdict.PASS, Verdict.FAIL}
+        return replace(result, golden=Golden.COMPARED) if compared else result
 
     def _compare_stored(
         self, spec: Spec, case: Case, expectation: Expectation, execution: Execution, result: Result
-    ) -> None:
-        """Compare what was given with what is stored of the case."""
+    ) -> Result:
+        """`result` with the comparison of what was given and what is stored of the case."""
         if (values := self._stored.get(case)) is not None:
-            stored.judge(result, spec, self.oracle, case, values, expectation, execution)
-        elif recorded.is_free_running(case):
-            result.golden = Golden.NOT_COMPARABLE
+            return stored.judge(result, spec, self.oracle, case, values, expectation, execution)
+        return replace(result, golden=Golden.NOT_COMPARABLE) if recorded.is_free_running(case) else result
 
     def _stored_of(self, case: Case) -> stored.Stored | None:
         return stored.stored_of(case, generated=self._makes(case))
 
     def _look_closer(
         self, spec: Spec, backend: Backend, case: Case, expectation: Expectation, execution: Execution, result: Result
-    ) -> None:
+    ) -> Result:
         """Judge node by node and step by step, and name the first wrong node: nothing here may cost the verdict."""
         if isinstance(expectation, recorded.Recording) or recorded.has_nodes(case):
             if execution.opaque:
-                recorded.add_note(result, "node by node: not judged: its caches cannot be read or set")
+                result = result.noted("node by node: not judged: its caches cannot be read or set")
             else:
-                recorded.judge_nodes(result, spec, backend, self.oracle, case)
+                result = recorded.judge_nodes(result, spec, backend, self.oracle, case)
         if result.verdict is Verdict.PASS and judgement.steps_apply(case) and not execution.opaque:
             try:
-                judgement.judge_each_step(
-                    result, self._other(spec, backend, case), case, execution, expectation.arithmetic
-                )
+                other = self._other(spec, backend, case)
+                result = judgement.judge_each_step(result, other, case, execution, expectation.arithmetic)
             except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
-                recorded.add_note(result, f"step by step: not judged: {recorded.reason(e)}")
-        if self.locates and result.verdict is Verdict.FAIL and result.first_divergence is None:
+                result = result.noted(f"step by step: not judged: {recorded.reason(e)}")
+        if self.locates and result.verdict is Verdict.FAIL and result.unlocated:
             try:
                 reference = self.oracle.reference_in(backend.arithmetic_in(case))
-                divergence.locate(result, backend, reference, case, expectation, execution)
+                result = divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
-                recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
+                known, why = (e.result, e.__cause__ or e) if isinstance(e, divergence.LocatingError) else (result, e)
+                result = known.noted(f"the first wrong node was not found: {recorded.reason(why)}")
         if self.locates and self.tells_kept and result.verdict is Verdict.FAIL:
             try:
-                self._tell_kept(spec, backend, case, execution, result)
+                result = self._tell_kept(spec, backend, case, execution, result)
             except Exception as e:  # noqa: BLE001  # as above
-                recorded.add_note(result, f"{_UNTOLD}: {recorded.reason(e)}")
+                result = result.noted(f"{_UNTOLD}: {recorded.reason(e)}")
+        return result
 
-    def _tell_kept(self, spec: Spec, backend: Backend, case: Case, execution: Execution, result: Result) -> None:
-        """Say whether something that the backend kept, or a scheduler's copy between devices, is at fault, or nodes
-        that are right one by one.
+    def _tell_kept(self, spec: Spec, backend: Backend, case: Case, execution: Execution, result: Result) -> Result:
+        """`result`, if something that the backend kept, or a scheduler's copy between devices, is at fault, with that;
+        or that nodes are right one by one.
         """
-        if _tell_handover(backend, case, result):
-            return
+        if (found := _handover(backend, case)) is not None:
+            return replace(result, where=found)
         other, arithmetic = self._other(spec, backend, case), backend.arithmetic_in(case)
         anew = partial(self._anew, spec, arithmetic)
         if execution.opaque:
-            right = blame.replay(other, case)
-            wrong, words = blame.stale(anew, other, case, execution.steps, right, arithmetic)
+            stale = blame.stale(anew, other, case, execution.steps, blame.replay(other, case), arithmetic)
         else:
-            wrong, words = blame.kept(anew, other, case, arithmetic)
-        first = result.first_divergence
-        if words == blame.BEFORE and self._wrong_alone(spec, case, arithmetic):
-            words = ""
-        if words:
-            _tell_stale(result, words, divergence.describe(wrong, case) if wrong else {})
-        elif first is not None and first["kind"] == divergence.GRAPH and not execution.opaque:
-            recorded.add_note(result, blame.TOGETHER)
+            stale = blame.stale_state(anew, other, case, arithmetic)
+        if stale is not None and stale.fault is Fault.EARLIER and self._wrong_alone(spec, case, arithmetic):
+            stale = None
+        if stale is not None:
+            return _with_stale(result, stale, case)
+        together = result.where is not None and result.where.fault is Fault.GRAPH and not execution.opaque
+        return result.noted(blame.TOGETHER if together else "")
 
-    def _tell_sides(self, result: Result, sides: Sequence[relate.Side]) -> None:
+    def _tell_sides(self, result: Result, sides: Sequence[relate.Side]) -> Result:
         """The same of the two runs of a relation that differ: the first that is wrong by what was kept says so."""
         for side in sides:
             try:
-                if self._tell_side(result, side):
-                    return
+                told = self._tell_side(result, side)
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
-                recorded.add_note(result, f"{_UNTOLD} in the run {side.what!r}: {recorded.reason(e)}")
+                result = result.noted(f"{_UNTOLD} in the run {side.what!r}: {recorded.reason(e)}")
+            else:
+                if told is not None:
+                    return told
+        return result
 
     def _side_failed(self, error: BackendError, side: relate.Side) -> Result:
         """The result of a relation of which a run failed: its step may run on a backend opened anew."""
@@ -497,35 +497,27 @@ class Runner:
             right = blame.replay(other, case, side.before(other))
             found = blame.stale_step(partial(self._anew, side.spec, arithmetic), case, error.step, right)
         except Exception as e:  # noqa: BLE001  # as in `_look_closer`
-            recorded.add_note(result, f"{_UNTOLD}: {recorded.reason(e)}")
-            return result
-        if found is not None:
-            result.place = {**(result.place or {}), **found.record(case)}
-            recorded.add_note(result, signature.WHERE + found.words)
-        return result
+            return result.noted(f"{_UNTOLD}: {recorded.reason(e)}")
+        return result if found is None else replace(result, where=found)
 
-    def _tell_side(self, result: Result, side: relate.Side) -> bool:
+    def _tell_side(self, result: Result, side: relate.Side) -> Result | None:
         backend, case = self._guarded(side.spec), side.case
-        if _tell_handover(backend, case, result, side.first):
-            return True
+        if (found := _handover(backend, case, side.first)) is not None:
+            return replace(result, where=found)
         arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
         right = blame.replay(other, case, side.before(other))
-        anew = partial(self._anew, side.spec, arithmetic)
-        wrong, words = blame.stale(anew, other, case, side.ran, right, arithmetic)
-        if wrong is None or not words:
-            return False
-        found = divergence.describe(wrong, case)
-        _tell_stale(result, f"in the run {side.what!r}: {words}", {**found, "step": wrong.step + side.first})
-        return True
+        stale = blame.stale(partial(self._anew, side.spec, arithmetic), other, case, side.ran, right, arithmetic)
+        if stale is None:
+            return None
+        return _with_stale(result, stale, case, side.first).noted(f"in the run {side.what!r}")
 
     def _wrong_alone(self, spec: Spec, case: Case, arithmetic: Arithmetic) -> bool:
         """Whether a node by itself, fed with right values, is wrong on the backend opened anew, too."""
         if not recorded.is_free_running(case):
             return False
-        result = Result(case.id, str(spec), Verdict.PASS)
+        right = Result(case.id, str(spec), Verdict.PASS)
         with self._anew(spec, arithmetic) as fresh:
-            recorded.judge_nodes(result, spec, fresh, self.oracle, case)
-        return result.verdict is Verdict.FAIL
+            return recorded.judge_nodes(right, spec, fresh, self.oracle, case).verdict is Verdict.FAIL
 
     def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
         """The result of a case that `backend` could not run, with the node that it failed at."""
@@ -534,12 +526,9 @@ class Runner:
             try:
                 anew = partial(self._anew, spec, backend.arithmetic_in(case))
                 found = blame.place(backend, anew, self._other(spec, backend, case), case, error)
-                result.place = found.record(case) if found else None
-                where = found.words if found else ""
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
-                where = f"the node was not found: {recorded.reason(e)}"
-            if where:
-                recorded.add_note(result, signature.WHERE + where)
+                return result.noted(f"the node was not found: {recorded.reason(e)}")
+            return result if found is None else replace(result, where=found)
         return result
 
     @contextmanager
@@ -576,27 +565,19 @@ class Runner:
 _UNTOLD = "whether something kept is at fault was not found"
 
 
-def _tell_stale(result: Result, words: str, found: Mapping[str, JSON]) -> None:
-    recorded.add_note(result, words)
-    result.first_divergence = {**(result.first_divergence or {}), **found, "kind": divergence.KEPT}
+def _with_stale(result: Result, stale: blame.Stale, case: Case, first: int = 0) -> Result:
+    """`result` with what is at fault; `first`: where the steps of `case` begin in those of the result."""
+    if stale.wrong is None:
+        return replace(result, where=replace(result.where or Place(stale.fault), fault=stale.fault))
+    where = divergence.describe(stale.wrong, case, stale.fault)
+    return replace(result, where=replace(where, step=first + stale.wrong.step))
 
 
-def _tell_handover(backend: Backend, case: Case, result: Result, first: int = 0) -> bool:
-    """Say which value goes wrong between two devices of a scheduler, if one does. `first`: where the steps of `case`
-    begin in those of the result.
-    """
+def _handover(backend: Backend, case: Case, first: int = 0) -> Place | None:
+    """Where a value goes wrong between two devices of a scheduler, if one does. `first` as above."""
     inner = backend.inner if isinstance(backend, Guarded) else backend
     found = inner.handover(case) if isinstance(inner, Scheduler) else None
-    if found is None:
-        return False
-    recorded.add_note(result, str(found))
-    result.first_divergence = {
-        **(result.first_divergence or {}),
-        "kind": divergence.HANDOVER, "step": first + found.target.step, "node": None,
-        "op": found.tensor.op, "name": found.tensor.name,
-        "source": found.source.record(), "target": found.target.record(),
-    }  # fmt: skip
-    return True
+    return None if found is None else found.place(first)
 
 
 _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS})
@@ -619,12 +600,12 @@ def _groups(cases: Sequence[Case], size: int, by_itself: Callable[[Case], bool])
         yield group
 
 
-def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> str | None:
+def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> Error | None:
     for k, (step, given) in enumerate(zip(case.steps, answers, strict=True)):
         for node, support in zip(step.graph, given, strict=True):
             if not support:
                 where = f"step {k}: " if len(case.steps) > 1 else ""
-                return f"{where}{node.op} {node.name}: {support.reason}"
+                return Error(f"{where}{node.op} {node.name}: {support.reason}", support.reason)
     return None
 
 
@@ -638,17 +619,16 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
 
 def _failed(error: ConformanceError) -> Result:
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
-    result = Result("", "", verdict, detail=clip(str(error)))
+    where = None
     if isinstance(error, BackendError) and error.step is not None:
-        result.place = {"step": error.step} | ({"side": error.side} if error.side else {})
-        result.detail += f"; {signature.THREW}{error.side}, step {error.step}" if error.side else ""
-    return result
+        where = Place(Fault.UNLOCATED, error.step)
+    return Result("", "", verdict, where=where, error=error_of(error))
 
 
 def _uncheckable(why: str) -> Result:
-    return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}")
+    return Result("", "", Verdict.VACUOUS, error=Error(f"nothing to check it against: {why}"))
 
 
 def _unjudged(error: Exception) -> Result:
     """What an adapter raises comes as a `ConformanceError`, so this is the suite's own."""
-    return Result("", "", Verdict.VACUOUS, detail=f"the suite itself could not judge it: {error_text(error)}")
+    return Result("", "", Verdict.VACUOUS, error=Error(f"the suite itself could not judge it: {error_text(error)}"))

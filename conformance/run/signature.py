@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from math import isfinite
 
+from conformance.backend.strict import clip
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.judge.evidence import Error, Fault
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
-from .divergence import NODE, OUTPUT
-
-WHERE, THREW = "where: ", "it threw in "
-"""Begin the words of a place in a result's detail."""
 NORMAL = 2.0**-126
 """The least float32 that is not subnormal."""
 FLUSHED = "subnormal numbers are zero"
@@ -20,12 +19,8 @@ NOT_FINITE = "not finite"
 """How they are if a number became none."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 # A backend chooses what they are applied to, so none of them may look at a letter more often than a few times.
-_QUOTED = re.compile(r"(?<!\S)\S[^\s/]*/\S+@[0-9]+(?:#[0-9]+)?")
-_WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
 _PASSED_ON = re.compile(r"^.*?[eE]xception: (?=.)(?:Check '.*' failed at \S+: FrontEnd API failed with \w+: )?")
-_OF_KERNEL = re.compile(r"^.*?(?=its kernel failed )(its kernel failed) on src .*?(: \w+: )")
-"""What a kernel of the framework's own engine puts before an error: the node and its sources."""
 _WRAPPER = re.compile(
     r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|(?<!\S)\S*/(?=[\w.-]+:[0-9]+)"
 )
@@ -42,9 +37,9 @@ _DAMAGED = re.compile(
 )
 """What the C library says of a heap that somebody damaged, which goes by chance."""
 _SHAPE = re.compile(r"[\[({][-?.#,x;:\s]*[\])}]")
-_STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case\S*)?: ")
 _KEPT = 240
-_DIED = re.compile(r"its process died \([^)]*\)(?:: the heap is damaged)?")
+DIED, DAMAGED = "its process died", "the heap is damaged"
+_DIED = re.compile(rf"{DIED} \([^)]*\)(?:: {DAMAGED})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class Signature:
         """Whether `other` is the same failure: at the same op, or, where none is at fault here, at any. Wrong numbers
         of which nobody knows the first wrong node may be any.
         """
-        if self.kind == OUTPUT:
+        if self.kind == Fault.OUTPUT:
             return other is not None and other.verdict is self.verdict
         same = other is not None and (self.verdict, self.kind) == (other.verdict, other.kind)
         return same and other is not None and self.op in {"", other.op}
@@ -82,41 +77,42 @@ def signature_of(result: Result) -> Signature | None:
     """The signature of a failure; None where `result` is no failure."""
     if result.verdict not in FAILURES:
         return None
-    first, place = result.first_divergence, result.place or {}
-    op = place.get("op", "") if place.get("alone", True) else ""
+    where, error = result.where, result.error
+    op = where.op if where is not None and where.fault is Fault.NODE else ""
     if result.verdict is not Verdict.FAIL:
-        return Signature(result.verdict, op, innermost(result.detail))
-    if first is None:  # every node and the free run are right; a step from the backend's own caches is not
-        return Signature(Verdict.FAIL, op, NODE if op else "state")
-    if first.get("kind") == OUTPUT:
-        return Signature(Verdict.FAIL, "", OUTPUT)
-    how = _how(first.get("expected"), first["found"]) if "found" in first else ""
-    kind = ", ".join(filter(None, (first.get("kind", NODE), how)))
-    return Signature(Verdict.FAIL, first.get("op", "") if first.get("kind", NODE) == NODE else "", kind)
+        return Signature(result.verdict, op, innermost(error) if error is not None else "")
+    if where is None:
+        return Signature(Verdict.FAIL, "", Fault.STATE)
+    if where.fault is Fault.OUTPUT:
+        return Signature(Verdict.FAIL, "", Fault.OUTPUT)
+    how = "" if where.numbers is None else _how(where.numbers.expected, where.numbers.found)
+    return Signature(Verdict.FAIL, op, ", ".join(filter(None, (where.fault, how))))
 
 
-def _how(expected: float | None, found: float | None) -> str:
-    """In what way one number is wrong, where that tells; None is NaN."""
-    if found is None or not isfinite(found):
+def _how(expected: float, found: float) -> str:
+    """In what way one number is wrong, where that tells."""
+    if not isfinite(found):
         return NOT_FINITE
-    flushed = expected is not None and 0 < abs(expected) <= NORMAL and found == 0
-    return FLUSHED if flushed else ""
+    return FLUSHED if 0 < abs(expected) <= NORMAL and found == 0 else ""
 
 
-def innermost(detail: str) -> str:
+def error_of(error: ConformanceError) -> Error:
+    """An exception as the evidence of a result."""
+    if isinstance(error, BackendError):
+        return Error(clip(str(error)), clip(str(error.words)), str(error.died), str(error.side))
+    return Error(clip(str(error)))
+
+
+def innermost(error: Error) -> str:
     """The innermost message of a failure: how a process died and the assertion among its last words, or the text that
     nobody passed on; numbers and shapes are `#`.
     """
-    text = _QUOTED.sub("case", _WHERE.sub("", detail))
-    head, _, words = text.partition("): ")
-    if "its process died (" in head:
-        lines = [line for line in words.split(" / ") if _TELLING.search(line)] or words.split(" / ")[-1:]
-        said = "the heap is damaged" if _DAMAGED.search(lines[0]) else _TENSOR.sub("", lines[0])
-        text = ": ".join(
-            filter(None, (f"its process died ({head.rpartition('its process died (')[2].rstrip(')')})", said))
-        )
-    else:
-        text = _OF_KERNEL.sub(r"\1\2", _PASSED_ON.sub("", _STEP.sub("", text)))
+    text = _PASSED_ON.sub("", error.words or error.message)
+    if error.died:
+        lines = error.words.split("\n")
+        telling = [line for line in lines if _TELLING.search(line)] or lines[-1:]
+        said = DAMAGED if _DAMAGED.search(telling[0]) else _TENSOR.sub("", telling[0])
+        text = f"{DIED} ({error.died}): {said}" if said else f"{DIED} ({error.died})"
     text = _WRAPPER.sub(lambda m: f"{m[1]}': " if m[1] is not None else "", text)
     text = _NAMED.sub(lambda m: f"'{m[1]}'" if m[1] else "", _TYPED.sub(r"\1", _VALIDATED.sub(r"\1", text)))
     return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", text)).split())[:_KEPT]

@@ -32,7 +32,7 @@ from conformance.judge.verdict import Golden, Result, Verdict
 from . import divergence
 from .execute import Execution
 from .oracle import REFERENCE, Expectation, Oracle
-from .recorded import add_note, arithmetic_of, is_free_running, requantises
+from .recorded import arithmetic_of, is_free_running, requantises
 
 OPS = "ops.gguf"
 FAMILY = "ops"
@@ -120,11 +120,11 @@ def judge(
     stored: Stored,
     expectation: Expectation,
     execution: Execution,
-) -> None:
-    """Compare a free run with stored values, and these with the recomputed reference.
+) -> Result:
+    """`result` with a comparison of its free run with stored values, and of these with the recomputed reference.
 
     Args:
-        result: of the comparison with the recomputed reference; takes the outcome.
+        result: of the comparison with the recomputed reference.
         spec: the backend. If it is the reference, nothing else recomputes what it gives.
         oracle: computes in the arithmetic of the stored values, where the backend declares another.
         case: the case.
@@ -135,11 +135,9 @@ def judge(
     declared = expectation.arithmetic
     differ = _differ(case, stored, declared)
     if differ and requantises(case, declared):
-        result.golden = Golden.NOT_COMPARABLE
-        return
+        return replace(result, golden=Golden.NOT_COMPARABLE)
     if stored.problem:
-        _disagree(result, f"{label(stored.file)}: {case.id}: {stored.problem}")
-        return
+        return _disagree(result, f"{label(stored.file)}: {case.id}: {stored.problem}")
     again = execution.steps if resolve(spec).name == REFERENCE else expectation.steps
     worth: list[dict[Tensor, Budget]] | None = None
     if differ:
@@ -151,32 +149,29 @@ def judge(
         {t: x for t, x in want.items() if t in near} for want, near in zip(values, worth, strict=True)
     ]  # fmt: skip
     if not any(kept):
-        result.golden = Golden.NOT_COMPARABLE
-        return
-    result.golden = Golden.COMPARED
+        return replace(result, golden=Golden.NOT_COMPARABLE)
+    result = replace(result, golden=Golden.COMPARED)
     recomputed = [v.all for v in again]
     same = all(_equal(want, got) for want, got in zip(values, recomputed, strict=True))
     if same and worth is None:
-        return  # the run has been compared with these very values
+        return result  # the run has been compared with these very values
     pinned = None if same else _first_wrong(case, values, recomputed, stored.arithmetic)
     as_declared = same and all(_equal(want, v.all) for want, v in zip(found, expectation.steps, strict=True))
     wrong = None if as_declared else _first_wrong(case, kept, found, declared, worth)
     first, passed = pinned or wrong, result.verdict is Verdict.PASS
     if first is None or not (passed or pinned):
-        return
+        return result
     whose = f"what {spec} gives" if pinned is None else "the recomputed reference"
     side = "both" if passed and not wrong else "the reference" if passed else "neither" if wrong else "the stored value"
     agrees = "the reference agrees with both" if pinned is None else f"{spec} agrees with {side}"
     text = f"stored value differs from {whose}: {divergence.sentence(first, case)}; {agrees}"
-    result.wrong = result.wrong or how_wrong([first])
-    _disagree(result, f"{label(stored.file)}: {case.id}: {text}")
+    wrong_by = result.wrong or how_wrong([first])
+    return _disagree(replace(result, wrong=wrong_by), f"{label(stored.file)}: {case.id}: {text}")
 
 
-def _disagree(result: Result, text: str) -> None:
-    result.golden = Golden.DIFFERS
-    if result.verdict is Verdict.PASS:
-        result.verdict = Verdict.FAIL
-    add_note(result, text)
+def _disagree(result: Result, text: str) -> Result:
+    verdict = Verdict.FAIL if result.verdict is Verdict.PASS else result.verdict
+    return replace(result, golden=Golden.DIFFERS, verdict=verdict).noted(text)
 
 
 def _differ(case: Case, stored: Stored, declared: Arithmetic) -> bool:

@@ -93,8 +93,8 @@ def test_a_node_that_is_wrong_by_itself_is_no_fault_of_what_is_kept() -> None:
     fault = FAULTS["f16-truncated"]
     (result,) = _Runner([fault]).run(fault.spec, [build("zoo/qwen3-seqs=2,nodes=1,set=block_count:1@425")])
     assert result.verdict is Verdict.FAIL
-    assert result.first_divergence is not None
-    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", "SET_ROWS")
+    assert result.where is not None
+    assert (result.where.fault, result.where.op) == ("node", "SET_ROWS")
     assert "opened anew" not in result.detail
 
 

@@ -18,6 +18,7 @@ from conformance.causes.grouping.group import GONE, Group
 from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.pair import join_types, joint, may_share_types, of_what_is_kept, one
 from conformance.causes.grouping.search import Search
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -336,7 +337,7 @@ def test_an_error_by_what_is_kept_is_one_cause_whatever_tensor_it_names(*, kept:
 
     def of(name: str) -> Group:
         said = f"[CPU] Reshape node '{name}' Check 'minusOneCount <= # && inputProduct == outputProduct'"
-        result = Result(case_id, "", Verdict.OVERCLAIM, detail=f"{said}; where: step 1: {SECOND if kept else ''}")
+        result = Result(case_id, "", Verdict.OVERCLAIM, error=Error(f"{said}; where: step 1: {SECOND if kept else ''}"))
         found = failure_of(build(case_id), result)
         assert found is not None
         return Group(("OVERCLAIM", said), steps, found)

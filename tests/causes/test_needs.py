@@ -19,6 +19,7 @@ from conformance.causes.grouping.search import Search
 from conformance.causes.needs import cure
 from conformance.causes.needs.whole import said_alike, whole_form
 from conformance.ggml.arithmetic import EXACT
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import Bundle, Fault
@@ -185,7 +186,7 @@ def test_a_crash_that_says_why_is_no_damage() -> None:
     case = build(VIEWED[0])
     group = Group(("FAIL", ""), PART, _failure(case, Result(case.id, "", Verdict.FAIL)))
     for said, explained in (("(SIGSEGV)): ", True), ("(SIGABRT)): ggml.c:1: GGML_ASSERT(a) failed", False)):
-        crash = Result(case.id, "", Verdict.CRASH, detail=f"computing steps[0]: its process died {said}")
+        crash = Result(case.id, "", Verdict.CRASH, error=Error(f"computing steps[0]: its process died {said}"))
         assert group.explains(_failure(case, crash)) is explained
 
 

@@ -93,7 +93,7 @@ def test_layout(patch: Patch) -> None:
 def test_perf(patch: Patch) -> None:
     """Why a unit was not timed."""
     (unit, *_) = units("smoke", ())
-    row = Row(unit, Spec("cpu"), Result(EVIL, "cpu", Verdict.FAIL, detail=EVIL), reason=EVIL)
+    row = Row(unit, Spec("cpu"), Result(EVIL, "cpu", Verdict.FAIL, notes=(EVIL,)), reason=EVIL)
     patch("perf.Bench.rows", _returns([row]))
     _conform("perf", "run", "--backend", "cpu", "--unit", unit.name)
 
@@ -141,7 +141,7 @@ def test_planted(patch: Patch, tmp_path: Path) -> None:
 
 def test_golden(patch: Patch) -> None:
     """The id and detail of a value that is no longer the same."""
-    patch("checks.corpus.verify", _returns([Result(EVIL, EVIL, Verdict.FAIL, detail=EVIL)]))
+    patch("checks.corpus.verify", _returns([Result(EVIL, EVIL, Verdict.FAIL, notes=(EVIL,))]))
     _conform("golden", "verify")
 
 
@@ -155,7 +155,7 @@ def test_backends(patch: Patch) -> None:
 
 def test_run(patch: Patch) -> None:
     """A reason for UNSUPPORTED in the line of its case and among the counted ones."""
-    patch("run.Runner.run", lambda _, spec, cases: [Result(c.id, str(spec), Verdict.UNSUPPORTED, detail=EVIL)
+    patch("run.Runner.run", lambda _, spec, cases: [Result(c.id, str(spec), Verdict.UNSUPPORTED, error=Error(EVIL))
                                                      for c in cases])  # fmt: skip
     text = _conform("run", "--backend", "cpu", "--case", CASE, "-v", "--color", "no")
     assert "       1  x\\x1b[2J" in text

@@ -44,7 +44,7 @@ def test_a_command_can_be_typed(words: list[str]) -> None:
 
 def test_a_result_is_one_line() -> None:
     """An id with a line break forges no second result."""
-    result = Result("a\nPASS b on c", "d\x1b[1A", Verdict.FAIL, detail="x\r\nPASS e on f")
+    result = Result("a\nPASS b on c", "d\x1b[1A", Verdict.FAIL, notes=("x\r\nPASS e on f",))
     assert len(result.sentence().splitlines()) == 1
     assert result.sentence() == r"FAIL a\x0aPASS b on c on d\x1b[1A: x PASS e on f"
 

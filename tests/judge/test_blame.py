@@ -165,8 +165,8 @@ def test_what_is_kept_is_told_from_a_kernel(runner: FaultyRunner, fault: Fault) 
     assert result.verdict is Verdict.FAIL
     assert result.detail.startswith("step 1: SCALE")
     assert result.detail.endswith(blame.SECOND)
-    assert result.first_divergence is not None
-    assert (result.first_divergence["kind"], result.first_divergence["step"]) == ("kept", 1)
+    assert result.where is not None
+    assert (result.where.fault, result.where.step) == ("kept", 1)
     assert str(signature_of(result)) == "FAIL, kept"
 
 
@@ -174,17 +174,17 @@ def test_what_is_kept_is_told_from_a_kernel(runner: FaultyRunner, fault: Fault) 
 def test_a_kernels_fault_is_no_kept_one(runner: FaultyRunner, fault: Fault, step: int) -> None:
     """A node that is wrong by itself too is named, in whichever step it is, and nothing else is blamed."""
     result = _run(runner, fault)
-    assert result.first_divergence is not None
-    assert (result.first_divergence["kind"], result.first_divergence["step"]) == ("node", step)
-    assert result.first_divergence["op"] == "SCALE"
+    assert result.where is not None
+    assert (result.where.fault, result.where.step) == ("node", step)
+    assert result.where.op == "SCALE"
     assert result.detail.endswith("everything before it agrees")
 
 
 def test_nodes_that_are_wrong_together_are_no_kept_fault(runner: FaultyRunner) -> None:
     """Each node right alone, the step by itself wrong: fusion."""
     result = _run(runner, _together)
-    assert result.first_divergence is not None
-    assert result.first_divergence["kind"] == "graph"
+    assert result.where is not None
+    assert result.where.fault == "graph"
     assert result.detail.endswith(f"each node alone is right; {blame.TOGETHER}")
 
 
@@ -200,8 +200,8 @@ def _shows_outputs_alone(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Byt
 def test_an_output_is_wrong_though_its_first_wrong_node_is_unknown(runner: FaultyRunner) -> None:
     """Where the backend fails when each node is asked for, the wrong output is named as such; shrunk, its node is."""
     result = _run(runner, _shows_outputs_alone)
-    assert result.first_divergence is not None
-    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("output", "SCALE")
+    assert result.where is not None
+    assert (result.where.fault, result.where.op) == ("output", "SCALE")
     assert "the first wrong node was not found: " in result.detail
     assert str(signature_of(result)) == "FAIL, output"
     small = shrink(runner, SPEC, _case(), time_budget=60)
@@ -318,13 +318,13 @@ def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(
     """Asked for each node it loses all but the last: the one that is wrong without that is named."""
     assert _run(runner, _loses, _chain(3)).verdict is Verdict.PASS
     lost = _run(runner, _loses, _chain(1, 3))
-    assert lost.first_divergence is not None
-    assert (lost.first_divergence["kind"], lost.first_divergence["node"]) == ("node", 1)
+    assert lost.where is not None
+    assert (lost.where.fault, lost.where.node) == ("node", 1)
     assert "right where nothing reads it" in lost.detail
     runner.renew()
     kernel = _run(runner, _loses_and_errs, _chain(3))
-    assert kernel.first_divergence is not None
-    assert (kernel.first_divergence["kind"], kernel.first_divergence["node"]) == ("node", 3)
+    assert kernel.where is not None
+    assert (kernel.where.fault, kernel.where.node) == ("node", 3)
 
 
 @pytest.mark.parametrize("op", ["ADD", "SQR", "SCALE", "SQRT"])
@@ -339,8 +339,8 @@ def test_the_first_wrong_node_is_found_though_all_before_the_last_are_lost(runne
         _loses(backend, k, graph, found)
 
     result = _run(runner, fault, _chain(3))
-    assert result.first_divergence is not None
-    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", op)
+    assert result.where is not None
+    assert (result.where.fault, result.where.op) == ("node", op)
     assert "nan" not in result.detail
 
 
@@ -363,6 +363,6 @@ def test_an_index_that_is_lost_hides_no_wrong_node(runner: FaultyRunner) -> None
                 data[:] = 255
 
     result = _run(runner, fault, case)
-    assert result.first_divergence is not None
-    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", "GET_ROWS")
+    assert result.where is not None
+    assert (result.where.fault, result.where.op) == ("node", "GET_ROWS")
     assert "not found" not in result.detail

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.signature import innermost, signature_of
 
@@ -52,7 +53,9 @@ def test_other_messages_are_other_failures(a: str, b: str) -> None:
 def test_an_op_is_part_of_an_error() -> None:
     """The same words at another op are another failure."""
     add, mul = (
-        signature_of(Result("c", "b", Verdict.OVERCLAIM, detail="no kernel", place={"step": 0, "node": 0, "op": op}))
+        signature_of(
+            Result("c", "b", Verdict.OVERCLAIM, error=Error("no kernel"), place={"step": 0, "node": 0, "op": op})
+        )
         for op in ("ADD", "MUL")
     )
     assert add != mul
@@ -95,7 +98,7 @@ def test_an_op_behind_others_is_no_part_of_an_error() -> None:
     """Where no node fails by itself, the error is the whole graph's, and covers that of any node of it."""
     alone = {"step": 0, "node": 0, "op": "ADD"}
     at, behind = (
-        signature_of(Result("c", "b", Verdict.OVERCLAIM, detail="no kernel", place=place))
+        signature_of(Result("c", "b", Verdict.OVERCLAIM, error=Error("no kernel"), place=place))
         for place in (alone, {**alone, "alone": False})
     )
     assert at is not None

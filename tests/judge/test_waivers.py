@@ -126,7 +126,7 @@ def test_it_holds_to_the_end_of_its_last_day() -> None:
 
 def test_another_failure_than_the_waived_one_stands() -> None:
     """A waived FAIL that crashes is a CRASH, and says what was waived."""
-    result = Result("f/a", "b", Verdict.CRASH, detail="SIGABRT")
+    result = Result("f/a", "b", Verdict.CRASH, error=Error("SIGABRT"))
     waive(_waivers(_waiver()), result, TODAY)
     assert result.verdict is Verdict.CRASH
     assert result.detail == "SIGABRT; w.toml: waiver 1 (f/*) waives FAIL only"

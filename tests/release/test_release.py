@@ -113,7 +113,7 @@ class Deaths(Fixed):
 
 
 def _deaths(cases: Mapping[str, str]) -> list[Result]:
-    return [Result(c, "x", Verdict.CRASH if why else Verdict.PASS, detail=why) for c, why in cases.items()]
+    return [Result(c, "x", Verdict.CRASH if why else Verdict.PASS, notes=(why,)) for c, why in cases.items()]
 
 
 @pytest.mark.parametrize("base_dies_of", ["another", "one"])
@@ -437,7 +437,7 @@ def unranked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
     """It need not run again to be found, and its cause names the op."""
     died = Result(
-        "ops/SQR-f32-ne=10x5@1", "cpu", Verdict.CRASH, detail="its process died (SIGABRT): x.cpp:7: fatal error"
+        "ops/SQR-f32-ne=10x5@1", "cpu", Verdict.CRASH, error=Error("its process died (SIGABRT): x.cpp:7: fatal error")
     )
     (cause,) = Cases(DEFAULT, clock=_clock(1.0).__next__).find([died], 0.5)
     assert (cause.op, cause.verdict) == ("SQR", Verdict.CRASH)
@@ -446,7 +446,7 @@ def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
 @pytest.mark.usefixtures("unranked")
 def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
     """Once the time is over nothing runs again, and the cause names the op all the same."""
-    wrong = Result("ops/SQR-f32-ne=10x5@1", "cpu", Verdict.FAIL, detail="wrong")
+    wrong = Result("ops/SQR-f32-ne=10x5@1", "cpu", Verdict.FAIL, notes=("wrong",))
     (cause,) = Cases(DEFAULT, clock=_clock(1.0).__next__).find([wrong], 0.5)
     assert (cause.op, cause.verdict) == ("SQR", Verdict.FAIL)
 
@@ -456,13 +456,13 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
     passes has none.
     """
     rows = [
-        Result("zoo/llama-a@1 1", str(NEW), Verdict.FAIL, detail="batch 0 of 5"),
-        Result("zoo/qwen3-a@1 1", str(NEW), Verdict.FAIL, detail="batch 2 of 5"),
-        Result("zoo/qwen3-a@1 2 streams", str(NEW), Verdict.CRASH, detail="SIGABRT: GGML_ASSERT(x) at 12"),
+        Result("zoo/llama-a@1 1", str(NEW), Verdict.FAIL, notes=("batch 0 of 5",)),
+        Result("zoo/qwen3-a@1 1", str(NEW), Verdict.FAIL, notes=("batch 2 of 5",)),
+        Result("zoo/qwen3-a@1 2 streams", str(NEW), Verdict.CRASH, error=Error("SIGABRT: GGML_ASSERT(x) at 12")),
         Result("zoo/gemma-a@1 1", str(NEW), Verdict.PASS),
-        Result("zoo/llama-a@1 batch-2", str(NEW), Verdict.FAIL, detail="sequence 1: NMSE 0.1"),
-        Result("zoo/jamba-a@1 batch-2", str(NEW), Verdict.FAIL, detail="sequence 0: NMSE 0.2"),
-        Result("zoo/jamba-a@1 sets", str(NEW), Verdict.FAIL, detail="batch 0: NMSE 0.2"),
+        Result("zoo/llama-a@1 batch-2", str(NEW), Verdict.FAIL, notes=("sequence 1: NMSE 0.1",)),
+        Result("zoo/jamba-a@1 batch-2", str(NEW), Verdict.FAIL, notes=("sequence 0: NMSE 0.2",)),
+        Result("zoo/jamba-a@1 sets", str(NEW), Verdict.FAIL, notes=("batch 0: NMSE 0.2",)),
     ]
     found = Models(lambda _: pytest.fail("nothing runs")).find(rows, 1.0)
     assert [(c.verdict, c.rank["architectures"], len(c.cases)) for c in found] == [

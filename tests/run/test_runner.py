@@ -205,8 +205,8 @@ def test_the_first_divergent_node_is_named(runner: Runner) -> None:
 
     (result,) = _run(runner, FaultyBackend(tamper), _case(steps=3))
     assert result.verdict is Verdict.FAIL
-    assert result.first_divergence is not None
-    assert (result.first_divergence["step"], result.first_divergence["op"]) == (0, "MUL")
+    assert result.where is not None
+    assert (result.where.step, result.where.op) == (0, "MUL")
     assert result.first_divergence["index"] == [5, 0, 0, 0]
     assert result.first_divergence["found"] - result.first_divergence["expected"] == pytest.approx(0.25)
     assert "everything before it agrees" in result.detail
@@ -288,7 +288,7 @@ def test_a_nan_in_a_cache_is_traced_to_where_it_began(runner: Runner, step: int,
 
     (result,) = _run(runner, Spoils(_right), case)
     assert result.verdict is Verdict.FAIL
-    assert result.first_divergence is not None
+    assert result.where is not None
     first = result.first_divergence
     assert (first["step"], first["op"], first["kind"], first["node"]) == (at, "NONE", "graph", None), result.detail
     assert "the first NaN: " in result.detail
@@ -312,7 +312,7 @@ def test_a_node_that_writes_nan_into_a_cache_is_the_first_divergence(runner: Run
             return KernelSession("faulty", {**right, "SET_ROWS": set_rows}, case)
 
     (result,) = _run(runner, Writes(_right), build(ATTENTION))
-    assert result.first_divergence is not None
+    assert result.where is not None
     first = result.first_divergence
     assert (first["step"], first["op"], first["kind"]) == (1, "SET_ROWS", "node"), result.detail
 

@@ -121,8 +121,8 @@ def test_a_wrong_choice_is_a_fault(runner: Runner, made: Callable[[], Rounding])
     """Scores that are wrong, or a choice that they do not explain, fail; the router is named."""
     result = _run(runner, made(), _case(0.1))
     assert result.verdict is Verdict.FAIL
-    assert result.first_divergence is not None
-    assert result.first_divergence["op"] in {"MUL_MAT", "ARGSORT"}
+    assert result.where is not None
+    assert result.where.op in {"MUL_MAT", "ARGSORT"}
 
 
 def test_a_view_may_be_an_output(runner: Runner) -> None:

@@ -291,7 +291,7 @@ def test_it_catches_a_fault_of_its_kind(name: str, run: Callable[[Case, Fault], 
     assert result.verdict is Verdict.FAIL, result.detail
     assert claim.read(case).says in result.detail
     assert "is what" in result.detail
-    assert result.first_divergence is not None
+    assert result.where is not None
 
 
 KEPT = {worn_out, by_address, second_run, deaf, unsettled, asked_first, by_names_and_ops}
@@ -303,8 +303,8 @@ def test_what_the_backend_kept_is_told_from_a_kernel(name: str, run: Callable[[C
     """As in trajectories: right alone on a backend opened anew, and wrong in the run, which is named with its step."""
     fault = PLANTED[name][0]
     result = run(relations.build(id_of(name)), fault)
-    assert result.first_divergence is not None
-    assert result.first_divergence["kind"] == ("kept" if fault in KEPT else "graph"), result.detail
+    assert result.where is not None
+    assert result.where.fault == ("kept" if fault in KEPT else "graph"), result.detail
     assert (blame.SECOND in result.detail or blame.BEFORE in result.detail) is (fault in KEPT)
     assert "was not found" not in result.detail
     assert ("the translation itself is wrong" in result.detail) is (fault not in KEPT)

@@ -298,8 +298,8 @@ def test_a_wrong_node_of_one_device_is_named(runner: Runner, monkeypatch: pytest
     spec = Spec.parse("sched?devices=xdna2:k=32,cpu")
     (result,) = runner.run(spec, [runner.case(f"kv_growth/llama-{TINY},run=p5@0")])
     assert result.verdict is Verdict.FAIL
-    assert result.first_divergence is not None
-    assert (result.first_divergence["op"], result.first_divergence["name"]) == ("MUL_MAT", "Qcur-0")
+    assert result.where is not None
+    assert (result.where.op, result.where.name) == ("MUL_MAT", "Qcur-0")
 
 
 @pytest.mark.parametrize("how", ["cache", "value"])

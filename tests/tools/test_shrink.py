@@ -325,7 +325,7 @@ def test_each_pass_is_said_before_it_is_tried(runner: Runner) -> None:
 )  # fmt: skip
 def test_crashes_are_told_apart_by_their_last_words(a: str, b: str, *, same: bool) -> None:
     """How it died and the assertion count; steps, cases and numbers do not."""
-    first, second = (signature_of(Result("", "", Verdict.CRASH, detail=d)) for d in (a, b))
+    first, second = (signature_of(Result("", "", Verdict.CRASH, error=Error(d))) for d in (a, b))
     assert (first == second) is same
 
 

@@ -11,8 +11,8 @@ from conformance.causes.failure import Failure, by_chance, size
 from conformance.causes.features import OP
 from conformance.causes.form import SEVERAL, Form
 from conformance.causes.needs.whole import may_be_of_relation, shared_by
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
-from conformance.run.divergence import GRAPH, HANDOVER, KEPT, OUTPUT
 from conformance.run.shrink.cuts import PREFIX
 from conformance.suite.relations import claim
 
@@ -23,10 +23,11 @@ GONE = "not seen again in a process of its own, so what ran before may be at fau
 UNSEEN = "not looked at, as time was over, and not of one cause that is known of its op"
 """The message of failures of which nobody can say more."""
 SAID = {
-    KEPT: "by what the backend kept",
-    GRAPH: "each node by itself is right",
-    HANDOVER: "between two devices of a scheduler",
-    OUTPUT: "an output, and nobody knows the first wrong node",
+    Fault.STALE: "by what the backend kept",
+    Fault.EARLIER: "by what the backend kept from other cases",
+    Fault.GRAPH: "each node by itself is right",
+    Fault.HANDOVER: "between two devices of a scheduler",
+    Fault.OUTPUT: "an output, and nobody knows the first wrong node",
     "relation": "two runs differ",
 }
 """Word of a kind of wrong numbers -> what a sentence says."""
@@ -56,7 +57,7 @@ class Group:
         if not self.fails_as(failure):
             return False
         if not self.form.ops:
-            if failure.kind == self.kind and failure.signature.kind == OUTPUT:  # which says nothing
+            if failure.kind == self.kind and failure.signature.kind == Fault.OUTPUT:  # which says nothing
                 return bool(self.form.rest) and shared_by(self.form, [failure.case]) == self.form
             by_words = self.kind[0] != Verdict.FAIL  # an error says the same with and without the relation
             return failure.kind == self.kind and (by_words or may_be_of_relation(self.form, failure.case))
@@ -82,9 +83,11 @@ class Group:
         kind = failure.signature.kind
         if failure.result.verdict is Verdict.FAIL and claim.applies(failure.case):  # its runs alone are asked
             return False
-        if kind.startswith((KEPT, HANDOVER)):  # right on a backend opened anew, or on one device: no kernel is at fault
+        if kind.startswith(
+            (Fault.STALE, Fault.EARLIER, Fault.HANDOVER)
+        ):  # right on a backend opened anew, or on one device: no kernel is at fault
             return False
-        if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right
+        if kind.startswith(Fault.GRAPH) and not self.form.of_place:  # each node alone is right
             return False
         anywhere = self.form.spreads and (failure.result.verdict is Verdict.CRASH or self.form.of_in_place)
         return any(map(self.form.beside if anywhere else self.form.holds, failure.all))

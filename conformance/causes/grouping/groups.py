@@ -10,8 +10,8 @@ from conformance.causes.failure import Failure, size
 from conformance.causes.features import OP
 from conformance.causes.form import SEVERAL, TYPE, Form, base_of, type_of, without
 from conformance.causes.needs.whole import shared_by
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
-from conformance.run.divergence import OUTPUT
 
 from . import forms, pair
 from .group import Group
@@ -145,7 +145,7 @@ class Groups:
 
     def _absorb_unknown(self) -> None:
         """Wrong outputs of which nobody knows the first wrong node, nor anything else, are one row."""
-        unknown = [g for g in self.all if g.kind == (Verdict.FAIL, OUTPUT) and not g.form.conditions]
+        unknown = [g for g in self.all if g.kind == (Verdict.FAIL, Fault.OUTPUT) and not g.form.conditions]
         for group in unknown[1:]:
             unknown[0].take(group)
             self.all.remove(group)

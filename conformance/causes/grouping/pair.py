@@ -18,8 +18,8 @@ from conformance.causes.needs.whole import (
     said_alike,
     tells_apart,
 )
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
-from conformance.run.divergence import KEPT
 from conformance.run.signature import FLUSHED, NOT_FINITE
 
 from . import forms
@@ -86,7 +86,7 @@ def _flush(a: Group, b: Group) -> bool:
 def of_what_is_kept(a: Group, b: Group) -> Form | None:
     """The form of wrong numbers by what a backend kept, and of nodes that are wrong beside another."""
     whole, node = (a, b) if b.form.ops else (b, a)
-    kept = whole.kind == (Verdict.FAIL.value, KEPT) and not whole.form.ops
+    kept = whole.kind == (Verdict.FAIL.value, Fault.STALE) and not whole.form.ops
     return whole.form if kept and node.form.is_beside and node.kind[0] == Verdict.FAIL else None
 
 

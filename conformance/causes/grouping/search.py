@@ -27,8 +27,8 @@ from conformance.causes.form import SEVERAL, Form, form_of, is_size, meets, of_p
 from conformance.causes.needs import cure
 from conformance.causes.needs.whole import of_relation, relation_of, whole_form
 from conformance.ggml.errors import ConformanceError
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.divergence import KEPT, OUTPUT
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, cuts, shrink, simplify
 from conformance.run.shrink.lanes import Lanes
@@ -208,7 +208,7 @@ class Search:
         if failure.kind == group.kind or failure.kind in self._many or claim.applies(failure.case):
             return False
         of_no_op = group.form.spreads or (group.by_chance and group.form.of_output)
-        if failure.signature.kind.startswith(KEPT) or not of_no_op:
+        if failure.signature.kind.startswith((Fault.STALE, Fault.EARLIER)) or not of_no_op:
             return False
         nodes = failure.all if failure.at is None else [failure.features]
         return self.groups.tells(group) and any(map(group.form.beside, nodes))
@@ -282,7 +282,7 @@ class Search:
 
     def _needs(self, failure: Failure) -> cure.Needs:
         """What the failure needs of its node: what else makes the smaller case fail would be another fault."""
-        if failure.at is None or failure.signature.kind == OUTPUT:
+        if failure.at is None or failure.signature.kind == Fault.OUTPUT:
             return cure.Needs()
         left = NEEDED
 
@@ -328,9 +328,9 @@ class Search:
             with suppress(ConformanceError):
                 small = self._shrunk(failure, needs, fresh=True)
                 if small.right and self._is_right(small.case):  # so the backend keeps something between sessions
-                    return self.groups.of_words(failure, KEPT)
+                    return self.groups.of_words(failure, Fault.STALE)
                 proof, finished = small.proof or failure, small.finished
-        unknown = failure.signature.kind == OUTPUT
+        unknown = failure.signature.kind == Fault.OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
         if claim.applies(failure.case):  # time was over before its runs were asked
             form = of_relation(failure.case)
@@ -565,8 +565,8 @@ def _may_hide(failure: Failure) -> bool:
 
 def _same(results: Sequence[Result]) -> bool:
     """Whether all are wrong by the same number in the same place."""
-    first = results[0].first_divergence
-    return first is not None and all(r.first_divergence == first for r in results)
+    first = results[0].where
+    return first is not None and all(r.where == first for r in results)
 
 
 def _coarse(value: str) -> str:

@@ -12,7 +12,7 @@ from conformance.ggml.arithmetic import GGML_CPU
 from conformance.judge.budget import touches
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.snippet import cpp, results
-from conformance.run.divergence import KEPT
+from conformance.run.blame import is_stale
 from conformance.run.oracle import Expectation
 from conformance.suite.relations import claim
 
@@ -54,7 +54,7 @@ def shown(case: Case, result: Result, expectation: Expectation | None, seen: str
 
 def _beyond_both(case: Case, result: Result, wanted: Sequence[Wanted], seen: str) -> Iterator[str]:
     options = dict(resolve(Spec.parse(result.backend)).options)
-    kept = (result.first_divergence or {}).get("kind") == KEPT and len(case.steps) == 1
+    kept = is_stale(result) and len(case.steps) == 1
     if claim.applies(case):
         yield "two runs must agree here, and no value is wrong by itself"
     if options.get("guard") == "on":

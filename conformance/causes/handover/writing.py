@@ -53,7 +53,7 @@ def readme(cause: Cause, result: Result, what: Shown, files: Sequence[str]) -> s
     lines = [f"# {_said(cause.id)}", "", _said(cause.sentence), "", "| file | what |", "|---|---|"]
     lines += [f"| {name} | {WHAT[name]} |" for name in (*files,)]
     lines += ["| issue.md | the draft of an issue |", "", "Again, from this folder:", "", _repro(result.backend), ""]
-    damage = what.program != "" and by_damage(innermost(result.detail))
+    damage = what.program != "" and result.error is not None and by_damage(innermost(result.error))
     return "\n".join([*lines, *_built(what), *(DAMAGE if damage else ()), ""])
 
 

@@ -23,7 +23,7 @@ from conformance.campaign.leg import Ended, Leg, limited, run_leg
 from conformance.campaign.pool import Where, connect
 from conformance.case.case import JSON
 from conformance.causes.analyse import analyse
-from conformance.causes.cause import Cause
+from conformance.causes.cause import Cause, assigned
 from conformance.cli import options
 from conformance.cli.options import Selection, backend_option, isolation, selection, settings_here
 from conformance.cli.output import cause_lines, fail, leave, line
@@ -256,6 +256,7 @@ class _Campaign:
             seconds=60 * minutes,
             progress=say,
         )
+        ended.results = assigned(ended.results, ended.causes)
         new = [c for c in ended.causes if (c.id, c.backend) not in known]
         known |= {(c.id, c.backend) for c in new}
         if new:

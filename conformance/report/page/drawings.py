@@ -72,8 +72,8 @@ def _wanted(runs: Runs) -> Iterator[Row[Result]]:
 
 def _step(result: Result, count: int) -> int:
     """The step that diverges, or the first."""
-    step = (result.first_divergence or {}).get("step")
-    return step if isinstance(step, int) and 0 <= step < count else 0
+    step = None if result.where is None else result.where.step
+    return step if step is not None and 0 <= step < count else 0
 
 
 def _case(row: Row[Result]) -> Case | None:

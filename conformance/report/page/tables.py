@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
+from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Result
 from conformance.perf.history import History, Sample, Series, changes, samples, series
 from conformance.perf.statistics import Rate, median_interval
@@ -29,7 +30,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
     "results": (
         "case family op type backend verdict taken cause reason waived fresh golden detail saved",
         "budget_used nmse nmse_exact seconds steps",
-        "counts witness first_divergence place wrong",
+        "counts witness where error wrong notes",
     ),
     "causes": (
         "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
@@ -63,7 +64,7 @@ LOST_COUNT = "lost"
 NOTHING = -1
 """In `at`: no value."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
-           "first_divergence", "place", "cause")  # fmt: skip
+           "cause")  # fmt: skip
 
 
 def tables(
@@ -143,6 +144,8 @@ def _result(r: Result) -> dict[str, JSON]:
     raised = counts(r)
     return {
         **{k: getattr(r, k) for k in _RESULT},
+        **{k: v and to_json(v) for k, v in (("where", r.where), ("error", r.error))},
+        "notes": list(r.notes),
         "verdict": str(r.verdict),
         "waived": None if r.waived is None else str(r.waived),
         "fresh": "fresh" if r.fresh else None,

@@ -19,6 +19,7 @@ from conformance.case import casefile
 from conformance.case.case import Case, Placement
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.tensor import Bytes
+from conformance.judge.evidence import Error
 from conformance.judge.judge import judge_trajectory
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.execute import execute, with_values
@@ -132,7 +133,7 @@ class Bench:
             self.backend.renew()
             if again.verdict is not Verdict.PASS:
                 return again
-            result.detail += "; right in a fresh process, so another case did the damage"
+            result = result.noted("right in a fresh process, so another case did the damage")
         return result
 
     def _once(self, case: Case) -> Result:
@@ -140,7 +141,8 @@ class Bench:
         if result.verdict is Verdict.PASS:
             damage, error = cells.attempt(lambda: _damaged(self.backend, case))
             if error or damage:
-                result.verdict, result.detail = Verdict.FAIL, error or f"computing changed {', '.join(damage or ())}"
+                why = error or f"computing changed {', '.join(damage or ())}"
+                result = replace(result, verdict=Verdict.FAIL, error=Error(why))
         return result
 
     def kept(self, cell: Cell, case: Case, result: Result | None, buffer: int = 0) -> Cell:
@@ -229,7 +231,7 @@ class Judge:
         """
         if self._plain.verdict is Verdict.PASS and not answers.refused:
             return placed, self._bench.run(placed, answers.buffer), len(answers.taken)
-        result, case, ran = Result("", "", Verdict.VACUOUS, detail="no use computes anything"), placed, 0
+        result, case, ran = Result("", "", Verdict.VACUOUS, error=Error("no use computes anything")), placed, 0
         try:
             for made, copies in cells.nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
                 case = replace(made, id=f"{placed.id}{made.id.removeprefix(self._case.id)}")
@@ -238,7 +240,7 @@ class Judge:
                 if result.verdict is not Verdict.PASS:
                     break
         except ConformanceError as e:
-            result = Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
+            result = Result("", "", Verdict.VACUOUS, error=Error(f"nothing to check it against: {e}"))
         return case, result, ran
 
     def op_params(self, known: dict[str, Cell | None]) -> Iterator[Cell]:

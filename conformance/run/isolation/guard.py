@@ -58,7 +58,8 @@ def call_guarded(
     except (ConformanceError, KeyboardInterrupt):
         raise
     except BaseException as e:  # sys.exit and the like must cost a case and not the run
-        raise BackendError(f"{request} raised {error_text(e)}") from e
+        words = error_text(e)
+        raise BackendError(f"{request} raised {words}", words=words) from e
 
 
 class Guarded(Backend):

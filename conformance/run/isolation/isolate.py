@@ -129,9 +129,9 @@ class _Process:
         try:
             reply, found = self.worker.ask(header, blobs, sizes=sizes)
         except WorkerTimeoutError as e:
-            raise BackendTimeoutError(f"{self._name}: {doing}: {e}") from None
+            raise BackendTimeoutError(f"{self._name}: {doing}: {e}", words="no answer") from None
         except WorkerDiedError as e:
-            raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
+            raise BackendCrashError(f"{self._name}: {doing}: {e}", words="\n".join(e.lines), died=e.how) from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
 
@@ -211,7 +211,7 @@ class IsolatedBackend(Backend):
             self._adopt(process.hello)
         except BackendError as e:
             self.renew()
-            raise BackendError(f"{spec}: opening the backend: {e}") from None
+            raise BackendError(f"{spec}: opening the backend: {e}", words=e.words or str(e)) from None
 
     def _adopt(self, hello: _Reply) -> None:
         """Describe itself as the adapter does; raise BackendError where that is malformed."""

@@ -142,7 +142,7 @@ class Watchdog:
         """
         self.knocked = False
         if self._late(0.0):
-            raise BackendTimeoutError(f"{self._doing}: no answer within {self._limit:g} s")
+            raise BackendTimeoutError(f"{self._doing}: no answer within {self._limit:g} s", words="no answer")
 
     def _install(self) -> None:
         if KNOCK is not None and threading.current_thread() is threading.main_thread():

@@ -209,6 +209,9 @@ def pack_error(error: BaseException) -> dict[str, JSON]:
     if isinstance(error, CaseFileError):
         message = shortened(str(error.message))
         return {"error": name, "message": message, "field": shortened(str(error.field))}
+    if isinstance(error, BackendError):
+        return {"error": name if name in ERRORS else BackendError.__name__, "message": message,
+                "words": shortened(str(error.words))}  # fmt: skip
     if isinstance(error, ConformanceError):
         return {"error": name if name in ERRORS else BackendError.__name__, "message": message}
     if isinstance(error, SystemExit):
@@ -217,7 +220,8 @@ def pack_error(error: BaseException) -> dict[str, JSON]:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return {"error": BackendError.__name__, "message": f"the adapter raised {name}: {message}{where}"}
+    words = f"{name}: {message}" if message else name
+    return {"error": BackendError.__name__, "message": f"the adapter raised {words}{where}", "words": words}
 
 
 def _message(error: BaseException) -> str:

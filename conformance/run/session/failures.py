@@ -10,6 +10,7 @@ from pathlib import Path
 from conformance.case import casefile
 from conformance.case.case import JSON, Case
 from conformance.ggml.text import printable
+from conformance.judge.old import renewed
 from conformance.judge.verdict import Result
 
 from .environment import environment
@@ -52,7 +53,7 @@ def file_name(stem: str) -> str:
 def with_result(case: Case, result: Result) -> Case:
     """`case` with what `result` says of it, and where it ran."""
     whole = result.to_json()
-    fields = ("backend", "verdict", *NUMBERS, "first_divergence", "detail")
+    fields = ("backend", "verdict", *NUMBERS, "where", "error", "notes", "detail")
     record = {k: whole[k] for k in fields} | {"environment": environment()}
     return replace(case, provenance={**case.provenance, RECORD: record})
 
@@ -68,7 +69,7 @@ def differences(record: dict[str, JSON], result: Result) -> list[str]:
     now = result.to_json()
     found = [_differs("verdict", record.get("verdict"), now["verdict"])]
     found += [_differs(k, record.get(k), now[k]) for k in NUMBERS if not _close(record.get(k), now[k])]
-    was, here = (_place(r.get("first_divergence")) for r in (record, now))
+    was, here = (_place(r.get("where")) for r in (renewed(record), now))
     found.append(_differs("first divergence", was, here))
     return [f for f in found if f]
 
@@ -83,7 +84,8 @@ def _close(was: JSON, here: JSON) -> bool:
     return bool(was == here)
 
 
-def _place(first: JSON) -> str:
-    if not isinstance(first, dict):
+def _place(where: JSON) -> str:
+    if not isinstance(where, dict) or where.get("numbers") is None:
         return "nowhere"
-    return f"step {first.get('step')}, node {first.get('node')} {first.get('op')}, element {first.get('index')}"
+    index = where["numbers"].get("index")
+    return f"step {where.get('step')}, node {where.get('node')} {where.get('op')}, element {index}"

@@ -153,10 +153,9 @@ class Waiving:
         """Backend -> its file of waivers, and how many failures that knows."""
         return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
 
-    def apply(self, spec: Spec, result: Result) -> None:
-        """XFAIL or XPASS where a waiver of `spec` speaks of the case."""
-        if spec in self._waivers:
-            waive(self._waivers[spec], result, self._today)
+    def apply(self, spec: Spec, result: Result) -> Result:
+        """`result`, as XFAIL or XPASS where a waiver of `spec` speaks of the case."""
+        return waive(self._waivers[spec], result, self._today) if spec in self._waivers else result
 
     def verdicts(self, spec: Spec, case_id: str) -> list[Verdict]:
         """What the waivers of `spec` that speak of a case expect of it."""

@@ -23,8 +23,8 @@ from conformance.case import codec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, GraphError, UsageError
 from conformance.ggml.types import I64
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.divergence import NODE
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
 
@@ -118,7 +118,7 @@ class _Search:
         self._seen: set[bytes] = set()
         self._started: deque[bytes] = deque()
         """Of those seen, what nobody looked at yet."""
-        self._of_node = self._signature.kind.partition(",")[0] == NODE
+        self._of_node = self._signature.kind.partition(",")[0] == Fault.NODE
         self._of_message = self._signature.verdict is not Verdict.FAIL and not self._signature.op
         self._unwritten = _may_be_unwritten(result)
         self._unlike = self._is_unlike(case)
@@ -231,8 +231,10 @@ class _Search:
 
 def _may_be_unwritten(result: Result) -> bool:
     """Whether the backend raised an error, or left what an adapter fills memory with: NaN, or -1 in integers."""
-    found = (result.first_divergence or {}).get("found")
-    return result.verdict is Verdict.OVERCLAIM or (isinstance(found, float) and (math.isnan(found) or found == -1))
+    numbers = None if result.where is None else result.where.numbers
+    return result.verdict is Verdict.OVERCLAIM or (
+        numbers is not None and (math.isnan(numbers.found) or numbers.found == -1)
+    )
 
 
 def measure(case: Case) -> tuple[int, ...]:

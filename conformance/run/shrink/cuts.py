@@ -227,12 +227,14 @@ def _chunks(n: int) -> Iterator[int]:
 
 
 def _step(result: Result, n: int) -> int:
-    return min(int((result.first_divergence or {}).get("step", n - 1)), n - 1)
+    step = None if result.error is not None or result.where is None else result.where.step
+    return n - 1 if step is None else min(step, n - 1)
 
 
 def _culprit(result: Result, case: Case) -> tuple[int, Tensor] | None:
-    first = result.first_divergence
-    k, i = (first or {}).get("step"), (first or {}).get("node")
+    if result.error is not None or result.where is None:
+        return None
+    k, i = result.where.step, result.where.node
     if k is None or i is None or k >= len(case.steps):
         return None
     graph = case.steps[k].graph

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from conformance.case.case import JSON
 from conformance.causes.cause import Cause, Condition, in_order
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run.session.select import case_ids
 
@@ -65,7 +66,7 @@ def conformance(count: int, name: str = "night", backends: Sequence[str] = BACKE
 def base(count: int) -> dict[str, JSON]:
     """The night before `conformance`: other cases fail, six pairs are not there yet and one is there no more."""
     document = conformance(count, "the night before")
-    gone = Result("ops/ADD-f32+f32-a=3@999", "cpu", Verdict.FAIL, detail="wrong </script><b>").to_json()
+    gone = Result("ops/ADD-f32+f32-a=3@999", "cpu", Verdict.FAIL, notes=("wrong </script><b>",)).to_json()
     return {**document, "written": "2026-11-19T02:30:00Z", "results": [*document["results"][6:], gone], "totals": None}
 
 
@@ -101,7 +102,7 @@ def _ran(case: str, backend: str) -> bool:
 def _result(rng: random.Random, case: str, backend: str, given: Verdict | None) -> Result:
     if backend in {"npu", "openvino-stateful"} and case.startswith(("ops/SSM_SCAN", "ops/ROLL", "ops/SOLVE_TRI")):
         refused = f"{case[4:].partition('-')[0]} node_0: no emitter for this op"
-        return Result(case, backend, Verdict.UNSUPPORTED, detail=refused)
+        return Result(case, backend, Verdict.UNSUPPORTED, error=Error(refused))
     chance = rng.random()
     verdict = given or _verdict(chance, case, backend)
     used = 0.0 if rng.random() < 0.4 else min(0.99, 10 ** rng.gauss(-2.5, 1.0))

@@ -22,9 +22,9 @@ function caseSection(root, params) {
     get("detail") ? h("p", { class: "story" }, get("detail")) : "",
     get("cause") ? h("p", null, "Its cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
-      h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), divergence(get("first_divergence"))),
+      h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), place(get("where")), failure(get("error"))),
       h("section", null, h("h3", null, "Run it again"), commands(get("case"), get("backend"), get("saved")), h("h3", null, "Elsewhere"), elsewhere(i))),
-    h("h3", null, "Graph"), graph(get("case"), get("first_divergence")),
+    h("h3", null, "Graph"), graph(get("case"), get("where")),
     h("h3", null, "Witness"), get("witness") ? facts(Object.entries(get("witness")).map(([k, v]) => [k, show(v)])) : h("p", { class: "quiet" }, "It did not run to the end, so nothing witnessed it."),
     h("h3", null, "Source"),
     h("p", null, `${place} of ${file}, run ${run}, written ${when(written)} UTC`),
@@ -70,7 +70,7 @@ function causeSection(root, params) {
       h("section", null, h("h3", null, "What it is"), causeFacts(i)),
       h("section", null, h("h3", null, "Run its smallest case again"), commands(smallest, backend, its("saved")),
         t.value("folder", i) ? h("p", null, "Its proof and drafts: ", h("code", null, t.value("folder", i))) : "")),
-    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, its("first_divergence")),
+    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, its("where")),
     h("h3", null, "Cases"), causeCases(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
 }
@@ -123,10 +123,15 @@ function wrongText({ kind, nmse }) {
   return `${kind}, NMSE ${nmse === null ? "Inf" : number(nmse, 4)}`;
 }
 
-function divergence(d) {
-  if (!d) return "";
-  const rows = Object.entries(d).map(([k, v]) => [k, show(v)]);
-  return [h("h3", null, "First divergence"), facts(rows)];
+function place(where) {
+  if (!where) return "";
+  const { numbers, ...rest } = where;
+  return [h("h3", null, "Where it goes wrong"), facts(Object.entries({ ...rest, ...numbers }).map(([k, v]) => [k, show(v)]))];
+}
+
+function failure(error) {
+  if (!error) return "";
+  return [h("h3", null, "What it said"), facts(Object.entries(error).map(([k, v]) => [k, show(v)]))];
 }
 
 function show(v) {
@@ -251,6 +256,6 @@ function zoomable(label, svg) {
 
 function rowJson(i) {
   const t = tables.results;
-  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "place", "wrong", "saved", "fresh", "waived", "cause", "golden", "detail"];
+  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "where", "error", "wrong", "saved", "fresh", "waived", "cause", "golden", "notes", "detail"];
   return Object.fromEntries(names.map((n) => [n, n === "fresh" ? t.value(n, i) !== null : t.value(n, i)]));
 }

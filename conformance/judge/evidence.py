@@ -1,0 +1,144 @@
+"""Typed evidence of a failure: where a case goes wrong, and how its backend failed.
+
+Whoever decides something reads these; their text, of `judge.text`, is for people.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import inf, isfinite, nan
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from conformance.case.case import JSON
+
+T = TypeVar("T")
+
+
+class Fault(str, enum.Enum):
+    """What is known of a place where a case goes wrong."""
+
+    NODE = "node"
+    """The node is wrong, or fails, by itself."""
+    GRAPH = "graph"
+    """Each node by itself is right; together they are wrong, or fail."""
+    STALE = "stale"
+    """The step is right by itself from the same caches: what the backend kept from an earlier step is at fault."""
+    EARLIER = "earlier"
+    """The case is right on a backend opened anew: what it kept from earlier cases is at fault, or chance."""
+    STATE = "state"
+    """Every node and the free run are right; a step that starts from the backend's own caches is not."""
+    UNLOCATED = "unlocated"
+    """Nobody looked for the first wrong node yet."""
+    OUTPUT = "output"
+    """An output is wrong, and the backend fails where each node is asked for."""
+    HANDOVER = "handover"
+    """A value goes wrong between two devices of a scheduler."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The worst element of a wrong tensor, and its errors."""
+
+    index: tuple[int, ...]
+    """By `ne`, fastest first."""
+    expected: float
+    """NaN or Inf is null in JSON."""
+    found: float
+    nmse: float
+    """Inf, null in JSON, where NaN or Inf is out of place, or zeros are expected."""
+    budget: float
+    """The NMSE that is allowed; 0: equal to the bit."""
+    special: int = 0
+    """Elements where NaN or Inf is out of place."""
+    card: str = ""
+    """The card that the budget comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The device of a scheduler that computed a value, or that read it."""
+
+    step: int
+    device: str = ""
+    split: int | None = None
+    """Of the graph of its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a case goes wrong or its backend fails."""
+
+    fault: Fault
+    step: int | None = None
+    node: int | None = None
+    """Index in the graph of the step; None for a cache, and where no node is known."""
+    op: str = ""
+    """`NONE` of a cache."""
+    name: str = ""
+    tensor: str = ""
+    """Type and `ne` of the tensor; of a node that fails, those of its sources too."""
+    numbers: Numbers | None = None
+    """Of wrong numbers."""
+    source: Endpoint | None = None
+    """Of a hand-over."""
+    target: Endpoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Why a case has no numbers to judge: how its backend refused it or failed, or what is lacking."""
+
+    message: str
+    """For a person: what the backend was asked for, and what came of it."""
+    words: str = ""
+    """What the library or the adapter said, untouched; of a process that died its last lines."""
+    died: str = ""
+    """How the process ended, such as `SIGABRT`; empty where it did not."""
+    side: str = ""
+    """Of a relation: the run that failed."""
+
+
+def to_json(evidence: Place | Error | Numbers | Endpoint) -> dict[str, JSON]:
+    """The fields that differ from their defaults, as strict JSON."""
+    return {f.name: _plain(v) for f in fields(evidence) if (v := getattr(evidence, f.name)) != f.default}
+
+
+def _plain(value: Any) -> JSON:  # noqa: ANN401  # of any field
+    if isinstance(value, (Numbers, Endpoint)):
+        return to_json(value)
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    return str(value) if isinstance(value, Fault) else value
+
+
+def place_from_json(row: Mapping[str, JSON]) -> Place:
+    """`to_json` of a place, read.
+
+    Raises:
+        TypeError: a field is unknown, or a needed one is missing.
+        ValueError: a value is none of a field's.
+    """
+    numbers, ends = row.get("numbers"), {k: row[k] for k in ("source", "target") if row.get(k) is not None}
+    if numbers is not None:
+        lost = {k: otherwise for k, otherwise in (("expected", nan), ("found", nan), ("nmse", inf))
+                if numbers.get(k) is None}  # fmt: skip
+        numbers = _read(Numbers, {**numbers, **lost, "index": tuple(numbers.get("index", ()))})
+    parsed = {"fault": Fault(row["fault"]), "numbers": numbers, **{k: _read(Endpoint, v) for k, v in ends.items()}}
+    return _read(Place, {**row, **parsed})
+
+
+def error_from_json(row: Mapping[str, JSON]) -> Error:
+    """`to_json` of an error, read. Raises as `place_from_json`."""
+    return _read(Error, row)
+
+
+def _read(kind: type[T], row: Mapping[str, Any]) -> T:
+    return kind(**row)

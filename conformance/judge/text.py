@@ -1,0 +1,73 @@
+"""The text of a result for a person. Nothing reads it: who decides something reads the typed evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .evidence import Endpoint, Error, Fault, Numbers, Place
+
+if TYPE_CHECKING:
+    from .verdict import Result
+
+STALE = {
+    Fault.STALE: "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its "
+    "key, a cache, a log) is at fault, and no kernel",
+    Fault.EARLIER: "right on a backend opened anew: something kept from the cases before it, or chance, is at fault",
+}
+
+
+def explain(result: Result) -> str:
+    """Why a result is what it is: how the backend failed, where, and the notes; empty where there is nothing to say."""
+    return "; ".join(filter(None, (*_evidence(result), *result.notes)))
+
+
+def _evidence(result: Result) -> Iterator[str]:
+    where, error = result.where, result.error
+    if error is not None:
+        yield error.message
+        if where is not None:
+            yield _failed_at(where, error)
+    elif where is not None:
+        several = result.steps > 1
+        if where.numbers is not None:
+            yield diverges(where, where.numbers, several=several)
+        yield STALE.get(where.fault, "")
+        if where.source is not None and where.target is not None:
+            yield _handover(where, where.source, where.target)
+
+
+def diverges(where: Place, numbers: Numbers, *, several: bool) -> str:
+    """How a tensor is wrong; with its step, if the case has `several` or it is not the first."""
+    what = "cache" if where.op == "NONE" else where.op
+    special = f", {numbers.special} NaN/Inf out of place" if numbers.special else ""
+    found = f"{numbers.expected:.9g} expected, {numbers.found:.9g} found (NMSE {numbers.nmse:.2g}{special})"
+    budget = f"budget {numbers.budget:.2g}" if numbers.budget else "must be equal to the bit"
+    by = f" by {numbers.card}" if numbers.card else ""
+    name = " ".join(filter(None, (what, where.name, where.tensor)))
+    return f"{_at(where, several=several)}{name} diverges at {list(numbers.index)}: {found}, {budget}{by}"
+
+
+def _at(where: Place, *, several: bool) -> str:
+    return f"step {where.step}: " if where.step or (where.step is not None and several) else ""
+
+
+def _failed_at(where: Place, error: Error) -> str:
+    if error.side:
+        return " ".join(filter(None, (f"it threw in {error.side}, step {where.step}", STALE.get(where.fault))))
+    how = STALE.get(where.fault, "")
+    if where.tensor:
+        how = f"{where.tensor} fails {'by itself' if where.fault is Fault.NODE else 'behind the nodes before it'}"
+    at = _at(where, several=False)
+    return f"where: {at}{how}".removesuffix(": ") if at or how else ""
+
+
+def _handover(where: Place, source: Endpoint, target: Endpoint) -> str:
+    return (
+        f"{where.name or where.op} {where.tensor} left by {_end(source)} reaches {_end(target)} with other bytes: the "
+        "hand-over between devices is at fault, and no kernel"
+    )
+
+
+def _end(end: Endpoint) -> str:
+    return f"split {end.split} on {end.device} (step {end.step})" if end.device else "the host"
