@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.case.case import JSON
-from conformance.judge.evidence import Error
+from conformance.judge.old import error_of
 from conformance.run.audit import FOUND, Cell
 from conformance.run.signature import innermost
 from conformance.suite.zoo.play import PASSES
@@ -59,7 +59,7 @@ def of_zoo(rows: Sequence[dict[str, JSON]]) -> list[CellCause]:
 def zoo_message(row: Mapping[str, JSON]) -> str:
     """What tells a zoo cell's failure from others."""
     if row.get("verdict") != WRONG:
-        return innermost(Error(str(row.get("detail", ""))))
+        return innermost(error_of(str(row.get("detail", ""))))
     since = "the first batch" if not row.get("batch") else "a later batch"
     return f"numbers are {'not finite' if row.get('nmse') == 'inf' else 'wrong'} from {since} on"
 
@@ -79,7 +79,7 @@ def of_audit(backend: str, cells: Sequence[Cell]) -> list[CellCause]:
 def audit_message(cell: Cell) -> str:
     """What tells a cell's finding from others: with the type of a weight, or the op_param, which an audit varies."""
     what = {"weight": f"{cell.type} in {cell.buffer}", "op_param": cell.name}.get(cell.subject, "")
-    return ": ".join(filter(None, (what, cell.fault or innermost(Error(cell.detail)))))
+    return ": ".join(filter(None, (what, cell.fault or innermost(error_of(cell.detail)))))
 
 
 def _grouped(keys: Sequence[tuple[str, str, str]], named: Sequence[str]) -> tuple[list[CellCause], list[str]]:

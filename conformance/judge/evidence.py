@@ -124,14 +124,14 @@ def place_from_json(row: Mapping[str, JSON]) -> Place:
 
     Raises:
         TypeError: a field is unknown, or a needed one is missing.
-        ValueError: a value is none of a field's.
+        ValueError: the fault is none of `Fault`.
     """
     numbers, ends = row.get("numbers"), {k: row[k] for k in ("source", "target") if row.get(k) is not None}
     if numbers is not None:
         lost = {k: otherwise for k, otherwise in (("expected", nan), ("found", nan), ("nmse", inf))
                 if numbers.get(k) is None}  # fmt: skip
         numbers = _read(Numbers, {**numbers, **lost, "index": tuple(numbers.get("index", ()))})
-    parsed = {"fault": Fault(row["fault"]), "numbers": numbers, **{k: _read(Endpoint, v) for k, v in ends.items()}}
+    parsed = {"fault": Fault(row.get("fault")), "numbers": numbers, **{k: _read(Endpoint, v) for k, v in ends.items()}}
     return _read(Place, {**row, **parsed})
 
 

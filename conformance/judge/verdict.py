@@ -142,8 +142,8 @@ class Result:
         wrong, golden, where, error = (row.get(k) for k in ("wrong", "golden", "where", "error"))
         typed = {
             "verdict": Verdict(row["verdict"]),
-            "where": where and place_from_json(where),
-            "error": error and error_from_json(error),
+            "where": None if where is None else place_from_json(where),
+            "error": None if error is None else error_from_json(error),
             "wrong": wrong and Wrong.from_json(wrong),
             "golden": None if golden is None else Golden(golden),
             "notes": tuple(row.get("notes", ())),

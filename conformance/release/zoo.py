@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause
-from conformance.judge.evidence import Error
+from conformance.judge.old import error_of
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.signature import innermost
 from conformance.suite.zoo.model import runnable
@@ -97,7 +97,7 @@ class Zoo:
 
 def _result(case: str, spec: Spec, played: Played) -> Result:
     verdict = _VERDICTS.get(played.verdict) or Verdict(played.verdict)
-    return Result(case, str(spec), verdict, nmse=played.nmse, error=Error(played.detail) if played.detail else None)
+    return Result(case, str(spec), verdict, nmse=played.nmse, error=error_of(played.detail) if played.detail else None)
 
 
 def _message(r: Result) -> str:

@@ -26,6 +26,7 @@ from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.evidence import Fault
+from conformance.judge.old import renewed
 from conformance.judge.verdict import FAILURES, Golden, Missing, MissingCause, Request, Result, Totals, Verdict
 from conformance.judge.wrong import is_wrong
 from conformance.run.session.environment import SCHEMA, header
@@ -211,7 +212,7 @@ ENVIRONMENT: dict[str, Rule] = {
 }
 RESULT: dict[str, Rule] = {
     **_fields(TEXT, "case", "backend", "detail"),
-    "notes": replace(TEXTS, required=False),
+    "notes": replace(_list_of("texts", TEXT.ok), required=False),
     "verdict": VERDICT,
     **_fields(AMOUNT.optional(), "budget_used", "nmse", "nmse_exact"),
     "seconds": AMOUNT,
@@ -232,7 +233,7 @@ PLACE: dict[str, Rule] = {
     **_fields(OBJECT.optional(), "numbers", "source", "target"),
 }
 NUMBERS: dict[str, Rule] = {
-    "index": _list_of("whole numbers", _whole).optional(),
+    "index": _list_of("whole numbers", _whole),
     **_fields(NUMBER.optional(), "expected", "found"),
     "nmse": AMOUNT.optional(),
     "budget": AMOUNT,
@@ -332,15 +333,21 @@ def check_result(path: Path, place: str, row: Mapping[str, JSON]) -> None:
     check(path, place, row, RESULT)
     for name in ("first_divergence", "place"):
         check(path, f"{place}.{name}", row.get(name) or {}, NODE)
-    where = row.get("where") or {}
-    parts = {"where": (where, PLACE), "error": (row.get("error") or {}, ERROR)}
-    parts["where.numbers"] = where.get("numbers") or {}, NUMBERS
-    parts |= {f"where.{k}": (where.get(k) or {}, ENDPOINT) for k in ("source", "target")}
-    for name, (fields, rules) in parts.items():
-        if fields:
-            check(path, f"{place}.{name}", fields, rules)
-        if extra := [k for k in fields if k not in rules]:
-            raise UsageError(f"{path}: {place}.{name}: fields {', '.join(rules)} expected, {_short(extra[0])} found")
+    row = renewed(row)
+    _check_part(path, f"{place}.error", row.get("error"), ERROR)
+    if (where := row.get("where")) is not None:
+        _check_part(path, f"{place}.where", where, PLACE)
+        for name, rules in (("numbers", NUMBERS), ("source", ENDPOINT), ("target", ENDPOINT)):
+            _check_part(path, f"{place}.where.{name}", where.get(name), rules)
+
+
+def _check_part(path: Path, place: str, fields: Mapping[str, JSON] | None, rules: Mapping[str, Rule]) -> None:
+    """UsageError if a field of evidence breaks its rule, or is none of those there are."""
+    if fields is None:
+        return
+    check(path, place, fields, rules)
+    if extra := [k for k in fields if k not in rules]:
+        raise UsageError(f"{path}: {place}: the fields {', '.join(rules)} expected, {_short(extra[0])} found")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from conformance.case import casefile
 from conformance.case.case import JSON, Case
 from conformance.ggml.text import printable
-from conformance.judge.old import renewed
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result
 
 from .environment import environment
@@ -69,7 +69,7 @@ def differences(record: dict[str, JSON], result: Result) -> list[str]:
     now = result.to_json()
     found = [_differs("verdict", record.get("verdict"), now["verdict"])]
     found += [_differs(k, record.get(k), now[k]) for k in NUMBERS if not _close(record.get(k), now[k])]
-    was, here = (_place(r.get("where")) for r in (renewed(record), now))
+    was, here = _place(record), _place(now)
     found.append(_differs("first divergence", was, here))
     return [f for f in found if f]
 
@@ -84,8 +84,11 @@ def _close(was: JSON, here: JSON) -> bool:
     return bool(was == here)
 
 
-def _place(where: JSON) -> str:
-    if not isinstance(where, dict) or where.get("numbers") is None:
+def _place(record: dict[str, JSON]) -> str:
+    """Where numbers are wrong first, also of a record from before `where`; whatever a file holds, it is words."""
+    where = record.get("where", record.get("first_divergence"))
+    if not isinstance(where, dict) or record.get("error") or where.get("fault") in (Fault.STATE, Fault.UNLOCATED):
         return "nowhere"
-    index = where["numbers"].get("index")
+    numbers = where.get("numbers", where)
+    index = numbers.get("index") if isinstance(numbers, dict) else None
     return f"step {where.get('step')}, node {where.get('node')} {where.get('op')}, element {index}"
