@@ -122,7 +122,7 @@ class LlmSession(OpenVinoSession):
         try:
             self._course = course(case)
         except UnfitError as e:
-            raise BackendError(f"{case.id}: path=llm: {e}") from e
+            raise BackendError(f"{case.id}: path=llm: {e}", words=f"path=llm: {e}") from e
         self._emitters = backend.emitters()
         self._npu = npu
         self._own = _persistent(case)

@@ -244,7 +244,8 @@ class Guarded(Backend):
 
     def changed(self, request: str, broken: str) -> BackendError:
         """The error for an adapter that changed a case."""
-        return BackendError(f"{self.name}: {request} changed {broken}: a case is the suite's and may not be written to")
+        words = f"changed {broken}: a case is the suite's and may not be written to"
+        return BackendError(f"{self.name}: {request} {words}", words=words)
 
 
 class _GuardedSession(Session):
@@ -317,7 +318,8 @@ class _GuardedSession(Session):
         raise self._wrong(method, f"{what} for {tensor}; it must give a one-dimensional uint8 array of {size} bytes")
 
     def _wrong(self, method: str, what: str) -> BackendError:
-        return BackendError(f"{self._backend.name}: {method} of {self._case.id} gave {what}")
+        words = f"{method} gave {what}"
+        return BackendError(f"{self._backend.name}: {method} of {self._case.id} gave {what}", words=words)
 
 
 def guard(backend: Backend, name: str, watchdog: Watchdog | None) -> Guarded:
