@@ -18,20 +18,22 @@ STALE = {
 
 
 def explain(result: Result) -> str:
-    """Why a result is what it is: how the backend failed, where, and the notes; empty where there is nothing to say."""
-    return "; ".join(filter(None, (*_evidence(result), *result.notes)))
+    """Why a result is what it is: how the backend failed or which numbers are wrong, the notes, and what is at fault
+    in place of a kernel; empty where there is nothing to say.
+    """
+    return "; ".join(filter(None, _parts(result)))
 
 
-def _evidence(result: Result) -> Iterator[str]:
+def _parts(result: Result) -> Iterator[str]:
     where, error = result.where, result.error
     if error is not None:
         yield error.message
         if where is not None:
             yield _failed_at(where, error)
-    elif where is not None:
-        several = result.steps > 1
-        if where.numbers is not None:
-            yield diverges(where, where.numbers, several=several)
+    elif where is not None and where.numbers is not None:
+        yield diverges(where, where.numbers, several=result.steps > 1)
+    yield from result.notes
+    if error is None and where is not None:
         yield STALE.get(where.fault, "")
         if where.source is not None and where.target is not None:
             yield _handover(where, where.source, where.target)
@@ -58,7 +60,7 @@ def _failed_at(where: Place, error: Error) -> str:
     how = STALE.get(where.fault, "")
     if where.tensor:
         how = f"{where.tensor} fails {'by itself' if where.fault is Fault.NODE else 'behind the nodes before it'}"
-    at = _at(where, several=False)
+    at = _at(where, several=bool(where.tensor))
     return f"where: {at}{how}".removesuffix(": ") if at or how else ""
 
 

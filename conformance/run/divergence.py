@@ -106,20 +106,20 @@ def _located(
         right = replace(result, verdict=Verdict.PASS, where=None, wrong=None, budget_used=used)
         return right.noted(flip, "each node alone is right", "what follows is not judged")
     if found is None:
-        result = replace(result, where=describe(wrong, case, Fault.GRAPH)).noted("each node alone is right")
+        located = replace(result, where=describe(wrong, case, Fault.GRAPH)).noted("each node alone is right")
     else:
-        result = replace(result, where=describe(found, case)).noted(BEFORE_AGREES)
+        located = replace(result, where=describe(found, case)).noted(BEFORE_AGREES)
     origin = None
     if isnan((found or wrong).difference.found):
         origin = first_nan(backend, ran, reference, case, wrong.step)
     if origin is None or (found is not None and (origin[0].step, origin[0].tensor) == (found.step, found.tensor)):
-        return result
+        return located
     judged, cause = origin
     node = judged.tensor in case.steps[judged.step].graph.nodes
     if node and told.named(judged) is None:
-        return result
-    first = replace(result, where=describe(judged, case, Fault.NODE if node else Fault.GRAPH), notes=())
-    return first.noted("the first NaN", cause)
+        return located
+    first = replace(result, where=describe(judged, case, Fault.NODE if node else Fault.GRAPH))
+    return first.noted(f"the first NaN: {cause}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from conformance.ggml.errors import (
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
 from conformance.judge.evidence import Error, Fault, Place
+from conformance.judge.text import diverges
 from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
@@ -357,7 +358,7 @@ class Runner:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
             self._replace_damaged(spec, case, result)
-            if result.golden is Golden.DIFFERS and result.where is None:
+            if result.golden is Golden.DIFFERS and result.unlocated:
                 return result  # by the reference, the backend is right
             stale = blame.is_stale(result)  # then the translation has it too
             translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
@@ -460,7 +461,7 @@ class Runner:
         or that nodes are right one by one.
         """
         if (found := _handover(backend, case)) is not None:
-            return replace(result, where=found)
+            return _with_handover(result, found)
         other, arithmetic = self._other(spec, backend, case), backend.arithmetic_in(case)
         anew = partial(self._anew, spec, arithmetic)
         if execution.opaque:
@@ -503,13 +504,13 @@ class Runner:
     def _tell_side(self, result: Result, side: relate.Side) -> Result | None:
         backend, case = self._guarded(side.spec), side.case
         if (found := _handover(backend, case, side.first)) is not None:
-            return replace(result, where=found)
+            return _with_handover(result, found)
         arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
         right = blame.replay(other, case, side.before(other))
         stale = blame.stale(partial(self._anew, side.spec, arithmetic), other, case, side.ran, right, arithmetic)
         if stale is None:
             return None
-        return _with_stale(result, stale, case, side.first).noted(f"in the run {side.what!r}")
+        return _with_stale(result, stale, case, side.first).noted(f"wrong in the run {side.what!r}")
 
     def _wrong_alone(self, spec: Spec, case: Case, arithmetic: Arithmetic) -> bool:
         """Whether a node by itself, fed with right values, is wrong on the backend opened anew, too."""
@@ -571,6 +572,13 @@ def _with_stale(result: Result, stale: blame.Stale, case: Case, first: int = 0) 
         return replace(result, where=replace(result.where or Place(stale.fault), fault=stale.fault))
     where = divergence.describe(stale.wrong, case, stale.fault)
     return replace(result, where=replace(where, step=first + stale.wrong.step))
+
+
+def _with_handover(result: Result, found: Place) -> Result:
+    """`result` with where a value is lost; which tensor is wrong by it stays a note."""
+    wrong = result.where
+    note = "" if wrong is None or wrong.numbers is None else diverges(wrong, wrong.numbers, several=result.steps > 1)
+    return replace(result, where=found).noted(note)
 
 
 def _handover(backend: Backend, case: Case, first: int = 0) -> Place | None:
