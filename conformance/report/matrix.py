@@ -158,7 +158,12 @@ def _said(result: Result) -> str:
         what = {Fault.STALE: "by what was kept", Fault.EARLIER: "by what was kept", Fault.GRAPH: "among others"}
         parts = (where.op, where.tensor.partition("[")[0], what.get(where.fault, ""))
         return f"{' '.join(filter(None, parts))} diverges"
-    return "the stored value differs" if result.golden is Golden.DIFFERS else ""
+    if result.golden is Golden.DIFFERS:
+        return "the stored value differs"
+    return _BARE.get(result.verdict, "")
+
+
+_BARE = {Verdict.FAIL: "wrong numbers, not located", Verdict.XPASS: "it passes, and a waiver says that it fails"}
 
 
 _BRACKETS = re.compile(r"\[[^\[\]]*\d[^\[\]]*\]")

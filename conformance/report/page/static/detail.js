@@ -22,7 +22,7 @@ function caseSection(root, params) {
     get("detail") ? h("p", { class: "story" }, get("detail")) : "",
     get("cause") ? h("p", null, "Its cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
-      h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), place(get("where")), failure(get("error"))),
+      h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), divergence(get("where")), failure(get("error"))),
       h("section", null, h("h3", null, "Run it again"), commands(get("case"), get("backend"), get("saved")), h("h3", null, "Elsewhere"), elsewhere(i))),
     h("h3", null, "Graph"), graph(get("case"), get("where")),
     h("h3", null, "Witness"), get("witness") ? facts(Object.entries(get("witness")).map(([k, v]) => [k, show(v)])) : h("p", { class: "quiet" }, "It did not run to the end, so nothing witnessed it."),
@@ -123,7 +123,7 @@ function wrongText({ kind, nmse }) {
   return `${kind}, NMSE ${nmse === null ? "Inf" : number(nmse, 4)}`;
 }
 
-function place(where) {
+function divergence(where) {
   if (!where) return "";
   const { numbers, ...rest } = where;
   return [h("h3", null, "Where it goes wrong"), facts(Object.entries({ ...rest, ...numbers }).map(([k, v]) => [k, show(v)]))];
