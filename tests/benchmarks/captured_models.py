@@ -54,10 +54,10 @@ def captured(arch: str, type_: str, folder: Path) -> Case:
 
 def names(result: Result, case: Case) -> str:
     """The weight that the first divergent node multiplies with."""
-    first = result.first_divergence
-    if first is None or first["node"] is None:
+    where = result.where
+    if where is None or where.step is None or where.node is None:
         return ""
-    node = case.steps[first["step"]].graph.nodes[first["node"]]
+    node = case.steps[where.step].graph.nodes[where.node]
     return node.src[0].name if node.op == "MUL_MAT" and node.src[0] is not None else f"{node.op} {node.name}"
 
 

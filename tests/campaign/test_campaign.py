@@ -29,8 +29,9 @@ def _run(
     kept: Counter[tuple[str, str]] = Counter()
     said: list[str] = []
 
-    def keep(results: Sequence[Result]) -> None:
+    def keep(results: Sequence[Result]) -> list[Result]:
         kept.update((r.backend, r.case) for r in results)
+        return list(results)
 
     work = Campaign(pool, dict.fromkeys(BACKENDS, IDS), isolation=Isolation(), topic="t", keep=keep, say=said.append,
                     clock=pool.clock, earlier=earlier, ends=ends)  # fmt: skip
@@ -108,7 +109,7 @@ def test_a_device_is_a_resource_of_workers() -> None:
     pool = SimulatedPool(0)
     said: list[str] = []
     work = Campaign(pool, {Spec.parse("ggml?device=Vulkan0"): IDS}, isolation=Isolation(), topic="t",
-                    keep=lambda _: None, say=said.append, clock=pool.clock)  # fmt: skip
+                    keep=list, say=said.append, clock=pool.clock)  # fmt: skip
     work.run()
     reason = "no worker offers the device Vulkan0: dask worker ADDRESS --resources 'Vulkan0=1'"
     assert said == [f"ggml?device=Vulkan0: {reason}"]
@@ -118,7 +119,7 @@ def test_a_device_is_a_resource_of_workers() -> None:
 def test_a_chunk_runs_real_cases() -> None:
     """A chunk's results are those of its cases, and the worker says where they ran."""
     ids = [i for i in FAMILIES["ops"].ids("smoke") if i.startswith("ops/ADD")][:3]
-    work = Campaign(InlinePool(), {Spec("cpu"): ids}, isolation=Isolation(), topic="t", keep=lambda _: None, say=print)
+    work = Campaign(InlinePool(), {Spec("cpu"): ids}, isolation=Isolation(), topic="t", keep=list, say=print)
     work.run()
     assert Counter(r.verdict for r in work.results.values()) == {Verdict.PASS: 3}
     assert work.environments["here"]["packages"]["numpy"]

@@ -49,7 +49,7 @@ def test_killed_workers_cost_nothing() -> None:
         local = workers.local
         assert local is not None
 
-        def keep(results: Sequence[Result]) -> None:
+        def keep(results: Sequence[Result]) -> list[Result]:
             nonlocal kills, kept
             kept += len(results)
             if kills < KILLS and kept >= len(IDS) * (kills + 1) // (KILLS + 2):
@@ -57,6 +57,7 @@ def test_killed_workers_cost_nothing() -> None:
                 pid = worker_pid(draw.choice(local.processes))
                 if pid is not None:  # else it is dead already
                     os.kill(pid, signal.SIGKILL)
+            return list(results)
 
         work = Campaign(workers, {Spec("cpu"): IDS}, isolation=Isolation(), topic="test", keep=keep, say=print)
         work.run()

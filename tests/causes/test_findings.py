@@ -28,7 +28,7 @@ def cause(name: str = "SUM-11111111", cases: tuple[str, ...] = CASES, verdict: V
 def run_file(folder: Path, *causes: Cause) -> Path:
     """A run file with these causes, and a failing result of each case."""
     of = {i: c for c in causes for i in c.cases}
-    results = [Result(i, "npu", c.verdict, detail="off | by <b>one</b>", cause=c.id) for i, c in of.items()]
+    results = [Result(i, "npu", c.verdict, notes=("off | by <b>one</b>",), cause=c.id) for i, c in of.items()]
     path = folder / "run.json"
     path.write_text(json.dumps({**record(results), "causes": [c.to_json() for c in causes]}))
     return path
@@ -62,7 +62,7 @@ def test_what_several_backends_have_stands_once(tmp_path: Path) -> None:
     """A cause of one id has one row and one section, which names each backend and how many cases fail there."""
     one = cause()
     other = replace(cause(cases=CASES[:1]), backend="npu?threads=8")
-    results = [Result(i, c.backend, c.verdict, detail="off", cause=c.id) for c in (one, other) for i in c.cases]
+    results = [Result(i, c.backend, c.verdict, notes=("off",), cause=c.id) for c in (one, other) for i in c.cases]
     path, out = tmp_path / "run.json", tmp_path / "page.md"
     path.write_text(json.dumps({**record(results), "causes": [c.to_json() for c in (one, other)]}))
     assert findings.write(out, read_runs([path]), "-o") == 1

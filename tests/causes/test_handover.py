@@ -32,6 +32,7 @@ from conformance.ggml.lib import library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, new_tensor
 from conformance.ggml.types import F32, I64
+from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import StepValues
 from conformance.run.oracle import Expectation, Oracle
@@ -89,7 +90,7 @@ def _growing() -> Case:
 
 
 def _result(case: Case, backend: str = GPU, verdict: Verdict = Verdict.FAIL, nmse: float | None = 0.5) -> Result:
-    return Result(case.id, backend, verdict, nmse=nmse, detail="MUL_MAT node_1 diverges")
+    return Result(case.id, backend, verdict, nmse=nmse, notes=("MUL_MAT node_1 diverges",))
 
 
 def _expected(oracle: Oracle, case: Case) -> Expectation:
@@ -121,14 +122,14 @@ def test_a_folder_has_what_a_maintainer_needs(oracle: Oracle, tmp_path: Path) ->
         assert part in draft
 
 
-@pytest.mark.parametrize(("words", "checked"), [("", True), (": GGML_ASSERT(a) failed", False)])
+@pytest.mark.parametrize(("words", "checked"), [("", True), ("GGML_ASSERT(a) failed", False)])
 def test_a_program_that_damages_memory_is_run_with_a_checked_heap(
     oracle: Oracle, tmp_path: Path, words: str, *, checked: bool
 ) -> None:
     """Damage shows by chance, and the folder says how to see it; an assertion always fails."""
     case = _growing()
-    died = f"ggml: computing steps[0]: its process died (SIGSEGV){words}"
-    result = replace(_result(case, verdict=Verdict.CRASH, nmse=None), detail=died)
+    died = f"ggml: computing steps[0]: its process died (SIGSEGV): {words}"
+    result = replace(_result(case, verdict=Verdict.CRASH, nmse=None), notes=(), error=Error(died, words, "SIGSEGV"))
     folder = hand_over(
         tmp_path, _cause(case, Verdict.CRASH), case, result, expectation=_expected(oracle, case), info=INFO
     )
@@ -202,9 +203,8 @@ def test_what_nothing_shows_says_so(
 def test_what_another_case_left_is_not_shown(oracle: Oracle) -> None:
     """Neither stub would fail by itself."""
     case = build(ONE)
-    for seen, kind in (("after ops/X@1", "node"), ("", "kept")):
-        result = _result(case)
-        result.first_divergence = {"kind": kind}
+    for seen, fault in (("after ops/X@1", Fault.NODE), ("", Fault.STALE), ("", Fault.EARLIER)):
+        result = replace(_result(case), where=Place(fault))
         what = shown(case, result, _expected(oracle, case), seen)
         assert (what.test_case, what.program) == ("", "")
         assert "after other cases" in what.why
@@ -285,8 +285,7 @@ def _nasty(case_id: str, texts: list[str]) -> tuple[Case, Cause, Result]:
         conditions=(Condition(texts[5], texts[0]), Condition(texts[1], texts[2])),
     )  # fmt: skip
     result = _result(case, f"ggml?device={texts[3]}" if "&" not in texts[3] and "=" not in texts[3] else GPU)
-    result.detail = texts[4]
-    return case, cause, result
+    return case, cause, replace(result, notes=(texts[4],))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

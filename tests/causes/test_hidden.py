@@ -18,12 +18,11 @@ from conformance.causes.grouping.group import GONE, Group
 from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.pair import join_types, joint, may_share_types, of_what_is_kept, one
 from conformance.causes.grouping.search import Search
-from conformance.judge.evidence import Error
+from conformance.judge import evidence
+from conformance.judge.evidence import Error, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
-from conformance.run.blame import SECOND
-from conformance.run.divergence import KEPT
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import Shrunk, shrink
 from conformance.run.shrink.lanes import Lanes
@@ -337,7 +336,8 @@ def test_an_error_by_what_is_kept_is_one_cause_whatever_tensor_it_names(*, kept:
 
     def of(name: str) -> Group:
         said = f"[CPU] Reshape node '{name}' Check 'minusOneCount <= # && inputProduct == outputProduct'"
-        result = Result(case_id, "", Verdict.OVERCLAIM, error=Error(f"{said}; where: step 1: {SECOND if kept else ''}"))
+        where = Place(evidence.Fault.STALE if kept else evidence.Fault.UNLOCATED, 1)
+        result = Result(case_id, "", Verdict.OVERCLAIM, where=where, error=Error(said))
         found = failure_of(build(case_id), result)
         assert found is not None
         return Group(("OVERCLAIM", said), steps, found)
@@ -358,11 +358,12 @@ def test_an_output_that_is_read_later_is_one_cause() -> None:
 
 def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:
     """What a kernel of the engine raises is one message, whatever the node and its sources are."""
+    words = "ValueError: destination is read-only"
     said = {
-        innermost(f"computing steps[0]: {node}: its kernel failed on src {src}: ValueError: destination is read-only")
+        innermost(Error(f"{node}: its kernel failed on src {src}: {words}", words))
         for node, src in (("CLAMP a (view) f16[40, 5, 1, 1]", "f16[40, 5, 1, 1]"), ("ADD b f32[2]", "f32[2], f32[2]"))
     }
-    assert said == {"its kernel failed: ValueError: destination is read-only"}
+    assert said == {words}
 
 
 def test_a_result_that_a_node_reads_of_itself_is_no_output_that_others_read() -> None:
@@ -417,7 +418,7 @@ def test_a_node_that_is_wrong_beside_one_that_it_does_not_read_is_a_fault_of_wha
         "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=p9.d2.back3.d2@457",
     ]
     (group,) = _groups([FAULTS["mask-stale"]], ids)
-    assert group.kind == ("FAIL", KEPT)
+    assert group.kind == ("FAIL", evidence.Fault.STALE)
     assert {f.case.id for f in group.failures} == set(ids)
 
 
@@ -425,7 +426,7 @@ def test_what_smaller_cases_show_only_behind_others_is_a_fault_of_what_is_kept()
     """Buffers that are found by name are wrong in any op; a smaller case in a process of its own has only its own."""
     ids = [i for i in case_ids(("alias",), (), "smoke") if "differs=axes" in i or "differs=eps" in i]
     groups = _groups([FAULTS["state-not-reset"]], ids)
-    assert [(g.kind, g.form.ops) for g in groups if g.kind[1] != GONE] == [(("FAIL", KEPT), ())]
+    assert [(g.kind, g.form.ops) for g in groups if g.kind[1] != GONE] == [(("FAIL", evidence.Fault.STALE), ())]
 
 
 def test_no_variant_of_a_failure_writes_outside_of_its_memory() -> None:

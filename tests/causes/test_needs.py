@@ -19,7 +19,8 @@ from conformance.causes.grouping.search import Search
 from conformance.causes.needs import cure
 from conformance.causes.needs.whole import said_alike, whole_form
 from conformance.ggml.arithmetic import EXACT
-from conformance.judge.evidence import Error
+from conformance.judge import evidence
+from conformance.judge.evidence import Error, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import Bundle, Fault
@@ -185,8 +186,8 @@ def test_a_crash_that_says_why_is_no_damage() -> None:
     assert not by_chance("CRASH", "its process died (SIGABRT): ggml-backend.cpp:#: pre-allocated tensor")
     case = build(VIEWED[0])
     group = Group(("FAIL", ""), PART, _failure(case, Result(case.id, "", Verdict.FAIL)))
-    for said, explained in (("(SIGSEGV)): ", True), ("(SIGABRT)): ggml.c:1: GGML_ASSERT(a) failed", False)):
-        crash = Result(case.id, "", Verdict.CRASH, error=Error(f"computing steps[0]: its process died {said}"))
+    for died, said, explained in (("SIGSEGV", "", True), ("SIGABRT", "ggml.c:1: GGML_ASSERT(a) failed", False)):
+        crash = Result(case.id, "", Verdict.CRASH, error=Error("its process died", said, died))
         assert group.explains(_failure(case, crash)) is explained
 
 
@@ -217,18 +218,15 @@ def test_a_case_as_a_whole_has_a_form() -> None:
 
 def test_an_assertion_about_an_op_is_one_whatever_the_op() -> None:
     """Ggml's scheduler says of which op a buffer is not; the assertion is the same."""
-    said = (
-        "its process died (SIGABRT): ggml-backend.cpp:9: pre-allocated tensor (k (view)) in a buffer (D0) that cannot "
-    )
-    assert len({innermost(f"computing steps[0]: {said}run the operation ({op})") for op in ("PERMUTE", "CPY")}) == 1
+    said = "ggml-backend.cpp:9: pre-allocated tensor (k (view)) in a buffer (D0) that cannot run the operation"
+    assert len({innermost(Error("it died", f"{said} ({op})", "SIGABRT")) for op in ("PERMUTE", "CPY")}) == 1
 
 
 def test_what_nobody_had_time_for_is_in_no_cause_of_another_condition() -> None:
     """A wrong number goes to a known cause of its op that it differs from in sizes alone, and else stands apart."""
     case = build(VIEWED[0])
     ((k, i, _),) = nodes_of(case)
-    at = {"kind": "node", "step": k, "node": i, "op": "SQR", "found": 1.0}
-    late = _failure(case, Result(case.id, "", Verdict.FAIL, first_divergence=at))
+    late = _failure(case, Result(case.id, "", Verdict.FAIL, where=Place(evidence.Fault.NODE, k, i, "SQR")))
     for condition, near in ((Condition("src[0].ne[0]", "> 4096"), True), (Condition("src[0].type", "f16"), False)):
         search = Search(_Runner([]), Spec("cpu"), Nodes([late], []), seconds=0)
         search.groups.all = [Group(("FAIL", ""), Form((Condition("op", "SQR"), condition)), late)]

@@ -14,6 +14,7 @@ from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.pair import joint, of_garbage, of_whole, one
 from conformance.causes.grouping.search import Search
 from conformance.causes.needs.whole import begin_alike
+from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, read
@@ -34,7 +35,7 @@ def _of(ops: str, *rest: tuple[str, str]) -> Form:
 
 
 def _failure(case_id: str, verdict: Verdict = Verdict.FAIL, detail: str = "") -> Failure:
-    found = failure_of(build(case_id), Result(case_id, "", verdict, detail=detail))
+    found = failure_of(build(case_id), Result(case_id, "", verdict, error=Error(detail) if detail else None))
     assert found is not None
     return found
 
@@ -71,7 +72,7 @@ def test_a_relation_of_runs_that_only_compute_has_no_cause_beside_that_of_a_node
 @pytest.mark.parametrize(("name", "known"), [("restored", True), ("memory", False)])
 def test_a_relation_is_no_cause_of_another(name: str, *, known: bool) -> None:
     """Caches written back and graphs rebuilt in the memory of others go other ways."""
-    result = Result(RESTORED, "", Verdict.FAIL, first_divergence={"kind": "graph", "found": 1.0})
+    result = Result(RESTORED, "", Verdict.FAIL, where=Place(Fault.GRAPH))
     failure = failure_of(build(RESTORED), result)
     assert failure is not None
     assert Group(failure.kind, Form((Condition("relation", name),)), PROOF).explains(failure) is known
@@ -82,7 +83,7 @@ def test_a_relation_is_no_cause_of_another(name: str, *, known: bool) -> None:
 def test_an_error_of_a_relation_explains_the_same_words_elsewhere(verdict: str, *, known: bool) -> None:
     """A case that is no relation has none to compare; wrong numbers say nothing by themselves."""
     group = Group((verdict, "map::at"), Form((Condition("relation", "memory"),)), PROOF)
-    result = Result(PROOF.case.id, "", Verdict(verdict), detail="map::at")
+    result = Result(PROOF.case.id, "", Verdict(verdict), error=Error("map::at"))
     failure = Failure(PROOF.case, result, Signature(Verdict(verdict), "", "map::at"), None)
     assert failure.kind == group.kind
     assert group.explains(failure) is known
@@ -147,11 +148,9 @@ def test_sizes_join_ops_only_where_they_tell() -> None:
 def test_what_a_translation_was_at_is_one_error() -> None:
     """Two checks of one translation, as they are thrown and passed on."""
     checks = {"requires static size": "a[3].is_static()", "range is out of bounds": "b >= 0 && b <= c"}
-    passed_on = (
-        "computing steps[0]: GGML OpenVINO backend ov::Exception: Check '{}' failed at openvino/op/cpy.cpp:155: "
-    )
+    passed_on = "GGML OpenVINO backend ov::Exception: Check '{}' failed at openvino/op/cpy.cpp:155: "
     passed_on += "FrontEnd API failed with OpConversionFailure: CPY conv state cache update {}"
-    said = [innermost(passed_on.format(check, words)) for words, check in checks.items()]
+    said = [innermost(Error(passed_on.format(check, words))) for words, check in checks.items()]
     assert said == [f"CPY conv state cache update {w}" for w in checks]
     a, b = (("OVERCLAIM", s) for s in said)
     assert begin_alike(a, b)
@@ -223,7 +222,7 @@ def test_results_that_are_lost_are_one_cause_of_nodes_and_of_whole_cases() -> No
 
 def test_a_wrong_output_of_no_known_node_explains_only_what_shares_its_form() -> None:
     """That nobody knows the first wrong node is no word of a fault."""
-    result = Result(PROOF.case.id, "", Verdict.FAIL, first_divergence={"kind": "output", "step": 0, "node": None})
+    result = Result(PROOF.case.id, "", Verdict.FAIL, where=Place(Fault.OUTPUT, 0))
     failure = Failure(PROOF.case, result, Signature(Verdict.FAIL, "", "output"), None)
     for form, known in ((Form(()), False), (_whole("SQR"), True), (_whole("ADD, MUL"), False)):
         assert Group(("FAIL", "output"), form, failure).explains(failure) is known

@@ -51,8 +51,8 @@ def test_run_writes_the_whole_record(tmp_path: Path) -> None:
     always = {"schema", "kind", "run", "written", "environment", "results", "totals", "asked", "missing"}
     assert set(document) == {*always, "gating", "selection"}
     assert document["schema"] == 1
-    fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "first_divergence"}
-    assert all(fields | {"saved", "detail"} <= set(r) for r in document["results"])
+    fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "where"}
+    assert all(fields | {"error", "notes", "saved", "detail"} <= set(r) for r in document["results"])
     assert [(r["case"], r["backend"], r["verdict"]) for r in document["results"]] == [
         (CASE, "cpu", "PASS"),
         (CASE, "ggml", "PASS"),

@@ -15,6 +15,7 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.nightly import summary
 from conformance.nightly.night import outcome

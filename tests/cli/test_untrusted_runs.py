@@ -34,11 +34,20 @@ def _wrong(**more: JSON) -> dict[str, JSON]:
     return {**first, **more}
 
 
+def _where(**more: JSON) -> dict[str, JSON]:
+    numbers = {"index": [0, 0, 0, 0], "expected": 1.0, "found": 2.0, "nmse": 0.5, "budget": 1e-7}
+    return {"fault": "node", "step": 0, "node": 0, "op": "SUM", "name": "node_0", "numbers": numbers, **more}
+
+
 def _run(backend: str = ABSENT) -> dict[str, JSON]:
     """A run with each part that commands read."""
     place = {"step": 0, "node": 0, "op": "ADD", "name": "", "alone": True}
+    end = {"step": 0, "device": "d", "split": 1}
     rows = [
         result(SUM, backend, "FAIL", first_divergence=_wrong(), budget_used=2.0, nmse=0.5, cause="p"),
+        result(SUM, backend, "FAIL", where=_where(), budget_used=2.0, nmse=0.5, cause="p"),
+        result(SUM, backend, "FAIL", where={"fault": "handover", "source": end, "target": end}, cause="p"),
+        result(ADD, backend, "CRASH", where={"fault": "node", "step": 0, "node": 0, "op": "ADD"}, cause="q"),
         result(ADD, backend, "CRASH", place=place, witness={"device": "d"}, cause="q"),
         result(SUM, "y", "PASS", budget_used=0.5),
     ]
@@ -103,6 +112,14 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
         ({"first_divergence": _wrong(step=-1)}, "results[0].first_divergence.step"),
         ({"first_divergence": _wrong(found="1")}, "results[0].first_divergence.found"),
         ({"first_divergence": None, "place": {"step": "x"}}, "results[0].place.step"),
+        ({"where": _where(node="/")}, "results[0].where.node"),
+        ({"where": _where(fault="none of ours")}, "results[0].where.fault"),
+        ({"where": _where(numbers={"index": ["x"]})}, "results[0].where.numbers.index"),
+        ({"where": _where(source={"step": -1})}, "results[0].where.source.step"),
+        ({"where": _where(guess=1)}, "results[0].where"),
+        ({"error": {"words": "no message"}}, "results[0].error.message"),
+        ({"error": {"message": "x", "guess": 1}}, "results[0].error"),
+        ({"notes": [1]}, "results[0].notes"),
     ],
 )
 def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, JSON], field: str) -> None:

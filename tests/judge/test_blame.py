@@ -18,6 +18,8 @@ from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, I64
+from conformance.judge.evidence import Fault
+from conformance.judge.text import STALE
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import blame
 from conformance.run.isolation.isolate import open_backend
@@ -28,13 +30,13 @@ from conformance.run.signature import signature_of
 
 SPEC = Spec("faulty")
 B = Builder()
-Fault = Callable[["Faulty", int, Graph, dict[Tensor, Bytes]], None]
+Tamper = Callable[["Faulty", int, Graph, dict[Tensor, Bytes]], None]
 
 
 class Faulty(Backend):
     """The reference; `fault` gets the outputs of the session's `k`-th compute. `kept` lives as long as the backend."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Tamper) -> None:
         self.inner, self.fault = create(Spec("cpu")), fault
         self.kept: dict[Any, Bytes] = {}
 
@@ -83,7 +85,7 @@ class FaultySession(Session):
 class FaultyRunner(Runner):
     """Opens a backend with the fault as often as it is asked to."""
 
-    fault: Fault
+    fault: Tamper
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
         return Faulty(self.fault) if spec == SPEC else open_backend(spec, self._isolation.but(isolate))
@@ -118,7 +120,7 @@ def _case(steps: int = 3) -> Case:
     return case
 
 
-def _run(runner: FaultyRunner, fault: Fault, case: Case | None = None) -> Result:
+def _run(runner: FaultyRunner, fault: Tamper, case: Case | None = None) -> Result:
     runner.fault = fault
     (result,) = runner.run(SPEC, [case or _case()])
     return result
@@ -151,6 +153,12 @@ def _kernel_of_large_factors(_: Faulty, __: int, ___: Graph, found: dict[Tensor,
             data.view("<f4")[3] += 1
 
 
+def _no_large_factors(_: Faulty, __: int, graph: Graph, ___: dict[Tensor, Bytes]) -> None:
+    """A kernel that refuses what only the last step has."""
+    if any(n.op == "SCALE" and n.params.s > 1 for n in graph):
+        raise BackendError("ScatterUpdate_192 takes no factor of 1.5")
+
+
 def _together(_: Faulty, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
     """A fusion of ADD and SCALE, which nobody sees where ADD is asked for too."""
     adds = [n for n in graph if n.op == "ADD"]
@@ -159,23 +167,23 @@ def _together(_: Faulty, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> N
 
 
 @pytest.mark.parametrize("fault", [_program_of_first, _second_step])
-def test_what_is_kept_is_told_from_a_kernel(runner: FaultyRunner, fault: Fault) -> None:
+def test_what_is_kept_is_told_from_a_kernel(runner: FaultyRunner, fault: Tamper) -> None:
     """Right by itself on a backend opened anew, from the same caches, and wrong after other steps: something kept."""
     result = _run(runner, fault)
     assert result.verdict is Verdict.FAIL
     assert result.detail.startswith("step 1: SCALE")
-    assert result.detail.endswith(blame.SECOND)
+    assert result.detail.endswith(STALE[Fault.STALE])
     assert result.where is not None
-    assert (result.where.fault, result.where.step) == ("kept", 1)
-    assert str(signature_of(result)) == "FAIL, kept"
+    assert (result.where.fault, result.where.step) == (Fault.STALE, 1)
+    assert str(signature_of(result)) == "FAIL, stale"
 
 
 @pytest.mark.parametrize(("fault", "step"), [(_kernel, 0), (_kernel_of_large_factors, 2)])
-def test_a_kernels_fault_is_no_kept_one(runner: FaultyRunner, fault: Fault, step: int) -> None:
+def test_a_kernels_fault_is_no_kept_one(runner: FaultyRunner, fault: Tamper, step: int) -> None:
     """A node that is wrong by itself too is named, in whichever step it is, and nothing else is blamed."""
     result = _run(runner, fault)
     assert result.where is not None
-    assert (result.where.fault, result.where.step) == ("node", step)
+    assert (result.where.fault, result.where.step) == (Fault.NODE, step)
     assert result.where.op == "SCALE"
     assert result.detail.endswith("everything before it agrees")
 
@@ -184,7 +192,7 @@ def test_nodes_that_are_wrong_together_are_no_kept_fault(runner: FaultyRunner) -
     """Each node right alone, the step by itself wrong: fusion."""
     result = _run(runner, _together)
     assert result.where is not None
-    assert result.where.fault == "graph"
+    assert result.where.fault is Fault.GRAPH
     assert result.detail.endswith(f"each node alone is right; {blame.TOGETHER}")
 
 
@@ -201,7 +209,7 @@ def test_an_output_is_wrong_though_its_first_wrong_node_is_unknown(runner: Fault
     """Where the backend fails when each node is asked for, the wrong output is named as such; shrunk, its node is."""
     result = _run(runner, _shows_outputs_alone)
     assert result.where is not None
-    assert (result.where.fault, result.where.op) == ("output", "SCALE")
+    assert (result.where.fault, result.where.op) == (Fault.OUTPUT, "SCALE")
     assert "the first wrong node was not found: " in result.detail
     assert str(signature_of(result)) == "FAIL, output"
     small = shrink(runner, SPEC, _case(), time_budget=60)
@@ -234,10 +242,10 @@ def test_what_another_case_left_is_said(runner: FaultyRunner) -> None:
     assert _run(runner, _program_of_first, fine).verdict is Verdict.PASS
     result = _run(runner, _program_of_first, other)
     assert result.verdict is Verdict.FAIL
-    assert result.detail.endswith(blame.BEFORE)
+    assert result.detail.endswith(STALE[Fault.EARLIER])
 
 
-def _raises(op: str, *, from_step: int = 0, behind: str = "") -> Fault:
+def _raises(op: str, *, from_step: int = 0, behind: str = "") -> Tamper:
     def fault(_: Faulty, k: int, graph: Graph, __: dict[Tensor, Bytes]) -> None:
         ops = [n.op for n in graph]
         if k >= from_step and op in ops and (not behind or behind in ops):
@@ -251,10 +259,10 @@ def _raises(op: str, *, from_step: int = 0, behind: str = "") -> Fault:
     [
         (_raises("SET_ROWS"), "step 0: SET_ROWS cache_k_l0 (view) f16[8, 4, 1, 1] of f32[8, 4, 1, 1], i64[4, 1, 1, 1]"),
         (_raises("SCALE", behind="SET_ROWS"), "step 0: SCALE node_2 f32[8, 4, 1, 1] of f32[8, 4, 1, 1] fails behind"),
-        (_raises("SCALE", from_step=1), f"step 1: {blame.SECOND}"),
+        (_raises("SCALE", from_step=1), f"step 1: {STALE[Fault.STALE]}"),
     ],
 )
-def test_foreign_words_are_followed_by_the_node(runner: FaultyRunner, fault: Fault, where: str) -> None:
+def test_foreign_words_are_followed_by_the_node(runner: FaultyRunner, fault: Tamper, where: str) -> None:
     """Behind what was raised stand the step and the node, with op, name and shapes, or that the step alone runs."""
     result = _run(runner, fault)
     assert result.verdict is Verdict.OVERCLAIM
@@ -263,7 +271,12 @@ def test_foreign_words_are_followed_by_the_node(runner: FaultyRunner, fault: Fau
 
 def test_a_failure_keeps_its_signature_while_it_shrinks(runner: FaultyRunner) -> None:
     """Where it failed is no part of what must stay the same: with fewer steps and nodes it is elsewhere."""
-    long, short = (_run(runner, _raises("SET_ROWS"), _case(n)) for n in (3, 1))
+    last = _case(3)
+    last.steps = last.steps[2:]
+    long, short = (_run(runner, _no_large_factors, c) for c in (_case(3), last))
+    assert long.where is not None
+    assert short.where is not None
+    assert (long.where.step, short.where.step) == (2, 0)
     assert long.detail != short.detail
     assert signature_of(long) == signature_of(short)
 
@@ -279,8 +292,8 @@ def test_a_node_that_fails_otherwise_alone_is_not_named(runner: FaultyRunner) ->
             raise BackendError("no kernel for rows alone")
 
     result = _run(runner, fault)
-    assert result.place is not None
-    assert (result.place["op"], result.place["alone"]) == ("SCALE", False)
+    assert result.where is not None
+    assert (result.where.op, result.where.fault) == ("SCALE", Fault.GRAPH)
 
 
 def _loses(backend: Faulty, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
@@ -319,12 +332,12 @@ def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(
     assert _run(runner, _loses, _chain(3)).verdict is Verdict.PASS
     lost = _run(runner, _loses, _chain(1, 3))
     assert lost.where is not None
-    assert (lost.where.fault, lost.where.node) == ("node", 1)
+    assert (lost.where.fault, lost.where.node) == (Fault.NODE, 1)
     assert "right where nothing reads it" in lost.detail
     runner.renew()
     kernel = _run(runner, _loses_and_errs, _chain(3))
     assert kernel.where is not None
-    assert (kernel.where.fault, kernel.where.node) == ("node", 3)
+    assert (kernel.where.fault, kernel.where.node) == (Fault.NODE, 3)
 
 
 @pytest.mark.parametrize("op", ["ADD", "SQR", "SCALE", "SQRT"])
@@ -340,7 +353,7 @@ def test_the_first_wrong_node_is_found_though_all_before_the_last_are_lost(runne
 
     result = _run(runner, fault, _chain(3))
     assert result.where is not None
-    assert (result.where.fault, result.where.op) == ("node", op)
+    assert (result.where.fault, result.where.op) == (Fault.NODE, op)
     assert "nan" not in result.detail
 
 
@@ -364,5 +377,5 @@ def test_an_index_that_is_lost_hides_no_wrong_node(runner: FaultyRunner) -> None
 
     result = _run(runner, fault, case)
     assert result.where is not None
-    assert (result.where.fault, result.where.op) == ("node", "GET_ROWS")
+    assert (result.where.fault, result.where.op) == (Fault.NODE, "GET_ROWS")
     assert "not found" not in result.detail

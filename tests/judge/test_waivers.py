@@ -18,6 +18,7 @@ from sessions_of_pytest import PYTEST
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge import waivers
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, proposal, waive
 from conformance.judge.wrong import Wrong
@@ -42,9 +43,9 @@ def _entry(case: str, verdict: str = "FAIL", expiry: str = "2099-01-01") -> str:
     return ENTRY.format(case=case, verdict=verdict, expiry=expiry, granted=granted)
 
 
-def _failed(case: str, verdict: Verdict = Verdict.FAIL, detail: str = "") -> Result:
+def _failed(case: str, verdict: Verdict = Verdict.FAIL, notes: tuple[str, ...] = ()) -> Result:
     """A result; a FAIL is wrong by what `_waiver` grants."""
-    return Result(case, "b", verdict, wrong=GRANTED if verdict is Verdict.FAIL else None, detail=detail)
+    return Result(case, "b", verdict, wrong=GRANTED if verdict is Verdict.FAIL else None, notes=notes)
 
 
 def _waivers(*entries: Waiver) -> Waivers:
@@ -78,8 +79,7 @@ def test_a_waiver_covers_what_fails_as_it_says_and_nothing_else(
     stays as it is. The verdict before is kept.
     """
     holding = [w for w in entries if w.covers(case) and w.expiry >= TODAY]
-    result = _failed(case, verdict)
-    waive(_waivers(*entries), result, TODAY)
+    result = waive(_waivers(*entries), _failed(case, verdict), TODAY)
     if verdict is Verdict.PASS and holding:
         assert (result.verdict, result.waived) == (Verdict.XPASS, "PASS")
     elif any(w.verdict is verdict for w in holding):
@@ -95,10 +95,8 @@ def test_no_waiver_is_at_odds_with_a_run_in_silence(
     """An entry is a problem whenever it has expired, covers a case that passes, or covers nothing that there is in a
     family that ran; one that is no problem and covers a case that ran covers one that fails, or the run had not all.
     """
-    results = [_failed(case, verdict) for case, verdict in verdicts.items()]
     w = _waivers(*entries)
-    for r in results:
-        waive(w, r, TODAY)
+    results = [waive(w, _failed(case, verdict), TODAY) for case, verdict in verdicts.items()]
     found = {p.index: p for p in _problems(w, *results, listed=tuple(listed))}
     for i, entry in enumerate(entries):
         mine = [r for r in results if entry.covers(r.case)]
@@ -116,8 +114,7 @@ def test_no_waiver_is_at_odds_with_a_run_in_silence(
 def test_it_holds_to_the_end_of_its_last_day() -> None:
     """On the day of its expiry a waiver holds, on the next it does not, and the failure says why."""
     for days, verdict in ((0, Verdict.XFAIL), (-1, Verdict.FAIL)):
-        result = _failed("f/a", detail="wrong")
-        waive(_waivers(_waiver(days=days)), result, TODAY)
+        result = waive(_waivers(_waiver(days=days)), _failed("f/a", notes=("wrong",)), TODAY)
         assert result.verdict is verdict
     assert result.detail == "wrong; w.toml: waiver 1 (f/*) expired on 2026-06-14"
     (problem,) = _problems(_waivers(_waiver(days=-1)), result)
@@ -126,8 +123,7 @@ def test_it_holds_to_the_end_of_its_last_day() -> None:
 
 def test_another_failure_than_the_waived_one_stands() -> None:
     """A waived FAIL that crashes is a CRASH, and says what was waived."""
-    result = Result("f/a", "b", Verdict.CRASH, error=Error("SIGABRT"))
-    waive(_waivers(_waiver()), result, TODAY)
+    result = waive(_waivers(_waiver()), Result("f/a", "b", Verdict.CRASH, error=Error("SIGABRT")), TODAY)
     assert result.verdict is Verdict.CRASH
     assert result.detail == "SIGABRT; w.toml: waiver 1 (f/*) waives FAIL only"
 
@@ -148,8 +144,8 @@ def test_another_failure_than_the_waived_one_stands() -> None:
 )
 def test_a_waiver_excuses_the_error_that_it_was_granted_for(stated: str, found: Wrong, *, excused: bool) -> None:
     """Not ten times as much, no zeros in place of numbers, no NaN: that is FAIL, and says what was granted."""
-    result = Result("f/a", "b", Verdict.FAIL, wrong=found)
-    waive(parse(_entry("f/*").replace("nmse = 1e-4", stated), "w.toml"), result, TODAY)
+    waivers = parse(_entry("f/*").replace("nmse = 1e-4", stated), "w.toml")
+    result = waive(waivers, Result("f/a", "b", Verdict.FAIL, wrong=found), TODAY)
     assert result.verdict is (Verdict.XFAIL if excused else Verdict.FAIL)
     assert ("w.toml: waiver 1 (f/*) was granted for another error: " in result.detail) is not excused
 
@@ -165,25 +161,23 @@ def test_a_waiver_excuses_the_error_that_it_was_granted_for(stated: str, found: 
 def test_a_waiver_that_does_not_say_how_wrong_excuses_nothing_and_is_told_the_number(found: Wrong, line: str) -> None:
     """A file of an older version fails the run, with a patch that adds what its cases are wrong by; then it holds."""
     old = parse("# kept\n" + _entry("f/*").replace("nmse = 1e-4\n", ""), "w.toml")
-    result = Result("f/a", "b", Verdict.FAIL, wrong=found)
-    waive(old, result, TODAY)
+    failed = Result("f/a", "b", Verdict.FAIL, wrong=found)
+    result = waive(old, failed, TODAY)
     assert result.verdict is Verdict.FAIL
     assert result.detail == f"w.toml: waiver 1 (f/*) does not say how wrong a FAIL may be; add {line}"
     (problem,) = _problems(old, result)
     assert problem.sentence.endswith(f"1 of this run fail; add {line}")
     patch = proposal(old, [problem])
     assert [x for x in patch.splitlines() if x[0] in "+-" and x[1] not in "+-"] == [f"+{line}"]
-    again = Result("f/a", "b", Verdict.FAIL, wrong=found)
-    waive(parse(old.text.replace('"FAIL"', f'"FAIL"\n{line}'), "w.toml"), again, TODAY)
+    again = waive(parse(old.text.replace('"FAIL"', f'"FAIL"\n{line}'), "w.toml"), failed, TODAY)
     assert again.verdict is Verdict.XFAIL
 
 
 def test_details_say_reason_link_and_day() -> None:
-    """A waived failure keeps its story behind reason, link and expiry; a passing one names the entry."""
-    failing, passing = _failed("f/a", detail="wrong"), Result("f/b", "b", Verdict.PASS)
-    for r in (failing, passing):
-        waive(_waivers(_waiver()), r, TODAY)
-    assert failing.detail == "waived until 2026-06-15 (known; https://example.org/1); wrong"
+    """A waived failure keeps its story before reason, link and expiry; a passing one names the entry."""
+    results = _failed("f/a", notes=("wrong",)), Result("f/b", "b", Verdict.PASS)
+    failing, passing = (waive(_waivers(_waiver()), r, TODAY) for r in results)
+    assert failing.detail == "wrong; waived until 2026-06-15 (known; https://example.org/1)"
     assert passing.detail == "it passes, and w.toml: waiver 1 (f/*) says FAIL"
 
 

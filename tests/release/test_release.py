@@ -15,8 +15,9 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
 from conformance.case.case import Case
 from conformance.causes import analyse
-from conformance.causes.cause import Cause
+from conformance.causes.cause import Cause, assigned
 from conformance.ggml.errors import UsageError
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.release import backtest
 from conformance.release.audit import Audit, Audits
@@ -48,7 +49,7 @@ def _device(name: str, kind: str = "CPU", *buffers: str) -> DeviceOf:
 
 
 def _results(spec: Spec, verdicts: Mapping[str, Verdict]) -> list[Result]:
-    return [Result(case, str(spec), v, detail=v.value) for case, v in verdicts.items()]
+    return [Result(case, str(spec), v, notes=(v.value,)) for case, v in verdicts.items()]
 
 
 @dataclass
@@ -62,8 +63,7 @@ class Fixed:
         """One cause for each op."""
         found: dict[str, list[str]] = {}
         for r in filter(fails, results):
-            r.cause = r.case.partition("-")[0]
-            found.setdefault(r.cause, []).append(r.case)
+            found.setdefault(r.case.partition("-")[0], []).append(r.case)
         return [
             Cause(op, f"{op} is wrong", results[0].backend, Verdict.FAIL, op, "", (), tuple(cases))
             for op, cases in found.items()
@@ -113,7 +113,10 @@ class Deaths(Fixed):
 
 
 def _deaths(cases: Mapping[str, str]) -> list[Result]:
-    return [Result(c, "x", Verdict.CRASH if why else Verdict.PASS, notes=(why,)) for c, why in cases.items()]
+    return [
+        Result(c, "x", Verdict.CRASH, error=Error(why)) if why else Result(c, "x", Verdict.PASS)
+        for c, why in cases.items()
+    ]
 
 
 @pytest.mark.parametrize("base_dies_of", ["another", "one"])
@@ -160,8 +163,8 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
     for target in (CPU, other):
         here = _results(target.build, {"ADD-1": Verdict.FAIL})
         causes.add(target, kind, here, _results(OLD, {"ADD-1": Verdict.PASS}), 1.0)
-        assert [r.cause for r in here] == ["ADD"]
     (found,) = causes.all()
+    assert found.cases == {str(NEW): ["ADD-1"], str(other.build): ["ADD-1"]}
     assert (found.state, found.devices) == (State.NEW, ["CPU", "CPU threads=8"])
     assert found.to_json()["state"] == "new"
 
@@ -468,7 +471,7 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
     assert [(c.verdict, c.rank["architectures"], len(c.cases)) for c in found] == [
         (Verdict.FAIL, 2, 2), (Verdict.CRASH, 1, 1), (Verdict.FAIL, 2, 2), (Verdict.FAIL, 1, 1),
     ]  # fmt: skip
-    assert [r.cause is None for r in rows] == [False, False, False, True, False, False, False]
+    assert [r.cause is None for r in assigned(rows, found)] == [False, False, False, True, False, False, False]
     assert "wrong logits in verb batch-2" in found[2].sentence
 
 
@@ -500,5 +503,5 @@ def test_cells_that_fail_alike_are_one_cause(monkeypatch: pytest.MonkeyPatch) ->
     over, under = kind.find(rows, 1.0)
     assert (len(over.cases), over.verdict, over.message) == (2, Verdict.OVERCLAIM, "OVERCLAIM: q4_0 in CPU_REPACK: #")
     assert (under.cases, under.verdict) == ((rows[2].case,), Verdict.FAIL)
-    assert [r.cause for r in rows] == [over.id, over.id, under.id, None]
+    assert [r.cause for r in assigned(rows, [over, under])] == [over.id, over.id, under.id, None]
     assert kind.again(Spec("cpu"), rows[0].case).verdict is Verdict.OVERCLAIM

@@ -18,6 +18,7 @@ from conformance.case import casefile
 from conformance.case.case import JSON, Case
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
+from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.report import journal as journals
 from conformance.report.journal import Journal
@@ -34,7 +35,10 @@ RESULTS = st.lists(
         st.sampled_from(Verdict),
         budget_used=st.none() | st.floats(0, 2),
         fresh=st.booleans(),
-        detail=st.text(max_size=8),
+        where=st.none()
+        | st.builds(Place, st.sampled_from(Fault), st.none() | st.integers(0, 9), op=st.text(max_size=4)),
+        error=st.none() | st.builds(Error, st.text(max_size=8), st.text(max_size=8)),
+        notes=st.lists(st.text(max_size=8), max_size=2).map(tuple),
         witness=st.none() | st.just({"device": "ü\n"}),
     ),
     max_size=6,

@@ -117,7 +117,7 @@ def test_the_page_holds_every_row(runs: Runs) -> None:
         assert _cell(table, "document", i) == index
         row = documents[0].body[_cell(table, "list", i)][_cell(table, "row", i)]
         for key in ("case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
-                    "first_divergence", "saved", "waived", "cause", "detail"):  # fmt: skip
+                    "where", "error", "notes", "saved", "waived", "cause", "detail"):  # fmt: skip
             assert _cell(table, key, i) == row[key], key
         assert (_cell(table, "fresh", i) == "fresh") == row["fresh"]
 

@@ -303,7 +303,7 @@ def _failed_views(runs: Runs) -> list[str]:
     """Views of a few failures of each family."""
     found: dict[str, str] = {}
     for r in runs.results:
-        if r.value.first_divergence:
+        if r.value.where and r.value.where.numbers:
             place = f"row={r.place[8:-1]}&document={runs.documents.index(r.document)}"
             found.setdefault(r.value.case.partition("-")[0], f"case?run={r.document.run}&{place}")
     return list(found.values())[:25]

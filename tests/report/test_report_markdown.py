@@ -75,11 +75,11 @@ def test_nothing_ran(tmp_path: Path) -> None:
 def test_it_stays_under_the_limit_and_counts_what_is_left_out(tmp_path: Path) -> None:
     """20,000 failures, each for a reason of its own: at most 50 kB, and shown and left out add up to all."""
     names = ["".join(chr(97 + int(d)) for d in str(i)) for i in range(20_000)]
-    rows = [result(f"ops/ADD-f32-a={i}@1", "x", "FAIL", detail=f"{n}|<ä" * 9) for i, n in enumerate(names)]
+    rows = [result(f"ops/ADD-f32-a={i}@1", "x", "OVERCLAIM", detail=f"{n}|<ä" * 9) for i, n in enumerate(names)]
     bugs = {(f"fault-{i}", "ops"): False for i in range(3000)}
     text = markdown(_runs(tmp_path, document(rows), planted(bugs)), where="index.html")
     assert len(text.encode()) <= LIMIT == 50_000
-    shown = len(re.findall(r"^- \*\*FAIL\*\*", text, re.MULTILINE))
+    shown = len(re.findall(r"^- \*\*OVERCLAIM\*\*", text, re.MULTILINE))
     (left,) = re.findall(r"\*\*([\d,]+) more of 20,000 are left out here; all of them: index\.html\*\*", text)
     assert shown > 50
     assert shown + int(left.replace(",", "")) == 20_000
@@ -88,8 +88,9 @@ def test_it_stays_under_the_limit_and_counts_what_is_left_out(tmp_path: Path) ->
 
 def test_failures_alike_are_told_once(tmp_path: Path) -> None:
     """Failures of one reason are one entry with their number, ops, backends and the first few; crashes come after."""
+    at = {"fault": "node"}
     rows = [
-        result(f"ops/{op}-f32-a={i}@1", "x", "FAIL", detail=f"step {i}: {op} node_{i} f32[{i}, 1] is off by {i}.5e-3")
+        result(f"ops/{op}-f32-a={i}@1", "x", "FAIL", where={**at, "step": i, "op": op, "tensor": f"f32[{i}, 1]"})
         for i in range(300) for op in ("MUL_MAT", "ADD")
     ]  # fmt: skip
     died = [result(f"ops/GLU-f32-a={i}@1", "y", "CRASH", detail=f"y: ops/GLU-f32-a={i}@1: ops.cpp:35 died at 0x{i:x}0")
@@ -97,6 +98,7 @@ def test_failures_alike_are_told_once(tmp_path: Path) -> None:
     text = markdown(_runs(tmp_path, document([*died, *rows])))
     found = [line for line in text.splitlines() if line.startswith(("- **FAIL**", "- **CRASH**"))]
     assert len(found) == 3
+    assert {line.partition("times: ")[2] for line in found[:2]} == {"MUL\\_MAT f32 diverges", "ADD f32 diverges"}
     assert found[0].startswith("- **FAIL** 300 times: ")
     assert found[2] == "- **CRASH** 40 times: …: …: ops.cpp:35 died at \\#"
     assert "  - of `GLU` 40; on `y` 40\n  - `ops/GLU-f32-a=0@1` on `y`\n    `conform run --case ops/GLU" in text
@@ -133,14 +135,14 @@ def test_causes_of_any_length_leave_room(tmp_path: Path) -> None:
     for i in range(10_000):
         name = "".join(chr(97 + int(d)) for d in str(i)) + "<|" * 4096
         explained = i % 2 == 0
-        rows.append(result(f"ops/ADD-f32-a={i}@1", "x", "FAIL", detail=name, cause=str(i) if explained else None))
+        rows.append(result(f"ops/ADD-f32-a={i}@1", "x", "OVERCLAIM", detail=name, cause=str(i) if explained else None))
         if explained:
-            causes.append(cause(str(i), [rows[-1]["case"]], sentence=name))
+            causes.append(cause(str(i), [rows[-1]["case"]], sentence=name, verdict="OVERCLAIM"))
     text = markdown(_runs(tmp_path, {**document(rows), "causes": causes}), where="index.html")
     assert len(text.encode()) <= LIMIT
     for what in ("Causes", "Failures that no cause explains"):
         section = text.partition(f"## {what} (5,000)")[2].partition("\n## ")[0]
-        shown = len(re.findall(r"^- \*\*FAIL\*\*", section, re.MULTILINE))
+        shown = len(re.findall(r"^- \*\*OVERCLAIM\*\*", section, re.MULTILINE))
         (left,) = re.findall(r"\*\*([\d,]+) more of 5,000 are left out here; all of them: index\.html\*\*", section)
         assert shown > 3
         assert shown + int(left.replace(",", "")) == 5000

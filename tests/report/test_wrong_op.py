@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import conform
 from planted_adapter import planted_adapter
 
+from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.matrix import Operation, operation_of
 
@@ -45,7 +47,7 @@ def test_a_wrong_cont_is_no_failure_of_transpose(tmp_path: Path, monkeypatch: py
     passed = [r for r in results if r["verdict"] == "PASS"]
     assert failed, ran.stdout + ran.stderr
     assert passed
-    assert {r["first_divergence"]["op"] for r in failed} == {"CONT"}
+    assert {r["where"]["op"] for r in failed} == {"CONT"}
     assert conform("report", tmp_path / "run.json", "-o", tmp_path / "out").returncode in {0, 1}
     lines = (tmp_path / "out" / "summary.md").read_text().splitlines()
     row = {op: next(line for line in lines if line.startswith(f"| {op} |")) for op in ("TRANSPOSE", "CONT")}
@@ -53,25 +55,25 @@ def test_a_wrong_cont_is_no_failure_of_transpose(tmp_path: Path, monkeypatch: py
     assert f"0 of {len(failed)}" in row["CONT"]
 
 
-FIRST = {"kind": "node", "step": 0, "node": 1, "op": "CONT", "name": "node_1"}
+FIRST = Place(Fault.NODE, 0, 1, "CONT", "node_1")
 
 
 @pytest.mark.parametrize(
-    ("case", "fields", "counts_for"),
+    ("case", "where", "counts_for"),
     [
-        ("ops/TRANSPOSE-f32-a=9x4@1", {"first_divergence": FIRST}, ("ops", "CONT", "f32")),
-        ("ops/TRANSPOSE-f32-a=9x4@1", {"first_divergence": {**FIRST, "kind": "kept"}}, ("ops", "TRANSPOSE", "f32")),
-        ("ops/TRANSPOSE-f32-a=9x4@1", {"first_divergence": {**FIRST, "kind": "graph"}}, ("ops", "TRANSPOSE", "f32")),
-        ("ops/TRANSPOSE-f32-a=9x4@1", {}, ("ops", "TRANSPOSE", "f32")),
-        ("ops/UNARY.GELU-f32-a=9@1", {"first_divergence": {**FIRST, "op": "UNARY"}}, ("ops", "UNARY.GELU", "f32")),
-        ("ops/PERMUTE-f16-a=9x4@1", {"place": {"step": 0, "op": "ADD"}}, ("ops", "ADD", "f16")),
-        ("ops/PERMUTE-f16-a=9x4@1", {"place": {"step": 0}}, ("ops", "PERMUTE", "f16")),
-        ("gqa/llama-heads=4@1", {"first_divergence": FIRST}, ("gqa", "", "")),
+        ("ops/TRANSPOSE-f32-a=9x4@1", FIRST, ("ops", "CONT", "f32")),
+        ("ops/TRANSPOSE-f32-a=9x4@1", replace(FIRST, fault=Fault.STALE), ("ops", "TRANSPOSE", "f32")),
+        ("ops/TRANSPOSE-f32-a=9x4@1", replace(FIRST, fault=Fault.GRAPH), ("ops", "TRANSPOSE", "f32")),
+        ("ops/TRANSPOSE-f32-a=9x4@1", None, ("ops", "TRANSPOSE", "f32")),
+        ("ops/UNARY.GELU-f32-a=9@1", replace(FIRST, op="UNARY"), ("ops", "UNARY.GELU", "f32")),
+        ("ops/PERMUTE-f16-a=9x4@1", Place(Fault.NODE, 0, op="ADD"), ("ops", "ADD", "f16")),
+        ("ops/PERMUTE-f16-a=9x4@1", Place(Fault.UNLOCATED, 0), ("ops", "PERMUTE", "f16")),
+        ("gqa/llama-heads=4@1", FIRST, ("gqa", "", "")),
     ],
 )
-def test_what_a_failure_counts_for(case: str, fields: dict[str, object], counts_for: tuple[str, str, str]) -> None:
+def test_what_a_failure_counts_for(case: str, where: Place | None, counts_for: tuple[str, str, str]) -> None:
     """The first wrong node's op; the op in the id where no node is known to be wrong, and a family as ever."""
     for verdict in (Verdict.FAIL, Verdict.OVERCLAIM, Verdict.XFAIL):
-        assert operation_of(Result(case, "mine", verdict, **fields)) == Operation(*counts_for)  # type: ignore[arg-type]
+        assert operation_of(Result(case, "mine", verdict, where=where)) == Operation(*counts_for)
     whole = ("ops", *case.split("/")[1].split("-")[:2]) if case.startswith("ops/") else counts_for
-    assert operation_of(Result(case, "mine", Verdict.PASS, **fields)) == Operation(*whole)  # type: ignore[arg-type]
+    assert operation_of(Result(case, "mine", Verdict.PASS)) == Operation(*whole)

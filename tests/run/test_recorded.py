@@ -73,8 +73,9 @@ def test_a_recording_without_nodes_passes_and_one_doubled_scale_fails(runner: Ru
     result = _run(runner, StandIn(name, doubled), case)
     assert result.verdict is Verdict.FAIL
     assert result.where is not None
-    step = case.steps[result.where.step]
-    node = step.graph.nodes[result.where.node]
+    assert result.where.step is not None
+    assert result.where.node is not None
+    node = case.steps[result.where.step].graph.nodes[result.where.node]
     assert node.op == "MUL_MAT"
     assert node.src[0] is not None
     assert node.src[0].name == "blk.1.ffn_up.weight"

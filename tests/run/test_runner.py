@@ -21,6 +21,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.ggml.types import F32, I64
+from conformance.judge.evidence import Fault
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run import divergence
@@ -207,8 +208,10 @@ def test_the_first_divergent_node_is_named(runner: Runner) -> None:
     assert result.verdict is Verdict.FAIL
     assert result.where is not None
     assert (result.where.step, result.where.op) == (0, "MUL")
-    assert result.first_divergence["index"] == [5, 0, 0, 0]
-    assert result.first_divergence["found"] - result.first_divergence["expected"] == pytest.approx(0.25)
+    numbers = result.where.numbers
+    assert numbers is not None
+    assert numbers.index == (5, 0, 0, 0)
+    assert numbers.found - numbers.expected == pytest.approx(0.25)
     assert "everything before it agrees" in result.detail
 
 
@@ -232,7 +235,7 @@ def test_a_node_behind_views_alone_runs_once(runner: Runner, monkeypatch: pytest
     ran = execute(FaultyBackend(tamper), case, every_node=[0]).steps
     found = divergence.first_divergent(ran, reference, case, 0)
     assert found is not None
-    assert result.first_divergence == divergence.describe(found, case)
+    assert result.where == divergence.describe(found, case)
     assert len(case.steps[0].graph) > 1
 
 
@@ -289,8 +292,8 @@ def test_a_nan_in_a_cache_is_traced_to_where_it_began(runner: Runner, step: int,
     (result,) = _run(runner, Spoils(_right), case)
     assert result.verdict is Verdict.FAIL
     assert result.where is not None
-    first = result.first_divergence
-    assert (first["step"], first["op"], first["kind"], first["node"]) == (at, "NONE", "graph", None), result.detail
+    where = result.where
+    assert (where.step, where.op, where.fault, where.node) == (at, "NONE", Fault.GRAPH, None), result.detail
     assert "the first NaN: " in result.detail
     assert cause in result.detail
 
@@ -313,8 +316,8 @@ def test_a_node_that_writes_nan_into_a_cache_is_the_first_divergence(runner: Run
 
     (result,) = _run(runner, Writes(_right), build(ATTENTION))
     assert result.where is not None
-    first = result.first_divergence
-    assert (first["step"], first["op"], first["kind"]) == (1, "SET_ROWS", "node"), result.detail
+    where = result.where
+    assert (where.step, where.op, where.fault) == (1, "SET_ROWS", Fault.NODE), result.detail
 
 
 def test_a_no_is_unsupported_with_its_reason(runner: Runner) -> None:
@@ -363,11 +366,7 @@ def test_a_failing_case_is_kept_and_reproduces(runner: Runner) -> None:
     (result,) = _run(runner, FaultyBackend(tamper), _case())
     assert result.saved is not None
     (again,) = _run(runner, FaultyBackend(tamper), *casefile.read(Path(result.saved)))
-    assert (again.verdict, again.nmse, again.first_divergence) == (
-        result.verdict,
-        result.nmse,
-        result.first_divergence,
-    )
+    assert (again.verdict, again.nmse, again.where) == (result.verdict, result.nmse, result.where)
 
 
 def test_the_reference_is_never_its_own_oracle(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

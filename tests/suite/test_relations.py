@@ -17,8 +17,9 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, GraphError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes
+from conformance.judge.evidence import Fault
+from conformance.judge.text import STALE
 from conformance.judge.verdict import Result, Verdict
-from conformance.run import blame
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.suite import relations
@@ -43,13 +44,13 @@ class Call:
         return next(t for t in self.inputs if t.name == name)
 
 
-Fault = Callable[[Call, Compute, Sequence[Tensor]], Values]
+Tamper = Callable[[Call, Compute, Sequence[Tensor]], Values]
 
 
 class FaultySession(Session):
     """The reference's session behind a fault."""
 
-    def __init__(self, inner: Session, fault: Fault, kept: dict[Any, Any]) -> None:
+    def __init__(self, inner: Session, fault: Tamper, kept: dict[Any, Any]) -> None:
         self._inner, self._fault, self._kept = inner, fault, kept
         self._own: dict[Any, Any] = {}
 
@@ -83,7 +84,7 @@ class Faulty(Backend):
     as wrong.
     """
 
-    fault: ClassVar[Fault]
+    fault: ClassVar[Tamper]
     stages = ("translate", "run")
 
     def __init__(self, buffer: str = "", threads: str = "1", stage: str = "run") -> None:
@@ -230,7 +231,7 @@ def by_names_and_ops(call: Call, compute: Compute, outputs: Sequence[Tensor]) ->
             n.op_params = p
 
 
-PLANTED: dict[str, tuple[Fault, str]] = {
+PLANTED: dict[str, tuple[Tamper, str]] = {
     "chunked": (large_batch, f"{TINY},run=o24.d1,to=o7.o1.o16.d1"),
     "batch": (batch_of_one, f"{TINY},seqs=3,run=p5+9+2.d2"),
     "permuted": (first_sequence, f"{TINY},seqs=3,unified=1,run=p5.d2"),
@@ -258,10 +259,10 @@ def id_of(name: str) -> str:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Fault], Result]:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Tamper], Result]:
     """Runs a case on the reference with a fault."""
 
-    def runs(case: Case, fault: Fault) -> Result:
+    def runs(case: Case, fault: Tamper) -> Result:
         kind = type("Planted", (Faulty,), {"fault": staticmethod(fault)})
         runner = Runner(isolation=Isolation(time_limit=2.0 if fault is at_eight else 120.0))
         monkeypatch.setattr(runner, "_open", lambda spec, _isolate: kind(**dict(spec.options)))
@@ -275,7 +276,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Fault], Result]:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_it_holds_on_the_reference(name: str, run: Callable[[Case, Fault], Result]) -> None:
+def test_it_holds_on_the_reference(name: str, run: Callable[[Case, Tamper], Result]) -> None:
     """Without a fault every relation is a PASS that compared something."""
     result = run(relations.build(id_of(name)), right)
     assert result.verdict is Verdict.PASS, result.detail
@@ -284,7 +285,7 @@ def test_it_holds_on_the_reference(name: str, run: Callable[[Case, Fault], Resul
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_it_catches_a_fault_of_its_kind(name: str, run: Callable[[Case, Fault], Result]) -> None:
+def test_it_catches_a_fault_of_its_kind(name: str, run: Callable[[Case, Tamper], Result]) -> None:
     """The planted fault is a FAIL that names the relation, both runs and the tensor."""
     case = relations.build(id_of(name))
     result = run(case, PLANTED[name][0])
@@ -299,13 +300,14 @@ KEPT = {worn_out, by_address, second_run, deaf, unsettled, asked_first, by_names
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_what_the_backend_kept_is_told_from_a_kernel(name: str, run: Callable[[Case, Fault], Result]) -> None:
+def test_what_the_backend_kept_is_told_from_a_kernel(name: str, run: Callable[[Case, Tamper], Result]) -> None:
     """As in trajectories: right alone on a backend opened anew, and wrong in the run, which is named with its step."""
     fault = PLANTED[name][0]
     result = run(relations.build(id_of(name)), fault)
     assert result.where is not None
-    assert result.where.fault == ("kept" if fault in KEPT else "graph"), result.detail
-    assert (blame.SECOND in result.detail or blame.BEFORE in result.detail) is (fault in KEPT)
+    assert (result.where.fault in STALE) is (fault in KEPT), result.detail
+    assert result.where.fault is Fault.GRAPH or fault in KEPT
+    assert any(words in result.detail for words in STALE.values()) is (fault in KEPT)
     assert "was not found" not in result.detail
     assert ("the translation itself is wrong" in result.detail) is (fault not in KEPT)
 
@@ -318,13 +320,13 @@ def asked_first_and_says_so(call: Call, compute: Compute, outputs: Sequence[Tens
     return right(call, compute, outputs)
 
 
-def test_an_error_by_what_the_backend_kept_is_no_translation(run: Callable[[Case, Fault], Result]) -> None:
+def test_an_error_by_what_the_backend_kept_is_no_translation(run: Callable[[Case, Tamper], Result]) -> None:
     """The step that fails runs on a backend opened anew, from the same caches: place and words say so."""
     result = run(relations.build(id_of("reused")), asked_first_and_says_so)
     assert result.verdict is Verdict.OVERCLAIM
-    assert result.place is not None
-    assert result.place["kind"] == "kept"
-    assert result.detail.endswith(blame.SECOND)
+    assert result.where is not None
+    assert result.where.fault is Fault.STALE
+    assert result.detail.endswith(STALE[Fault.STALE])
 
 
 def test_every_relation_has_a_planted_fault() -> None:
@@ -344,7 +346,7 @@ def test_a_relation_is_a_legal_case(case_id: str) -> None:
         part.validate()
 
 
-def test_a_saved_relation_is_repeated(tmp_path: Path, run: Callable[[Case, Fault], Result]) -> None:
+def test_a_saved_relation_is_repeated(tmp_path: Path, run: Callable[[Case, Tamper], Result]) -> None:
     """Out of its file a relation fails as before: same verdict, same numbers, same sentence."""
     case = relations.build(id_of("chunked"))
     path = tmp_path / "x.gguf"
@@ -422,7 +424,7 @@ def test_no_choice_is_unsupported(name: str, what: str) -> None:
     assert f"no choice of {what}" in result.detail
 
 
-def test_threads_that_never_meet_are_a_timeout(run: Callable[[Case, Fault], Result]) -> None:
+def test_threads_that_never_meet_are_a_timeout(run: Callable[[Case, Tamper], Result]) -> None:
     """A hang with eight threads alone is a verdict of the relation, which runs with one, three and eight."""
     case = relations.build(id_of("threads"))
     assert [r.options["threads"] for r in claim.read(case).runs] == ["1", "3", "8"]

@@ -25,6 +25,7 @@ from conformance.ggml.arithmetic import EXACT, GGML_CPU, Mixed
 from conformance.ggml.errors import GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import computed_nodes, execute
 from conformance.run.isolation.isolate import open_backend
@@ -322,13 +323,15 @@ def test_a_wrong_copy_between_devices_is_named(runner: Runner, monkeypatch: pyte
     (result,) = runner.run(
         Spec.parse("sched?devices=xdna2:k=32,cpu" if split else "sched?devices=xdna2,cpu"), [build(case_id)]
     )
-    first = result.first_divergence
+    where = result.where
     assert result.verdict is Verdict.FAIL
-    assert first is not None
-    assert first["kind"] == "handover", result.detail
-    assert (first["source"]["device"], first["target"]["device"]) == ("cpu", "xdna2")
-    assert first["target"]["split"] == split
-    assert f"left by split {first['source']['split']} on cpu" in result.detail
+    assert where is not None
+    assert where.fault is Fault.HANDOVER, result.detail
+    assert where.source is not None
+    assert where.target is not None
+    assert (where.source.device, where.target.device) == ("cpu", "xdna2")
+    assert where.target.split == split
+    assert f"left by split {where.source.split} on cpu" in result.detail
     assert f"reaches split {split} on xdna2" in result.detail
     assert "what its nodes do together" not in result.detail
     assert str(signature_of(result)) == "FAIL, handover"

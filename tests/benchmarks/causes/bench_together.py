@@ -26,10 +26,10 @@ from conformance.causes.grouping.group import GONE, Group
 from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.search import Search
 from conformance.ggml.errors import ConformanceError
+from conformance.judge import evidence
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, ROOT, Bundle, Fault, PlantError, read
-from conformance.run.divergence import KEPT
 from conformance.run.session.select import case_ids
 
 BATCH = 64
@@ -126,7 +126,7 @@ def _one_to_one(may_own: Sequence[Sequence[Fault]]) -> list[Fault | None]:
 
 def _fails(hunter: Hunter, fault: Fault, group: Group) -> bool:
     try:
-        if group.kind[1] in (GONE, KEPT):
+        if group.kind[1] in (GONE, evidence.Fault.STALE, evidence.Fault.EARLIER):
             cases = {f.case.id for f in group.failures}
             return any(r.verdict in FAILURES and r.case in cases for r in _run(hunter, fault.spec, IDS))
         return any(r.verdict in FAILURES for r in hunter.run(fault.spec, [group.proof.case]))

@@ -114,5 +114,8 @@ def failed_view(runs: Runs) -> str:
     """The view of a single op that diverges at a node."""
     rows = results(runs)
     return case_view(
-        runs, next(i for i, r in enumerate(rows) if r["first_divergence"] and r["case"].startswith("ops/"))
+        runs,
+        next(
+            i for i, r in enumerate(rows) if r["where"] and r["where"].get("numbers") and r["case"].startswith("ops/")
+        ),
     )

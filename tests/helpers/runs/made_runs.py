@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 from conformance.case.case import JSON
-from conformance.causes.cause import Cause, Condition, in_order
-from conformance.judge.evidence import Error
+from conformance.causes.cause import Cause, Condition, assigned, in_order
+from conformance.judge.evidence import Error, Fault, Numbers, Place
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run.session.select import case_ids
 
@@ -59,7 +60,10 @@ def conformance(count: int, name: str = "night", backends: Sequence[str] = BACKE
         totals.add(r)
     begun = header("conformance", name, "2026-11-20T02:30:00Z")
     begun["environment"]["unavailable"] = {"openvino-gpu": "no device GPU on this machine"}
-    rows: dict[str, JSON] = {"results": [r.to_json() for r in results], "causes": [c.to_json() for c in causes]}
+    rows: dict[str, JSON] = {
+        "results": [r.to_json() for r in assigned(results, causes)],
+        "causes": [c.to_json() for c in causes],
+    }
     return {**begun, **rows, "totals": totals.to_json()}
 
 
@@ -71,7 +75,7 @@ def base(count: int) -> dict[str, JSON]:
 
 
 def _explain(results: Sequence[Result]) -> list[Cause]:
-    """A cause for each op (or family), backend and verdict of FAIL and CRASH; each result gets the id of its own."""
+    """A cause for each op (or family), backend and verdict of FAIL and CRASH."""
     alike: dict[tuple[str, str, Verdict], list[Result]] = {}
     for r in results:
         if r.verdict in {Verdict.FAIL, Verdict.CRASH}:
@@ -81,8 +85,6 @@ def _explain(results: Sequence[Result]) -> list[Cause]:
     causes = []
     for (what, backend, verdict), of in alike.items():
         name = sha256(f"{what} {verdict}".encode()).hexdigest()[:8]
-        for r in of:
-            r.cause = name
         cases = sorted({r.case for r in of}, key=lambda c: (len(c), c))
         causes.append(
             Cause(
@@ -102,35 +104,35 @@ def _ran(case: str, backend: str) -> bool:
 def _result(rng: random.Random, case: str, backend: str, given: Verdict | None) -> Result:
     if backend in {"npu", "openvino-stateful"} and case.startswith(("ops/SSM_SCAN", "ops/ROLL", "ops/SOLVE_TRI")):
         refused = f"{case[4:].partition('-')[0]} node_0: no emitter for this op"
-        return Result(case, backend, Verdict.UNSUPPORTED, error=Error(refused))
+        return Result(case, backend, Verdict.UNSUPPORTED, error=Error(refused, "no emitter for this op"))
     chance = rng.random()
     verdict = given or _verdict(chance, case, backend)
     used = 0.0 if rng.random() < 0.4 else min(0.99, 10 ** rng.gauss(-2.5, 1.0))
-    r = Result(case, backend, verdict, used, used * 1e-13, None if rng.random() < 0.7 else used * 1e-5)
-    r.seconds, r.steps = 10 ** rng.gauss(-3, 0.5), 1 if case.startswith("ops/") else 4
-    r.fresh = chance > 0.9995
-    r.witness = {
+    exact = None if rng.random() < 0.7 else used * 1e-5
+    seconds, steps = 10 ** rng.gauss(-3, 0.5), 1 if case.startswith("ops/") else 4
+    witness: dict[str, JSON] = {
         "device": backend, "path": _DEVICES.get(backend, "translated"), "nodes": rng.randrange(1, 120),
         "compiles": int(backend not in _DEVICES), "cache_hits": rng.randrange(3), "splits": 0, "copies": 0,
         "bytes": {"host": 64 * rng.randrange(400)},
         "kernels": {"MatMul": rng.randrange(9), "Eltwise": rng.randrange(40)},
         "notes": [f"{rng.randrange(30)} views read by slice"], "stage": "run",
     }  # fmt: skip
+    r = Result(case, backend, verdict, used, used * 1e-13, exact, seconds, steps, witness, fresh=chance > 0.9995)
     if verdict is Verdict.XFAIL:
-        r.waived, r.budget_used = "FAIL", 3.5
-        r.detail = "step 0: MUL_MAT node_0 diverges at [0, 0, 0, 0]: as a waiver says"
+        words = "step 0: MUL_MAT node_0 diverges at [0, 0, 0, 0]: as a waiver says"
+        return replace(r, waived="FAIL", budget_used=3.5).noted(words)
     if verdict is Verdict.FAIL:
-        _fail(r, rng)
-    elif verdict in {Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM}:
-        r.budget_used = r.nmse = r.nmse_exact = r.witness = None
-        r.steps = 0
-        r.place = {"step": 0, "node": 0, "op": "ADD", "name": "node_0"}
-        r.detail = f"{backend}: computing steps[0]: its process died (SIGABRT): </script><b>&amp; <!-- not markup"
-    elif verdict is Verdict.VACUOUS:
-        r.detail = "its demand compiles <= 2 is unmet: 5 compiles"
-    elif verdict is Verdict.XPASS:
-        r.waived = "FAIL"
-    return r
+        return _failed(r, rng)
+    if verdict in {Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM}:
+        words = "</script><b>&amp; <!-- not markup"
+        message = f"{backend}: computing steps[0]: its process died (SIGABRT): {words}"
+        return Result(
+            case, backend, verdict, seconds=seconds, where=Place(Fault.NODE, 0, 0, "ADD", "node_0"),
+            error=Error(message, words, "SIGABRT"), fresh=r.fresh,
+        )  # fmt: skip
+    if verdict is Verdict.VACUOUS:
+        return replace(r, error=Error("its demand compiles <= 2 is unmet: 5 compiles"))
+    return replace(r, waived="FAIL") if verdict is Verdict.XPASS else r
 
 
 def _verdict(chance: float, case: str, backend: str) -> Verdict:
@@ -142,16 +144,14 @@ def _verdict(chance: float, case: str, backend: str) -> Verdict:
     return Verdict.XPASS if backend == "npu" and chance > 0.9977 else Verdict.PASS
 
 
-def _fail(r: Result, rng: random.Random) -> None:
+def _failed(r: Result, rng: random.Random) -> Result:
     op = r.case.partition("/")[2].partition("-")[0].partition(".")[0]
-    r.budget_used = None if rng.random() < 0.2 else 10 ** rng.uniform(0.1, 9)
-    r.nmse = 10 ** rng.uniform(-9, 0)
-    r.first_divergence = {
-        "kind": "node", "step": 0, "node": 0, "op": op, "name": "node_0", "index": [3, 5, 0, 0],
-        "expected": rng.gauss(0, 1), "found": rng.gauss(0, 1), "nmse": r.nmse, "budget": 1e-12,
-    }  # fmt: skip
-    r.detail = f"{op} node_0 f32[64, 4, 1, 1] diverges at [3, 5, 0, 0] (NMSE {r.nmse:.2g}), budget 1e-12"
-    r.saved = f"failures/{r.case.replace('/', '_')}_{r.backend}.gguf"
+    used = None if rng.random() < 0.2 else 10 ** rng.uniform(0.1, 9)
+    nmse = 10 ** rng.uniform(-9, 0)
+    numbers = Numbers((3, 5, 0, 0), rng.gauss(0, 1), rng.gauss(0, 1), nmse, 1e-12)
+    where = Place(Fault.NODE, 0, 0, op, "node_0", "f32[64, 4, 1, 1]", numbers)
+    saved = f"failures/{r.case.replace('/', '_')}_{r.backend}.gguf"
+    return replace(r, budget_used=used, nmse=nmse, where=where, saved=saved)
 
 
 UNITS = (("prefill@pp512", "tokens", 512), ("decode@past=512", "tokens", 64), ("load", "bytes", 1 << 24))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.causes.cause import Cause, Condition
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Totals, Verdict
 
 WHEN = "2026-01-02T03:04:05Z"
@@ -22,9 +23,16 @@ def head(kind: str, *, run: str | None = None, written: str = WHEN, machine: str
 
 
 def result(case: str, backend: str, verdict: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a record's fields
-    """A result's record; `XFAIL:CRASH` is a waived crash."""
+    """A result's record; `XFAIL:CRASH` is a waived crash. `detail` is a note, or the error where there are no numbers;
+    with `first_divergence` or `place` it is a record from before `where`.
+    """
     word, _, waived = verdict.partition(":")
-    made = Result(case, backend, Verdict(word), waived=waived or None, detail="" if word == "PASS" else f"it is {word}")
+    detail = more.get("detail", "" if word == "PASS" else f"it is {word}")
+    if not isinstance(detail, str) or not more.keys().isdisjoint({"first_divergence", "place"}):
+        row = Result(case, backend, Verdict(word), waived=waived or None).to_json()
+        return {k: v for k, v in row.items() if k not in {"where", "error", "notes"}} | {"detail": detail, **more}
+    said: dict[str, Any] = {"notes": (detail,)} if {word, waived} & {"PASS", "FAIL"} else {"error": Error(detail)}
+    made = Result(case, backend, Verdict(word), waived=waived or None, **(said if detail else {}))
     return {**made.to_json(), **more}
 
 
