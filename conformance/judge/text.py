@@ -56,7 +56,7 @@ def _at(where: Place, *, several: bool) -> str:
 
 def _failed_at(where: Place, error: Error) -> str:
     if error.side:
-        return " ".join(filter(None, (f"it threw in {error.side}, step {where.step}", STALE.get(where.fault))))
+        return ": ".join(filter(None, (f"it threw in {error.side}, step {where.step}", STALE.get(where.fault))))
     how = STALE.get(where.fault, "")
     if where.tensor:
         how = f"{where.tensor} fails {'by itself' if where.fault is Fault.NODE else 'behind the nodes before it'}"

@@ -405,7 +405,7 @@ def test_that_stores_write_in_place_says_nothing_of_them() -> None:
 def test_what_is_kept_between_nodes_and_between_steps_is_one_cause(key: str, *, one: bool) -> None:
     """Nodes that are wrong beside another, and cases that are wrong by what a backend kept."""
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
-    whole = Group(("FAIL", "kept"), Form((Condition("steps", "> 1"),)), proof)
+    whole = Group(("FAIL", "stale"), Form((Condition("steps", "> 1"),)), proof)
     node = Group(("FAIL", ""), _of("CPY", ("in place", "no"), (key, "another node")), proof)
     assert (of_what_is_kept(node, whole) == whole.form) is one
     assert of_what_is_kept(node, node) is None

@@ -204,7 +204,7 @@ def test_joined_errors_are_called_by_the_words_of_most() -> None:
     assert group.most_said == often.kind
     assert Group(often.kind, Form(()), often, [often, rare]).most_said == min(often.kind, rare.kind)
     assert Group(("OVERCLAIM", "not seen again"), Form(()), rare, [often]).most_said == ("OVERCLAIM", "not seen again")
-    assert Group(("FAIL", "kept"), Form(()), PROOF, [PROOF]).most_said == ("FAIL", "kept")
+    assert Group(("FAIL", "stale"), Form(()), PROOF, [PROOF]).most_said == ("FAIL", "stale")
 
 
 def test_results_that_are_lost_are_one_cause_of_nodes_and_of_whole_cases() -> None:
