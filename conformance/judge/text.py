@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from .evidence import Endpoint, Error, Fault, Numbers, Place
-
-if TYPE_CHECKING:
-    from .verdict import Result
 
 STALE = {
     Fault.STALE: "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its "
@@ -17,22 +13,21 @@ STALE = {
 }
 
 
-def explain(result: Result) -> str:
+def explain(where: Place | None, error: Error | None, notes: Sequence[str], *, several: bool) -> str:
     """Why a result is what it is: how the backend failed or which numbers are wrong, the notes, and what is at fault
-    in place of a kernel; empty where there is nothing to say.
+    in place of a kernel; empty where there is nothing to say. `several`: it ran more steps than one.
     """
-    return "; ".join(filter(None, _parts(result)))
+    return "; ".join(filter(None, _parts(where, error, notes, several=several)))
 
 
-def _parts(result: Result) -> Iterator[str]:
-    where, error = result.where, result.error
+def _parts(where: Place | None, error: Error | None, notes: Sequence[str], *, several: bool) -> Iterator[str]:
     if error is not None:
         yield error.message
         if where is not None:
             yield _failed_at(where, error)
     elif where is not None and where.numbers is not None:
-        yield diverges(where, where.numbers, several=result.steps > 1)
-    yield from result.notes
+        yield diverges(where, where.numbers, several=several)
+    yield from notes
     if error is None and where is not None:
         yield STALE.get(where.fault, "")
         if where.source is not None and where.target is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from planted_adapter import planted_adapter
 from conformance.causes import rank
 from conformance.cli import main
 from conformance.judge import text
-from conformance.judge.verdict import Result
 from conformance.report.matrix import groups
 from conformance.report.runs import read_runs, refusals
 
@@ -51,8 +51,9 @@ def _decided(path: Path) -> dict[str, Any]:
     }
 
 
-def _hash(explain: Callable[[Result], str]) -> Callable[[Result], str]:
-    return lambda result: sha256(f"{result.case} {explain(result)}".encode()).hexdigest()
+def _hashes(explain: Callable[..., str]) -> Callable[..., str]:
+    count = itertools.count()
+    return lambda *args, **more: sha256(f"{next(count)} {explain(*args, **more)}".encode()).hexdigest()
 
 
 def test_nothing_is_decided_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_nothing_is_decided_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "site").mkdir()
     with planted_adapter(tmp_path / "site", monkeypatch, "broken", source, "Worse"):
         plain = _decided(tmp_path / "plain.json")
-        monkeypatch.setattr(text, "explain", _hash(text.explain))
+        monkeypatch.setattr(text, "explain", _hashes(text.explain))
         hashed = _decided(tmp_path / "hashed.json")
     assert hashed == plain
     assert plain["exit codes"] == (1, 1)
