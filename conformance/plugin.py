@@ -8,46 +8,36 @@ travel to the controller in the reports, and only it counts and writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from conformance.backend.registry import Spec, resolve
-from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
 from conformance.judge.evidence import Error
-from conformance.judge.outcome import Exit, Outcome, Why, judge
-from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, counted
+from conformance.judge.outcome import Exit
+from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.perf.bench import Bench
-from conformance.report.journal import Partial
-from conformance.report.runfile import interrupts_wait, record, write_json
+from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import command
 from conformance.run import golden
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.runner import Runner
-from conformance.run.session import expected, settings, writeahead
-from conformance.run.session.precision import advice
+from conformance.run.session import settings
 from conformance.run.session.select import (
-    FOLDER,
-    build,
-    case_ids,
-    choose,
-    fresh_ids,
     lacking,
     new_seed,
-    record_of,
-    reseeded,
 )
-from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
+from conformance.run.session.settings import Waiving, lines_of, today
 from conformance.run.session.shard import WHOLE, parse
 from conformance.suite.batch import groups
-from conformance.suite.family import LEVELS, Level
+from conformance.suite.family import LEVELS
+from conformance.testrun import Chosen, TestRun
 
 from . import plugin_perf
 
@@ -64,88 +54,61 @@ STATUS = {
 
 
 class Suite:
-    """Everything one session runs, and its results so far."""
+    """One session: a run whose cases are tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.getoption
-        self.settings = settings.load(_path(config, "config_path"))
-        self.level = cast("Level | None", option("level"))
-        self.families: list[str] = option("families")
-        self.globs: list[str] = option("globs")
-        self.seed: int | None = option("seed")
-        self.shard = parse(option("shard"))
-        self.fresh = self._fresh(config)
-        self.isolation = Isolation(option("isolate"), option("time_limit"), option("memory_limit"))
-        self.named = bool(option("backends"))
-        self.specs, self.lacking = choose(option("backends"), option("stage"), self.isolation)
-        self.json = _path(config, "json_path")
-        save = _path(config, "save_failures") or (Path(FOLDER) if self.fresh else None)
-        self.folder = save or writeahead.default_folder()
-        self.waiving = Waiving(self.settings.waivers_of(self.specs, _path(config, "waivers_path")), today())
-        self.in_force = in_force(self.settings, self.waiving)
-        self.runner = Runner(
-            save_failures=save,
-            isolation=self.isolation,
-            write_ahead=self.folder,
-            waiving=self.waiving,
-            on_hang=self._hung,
-            kept=expected.here(option("kept")),
-        )
+        if option("fresh") and getattr(config.option, "fresh_seed", None) is None:  # xdist's workers get it
+            config.option.fresh_seed = new_seed() if option("seed") is None else option("seed")
+        self.chosen = Chosen(
+            option("backends"), option("stage"), option("families"), option("globs"), option("level"), option("seed"),
+            option("fresh"), getattr(config.option, "fresh_seed", None), shard=parse(option("shard")),
+            settings=settings.load(_path(config, "config_path")),
+            isolation=Isolation(option("isolate"), option("time_limit"), option("memory_limit")),
+        )  # fmt: skip
         self.is_worker = hasattr(config, "workerinput")
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
-        self.interrupted = [] if self.is_worker else writeahead.recover(self.folder, build)
+        waivers = self.chosen.settings.waivers_of(self.chosen.specs, _path(config, "waivers_path"))
+        self.run = TestRun(
+            self.chosen,
+            json_path=_path(config, "json_path"),
+            save_failures=_path(config, "save_failures"),
+            waivers=Waiving(waivers, today()),
+            kept=option("kept"),
+            recovers=not self.is_worker,
+            on_hang=self._hung,
+        )
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
-        self.request = Request()
-        self.missing: list[Missing] = []
-        self.reasons: dict[tuple[str, str], str] = {}
-        """Backend and case -> why it has no result."""
-        self.outcome = Outcome()
-        """Of its cases; what else went wrong in pytest is pytest's own."""
-        self.waiver_problems: tuple[list[str], list[str]] = [], []
-        self.partial: Partial | None = None
-        self.faults: list[str] = []
-        """What went wrong with the record."""
         self.session: pytest.Session | None = None
         """None once it is at its end."""
-        self._ids: dict[Level, list[str]] = {}
 
     def begin(self, session: pytest.Session, keys: Iterable[Key]) -> None:
         """Know what was asked for, before anything runs."""
         self.session = session
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
-        self.request = Request({str(spec): ids for spec, ids in self.planned.items()})
-        if self.json is not None and not self.is_worker and not session.config.option.collectonly:
-            self.partial = Partial(self.json, self.request)
+        request = Request({str(spec): ids for spec, ids in self.planned.items()})
+        writes = not self.is_worker and not session.config.option.collectonly
+        self.run.ask(request, gating=self._is_gating(), writes=writes)
 
     def keep(self, key: Key, result: Result) -> None:
         """Take in a result; it is on disk at once."""
         self.results[key] = result
-        if self.partial is not None:
-            self.partial.add([result])
+        self.run.keep([result])
 
-    def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
-        """Write what the session has: the process is about to end because `spec` does not come back."""
-        self.reasons |= {(str(spec), case): sentence for case in cases}
+    def _hung(self) -> None:
+        """Write what the session has: the process is about to end because a backend in it does not come back."""
         if self.session is not None and not self.is_worker:
             _finish(self, self.session, pytest.ExitCode.INTERRUPTED)
 
-    def unproven(self) -> dict[str, str]:
-        """Backend -> a sentence, for each on which nothing passed."""
-        return self.request.unproven(list(self.results.values()), self.missing)
-
-    @property
-    def gating(self) -> bool:
+    def _is_gating(self) -> bool:
         """Whether a backend on which nothing passed fails the session: it was named, or a whole level was asked for."""
-        if self.named or self.shard != WHOLE or self.deselected or self.families or self.globs:
-            return self.named and self.shard == WHOLE
-        return all(len(self.planned.get(s, ())) >= len(self._all(n)) for s, n in self.levels().items())
-
-    def levels(self) -> dict[Spec, Level]:
-        """The level of each backend."""
-        return {spec: self.settings.level(spec, self.level) for spec in self.specs}
+        it = self.chosen
+        if it.backends or it.shard != WHOLE or self.deselected or not it.is_whole_level:
+            return bool(it.backends) and it.shard == WHOLE
+        return all(len(self.planned.get(s, ())) >= it.listed(s) for s in it.specs)
 
     @cached_property
     def keys(self) -> list[Key]:
@@ -153,51 +116,30 @@ class Suite:
         UsageError for an unknown family or a glob that matches no case, UnavailableError if this installation lacks a
         family that is named.
         """
-        levels = self.levels()
-        used = sorted(set(levels.values()), key=LEVELS.index, reverse=True)
-        ids = {n: dict.fromkeys([*self.shard.share(self._all(n)), *self.fresh]) for n in used}
+        by_level = sorted(self.chosen.specs, key=lambda s: LEVELS.index(self.chosen.levels[s]), reverse=True)
+        wanted = {s: dict.fromkeys(self.chosen.ids[s]) for s in self.chosen.specs}
         families: dict[str, dict[str, None]] = {}
-        for i in (i for n in used for i in ids[n]):
+        for i in (i for s in by_level for i in wanted[s]):
             families.setdefault(i.partition("/")[0], {})[i] = None
-        return [(s, i) for family in families.values() for i in family for s, n in levels.items() if i in ids[n]]
-
-    def _all(self, level: Level) -> list[str]:
-        """Every id that the options choose at a level, whatever the shard."""
-        if level not in self._ids:
-            self._ids[level] = [reseeded(i, self.seed) for i in case_ids(self.families, self.globs, level)]
-        return self._ids[level]
-
-    def shard_json(self) -> dict[str, JSON]:
-        """`shard` for the record of a run that is one of several."""
-        if self.shard == WHOLE:
-            return {}
-        return {"shard": self.shard.to_json(i for n in set(self.levels().values()) for i in self._all(n))}
-
-    def _fresh(self, config: pytest.Config) -> list[str]:
-        """What --fresh adds. Workers of a shared run get the controller's options, and so its seed."""
-        n: int = config.getoption("fresh")
-        if n and getattr(config.option, "fresh_seed", None) is None:
-            config.option.fresh_seed = new_seed() if self.seed is None else self.seed
-        level = self.level or LEVELS[0]
-        new = fresh_ids(self.families, self.globs, level, n, config.option.fresh_seed) if n else []
-        return self.shard.share(new)
+        return [(s, i) for family in families.values() for i in family for s, ids in wanted.items() if i in ids]
 
     def key_of(self, nodeid: str) -> Key | None:
         """The case and backend of a test by its node id; None for a test of something else."""
         name = nodeid.partition("[")[2].rpartition("]")[0]
-        spec = max((s for s in self.specs if name.endswith(f"-{s}")), key=lambda s: len(str(s)), default=None)
+        specs = (s for s in self.chosen.specs if name.endswith(f"-{s}"))
+        spec = max(specs, key=lambda s: len(str(s)), default=None)
         return None if spec is None else (spec, name.removesuffix(f"-{spec}"))
 
     def result(self, key: Key) -> Result:
         """The result of one case on one backend; runs it, and the batch that comes with it, where it has none yet."""
         if key not in self.results:
             spec, case_id = key
-            plan = self.planned.get(spec, [case_id])
+            plan, runner = self.planned.get(spec, [case_id]), self.run.runner
             start = plan.index(case_id)
-            batch = [i for i in plan[start : start + self.runner.batch_size(spec)] if (spec, i) not in self.results]
-            cases = next(groups(map(self.runner.case, batch)))
-            for i, result in zip(batch, self.runner.run(spec, cases)):  # noqa: B905  # no longer than `cases`
-                self.keep((spec, i), replace(result, fresh=i in self.fresh))
+            batch = [i for i in plan[start : start + runner.batch_size(spec)] if (spec, i) not in self.results]
+            cases = next(groups(map(runner.case, batch)))
+            for i, result in zip(batch, runner.run(spec, cases)):  # noqa: B905  # no longer than `cases`
+                self.keep((spec, i), replace(result, fresh=i in self.chosen.fresh_cases))
         return self.results[key]
 
 
@@ -206,7 +148,7 @@ class Reports:
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
-        self._specs = {str(spec): spec for spec in suite.specs}
+        self._specs = {str(spec): spec for spec in suite.chosen.specs}
         self._died: set[Key] = set()
 
     def pytest_deselected(self) -> None:
@@ -240,7 +182,7 @@ class Reports:
             suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, error=Error(detail)))
         else:
             why = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
-            suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {why}"
+            suite.run.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {why}"
 
 
 SUITE = pytest.StashKey[Suite]()
@@ -256,7 +198,12 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         suite = config.stash[SUITE] = Suite(config)
         if config.getoption("perf"):
-            plugin_perf.configure(config, Bench(suite.runner, suite.isolation), suite.specs, suite.level or LEVELS[0])
+            plugin_perf.configure(
+                config,
+                Bench(suite.run.runner, suite.chosen.isolation),
+                suite.chosen.specs,
+                suite.chosen.level or LEVELS[0],
+            )
     except UsageError as e:
         raise pytest.UsageError(str(e)) from None
     if not suite.is_worker:
@@ -285,7 +232,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     outputs are checked with a whole level, by the first shard.
     """
     suite = config.stash[SUITE]
-    whole = not (config.getoption("perf") or suite.families or suite.globs) and suite.shard.index == 1
+    whole = (
+        not (config.getoption("perf") or suite.chosen.families or suite.chosen.globs) and suite.chosen.shard.index == 1
+    )
     left_out = frozenset() if whole else frozenset({"conformance_golden"})
     items[:] = [
         i
@@ -381,33 +330,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for text in texts:
             terminalreporter.line(printable_lines(text), **markup)
 
-    show(lines_of(suite.in_force))
-    for spec in suite.specs:
+    run, chosen = suite.run, suite.chosen
+    show(lines_of(run.in_force))
+    for spec in chosen.specs:
         show([f"{spec}: {Totals.of(r for (s, _), r in suite.results.items() if s == spec)}"])
-    show(map(advice, suite.runner.undeclared))
-    if suite.fresh:
-        show([f"--fresh {len(suite.fresh)}: seed {config.option.fresh_seed}"])
-    for r in suite.results.values():
-        if r.fresh and r.verdict in FAILURES:
-            show([printable(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")])
-    show(printable(f"{spec}: not available: {reason}") for spec, reason in suite.lacking.items())
-    absent = {} if suite.globs else lacking(suite.families)
+    if chosen.fresh_cases:
+        show([f"--fresh {len(chosen.fresh_cases)}: seed {chosen.seed_of_fresh}"])
+    show(run.notes())
+    show(printable(f"{name}: not available: {reason}") for name, reason in chosen.lacking.items())
+    absent = {} if chosen.globs else lacking(chosen.families)
     show((f"{name}: not run: {reason}" for name, reason in absent.items()), yellow=True)
-    leftovers = [*suite.interrupted, *writeahead.recover(suite.folder, build)]
-    show((left.sentence() for left in leftovers), yellow=True)
-    if suite.partial is not None and suite.partial.left:
-        show([suite.partial.left], yellow=True)
-    show(report(suite.waiver_problems[1]), red=True)
-    show(map(printable, _wrong(suite, config)), red=True)
-
-
-def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
-    """What is wrong with the run as a whole."""
-    if config.option.collectonly:
-        return
-    yield from suite.outcome.lines()
-    if not suite.gating:
-        yield from suite.unproven().values()
+    show([*run.left, *run.recovered()], yellow=True)
+    show(map(printable, () if config.option.collectonly else run.outcome().lines()), red=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -418,7 +352,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not suite.is_worker:
         with interrupts_wait():
             _finish(suite, session, exitstatus)
-    suite.runner.close()
+    suite.run.close()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -429,41 +363,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
-    config = session.config
+    config, run = session.config, suite.run
     perf = config.stash.get(plugin_perf.PERF, None)
     for spec, result in perf.results() if perf else ():
         suite.results[spec, result.case] = result
         suite.planned.setdefault(spec, []).append(result.case)
-    results = [r for k, r in suite.results.items() if suite.is_shared or k[1] in suite.planned.get(k[0], ())]
-    if not config.option.collectonly:
-        why, cause = _why(suite, session, exitstatus)
-        suite.missing = suite.request.missing(results, why, suite.reasons, cause)
-    suite.waiver_problems = suite.waiving.problems(results)
-    if suite.json is not None:
-        lacking = {str(s): why for s, why in suite.lacking.items()}
-        document = perf.document(lacking) if perf else record(
-            results, lacking, suite.waiver_problems[0],
-            asked=suite.request, missing=suite.missing, settings=suite.in_force, gating=suite.gating,
-        )  # fmt: skip
-        selected = record_of(suite.levels(), suite.families, suite.globs, suite.seed, shard=str(suite.shard))
-        _write(suite, suite.json, {**document, "selection": selected, **suite.shard_json()})
-    unproven = suite.unproven() if suite.gating else {}
-    suite.outcome = judge(results, suite.missing, waivers=suite.waiver_problems[0], unproven=unproven.values())
-    suite.outcome += Outcome.of(Why.BROKEN, suite.faults)
-    if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED} and not config.option.collectonly:
-        session.exitstatus = STATUS[suite.outcome.exit_code]
-
-
-def _write(suite: Suite, path: Path, document: dict[str, JSON]) -> None:
-    """The record; where it cannot be written, what lies beside it stays."""
-    written = True
+    run.results = [r for k, r in suite.results.items() if suite.is_shared or k[1] in suite.planned.get(k[0], ())]
+    if config.option.collectonly:
+        run.request = Request()
     try:
-        write_json(path, document)
+        run.finish(*_why(suite, session, exitstatus), perf.document(suite.chosen.lacking) if perf else None)
     except UsageError as e:
-        suite.faults.append(str(e))
-        written = False
-    if suite.partial is not None and (message := suite.partial.close(written=written)):
-        suite.faults.append(message)
+        run.faults.append(str(e))
+    if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED} and not config.option.collectonly:
+        session.exitstatus = STATUS[run.outcome().exit_code]
 
 
 def _why(suite: Suite, session: pytest.Session, exitstatus: int) -> tuple[str, MissingCause]:

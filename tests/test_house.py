@@ -25,6 +25,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"perf", "properties"},
             {"report"},
             {"causes"},
+            {"testrun"},
             {"campaign", "model", "nightly", "planted", "release"},
             {"plugin_perf"},
             {"cli"},

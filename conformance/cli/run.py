@@ -6,8 +6,9 @@ import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -15,33 +16,28 @@ from pathlib import Path
 import click
 
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON, Case
-from conformance.causes.cause import Cause
+from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
-from conformance.judge.outcome import Outcome, judge
-from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, counted
-from conformance.report.journal import Journal, Partial
+from conformance.judge.outcome import Outcome
+from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
+from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
-from conformance.report.runfile import interrupts_wait, record, write_json
+from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.runner import Runner
-from conformance.run.session import expected, failures, writeahead
-from conformance.run.session.precision import advice
-from conformance.run.session.select import FOLDER, build, case_ids, choose, record_of, reseeded
-from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
+from conformance.run.session import failures
+from conformance.run.session.settings import Waiving, lines_of, today
 from conformance.run.session.shard import WHOLE, Shard
 from conformance.run.session.untrusted import backends_of
 from conformance.suite.batch import groups
-from conformance.suite.family import LEVELS
+from conformance.testrun import ENDED, Chosen, TestRun
 
 from . import options
 from .cases import CasePath, read_cases
 from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
-ENDED = "the run ended before it"
 FEW = 8
 """Cases at a time where the minutes are counted: what has begun is finished."""
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
@@ -65,52 +61,21 @@ color_option = click.option(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run does."""
+class Shown:
+    """What a person sees, and when the run stops."""
 
-    backends: tuple[list[Spec], dict[Spec, str]]
-    """Those that are here, and why the others are not."""
-    ids: Mapping[Spec, Sequence[str]]
-    """Cases of each backend, by id."""
-    cases: Sequence[Case]
-    """Cases from files, for all backends."""
-    json_path: Path | None
-    save: Path | None
-    isolation: Isolation
-    waiving: Waiving
-    named: bool
-    """Whether the user named the backends: one that is not here is an error then."""
-    gating: bool = False
-    """Whether a backend on which nothing passed fails the run."""
-    settings: Settings = field(default_factory=Settings)
-    maxfail: int | None = None
-    """Failures at which the run stops."""
-    fresh: frozenset[str] = frozenset()
-    journal: Journal | None = None
-    extra: Mapping[str, JSON] = field(default_factory=dict)
-    """Of the document, beside the record."""
-    allowed: float = inf
-    """Minutes after which no case starts."""
     verbose: bool = False
     """Print a line for each result, and how it compares with what was saved."""
     quiet: bool = False
     """Print only what is wrong, and a line of totals for each backend."""
     reasons: bool = False
     """Print the reasons for UNSUPPORTED, counted."""
-
-    exact: bool = False
-    """Record how far results are from values without any declared rounding."""
-
-    kept: bool | None = None
-    """Whether expected values are kept on disk; None: by default."""
-
+    maxfail: int | None = None
+    """Failures at which the run stops."""
+    allowed: float = inf
+    """Minutes after which no case starts."""
     minutes: float | None = None
     """To group failures by cause; None: they are not."""
-
-    @property
-    def lacking(self) -> dict[str, str]:
-        """Backends that are not here, by name."""
-        return {str(s): why for s, why in self.backends[1].items()}
 
 
 @click.command()
@@ -189,50 +154,26 @@ def run(
     docs/exit-codes.md.
     """
     cases = [c for f in files for c in read_cases(f)] + _imported(test_files, numbers)
-    chosen, settings = choose(backends, stage, isolation), settings_here()
-    families, globs, seed = selection.families, selection.globs, selection.seed
-    levels = {spec: settings.level(spec, selection.level) for spec in chosen[0]}
-    paths = [*map(str, files), *map(str, test_files)]
-    selected = record_of(levels, families, globs, seed, files=paths, shard=str(shard))
-    request = {**selected, "fresh": [selection.fresh, only_fresh], "waivers": str(waivers_path or "")}
+    settings = settings_here()
+    chosen = Chosen(
+        backends, stage, selection.families, selection.globs, selection.level, selection.seed, selection.fresh,
+        only_fresh=only_fresh, shard=shard, cases=cases, files=[*map(str, files), *map(str, test_files)],
+        settings=settings, isolation=isolation,
+    )  # fmt: skip
+    request = {**chosen.to_json(), "fresh": [selection.fresh, only_fresh], "waivers": str(waivers_path or "")}
     journal = Journal(journal_path, request) if journal_path else None
     if journal:
         click.get_current_context().call_on_close(journal.close)
-    by_id = (not (files or test_files) or bool(families or globs)) and not only_fresh
-    used = {selection.level or LEVELS[0], *levels.values()} if by_id else set()
-    ids = {n: [reseeded(i, seed) for i in case_ids(families, globs, n)] for n in used}
-    fresh = selection.fresh_ids(journal.seed if journal and seed is None else seed)
-    save = save_failures or (Path(FOLDER) if fresh else None)
-    extra: dict[str, JSON] = {"selection": selected} | ({} if journal is None else {"run": journal.run})
-    if shard != WHOLE:
-        extra["shard"] = shard.to_json([*(c.id for c in cases), *(i for n in ids.values() for i in n)])
-        share = frozenset(shard.share(c.id for c in cases))
-        cases = [c for c in cases if c.id in share]
-    whole_level = by_id and not families and not globs
-    plan = Plan(
-        chosen,
-        {spec: [*shard.share(ids.get(n, ())), *shard.share(fresh)] for spec, n in levels.items()},
-        cases,
-        json_path,
-        save,
-        isolation,
-        Waiving(settings.waivers_of(chosen[0], waivers_path), today()),
-        named=bool(backends),
-        gating=shard == WHOLE and (whole_level or (bool(backends) and not only_fresh)),
-        settings=settings,
-        maxfail=1 if exitfirst else maxfail,
-        fresh=frozenset(fresh),
-        journal=journal,
-        extra=extra,
-        verbose=verbose,
-        quiet=quiet,
-        reasons=reasons or verbose,
-        exact=exact,
-        kept=kept,
-        minutes=minutes,
-        allowed=inf if allowed is None else allowed,
-    )
-    leave(_Execution(plan).run())
+        chosen = replace(chosen, fresh_seed=journal.seed if selection.seed is None else None)
+    if selection.fresh:
+        line(f"--fresh {selection.fresh}: seed {chosen.seed_of_fresh}", err=True)
+    waiving = Waiving(settings.waivers_of(chosen.specs, waivers_path), today())
+    gating = shard == WHOLE and (chosen.is_whole_level or (bool(backends) and not only_fresh))
+    it = TestRun(chosen, json_path=json_path, journal=journal, save_failures=save_failures, waivers=waiving, kept=kept,
+                 exact=exact)  # fmt: skip
+    shown = Shown(verbose, quiet, reasons or verbose, 1 if exitfirst else maxfail, inf if allowed is None else allowed,
+                  minutes)  # fmt: skip
+    leave(_Execution(it, shown, gating=gating).run())
 
 
 @click.command()
@@ -247,14 +188,12 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     Without --backend: on the backend that each was saved for.
     """
     cases = read_cases(file)
-    named = bool(backends)
-    if not named:
+    if not backends:
         texts = [r["backend"] for r in map(failures.record_of, cases) if r]
         backends = list(backends_of(file, texts, ["conform", "repro", str(file)]))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
-    plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
-                settings=settings_here(), verbose=True)  # fmt: skip
-    leave(_Execution(plan).run())
+    chosen = Chosen(backends, stage, cases=cases, files=[str(file)], settings=settings_here(), isolation=isolation)
+    leave(_Execution(TestRun(chosen, json_path=json_path, waivers=bare), Shown(verbose=True), gating=False).run())
 
 
 def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
@@ -277,36 +216,22 @@ def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
 
 
 class _Execution:
-    """A run in progress. UnavailableError if a backend that was named is not here."""
+    """Hands cases out backend by backend, and prints what comes."""
 
-    def __init__(self, plan: Plan) -> None:
-        if plan.lacking and plan.named:
-            raise UnavailableError(missing_backends(plan.lacking))
-        folder = plan.save or writeahead.default_folder()
-        for left in writeahead.recover(folder, build):
-            line(left.sentence(), err=True)
-        self._plan = plan
-        self._request = Request({str(s): [*(c.id for c in plan.cases), *plan.ids.get(s, ())] for s in plan.backends[0]})
-        self._partial = Partial(plan.json_path, self._request) if plan.json_path and not plan.journal else None
-        if self._partial and self._partial.left:
-            line(self._partial.left, err=True)
-        self._runner = Runner(
-            save_failures=plan.save,
-            isolation=plan.isolation,
-            write_ahead=folder,
-            waiving=plan.waiving,
-            on_hang=self._hung,
-            exact=plan.exact,
-            kept=expected.here(plan.kept),
-        )
-        self._ends = time.monotonic() + 60 * plan.allowed
-        self._results: list[Result] = []
-        self._causes: list[Cause] | None = None
-        self._reasons: dict[tuple[str, str], str] = {}
+    def __init__(self, it: TestRun, shown: Shown, *, gating: bool) -> None:
+        """UnavailableError if a backend that was named is not here."""
+        if it.chosen.lacking and it.chosen.backends:
+            raise UnavailableError(missing_backends(it.chosen.lacking))
+        self._run, self._shown = it, shown
+        self._chosen: dict[Spec, list[Case | str]] = {
+            s: [*it.chosen.own_cases, *it.chosen.ids.get(s, ())] for s in it.chosen.specs
+        }
+        it.ask(Request({str(s): map(_id, of) for s, of in self._chosen.items()}), gating=gating)
+        for text in it.left:
+            line(text, err=True)
+        it.left.clear()
+        self._ends = time.monotonic() + 60 * shown.allowed
         self._failures = 0
-        self._missing: list[Missing] = []
-        self._waiver_problems: tuple[list[str], list[str]] = [], []
-        self._settings = in_force(plan.settings, plan.waiving)
         self._progress = Progress()
         self._steps = Steps("", 0)
         self._fault: OSError | None = None
@@ -321,7 +246,7 @@ class _Execution:
             if self._is_full():
                 why, cause = f"stopped after {counted(self._failures, 'failure')}", MissingCause.STOPPED
             elif time.monotonic() > self._ends:
-                why, cause = f"time limit (--minutes {self._plan.allowed:g})", MissingCause.TIME_LIMIT
+                why, cause = f"time limit (--minutes {self._shown.allowed:g})", MissingCause.TIME_LIMIT
         except KeyboardInterrupt:
             why, cause = "interrupted", MissingCause.INTERRUPTED
             line("interrupted; what ran is recorded", err=True)
@@ -334,68 +259,65 @@ class _Execution:
         if error is not None:
             fail_by(error)
         if self._fault is not None:
-            end(self._fault, f"; what ran is in {self._plan.json_path}" if self._plan.json_path else "")
-        return self._outcome()
+            end(self._fault, f"; what ran is in {self._run.json_path}" if self._run.json_path else "")
+        return self._run.outcome()
 
     def _all(self) -> None:
-        for spec in self._plan.backends[0]:
+        for spec in self._chosen:
             try:
                 self._backend(spec)
             except (KeyboardInterrupt, UsageError, CaseFileError, BrokenPipeError):
                 raise
             except BaseException as e:  # noqa: BLE001  # an adapter may raise SystemExit: the next ones run all the same
                 why = f"{ENDED}: {_place(e)}"
-                self._reasons[str(spec), ""] = why
+                self._run.reasons[str(spec), ""] = why
                 line(f"{spec}: {why}", err=True)
 
     def _group(self) -> None:
         """Find the causes of what failed, if the user wants them."""
-        if self._plan.minutes is not None:
+        if self._shown.minutes is not None:
             from conformance.causes.analyse import analyse  # noqa: PLC0415  # most runs group nothing
-            from conformance.causes.cause import assigned  # noqa: PLC0415  # as above
 
             self._progress.clear()
-            say, limits = partial(line, err=True), self._plan.isolation
-            specs = {str(s): s for s in self._plan.backends[0]}
-            seconds = 60 * self._plan.minutes
-            self._causes = analyse(self._results, specs, isolation=limits, seconds=seconds, progress=say)
-            self._results = assigned(self._results, self._causes)
+            it, say = self._run, partial(line, err=True)
+            specs = {str(s): s for s in self._chosen}
+            seconds = 60 * self._shown.minutes
+            it.explain(analyse(it.results, specs, isolation=it.chosen.isolation, seconds=seconds, progress=say))
 
     def _backend(self, spec: Spec) -> None:
         """Each case of one backend, in order: from the journal, or run now and written down."""
-        plan = self._plan
-        chosen: list[Case | str] = [*plan.cases, *plan.ids.get(spec, ())]
+        it, chosen = self._run, self._chosen[spec]
         if not chosen or self._is_full():
             return
-        size = self._runner.batch_size(spec) if self._plan.allowed == inf else FEW
+        fresh = frozenset(it.chosen.fresh_cases)
+        size = it.runner.batch_size(spec) if self._shown.allowed == inf else FEW
         self._steps = Steps(str(spec), len(chosen))
         with self._progress.of(lambda: str(self._steps)):
             for start in range(0, len(chosen), size):
                 batch = chosen[start : start + size]
-                earlier = [plan.journal.take(str(spec), _id(c)) if plan.journal else None for c in batch]
-                new = self._new(spec, [c for c, k in zip(batch, earlier, strict=True) if k is None])
+                earlier = [it.take(spec, _id(c)) for c in batch]
+                new = self._new(spec, [c for c, k in zip(batch, earlier, strict=True) if k is None], fresh)
                 for k in earlier:
                     result = k or next(new, None)
                     if result is None:  # it stopped before this one
                         return
-                    self._results.append(replace(result, fresh=result.case in plan.fresh))
+                    it.results.append(replace(result, fresh=result.case in fresh))
                     self._steps.done += 1
 
-    def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
+    def _new(self, spec: Spec, chosen: Sequence[Case | str], fresh: AbstractSet[str]) -> Iterator[Result]:
+        it = self._run
         for cases in groups(map(self._case, chosen)):
             left = self._ends - time.monotonic()
             if self._is_full() or left <= 0:
                 return
             self._steps.at(cases[0].id if len(cases) == 1 else f"{cases[0].id} and {len(cases) - 1} more")
-            with self._runner.within(left, here=False):
-                results = self._runner.run(spec, cases)
+            with it.runner.within(left, here=False):
+                results = it.runner.run(spec, cases)
             if time.monotonic() > self._ends:  # whoever had no time to answer has not failed
                 cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
                 results = results[: next(cut, len(results))]
-            results = [replace(r, fresh=r.case in self._plan.fresh) for r in results]
-            for kept in (self._plan.journal, self._partial):
-                if kept:
-                    kept.add(results)
+            results = [replace(r, fresh=r.case in fresh) for r in results]
+            it.keep(results)
             for case, result in zip(cases, results, strict=False):
                 if not self._is_full():
                     self._show(case, result)
@@ -404,25 +326,25 @@ class _Execution:
 
     def _case(self, case: Case | str) -> Case:
         self._steps.at(f"making {_id(case)}")
-        return self._runner.case(case) if isinstance(case, str) else case
+        return self._run.runner.case(case) if isinstance(case, str) else case
 
     def _is_full(self) -> bool:
         """Whether there are as many failures as the user wants to see."""
-        return self._plan.maxfail is not None and self._failures >= self._plan.maxfail
+        return self._shown.maxfail is not None and self._failures >= self._shown.maxfail
 
     def _show(self, case: Case, result: Result) -> None:
-        plan = self._plan
-        lines = [sentence(result)] if plan.verbose or result.verdict in FAILURES else []
+        shown = self._shown
+        lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
         was = failures.record_of(case)
-        if plan.verbose and was and was["backend"] == result.backend:
+        if shown.verbose and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
-        elif result.saved and not plan.quiet:
+        elif result.saved and not shown.quiet:
             lines.append(f"  reproduce: {command(result)}")
         if lines:
             self._progress.clear()
             self._print(lines)
-        if isinstance(self._fault, BrokenPipeError) and not (plan.json_path or plan.journal):
+        if isinstance(self._fault, BrokenPipeError) and not self._run.is_recorded:
             raise self._fault  # nobody reads what comes, and no record was asked for
 
     def _print(self, lines: Sequence[str]) -> None:
@@ -434,63 +356,32 @@ class _Execution:
                 self._fault = e
                 silence()
 
-    def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
-        """Write what the run has: the process is about to end because `spec` does not come back."""
-        self._reasons |= {(str(spec), case): sentence for case in cases}
-        self._write(f"{ENDED}: {sentence}", MissingCause.LOST)
-
     def _record(self, why: str, cause: MissingCause) -> None:
         """Write the document, and only then end the backends: they may take their time, or fault."""
         try:
-            self._write(why, cause)
+            self._run.finish(why, cause)
         finally:
+            for text in self._run.faults:
+                line(text, err=True)
             try:
-                self._runner.close()
+                self._run.close()
             except BaseException as e:  # noqa: BLE001  # all is recorded: what an adapter does at its end changes nothing
                 line(f"ending the backends: {_place(e)}", err=True)
 
-    def _write(self, why: str, cause: MissingCause) -> None:
-        plan = self._plan
-        written = False
-        try:
-            self._missing = self._request.missing(self._results, why, self._reasons, cause)
-            self._waiver_problems = plan.waiving.problems(self._results)
-            if plan.json_path:
-                document = record(self._results, plan.lacking, self._waiver_problems[0], asked=self._request,
-                                  missing=self._missing, settings=self._settings, gating=plan.gating)  # fmt: skip
-                causes = {} if self._causes is None else {"causes": [c.to_json() for c in self._causes]}
-                write_json(plan.json_path, {**document, **causes, **plan.extra})
-                written = True
-        finally:
-            if self._partial and (message := self._partial.close(written=written)):
-                line(message, err=True)
-
-    def _outcome(self) -> Outcome:
-        unproven = self._request.unproven(self._results, self._missing) if self._plan.gating else {}
-        return judge(self._results, self._missing, waivers=self._waiver_problems[0], unproven=unproven.values())
-
     def _summarise(self) -> None:
         """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
-        plan, results = self._plan, self._results
-        lines = [] if plan.quiet else lines_of(self._settings)
+        it, shown = self._run, self._shown
+        lines = [] if shown.quiet else lines_of(it.in_force)
         groups: dict[str, list[Result]] = {}
-        for r in results:
+        for r in it.results:
             groups.setdefault(r.backend, []).append(r)
-        if plan.quiet:
+        if shown.quiet:
             lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
         else:
-            lines += table_of(groups, plan.lacking).split("\n")
-        for r in results:
-            if r.fresh and r.verdict in FAILURES:
-                lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
-        if plan.reasons:
-            lines += _refusals(results)
-        lines += map(advice, self._runner.undeclared)
-        lines += cause_lines(self._causes or ())
-        lines += [text for block in report(self._waiver_problems[1]) for text in block.split("\n")]
-        if not plan.gating:
-            lines += self._request.unproven(results, self._missing).values()
-        self._print(list(map(printable, lines)))
+            lines += table_of(groups, it.chosen.lacking).split("\n")
+        lines += _refusals(it.results) if shown.reasons else []
+        lines += cause_lines(it.causes or ())
+        self._print([*map(printable, lines), *it.notes()])
 
 
 def sentence(r: Result) -> str:
