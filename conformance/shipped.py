@@ -1,4 +1,4 @@
-"""The package's own files: in a wheel as in a checkout they lie inside it, never beside it."""
+"""The package's own files. In a checkout golden outputs lie beside the package, all else is inside it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ GOLDEN = "CONFORMANCE_GOLDEN"
 
 
 def golden() -> Path:
-    """The folder of golden outputs."""
-    return Path(os.environ.get(GOLDEN) or path("golden"))
+    """The folder of golden outputs: the one that `CONFORMANCE_GOLDEN` names, or that came along."""
+    return Path(os.environ.get(GOLDEN) or own_golden())
+
+
+@cache
+def own_golden() -> Path:
+    """The folder of golden outputs that came along: in a wheel inside the package, in a checkout beside it."""
+    inside = path("golden")
+    return inside if inside.is_dir() else path().with_name("golden")
 
 
 def located(text: str, folder: Path) -> Path:

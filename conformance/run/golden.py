@@ -1,6 +1,6 @@
 """Golden outputs: expected values of a pinned corpus, accepted only where the reference and the real ggml agree.
 
-`ops.gguf` in `conformance/golden` holds single ops with their expected values, `captured/` there trajectories that
+`ops.gguf` in `golden/` holds single ops with their expected values, `captured/` there trajectories that
 llama.cpp recorded. The file itself is the list of its cases. `verify` computes all of them again, or judges backends by
 them; every run does the latter for the cases that it runs (`stored`).
 """

@@ -47,8 +47,8 @@ Values = Sequence[Mapping[Tensor, Bytes]]
 @cache
 def label(file: str) -> str:
     """A file by name, such as `golden/ops.gguf` if it came along."""
-    path, package = Path(file), shipped.path()
-    return path.relative_to(package).as_posix() if path.is_relative_to(package) else file
+    path, own = Path(file), shipped.own_golden().parent
+    return path.relative_to(own).as_posix() if path.is_relative_to(own) else file
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ MAX_MEMORY = 4 << 30
 """Bytes that reading one capture may take."""
 TOLERANCE = {"nmse": 5e-4}
 """How far a free run may be from a recording in ggml's quantised arithmetic."""
-GOLDEN = shipped.path("golden", "captured")
+GOLDEN = shipped.own_golden() / "captured"
 """The folder of the captures that come along."""
 
 ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}

@@ -83,7 +83,7 @@ def test_the_lock_names_no_machine() -> None:
     assert not re.search(r"/(tmp|root|home|opt|Users|work)\b", TEXT)
 
 
-@pytest.mark.parametrize("path", [".ci/run", "ci/workflows/nightly.yml"])
+@pytest.mark.parametrize("path", [".ci/run", ".github/workflows/nightly.yml"])
 def test_ci_and_nightly_install_the_lock(path: str) -> None:
     """Both install what the lock pins, with its hashes, and the project without looking for anything else."""
     text = (ROOT / path).read_text(encoding="utf-8")

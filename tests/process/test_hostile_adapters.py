@@ -357,7 +357,7 @@ class Copies(Hostile):
 )
 def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:
     """An adapter of a third party that imports the reference, or opens a golden or kept value, has proven nothing."""
-    golden = Path(__file__).parents[2] / "conformance" / "golden" / "ops.gguf"
+    golden = Path(__file__).parents[2] / "golden" / "ops.gguf"
     kept = tmp_path / "kept" / "ab" / "cd"
     kept.parent.mkdir(parents=True)
     kept.touch()

@@ -12,7 +12,7 @@ from workflow_steps import Machine, read, steps
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / "action.yml"
-CALLED = ROOT / "ci" / "workflows" / "test-build.yml"
+CALLED = ROOT / ".github" / "workflows" / "test-build.yml"
 CONTAINER = ROOT / "ci" / "container" / "Containerfile"
 GIVEN = {
     "inputs.build": "build/my llama", "inputs.base": "", "inputs.devices": "", "inputs.minutes": "20",

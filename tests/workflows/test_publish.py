@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-RELEASE = ROOT / "ci" / "workflows" / "release.yml"
+RELEASE = ROOT / ".github" / "workflows" / "release.yml"
 DRY = "github.event_name != 'push' && '--dry-run' || ''"
 BUILD = """
 [ "$2" = build ] || { echo 1.2.3; exit; }

@@ -12,7 +12,7 @@ import pytest
 from workflow_steps import EXPRESSION, read, steps
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKFLOWS = sorted((ROOT / "ci" / "workflows").glob("*.yml"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 ACTIONS = sorted(ROOT.glob("action.yml"))
 ALL = [*WORKFLOWS, *ACTIONS]
 

@@ -1,0 +1,9 @@
+"""What pyproject.toml cannot say: the top-level folder `golden/` is packed as `conformance/golden`."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["conformance*", "backends*"]), "conformance.golden"],
+    package_dir={"conformance.golden": "golden"},
+    package_data={"conformance.golden": ["*.gguf", "captured/*.gguf"]},
+)
