@@ -35,7 +35,7 @@ from conformance.run.isolation.watchdog import Watchdog
 from conformance.run.oracle import REFERENCE, Oracle
 from conformance.suite.zoo.play import Device
 
-from . import figures, graphs, locate, outside
+from . import figures, graphs, locate
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
 from .graphs import Say, Trajectory, silent
 from .layers import layer_of, step_words
@@ -139,34 +139,6 @@ class Check:
         finally:
             backend.close()
             self._watchdog.rest()
-
-    def opinion(self, name: str) -> outside.Opinion:
-        """What a voice from outside says of the same tokens; it has no part in any answer.
-
-        Its logits may be as far from llama.cpp's as llama.cpp's own rounding takes these from float64.
-        """
-        self.say(f"{name}: reading the model, decoding")
-        tokens, limit = self.reference.tokens, 5 * self.isolation.time_limit
-        found, logits = outside.opinion(name, self.model, self.prompt, tokens, limit)
-        if logits is None:
-            return found
-        reference = self.reference.logits[self.choices]
-        if logits.shape != reference.shape:
-            found.why = f"logits of {reference.shape[1]} tokens expected, of {logits.shape[1]} found"
-            return found
-        exact = self.trajectory(EXACT).logits(self.case)[self.choices.start :]
-        theirs = exact, reference
-        found.figures = figures.measure(logits, reference)
-        found.exact = worst(figures.divergence, exact, logits) if len(exact) else None
-        found.tokens = [int(t) for t in logits.argmax(1)]
-        found.flips = figures.flips(logits, reference, rounding(theirs, theirs))
-        far = [f for f in found.flips if not f.near]
-        wide = bool((found.figures.nmse > allowance(theirs, theirs)).any())
-        found.verdict = outside.DISAGREES if far or wide else outside.AGREES
-        if far or wide:
-            near = len(exact) and worst(figures.nmse, exact, logits) <= allowance(theirs, theirs)
-            found.why = "float64 is on its side" if near else "it disagrees with float64, too"
-        return found
 
     def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:
         say = self._saying(str(spec))

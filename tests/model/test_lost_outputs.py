@@ -50,7 +50,7 @@ def test_a_node_is_named_only_where_it_is_wrong_alone(
     model: Path, library: dict[str, str], fault: str, code: int, said: str
 ) -> None:
     """Right logits are right, with the probe as a note; a wrong node is named; else the probe says why none is."""
-    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--no-voices", "--shrink-time", "0")
+    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--shrink-time", "0")
     ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     probed = fault != "none" and said != "wrong from layer 0 on: RMS_NORM"
@@ -69,7 +69,7 @@ def test_a_small_error_is_no_culprit_of_a_large_one(
     model: Path, library: dict[str, str], fault: str, code: int, said: str
 ) -> None:
     """An embedding that is off by little is a note beside what is far off, also where that cannot be located."""
-    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--no-voices", "--shrink-time", "0")
+    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--shrink-time", "0")
     ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     noted = "over its budget, by too little to explain the result: GET_ROWS embd" in ran.stdout

@@ -19,7 +19,6 @@ from conformance.ggml.text import shell
 from conformance.judge.outcome import Outcome, Why
 from conformance.model.answer import NOT_RUN, WRONG, Answer
 from conformance.model.check import Check, Text
-from conformance.model.outside import OUTSIDERS, Opinion
 from conformance.model.voice import Played, Voice
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
@@ -52,9 +51,6 @@ SHOWN = 5
 @click.option("--shrink-time", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="SECONDS")
 @click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
               help="Also the perplexity of the first tokens of a text in UTF-8.")  # fmt: skip
-@click.option("--voice", "voices", type=click.Choice(tuple(OUTSIDERS)), multiple=True,
-              help="Also what this program makes of the tokens, repeatable; default: each that is here.")  # fmt: skip
-@click.option("--no-voices", is_flag=True, help="Ask no other program.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of what is wrong in DIR.")
 @json_option
 @isolation
@@ -69,8 +65,6 @@ def check_model(
     float64_time: float,
     shrink_time: float,
     text_file: Path | None,
-    voices: Sequence[str],
-    no_voices: bool,
     output: Path | None,
     json_path: Path | None,
     isolation: Isolation,
@@ -92,8 +86,6 @@ def check_model(
     state = ["llama.cpp decodes on its CPU"]
     known = architectures().get(arch)
     answers: list[Answer] = []
-    opinions: list[Opinion] = []
-    asked_of = () if no_voices else voices or [name for name, it in OUTSIDERS.items() if not it.lacks()]
     cpu = Device("llama.cpp", llama_of(lib))
     with Progress().of(lambda: state[0]):
         flash_attn = known is None or known.flash_attn
@@ -109,9 +101,6 @@ def check_model(
                 for spec in specs:
                     answers.append(check.of(spec))
                     _show(answers[-1], voice, text.perplexity if text else None)
-                for name in asked_of:
-                    opinions.append(check.opinion(name))
-                    line(f"{name}, from outside: {opinions[-1].sentence()}")
     _table(answers)
     if json_path:
         tokens_of = {
@@ -122,9 +111,7 @@ def check_model(
             "perplexity": text.perplexity if text else None,
         }
         by_backend = {a.backend: a.to_json() for a in answers}
-        by_voice = {o.voice: o.to_json() for o in opinions}
-        found = {**tokens_of, "backends": by_backend, "voices": by_voice}
-        write_json(json_path, {**header("check-model"), "model": model.name, **found})
+        write_json(json_path, {**header("check-model"), "model": model.name, **tokens_of, "backends": by_backend})
     leave(
         Outcome.of(Why.FAILED, [f"{a.backend}: {WRONG}" for a in answers if a.verdict == WRONG])
         + Outcome.of(Why.UNEXECUTED, [f"{a.backend}: {NOT_RUN}" for a in answers if a.verdict == NOT_RUN])
