@@ -7,11 +7,11 @@ counts reserved heaps.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 from conformance.ggml.errors import UsageError
 
@@ -24,20 +24,12 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def resident(pid: int) -> int | None:
-    """Bytes of physical memory of a process, from /proc or else `ps`; None where neither says."""
-    if sys.platform == "win32":
-        return None
+    """Bytes of physical memory of a process; None if it is gone, or the system forbids the question."""
     try:
-        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, AttributeError):
-        pass
-    try:
-        command = ["ps", "-o", "rss=", "-p", str(pid)]
-        done = subprocess.run(command, capture_output=True, timeout=5, check=True)  # noqa: S603  # a number of ours
-        return int(done.stdout) << 10
-    except (OSError, ValueError, subprocess.SubprocessError):
+        held: int = psutil.Process(pid).memory_info().rss
+    except psutil.Error:
         return None
+    return held
 
 
 def mappings() -> int | None:
@@ -54,39 +46,21 @@ def held_below(pid: int, enough: int) -> int | None:
     Above `enough`, pages that several of them share count once. The system takes longer to say that, so it is not asked
     below.
     """
-    pids = descendants(pid)
-    if not pids:
-        return _held_by_ps(pid)
+    try:  # /proc has the children of a process as a list; psutil looks at every process of the machine
+        pids = descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return None
     held = sum(resident(p) or 0 for p in pids)
     return held if len(pids) == 1 or held <= enough else sum(_proportional(p) for p in pids)
 
 
 def _proportional(pid: int) -> int:
-    """Bytes that a process holds; a page that n processes share counts as an n-th."""
+    """Bytes that a process holds; on Linux a page that n processes share counts as an n-th."""
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return resident(pid) or 0
-
-
-def _held_by_ps(pid: int) -> int | None:
-    """As `held_below`, for a system without /proc."""
-    if Path("/proc/self/statm").exists():
-        return None
-    try:
-        done = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,rss="], capture_output=True, timeout=5, check=True)  # noqa: S607  # the system's own
-        rows = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    below, held = {pid}, 0
-    for process, parent, size in sorted(rows):
-        if parent in below:
-            below.add(process)
-            held += size << 10
-    return held
+        held: int = getattr(psutil.Process(pid).memory_full_info(), "pss", 0)
+    except psutil.Error:
+        held = 0
+    return held or resident(pid) or 0
 
 
 def trim() -> None:
@@ -96,20 +70,15 @@ def trim() -> None:
         give_back(ctypes.c_size_t(0))
 
 
-def physical() -> int | None:
-    """Bytes of memory of this machine; None where the system does not say."""
-    if sys.platform == "win32":
-        return None
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+def physical() -> int:
+    """Bytes of memory of this machine."""
+    whole: int = psutil.virtual_memory().total
+    return whole
 
 
-def default_limit() -> int | None:
-    """`MEMORY_SHARE` of the machine's memory in bytes; None where the system does not say."""
-    whole = physical()
-    return None if whole is None else int(MEMORY_SHARE * whole)
+def default_limit() -> int:
+    """`MEMORY_SHARE` of the machine's memory in bytes."""
+    return int(MEMORY_SHARE * physical())
 
 
 def parse_size(text: str) -> int:

@@ -56,7 +56,7 @@ def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: floa
     """
     need = of(cases)
     limit = memory_limit or default_limit()
-    if limit is not None and need.bytes > limit:
+    if need.bytes > limit:
         return f"computing it takes {_size(need.bytes)} in float64, {_size(limit)} are allowed (--memory-limit)"
     if need.operations > time_limit * RATE:
         took, allowed = f"{need.operations:.2g}", f"{time_limit * RATE:.2g}"

@@ -84,5 +84,5 @@ def _free(library: Llama, name: str) -> int | None:
 
 def _is_physical(total: int) -> bool:
     """Whether a size is that of the machine's memory, within what a kernel keeps for itself."""
-    whole = physical() or 0
+    whole = physical()
     return abs(total - whole) <= whole // 16
