@@ -13,27 +13,26 @@ from conformance.suite.ops import LAID, ids
 from conformance.suite.ops.layouts import lacking, small, survey
 
 
-def patterns(bodies: Sequence[str]) -> list[str]:
-    """Ids that differ in their last value only as one pattern."""
-    groups: dict[str, list[str]] = {}
+def by_source(bodies: Sequence[str]) -> dict[str, str]:
+    """Ids, each up to the value of its last key, which is a source -> these values."""
+    sources: dict[str, list[str]] = {}
     for body in bodies:
         before, _, layout = body.rpartition("=")
-        groups.setdefault(before, []).append(layout)
-    return [f"{b}={layouts[0]}" if len(layouts) == 1 else f"{b}=[{'|'.join(layouts)}]" for b, layouts in groups.items()]
+        sources.setdefault(before, []).append(layout)
+    return {source: " ".join(layouts) for source, layouts in sources.items()}
 
 
 def main() -> None:
-    """Add to the file what it lacks; rows that stand there are kept, so no case of theirs changes."""
+    """Add to the file what it lacks; what stands there is kept, so no case of it changes."""
     standard, full = (survey(filter(small, ids(level))) for level in ("standard", "full"))
-    levels = zip(("standard", "full"), lacking(standard, full), strict=True)
     kept = json.loads(LAID.read_text(encoding="ascii")) if LAID.is_file() else {}
-    table = {
-        level: [*kept.get(level, ()), *patterns([body.partition("/")[2] for body in bodies])]
-        for level, bodies in levels
-    }
-    LAID.write_text(json.dumps(table, indent=0) + "\n", encoding="ascii", newline="\n")
-    for level, rows in table.items():
-        print(f"{level}: {len(rows)} patterns, {len(rows) - len(kept.get(level, ()))} of them new")
+    for level, bodies in zip(("standard", "full"), lacking(standard, full), strict=True):
+        new = by_source([body.partition("/")[2] for body in bodies])
+        sources = kept.setdefault(level, {})
+        for source, layouts in new.items():
+            sources[source] = f"{sources.get(source, '')} {layouts}".strip()
+        print(f"{level}: {len(sources)} sources, {len(new)} of them with new layouts")
+    LAID.write_text(json.dumps(kept, indent=0) + "\n", encoding="ascii", newline="\n")
 
 
 if __name__ == "__main__":

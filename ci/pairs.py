@@ -1,6 +1,6 @@
-"""Writes `conformance/suite/ops/pairs.json`: rows of the tables' `pairs` that show each two parts of two brackets.
+"""Writes `conformance/suite/ops/pairs.json`: rows of the tables' `pairs` that show each two values of two axes.
 
-`python ci/pairs.py` after a pattern is new; rows of patterns that stand there are kept, so no case of theirs changes.
+`python ci/pairs.py` after a grid is new; rows of grids that stand there are kept, so no case of theirs changes.
 A row is taken only if ggml takes its graph, which the declarations say when it is built. So a package for covering
 arrays (allpairspy, covertable) does not fit: their constraints judge parts of a row.
 """
@@ -14,13 +14,14 @@ from itertools import combinations
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError
-from conformance.suite.family import choices, expand, with_seed
+from conformance.suite.family import with_seed
+from conformance.suite.grid import Grid
 from conformance.suite.ops import NAME, PAIRS, build
 from conformance.suite.ops.bench import TABLES
 
 Row = tuple[int, ...]
 Pair = tuple[int, int, int, int]
-"""Two brackets and a part of each."""
+"""Two axes and a value of each."""
 TRIES = 400
 """Completions of a pair: the legal one that shows the most missing pairs becomes a row. Without one, ggml lacks it."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -55,30 +56,30 @@ def cover(sizes: Sequence[int], name: str, legal: Callable[[Row], bool]) -> list
 
 
 def text(row: Row) -> str:
-    """A row as the file has it: a digit per bracket."""
+    """A row as the file has it: a digit per axis."""
     return "".join(DIGITS[part] for part in row)
 
 
-def is_legal(pattern: str, row: Row) -> bool:
+def is_legal(grid: Grid, row: Row) -> bool:
     """Whether ggml takes the graph of a row."""
     try:
-        build(with_seed(NAME, next(expand(pattern, text(row))))).validate()
+        build(with_seed(NAME, next(grid.rows(text(row))))).validate()
     except ConformanceError:
         return False
     return True
 
 
 def main() -> None:
-    """Write the file anew, with what it holds of the tables' patterns."""
+    """Write the file anew, with what it holds of the tables' grids."""
     kept = json.loads(PAIRS.read_text(encoding="ascii")) if PAIRS.is_file() else {}
     table = {}
-    for pattern in (p for t in TABLES for p in t.pairs):
-        if pattern not in kept:
-            sizes = [len(parts) for parts in choices(pattern)[1]]
-            rows = cover(sizes, pattern, partial(is_legal, pattern))
-            kept[pattern] = " ".join(map(text, rows))
-            print(f"{len(rows)} rows of {pattern}")
-        table[pattern] = kept[pattern]
+    for grid in (each for t in TABLES for each in t.pairs):
+        name = str(grid)
+        if name not in kept:
+            rows = cover(grid.sizes, name, partial(is_legal, grid))
+            kept[name] = " ".join(map(text, rows))
+            print(f"{len(rows)} rows of {name}")
+        table[name] = kept[name]
     PAIRS.write_text(json.dumps(table, indent=0) + "\n", encoding="ascii", newline="\n")
 
 

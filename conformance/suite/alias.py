@@ -26,6 +26,7 @@ from .data import Fill, chosen, encode, integers, normal, random_bytes
 from .decoder import make
 from .decoder.costs import demands
 from .family import Family, Table, ids_of, keys, read_keys, split_id, with_seed
+from .grid import grid
 
 NAME = "alias"
 GENERATOR = 1
@@ -250,17 +251,17 @@ class Side:
         return Step(graph, inputs, (gate, out, up) if tr.outputs else (kq, ffn, branches[tr.branch]))
 
 
-_EACH = f"differs=[{'|'.join(DIFFERS)}]"
+_EACH = " ".join(DIFFERS)
 TABLE: Table = {
-    "smoke": (_EACH, "differs=[weight|edge],k=2048", "differs=eps,of=decoder"),
+    "smoke": (grid(differs=_EACH), grid(differs="weight edge", k=2048), "differs=eps,of=decoder"),
     "standard": (
-        f"differs=[{'|'.join(DECODERS)}],of=decoder",
-        f"{_EACH},tokens=[1|5],order=[abab|aab]",
-        f"differs=[{'|'.join(PRODUCTS)}],k=[2048|4096]",
-        f"differs=[{'|'.join(SHARED)}],tokens=[1|5],shared=1",
-        f"differs=[{'|'.join(SHARED)}],order=aab,shared=1",
+        grid(differs=" ".join(DECODERS), of="decoder"),
+        grid(differs=_EACH, tokens="1 5", order="abab aab"),
+        grid(differs=" ".join(PRODUCTS), k="2048 4096"),
+        grid(differs=" ".join(SHARED), tokens="1 5", shared=1),
+        grid(differs=" ".join(SHARED), order="aab", shared=1),
     ),
-    "full": (f"{_EACH},tokens=[2|7],order=[ab|ba]",),
+    "full": (grid(differs=_EACH, tokens="2 7", order="ab ba"),),
 }
 
 

@@ -25,6 +25,7 @@ from conformance.ggml.types import F32
 from .data import random_bytes
 from .decoder import make, split_arch
 from .family import LEVELS, Family, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
+from .grid import Grid, Keys, grid, points
 from .zoo import family as zoo
 from .zoo import model
 
@@ -32,54 +33,52 @@ NAME = "blocks"
 KEYS = {**keys("layer=0"), "block": text("attention", "a block's name")}
 """Which block."""
 
-_TINY = "l=2,embd=32,heads=4,kv=2,head=16,ff=32,vocab=32,seqs=2,ctx=256"
-_LONG = "l=1,embd=2048,heads=4,kv=2,head=16,ff=32,vocab=32,ctx=256,w=f16"
+_TINY: Keys = {"l": 2, "embd": 32, "heads": 4, "kv": 2, "head": 16, "ff": 32, "vocab": 32, "seqs": 2, "ctx": 256}
+_LONG: Keys = {"l": 1, "embd": 2048, "heads": 4, "kv": 2, "head": 16, "ff": 32, "vocab": 32, "ctx": 256, "w": "f16"}
 """Rows as long as accelerators take them, everything else small."""
-_RUN = "run=at20.p3.d1"
-_TWO = "seqs=2,nodes=2,run=p3.d1"
+_RUN: Keys = {"run": "at20.p3.d1"}
+_POSITIONS = "freqs=1 base=500000 rope=neox rope=none,alibi=8 qkv=fused outbias=1"
+_TWO: Keys = {"seqs": 2, "nodes": 2, "run": "p3.d1"}
 """What a block reads and no stream can stand for, such as a mask, is recorded in both steps."""
 
 TABLE: Table = {
     "smoke": (
-        f"llama-{_TINY},{_RUN},block=[ffn_norm|feedforward|attention|head]",
-        f"llama-{_TINY},fa=0,freqs=1,base=500000,{_RUN},block=attention",
-        f"llama-{_TINY},norm=layer,{_RUN},block=ffn_norm",
-        f"llama-{_TINY},softcap=3,{_RUN},block=attention",
-        f"gpt-oss-{_TINY},{_RUN},block=[attention|feedforward]",
-        f"lfm2-{_TINY},run=p3.d1,block=recurrent",
-        f"llama-{_LONG},{_RUN},block=[attention|feedforward]",
-        f"llama-{_LONG},{_RUN},block=[attn_q|ffn_up]",
+        grid("llama", **_TINY, **_RUN, block="ffn_norm feedforward attention head"),
+        grid("llama", **_TINY, fa=0, freqs=1, base=500000, **_RUN, block="attention"),
+        grid("llama", **_TINY, norm="layer", **_RUN, block="ffn_norm"),
+        grid("llama", **_TINY, softcap=3, **_RUN, block="attention"),
+        grid("gpt-oss", **_TINY, **_RUN, block="attention feedforward"),
+        grid("lfm2", **_TINY, run="p3.d1", block="recurrent"),
+        grid("llama", **_LONG, **_RUN, block="attention feedforward"),
+        grid("llama", **_LONG, **_RUN, block="attn_q ffn_up"),
     ),
     "standard": (
-        f"gemma2-{_TINY},[fa=1|fa=0],{_RUN},block=attention",
-        f"llama-{_TINY},[ffn=geglu|ffn=gelu|ffnbias=1],{_RUN},block=feedforward",
-        f"llama-{_TINY},[freqs=1|base=500000|rope=neox|rope=none,alibi=8|qkv=fused|outbias=1],{_RUN},block=attention",
-        f"llama-{_TINY.replace('head=16', 'head=64')},cache=q8_0,[rot=0|rot=1],{_RUN},block=attention",
-        f"llama-{_TINY},experts=4,gating=[softmax|sigmoid],{_RUN},block=feedforward",
-        f"qwen3-{_TINY},[fa=1|fa=0],{_RUN},block=attention",
-        f"gemma2-{_TINY},layer=[0|1],{_RUN},block=[post_attention_norm|attention|feedforward]",
-        f"gemma2-{_TINY},{_RUN},block=head",
-        f"gpt-oss-{_TINY},fa=0,layer=[0|1],{_RUN},block=attention",
-        f"lfm2-{_TINY},run=p3.d1,layer=1,block=[attn_norm|attention|feedforward]",
-        f"llama-{_LONG.replace('f16', '[q4_0|q8_0|bf16]')},run=p70.p17.d1,block=[attn_v|ffn_gate]",
+        grid("gemma2", **_TINY, fa="1 0", **_RUN, block="attention"),
+        grid("llama", **_TINY, variant=points("ffn=geglu ffn=gelu ffnbias=1"), **_RUN, block="feedforward"),
+        grid("llama", **_TINY, variant=points(_POSITIONS), **_RUN, block="attention"),
+        grid("llama", **_TINY | {"head": 64}, cache="q8_0", rot="0 1", **_RUN, block="attention"),
+        grid("llama", **_TINY, experts=4, gating="softmax sigmoid", **_RUN, block="feedforward"),
+        grid("qwen3", **_TINY, fa="1 0", **_RUN, block="attention"),
+        grid("gemma2", **_TINY, layer="0 1", **_RUN, block="post_attention_norm attention feedforward"),
+        grid("gemma2", **_TINY, **_RUN, block="head"),
+        grid("gpt-oss", **_TINY, fa=0, layer="0 1", **_RUN, block="attention"),
+        grid("lfm2", **_TINY, run="p3.d1", layer=1, block="attn_norm attention feedforward"),
+        grid("llama", **_LONG | {"w": "q4_0 q8_0 bf16"}, run="p70.p17.d1", block="attn_v ffn_gate"),
     ),
-    "full": (f"llama-{_TINY},w=[q4_0|q8_0|f16],{_RUN},block=[feedforward|attention|head]",),
+    "full": (grid("llama", **_TINY, w="q4_0 q8_0 f16", **_RUN, block="feedforward attention head"),),
 }
 """Architectures that the builder knows."""
 
 
-def _recorded(blocks: str) -> tuple[str, ...]:
-    """Patterns from `ARCH:BLOCK|BLOCK`, or `ARCH/LAYER:BLOCK|BLOCK` where the layer is not the first."""
-    patterns = []
-    for item in blocks.split():
-        where, _, names = item.partition(":")
-        arch, slash, layer = where.partition("/")
-        patterns.append(f"{arch}-{_TWO}{f',layer={layer}' if slash else ''},block=[{names}]")
-    return tuple(patterns)
+def _recorded(blocks: str) -> tuple[Grid, ...]:
+    """Rows from `ARCH:BLOCK|BLOCK`, or `ARCH/LAYER:BLOCK|BLOCK` where the layer is not the first."""
+    items = (item.partition(":") for item in blocks.split())
+    rows = ((*where.partition("/"), names.replace("|", " ")) for where, _, names in items)
+    return tuple(grid(arch, **_TWO, layer=layer or "-", block=names) for arch, _, layer, names in rows)
 
 
 RECORDED: Table = {
-    "smoke": (*_recorded("mamba:recurrent"), f"gptneox-{_TWO},set=rope.dimension_count:64,block=attention"),
+    "smoke": (*_recorded("mamba:recurrent"), grid("gptneox", **_TWO, set="rope.dimension_count:64", block="attention")),
     "standard": _recorded(
         "modern-bert:attention|feedforward bert:attention|feedforward bloom:attention dbrx:attention|feedforward "
         "mpt:attention|feedforward qwen2moe:feedforward t5:attention|feedforward gptneox:attention "

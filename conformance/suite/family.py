@@ -1,10 +1,7 @@
 """What a case family is, and the text of its case ids: `family/WHAT-key=value,key=value@seed`.
 
-The text alone makes the case: every key and the seed may be changed at will. Two small notations serve the tables:
-
-- A **pattern** stands for several ids: `[a|b|]` for each of its parts in turn. `CPY-[f32|f16]+f32-a=64x5[|,va=pad]` is
-  four ids. No escaping is needed in an f-string, whose braces name other parts of the table.
-- **Keys** are declared as they stand in an id, each with its default, which also says what may stand there:
+The text alone makes the case: every key and the seed may be changed at will. Tables list ids as `grid.py` says. Keys
+are declared as they stand in an id, each with its default, which also says what may stand there:
 
 | declared | value |
 |---|---|
@@ -22,20 +19,21 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, product
 from typing import Any, Literal, get_args
 
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Dims
 
+from .grid import Row, ids_of_rows
+
 Level = Literal["smoke", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-Table = Mapping[Level, Sequence[str]]
-"""Level -> patterns of the ids that it adds to the levels below it, without family and seed."""
+Table = Mapping[Level, Sequence[Row]]
+"""Level -> what it adds to the levels below it, without family and seed."""
 
 MAX_ELEMENTS = 2**28
 
@@ -68,8 +66,7 @@ def ids_of(
     def ids(level: Level) -> tuple[str, ...]:
         bodies: dict[str, None] = {}
         for each in LEVELS[: LEVELS.index(level) + 1]:
-            added = [body for pattern in table[each] for body in expand(pattern)]
-            bodies |= dict.fromkeys(sorted(added, key=size))
+            bodies |= dict.fromkeys(sorted(ids_of_rows(table[each]), key=size))
         return tuple(map(with_seed, bodies))
 
     return ids
@@ -78,20 +75,6 @@ def ids_of(
 def with_seed(family: str, body: str, seed_of: str = "") -> str:
     """The id of a table's row. Its seed comes from its text (or `seed_of`), so rows added elsewhere change nothing."""
     return f"{family}/{body}@{zlib.crc32((seed_of or body).encode()) % 1000}"
-
-
-def choices(pattern: str) -> tuple[list[str], list[list[str]]]:
-    """The texts around a pattern's brackets, and the parts of each bracket."""
-    pieces = re.split(r"\[([^\[\]]*)\]", pattern)
-    return pieces[::2], [piece.split("|") for piece in pieces[1::2]]
-
-
-def expand(pattern: str, rows: str = "") -> Iterator[str]:
-    """All texts of a pattern; or those of `rows`, words separated by blanks with a digit (base 36) per bracket."""
-    around, brackets = choices(pattern)
-    picked = (map(lambda parts, i: parts[int(i, 36)], brackets, row) for row in rows.split())
-    for parts in picked if rows else product(*brackets):
-        yield "".join(chain.from_iterable(zip(around, (*parts, ""), strict=True)))
 
 
 def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:

@@ -26,6 +26,7 @@ from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
 from .data import chosen, encode, random_bytes
 from .decoder import elements, make
 from .family import Family, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
+from .grid import Keys, grid, points
 
 NAME = "weight_placement"
 GENERATOR = 1
@@ -38,54 +39,58 @@ _GRAPH_KEYS = {
     "k": text("64+128", "lengths of rows joined by +"),
 }
 
-_DECODER = "llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64"
-_EACH = "[attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down|output|token_embd|attn_norm]"
-_GRAPHS = "[rows|parts|both|input|computed|cache|experts]"
-_SLOTS = "k=2048+14336+4096+5632"
+_DECODER: Keys = {"l": 1, "embd": 64, "heads": 2, "kv": 1, "head": 32, "ff": 64, "vocab": 64}
+_RUN: Keys = {"run": "p5.d1", "buffer": 1}
+_EACH_OTHER: Keys = {
+    "attn_q": "q4_0", "attn_k": "q8_0", "attn_v": "f16", "ffn_up": "q4_1", "ffn_down": "q5_0", "output": "bf16"
+}  # fmt: skip
+_EACH = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down output token_embd attn_norm"
+_GRAPHS = "rows parts both input computed cache experts"
+_SLOTS: Keys = {"k": "2048+14336+4096+5632"}
 """Lengths of rows that XDNA2 has kernels for, neither rising nor falling."""
-_K_QUANTS = _DECODER.replace("embd=64", "embd=256").replace("ff=64", "ff=256").replace("heads=2,kv=1", "heads=8,kv=2")
+_K_QUANTS: Keys = _DECODER | {"embd": 256, "heads": 8, "kv": 2, "ff": 256}
 
 TABLE: Table = {
     "smoke": (
-        "[rows|parts|input|computed|cache]-w=q4_0,buffer=1",
-        "parts-w=[q4_1|q5_0|mxfp4],buffer=1",
-        "parts-w=[q4_K|q6_K],d=256,buffer=1",
-        f"{_DECODER},w=q4_0,tied=1,run=p5.d1,buffer=1",
-        f"{_DECODER},w=q8_0,cache=q8_0,run=p5.d1,buffer=1,usage=any",
+        grid("rows parts input computed cache", w="q4_0", buffer=1),
+        grid("parts", w="q4_1 q5_0 mxfp4", buffer=1),
+        grid("parts", w="q4_K q6_K", d=256, buffer=1),
+        grid("llama", **_DECODER, w="q4_0", tied=1, **_RUN),
+        grid("llama", **_DECODER, w="q8_0", cache="q8_0", **_RUN, usage="any"),
         "product-w=q4_0,d=2048,buffer=1",
         "shared-w=f32,d=2048",
         "shared-w=q4_K,d=256",
         "sizes-w=q8_0",
-        f"lengths-w=q8_0,{_SLOTS},n=1,then=65",
+        grid("lengths", w="q8_0", **_SLOTS, n=1, then=65),
     ),
     "standard": (
-        f"{_GRAPHS}-w=[f32|f16|bf16|q4_0|q4_1|q5_0|q8_0],buffer=1",
-        "[rows|parts|both|input|experts]-w=[q4_K|q6_K|mxfp4],d=256,buffer=1",
-        "activations-w=[f16|bf16|q4_0|q8_0],buffer=1",
+        grid(_GRAPHS, w="f32 f16 bf16 q4_0 q4_1 q5_0 q8_0", buffer=1),
+        grid("rows parts both input experts", w="q4_K q6_K mxfp4", d=256, buffer=1),
+        grid("activations", w="f16 bf16 q4_0 q8_0", buffer=1),
         "added-w=f32,buffer=1",
-        "[rows|both|experts]-w=[q4_0|q8_0],usage=any,buffer=[0|1]",
-        f"{_DECODER},w=[q4_0|q8_0],run=p5.d1,buffer=1,weights={_EACH}",
-        f"{_DECODER},w=[f32|f16|q4_0|q8_0],run=p5.d1,buffer=1,usage=[weights|any]",
-        f"{_DECODER},w=[f16|q4_0|q8_0],tied=1,run=p5.d1,buffer=[0|1|2]",
-        f"{_K_QUANTS},w=[q4_K|q6_K],tied=1,run=p5.d1,buffer=1",
-        f"{_DECODER},w=q4_0,qkv=fused,qkvbias=1,run=p5.d1,buffer=1",
-        f"{_DECODER},w=q4_0,[cache=q8_0|cache=q4_0|cache=q8_0,cache_v=q4_0],run=p5.d1,buffer=1",
-        f"{_DECODER},w=q4_0,fa=0,cache=[q8_0|q4_0],cache_v=f16,run=p5.d1,buffer=1",
-        f"{_DECODER},attn_q=q4_0,attn_k=q8_0,attn_v=f16,ffn_up=q4_1,ffn_down=q5_0,output=bf16,run=p5.d1,buffer=1",
-        "gpt-oss-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=[f16|q4_0|mxfp4],run=p5.d1,buffer=1",
-        "[qwen3|gemma2|lfm2]-l=2,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1,buffer=1",
-        "product-w=[f32|f16|q8_0|q6_K],d=2048,n=[1|17|65],buffer=[0|1]",
-        "product-w=bf16,d=[4096|5632|14336],buffer=[1|2]",
-        "shared-w=[f16|bf16|q8_0],d=2048",
-        "shared-w=[q4_K|q6_K],d=256",
-        "sizes-w=[f32|q4_0],n=[1|70]",
-        f"lengths-w=[q4_0|bf16],{_SLOTS},n=8,then=300",
-        f"lengths-w=f16,{_SLOTS},n=15,then=17",
+        grid("rows both experts", w="q4_0 q8_0", usage="any", buffer="0 1"),
+        grid("llama", **_DECODER, w="q4_0 q8_0", **_RUN, weights=_EACH),
+        grid("llama", **_DECODER, w="f32 f16 q4_0 q8_0", **_RUN, usage="weights any"),
+        grid("llama", **_DECODER, w="f16 q4_0 q8_0", tied=1, run="p5.d1", buffer="0 1 2"),
+        grid("llama", **_K_QUANTS, w="q4_K q6_K", tied=1, **_RUN),
+        grid("llama", **_DECODER, w="q4_0", qkv="fused", qkvbias=1, **_RUN),
+        grid("llama", **_DECODER, w="q4_0", cache=points("cache=q8_0 cache=q4_0 cache=q8_0,cache_v=q4_0"), **_RUN),
+        grid("llama", **_DECODER, w="q4_0", fa=0, cache="q8_0 q4_0", cache_v="f16", **_RUN),
+        grid("llama", **_DECODER, **_EACH_OTHER, **_RUN),
+        grid("gpt-oss", **_DECODER, w="f16 q4_0 mxfp4", **_RUN),
+        grid("qwen3 gemma2 lfm2", **_DECODER | {"l": 2}, w="q4_0", **_RUN),
+        grid("product", w="f32 f16 q8_0 q6_K", d=2048, n="1 17 65", buffer="0 1"),
+        grid("product", w="bf16", d="4096 5632 14336", buffer="1 2"),
+        grid("shared", w="f16 bf16 q8_0", d=2048),
+        grid("shared", w="q4_K q6_K", d=256),
+        grid("sizes", w="f32 q4_0", n="1 70"),
+        grid("lengths", w="q4_0 bf16", **_SLOTS, n=8, then=300),
+        grid("lengths", w="f16", **_SLOTS, n=15, then=17),
     ),
     "full": (
-        f"{_DECODER.replace('l=1', 'l=2')},w=[q4_0|q8_0|f16],run=at250.p5.d3,buffer=[1|2],weights={_EACH}",
-        f"{_K_QUANTS},w=[q4_K|q6_K],run=p5.d1,buffer=1,weights={_EACH}",
-        "large-w=f16,d=8192,buffer=[0|1]",
+        grid("llama", **_DECODER | {"l": 2}, w="q4_0 q8_0 f16", run="at250.p5.d3", buffer="1 2", weights=_EACH),
+        grid("llama", **_K_QUANTS, w="q4_K q6_K", **_RUN, weights=_EACH),
+        grid("large", w="f16", d=8192, buffer="0 1"),
     ),
 }
 

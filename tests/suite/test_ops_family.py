@@ -22,13 +22,14 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import F16, F32, GLU_OPS, Q8_0, UNARY_OPS
 from conformance.suite.data import blind, causal
-from conformance.suite.family import LEVELS, choices, expand, keys, read_keys, with_seed
+from conformance.suite.family import LEVELS, keys, read_keys, with_seed
+from conformance.suite.grid import ids_of_rows
 from conformance.suite.ops import KNOWN, PAIRS, build, ids
 from conformance.suite.ops.bench import TABLES, Bench, OpId, parse
 
 STANDARD = ids("standard")
 DIGITS = digits + ascii_lowercase
-ROWS = [with_seed("ops", body) for t in TABLES for pattern in (*t.standard, *t.smoke) for body in expand(pattern)]
+ROWS = [with_seed("ops", body) for t in TABLES for body in ids_of_rows((*t.standard, *t.smoke))]
 """What `smoke` shows a cross-section of."""
 
 OPS = {*DECLARATIONS, *(f"UNARY.{op}" for op in UNARY_OPS), *(f"GLU.{op}" for op in GLU_OPS)} - {"UNARY", "GLU"}
@@ -187,17 +188,18 @@ def test_smoke_shows_every_kind() -> None:
     assert kinds(ROWS) == kinds(ids("smoke"))
 
 
-def test_each_two_parts_of_two_brackets_meet() -> None:
-    """Of every pattern of pairs two parts stand together in a row, or ggml refuses each row with them put into it."""
+def test_each_two_values_of_two_axes_meet() -> None:
+    """Of every grid of pairs two values stand together in a row, or ggml refuses each row with them put into it."""
     rows = json.loads(PAIRS.read_text())
-    assert list(rows) == [pattern for t in TABLES for pattern in t.pairs]
-    for pattern, text in rows.items():
-        sizes = [len(parts) for parts in choices(pattern)[1]]
+    grids = {str(pairs): pairs for t in TABLES for pairs in t.pairs}
+    assert list(rows) == list(grids)
+    for name, text in rows.items():
+        sizes = grids[name].sizes
         met = {(i, row[i], j, row[j]) for row in text.split() for i, j in combinations(range(len(sizes)), 2)}
         for i, j in combinations(range(len(sizes)), 2):
             for a, b in product(DIGITS[: sizes[i]], DIGITS[: sizes[j]]):
                 if (i, a, j, b) not in met:
-                    for body in expand(pattern, " ".join(_put(row, {i: a, j: b}) for row in text.split())):
+                    for body in grids[name].rows(" ".join(_put(row, {i: a, j: b}) for row in text.split())):
                         with pytest.raises(ConformanceError):
                             build(with_seed("ops", body)).validate()
 
@@ -387,13 +389,6 @@ def test_other_numbers_work_as_well(ne0: int, ne1: int, ne2: int, seed: int) -> 
     assert case.steps[0].outputs[0].ne == (ne0, ne1, ne2, 1)
     assert case.seed == seed
     assert _digest(case) == _digest(build(case_id))
-
-
-def test_patterns_stand_for_each_of_their_parts() -> None:
-    """Brackets stand for each of their parts in turn, an empty part included."""
-    assert list(expand("[A|B]-x[|,y=1]")) == ["A-x", "A-x,y=1", "B-x", "B-x,y=1"]
-    assert list(expand("plain")) == ["plain"]
-    assert list(expand("[A|B]-x[|,y=1]", "01 10")) == ["A-x,y=1", "B-x"]
 
 
 def test_keys_are_declared_as_they_stand_in_an_id() -> None:

@@ -8,22 +8,36 @@ from conformance.ggml.arithmetic import key_of
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import Tensor, computes, is_contiguous
 from conformance.suite import FAMILIES, ops
-from conformance.suite.family import Level, expand, with_seed
+from conformance.suite.family import Level, with_seed
+from conformance.suite.grid import Grid, Keys, grid, ids_of_rows, operands, points, shapes
 
 _EACH = 3
 """Cases of a key that the family offers."""
 _FOREIGN = ("data", "hide", "inplace", "special", "hint", "use")
 """Keys of ids whose cases are made to show something else than rounding."""
-_PRODUCTS = (
-    "MUL_MAT-{}+f32-a=[256x33,b=256|2048x33,b=2048]x[1|2|33]",
-    "MUL_MAT-{}+f32-a=256x33x2,b=256x[1|2|25]x4[|,va=p0213|,vb=p0213|,va=p0213,vb=p0213]",
-    "MUL_MAT-{}+f32-a=256x33,b=256x[1|2|33],prec=F32",
-    "MUL_MAT-{}+f32-a=256x33x2,b=256x[1|2|25]x4[|,va=p0213|,vb=p0213|,va=p0213,vb=p0213],prec=F32",
-    "MUL_MAT_ID-{}+f32-as=256x33x4,n_used=2,n_tokens=[1|2|33]",
-)
-_ATTENTION = "FLASH_ATTN_EXT-{}-q=64x[1|3|33]x4,k=64x[32|255]x2[|,prec=F32]"
+_PERMUTED = points("- va=p0213 vb=p0213 va=p0213,vb=p0213")
 
-_ANGLES = "[ROPE|ROPE_BACK]-[f32|f16]-ne=128x4x9,mode=[NORMAL|NEOX],[to=512|from=2000,to=9000]"
+
+def _products(weights: str) -> tuple[Grid, ...]:
+    types = operands(weights, "f32")
+    batch: Keys = {"a": "256x33x2", "b": shapes("256", "1 2 25", "4"), "layout": _PERMUTED}
+    return (
+        grid("MUL_MAT", types, a="256x33", b=shapes("256", "1 2 33")),
+        grid("MUL_MAT", types, a="2048x33", b=shapes("2048", "1 2 33")),
+        grid("MUL_MAT", types, **batch),
+        grid("MUL_MAT", types, a="256x33", b=shapes("256", "1 2 33"), prec="F32"),
+        grid("MUL_MAT", types, **batch, prec="F32"),
+        grid("MUL_MAT_ID", types, as_="256x33x4", n_used=2, n_tokens="1 2 33"),
+    )
+
+
+def _attention(caches: str) -> Grid:
+    return grid("FLASH_ATTN_EXT", caches, q=shapes("64", "1 3 33", "4"), k=shapes("64", "32 255", "2"), prec="- F32")
+
+
+_ANGLES = grid(
+    "ROPE ROPE_BACK", "f32 f16", ne="128x4x9", mode="NORMAL NEOX", positions=points("to=512 from=2000,to=9000")
+)
 """An angle is off in proportion to the position."""
 
 
@@ -32,10 +46,9 @@ def plain(level: Level) -> dict[str, list[str]]:
     used = _used(level)
     weights = dict.fromkeys(t for key in used if key.startswith("MUL_MAT") for t in _types(key)[:1])
     caches = dict.fromkeys("+".join(_types(key)[1:]) for key in used if key.startswith("FLASH_ATTN_EXT-"))
-    patterns = [p.format(t) for t in weights for p in _PRODUCTS] + [_ATTENTION.format(t) for t in caches]
-    patterns.append(_ANGLES)
+    grids = (*(each for t in weights for each in _products(t)), *map(_attention, caches), _ANGLES)
     found: dict[str, list[str]] = {}
-    for case_id in (with_seed(ops.NAME, body) for p in patterns for body in expand(p)):
+    for case_id in (with_seed(ops.NAME, body) for body in ids_of_rows(grids)):
         if (node := _node(case_id)) is not None and (key := key_of(node)) in used:
             found.setdefault(key, []).append(case_id)
     offered: dict[str, list[str]] = {}

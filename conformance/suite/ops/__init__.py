@@ -17,7 +17,8 @@ from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
-from conformance.suite.family import LEVELS, Family, Level, expand, with_seed
+from conformance.suite.family import LEVELS, Family, Level, with_seed
+from conformance.suite.grid import Row, ids_of_rows
 
 # importing a topic declares its cases, and `conform perf` times them in this order
 # isort: off
@@ -99,38 +100,43 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
 @cache
 def ids(level: Level) -> Sequence[str]:
     """Case ids of a level, smallest first."""
-    laid = _ids(p for each in LEVELS[: LEVELS.index(level) + 1] for p in _laid().get(each, ()))
+    laid = _ids(
+        f"{source}={layout}"
+        for each in LEVELS[: LEVELS.index(level) + 1]
+        for source, layouts in _laid().get(each, {}).items()
+        for layout in layouts.split()
+    )
     return _bysize({*tabled(level), *laid})
 
 
 @cache
 def tabled(level: Level) -> Sequence[str]:
     """Those that the tables of the topics list."""
-    always = _ids(pattern for table in TABLES for pattern in table.smoke)
-    standard = _ids(pattern for table in TABLES for pattern in table.standard)
+    always, standard, wide, full = (
+        _ids(row for table in TABLES for row in getattr(table, name)) for name in ("smoke", "standard", "wide", "full")
+    )
     if level == "smoke":
         return _bysize(always | set(_cross_section(_bysize(standard))))
-    paired = {with_seed(NAME, body) for table in TABLES for p in table.pairs for body in expand(p, _paired()[p])}
-    wide = _ids(p for t in TABLES for p in (*t.wide, *(t.full if level == "full" else ())))
-    return _bysize(always | standard | paired | wide)
+    paired = _ids(body for table in TABLES for pairs in table.pairs for body in pairs.rows(_paired()[str(pairs)]))
+    return _bysize(always | standard | paired | wide | (full if level == "full" else set()))
 
 
 @cache
 def _paired() -> dict[str, str]:
-    """Pattern of `OpCases.pairs` -> the rows of it that run: `expand`."""
+    """Grid of `OpCases.pairs` -> the rows of it that run: `Grid.rows`."""
     kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
     return kept
 
 
 @cache
-def _laid() -> dict[str, list[str]]:
-    """Level -> patterns of the cases of sources in layouts that no row of a table has."""
-    kept: dict[str, list[str]] = json.loads(LAID.read_text(encoding="ascii"))
+def _laid() -> dict[str, dict[str, str]]:
+    """Level -> id, without seed, and the key of a source -> the layouts that no row of a table has."""
+    kept: dict[str, dict[str, str]] = json.loads(LAID.read_text(encoding="ascii"))
     return kept
 
 
-def _ids(patterns: Iterable[str]) -> set[str]:
-    return {with_seed(NAME, body) for pattern in patterns for body in expand(pattern)}
+def _ids(table: Iterable[Row]) -> set[str]:
+    return {with_seed(NAME, body) for body in ids_of_rows(table)}
 
 
 def timed(level: Level) -> list[Timed]:

@@ -17,8 +17,9 @@ from conformance.ggml.ops.matmul import PREC
 from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F16, F32, type_named
 from conformance.suite.data import Fill, biased, blind, causal, normal, uniform
+from conformance.suite.grid import grid, operands, points, shapes
 
-from .bench import BLOCKS_256, INPLACE, RARE, Bench, Timed, cases
+from .bench import BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, Bench, Timed, cases, same
 
 _HIDE = "hide=causal|holes|bias|blind|junk|seen|finite"
 """Key: what a mask hides. `causal`: the future. `holes`: a third of the past too. `bias`: the same, finite values
@@ -80,10 +81,10 @@ def _infinite(fill: Fill) -> Fill:
     return filled
 
 
-_CACHE = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q4_1+q4_1|q5_0+q5_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4]"
-_SUPER = "|".join(f"{t}+{t}" for t in (*BLOCKS_256.split("|"), *RARE.split("|")))
-_FEW = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0]"
-_MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
+_CACHE = same(f"{FLOATS} {BLOCKS_32}")
+_SAME_FLOATS, _TWO, _THREE = same(FLOATS), same("f16 f32"), same("f16 f32 q8_0")
+_FEW = same("f16 f32 bf16 q4_0 q8_0")
+_MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
 
 
 @cases(
@@ -94,32 +95,59 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
     ),
     types="k v",
     standard=(
-        f"FLASH_ATTN_EXT-{_CACHE}-q=32x[1|3]x4,k=32x24[x4|x2|]",
-        f"FLASH_ATTN_EXT-{_CACHE}-q=64x3x4x2,k=64x32x2x2,mask=32x[3|8|3x1x2|3x4x2]",
-        f"FLASH_ATTN_EXT-{_FEW}-q=64x5x4,k=64x32x2,mask=32x5,[hide=holes|hide=bias|sinks=1|softcap=10.0|hide=bias,max_bias=8.0|hide=bias,max_bias=8.0,softcap=5.0,sinks=1]",
-        f"FLASH_ATTN_EXT-{_CACHE}-q=64x4x6x2,k=64x16x2x2,mask=16x4x1x2,vq=p0213,vk=p0213,vv=p0213",
-        f"FLASH_ATTN_EXT-{_FEW}-q=64x2x4,k=64x32x2,mask=32x2,[vk=part.p0213,vv=part.p0213|vk=slab,vv=pad|vk=off.p0213,vv=rows,vq=pad.p0213]",
-        f"FLASH_ATTN_EXT-{_MIXED}-q=64x3x4,k=64x32x2,mask=32x3[|,vk=p0213,vv=p0213]",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-[q=40x3x4,k=40x16x4|q=72x3x2,k=72x16x2|q=80x3x2,k=80x16x1],mask=16x3",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-[q=96x3x2,k=96x16x1|q=128x3x4,k=128x16x2|q=256x3x2,k=256x16x2],mask=16x3",
-        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=192x2x4,dv=128,k=192x16x2,mask=16x2",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=576x2x4,dv=512,k=576x16x1,mask=16x2,mla=1",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x2x12,k=64x16x3,mask=16x2,hide=bias,max_bias=8.0,sinks=1",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-[q=64x64x2,k=64x80x2,mask=80x64|q=64x75x2,k=64x131x2,mask=131x75],hide=holes",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x1x8,k=64x[256|512|777]x2[|,sinks=1]",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x1x8,k=64x512x2,mask=512x4,hide=holes",
-        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x3x4,k=64x32x2,mask=32x3,[prec=F32|scale=0.5|scale=0.01]",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=32x4x2,k=32x16x2,mask=16x4,hide=blind[|,sinks=1]",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-[q=64x1x4,k=64x40x2,mask=40x1|q=32x3x4,k=32x16x2,mask=16x3],hide=junk[|,max_bias=8.0|,sinks=1]",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-q=32x3x4,k=32x16x2,mask=16x3,hide=seen[|,sinks=1]",
+        grid(_CACHE, q="32x1x4 32x3x4", k="32x24x4 32x24x2 32x24"),
+        grid(_CACHE, q="64x3x4x2", k="64x32x2x2", mask="32x3 32x8 32x3x1x2 32x3x4x2"),
+        grid(_FEW, q="64x5x4", k="64x32x2", mask="32x5", variant=points("hide=holes hide=bias sinks=1 softcap=10.0")),
+        grid(
+            _FEW,
+            q="64x5x4",
+            k="64x32x2",
+            mask="32x5",
+            hide="bias",
+            max_bias="8.0",
+            variant=points("- softcap=5.0,sinks=1"),
+        ),
+        grid(_CACHE, q="64x4x6x2", k="64x16x2x2", mask="16x4x1x2", vq="p0213", vk="p0213", vv="p0213"),
+        grid(
+            _FEW,
+            q="64x2x4",
+            k="64x32x2",
+            mask="32x2",
+            layout=points("vk=part.p0213,vv=part.p0213 vk=slab,vv=pad vk=off.p0213,vv=rows,vq=pad.p0213"),
+        ),
+        grid(_MIXED, q="64x3x4", k="64x32x2", mask="32x3", layout=points("- vk=p0213,vv=p0213")),
+        grid(_TWO, shape=points("q=40x3x4,k=40x16x4 q=72x3x2,k=72x16x2 q=80x3x2,k=80x16x1"), mask="16x3"),
+        grid(_THREE, shape=points("q=96x3x2,k=96x16x1 q=128x3x4,k=128x16x2 q=256x3x2,k=256x16x2"), mask="16x3"),
+        grid("f16+f16 q8_0+q8_0", q="192x2x4", dv=128, k="192x16x2", mask="16x2"),
+        grid(_THREE, q="576x2x4", dv=512, k="576x16x1", mask="16x2", mla=1),
+        grid(_THREE, q="64x2x12", k="64x16x3", mask="16x2", hide="bias", max_bias="8.0", sinks=1),
+        grid(_TWO, shape=points("q=64x64x2,k=64x80x2,mask=80x64 q=64x75x2,k=64x131x2,mask=131x75"), hide="holes"),
+        grid(_THREE, q="64x1x8", k="64x256x2 64x512x2 64x777x2", sinks="- 1"),
+        grid(_THREE, q="64x1x8", k="64x512x2", mask="512x4", hide="holes"),
+        grid(
+            "f16+f16 q8_0+q8_0", q="64x3x4", k="64x32x2", mask="32x3", variant=points("prec=F32 scale=0.5 scale=0.01")
+        ),
+        grid(_THREE, q="32x4x2", k="32x16x2", mask="16x4", hide="blind", sinks="- 1"),
+        grid(
+            _SAME_FLOATS,
+            shape=points("q=64x1x4,k=64x40x2,mask=40x1 q=32x3x4,k=32x16x2,mask=16x3"),
+            hide="junk",
+            variant=points("- max_bias=8.0 sinks=1"),
+        ),
+        grid(_SAME_FLOATS, q="32x3x4", k="32x16x2", mask="16x3", hide="seen", sinks="- 1"),
     ),
     wide=(
-        "FLASH_ATTN_EXT-[iq4_nl|nvfp4|q2_0|q1_0|f16]+[iq4_nl|nvfp4|q2_0|q1_0]-q=128x3x4,k=128x32x2,mask=32x3",
-        f"FLASH_ATTN_EXT-[{_SUPER}]-q=256x3x4,k=256x16x2,mask=16x3",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-q=64x[9|1]x4,k=64x32x2,mask=32x9,hide=finite[|,max_bias=8.0]",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-q=64x75x2,k=64x131x2,mask=131x75,hide=finite",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x3x4,[k=64x255x2,mask=255x3|k=64x256x2,mask=256x3|k=64x257x2,mask=257x3],hide=holes",
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-[q=64x257x2,k=64x257x1,mask=257x257|q=64x513x2,k=64x513x1,mask=513x513],hide=holes",
+        grid(operands("iq4_nl nvfp4 q2_0 q1_0 f16", "iq4_nl nvfp4 q2_0 q1_0"), q="128x3x4", k="128x32x2", mask="32x3"),
+        grid(same(f"{BLOCKS_256} {RARE}"), q="256x3x4", k="256x16x2", mask="16x3"),
+        grid(_SAME_FLOATS, q="64x9x4 64x1x4", k="64x32x2", mask="32x9", hide="finite", max_bias="- 8.0"),
+        grid(_TWO, q="64x75x2", k="64x131x2", mask="131x75", hide="finite"),
+        grid(
+            _THREE,
+            q="64x3x4",
+            shape=points("k=64x255x2,mask=255x3 k=64x256x2,mask=256x3 k=64x257x2,mask=257x3"),
+            hide="holes",
+        ),
+        grid(_TWO, shape=points("q=64x257x2,k=64x257x1,mask=257x257 q=64x513x2,k=64x513x1,mask=513x513"), hide="holes"),
     ),
     smoke=(
         "FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",
@@ -127,9 +155,9 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
         "FLASH_ATTN_EXT-f32+f32-q=64x3x6x4,k=64x32x3x4,mask=32x5x6x2,hide=bias,vm=off",
     ),
     full=(
-        f"FLASH_ATTN_EXT-{_CACHE}-q=128x[1|32]x32,k=128x1024x8,vk=p0213,vv=p0213",
-        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x[1|256]x32,k=64x2048x8,mask=2048x256,hide=holes",
-        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=128x1x64x4,k=128x512x8x4,mask=512x1x1x4",
+        grid(_CACHE, q="128x1x32 128x32x32", k="128x1024x8", vk="p0213", vv="p0213"),
+        grid("f16+f16 q8_0+q8_0", q="64x1x32 64x256x32", k="64x2048x8", mask="2048x256", hide="holes"),
+        grid("f16+f16 q8_0+q8_0", q="128x1x64x4", k="128x512x8x4", mask="512x1x1x4"),
     ),
     timed=(
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8, "smoke"),
@@ -138,7 +166,23 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x512x32,k=64x512x8,mask=512x512,vk=p0213,vv=p0213", 512, 1, "full"),
     ),
     pairs=(
-        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0|q8_0+f16|f32+f16]-q=64x[1|3|66]x6x4,k=64x96x[6|3|1]x4[,mask=96x68|,mask=96x68x6|,mask=96x68x3|,mask=96x68x1x4|,mask=96x68x1x2|,mask=96x68x6x4|,mask=96x68x6x2|,mask=96x68x2x2|,mask=112x68x6x2|],hide=[causal|holes|bias][|,vm=off|,vm=flat][|,max_bias=8.0][|,softcap=5.0][|,sinks=1][|,vq=pad|,vq=p0213|,vq=rows|,vq=part][|,vk=pad|,vk=slab|,vk=p0213|,vk=part.p0213][|,vv=pad|,vv=slab|,vv=p0213|,vv=part.p0213][|,dv=32][|,scale=0.3][|,prec=F32]",
+        grid(
+            "f16+f16 f32+f32 bf16+bf16 q4_0+q4_0 q8_0+q8_0 q8_0+f16 f32+f16",
+            q="64x1x6x4 64x3x6x4 64x66x6x4",
+            k="64x96x6x4 64x96x3x4 64x96x1x4",
+            mask="96x68 96x68x6 96x68x3 96x68x1x4 96x68x1x2 96x68x6x4 96x68x6x2 96x68x2x2 112x68x6x2 -",
+            hide="causal holes bias",
+            vm="- off flat",
+            max_bias="- 8.0",
+            softcap="- 5.0",
+            sinks="- 1",
+            vq="- pad p0213 rows part",
+            vk="- pad slab p0213 part.p0213",
+            vv="- pad slab p0213 part.p0213",
+            dv="- 32",
+            scale="- 0.3",
+            prec="- F32",
+        ),
     ),
 )
 def _flash_attn(bench: Bench) -> Tensor:
@@ -167,39 +211,64 @@ def _flash_attn(bench: Bench) -> Tensor:
     return out
 
 
-_BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4]"
+_BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne=17x1x3,mask=17x4"
 
 
 @cases(
     "SOFT_MAX",
     keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 vm= data=|range",
     standard=(
-        "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt=[f16|f32],hide=[holes|bias],scale=0.5",
-        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias=[8.0|2.0],scale=0.5[|,sinks=1]",
-        "SOFT_MAX-f32-ne=[33x5x4|64x1x8x2],sinks=1,scale=[0.125|1.0]",
-        "SOFT_MAX-f32-ne=40x5x4x2,mask=[40x5|40x8x4],mt=[f16|f32],hide=holes,sinks=1",
-        "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
-        "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
+        grid("f32", ne="2x1 9x5x3x2 32x4 67x3x2 256x5 1023x2", scale="1.0 0.125 2.5"),
+        grid("f32", ne="32x6x4x2", mask="32x6 32x6x4 32x6x1x2 32x6x4x2 32x6x2 32x9", mt="f16 f32", scale="0.5"),
+        grid("f32", ne="32x6x4x2", mask="32x6", mt="f16 f32", hide="holes bias", scale="0.5"),
+        grid("f32", shape=points(_BIASED), hide="bias", max_bias="8.0 2.0", scale="0.5", sinks="- 1"),
+        grid("f32", ne="33x5x4 64x1x8x2", sinks=1, scale="0.125 1.0"),
+        grid("f32", ne="40x5x4x2", mask="40x5 40x8x4", mt="f16 f32", hide="holes", sinks=1),
+        grid("f32", ne="24x5x3", vne="off flat", mask="- 24x5"),
+        grid("f32", ne="24x5x3", inplace="leaf mid input", variant=points("- mask=24x5,scale=0.3")),
     ),
     wide=(
-        "SOFT_MAX-f32-ne=32x9x4,mask=[32x9|32x9x4],mt=[f16|f32],hide=finite[|,scale=0.5|,max_bias=8.0]",
+        grid(
+            "f32",
+            ne="32x9x4",
+            mask="32x9 32x9x4",
+            mt="f16 f32",
+            hide="finite",
+            variant=points("- scale=0.5 max_bias=8.0"),
+        ),
         "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
-        "SOFT_MAX-f32-ne=67x4[|,sinks=1],data=range",
-        "SOFT_MAX-f32-[ne=255x3x2,mask=255x3|ne=256x3x2,mask=256x3|ne=257x3x2,mask=257x3|ne=513x257,mask=513x257|ne=3x65537],hide=holes",
+        grid("f32", ne="67x4", sinks="- 1", data="range"),
+        grid(
+            "f32",
+            shape=points(
+                "ne=255x3x2,mask=255x3 ne=256x3x2,mask=256x3 ne=257x3x2,mask=257x3 ne=513x257,mask=513x257 ne=3x65537"
+            ),
+            hide="holes",
+        ),
     ),
     smoke=(
         "SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",
         "SOFT_MAX-f32-ne=33x5x6x4,mask=33x7x6x2,hide=bias,vm=off",
     ),
     full=(
-        "SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3|65537x2|4096x4100]",
+        grid("f32", ne="4096x32x2 2048x1x32x4 16384x3 65537x2 4096x4100"),
         "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883",
     ),
     timed=(Timed("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),),
     pairs=(
-        "SOFT_MAX-f32-ne=33x5x6x4[,mask=33x5|,mask=33x7x6|,mask=33x5x3|,mask=33x7x1x4|,mask=33x5x1x2|,mask=33x5x6x4|,mask=33x7x6x2|,mask=33x5x2x2|],mt=[f16|f32],hide=[causal|holes|bias][|,vm=off|,vm=flat][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid|,inplace=input][|,max_bias=8.0][|,sinks=1],scale=[1.0|0.3]",
+        grid(
+            "f32",
+            ne="33x5x6x4",
+            mask="33x5 33x7x6 33x5x3 33x7x1x4 33x5x1x2 33x5x6x4 33x7x6x2 33x5x2x2 -",
+            mt="f16 f32",
+            hide="causal holes bias",
+            vm="- off flat",
+            vne="- off flat",
+            inplace="- leaf mid input",
+            max_bias="- 8.0",
+            sinks="- 1",
+            scale="1.0 0.3",
+        ),
     ),
 )
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
@@ -217,17 +286,27 @@ def _soft_max(bench: Bench) -> Sequence[Tensor]:
 
 @cases(
     "LIGHTNING_INDEXER",
-    wide=("LIGHTNING_INDEXER-[iq4_nl|nvfp4|q2_0|q1_0]-q=128x4x3,n_kv=33,hide=bias",),
+    wide=(grid("iq4_nl nvfp4 q2_0 q1_0", q="128x4x3", n_kv=33, hide="bias"),),
     keys="q=SHAPE n_kv=16 masks=0 hide=causal|holes|bias vq= vk= vw= vm=",
     types="k",
     standard=(
-        "LIGHTNING_INDEXER-[f32|f16|bf16|q8_0|q4_0]-q=64x[1|4]x[1|3],n_kv=[16|33],hide=[causal|bias]",
-        "LIGHTNING_INDEXER-[f32|f16]-q=64x4x3x2,n_kv=32,[hide=holes|masks=1|vq=p0213|vk=slab|vk=part|vk=p0213]",
+        grid("f32 f16 bf16 q8_0 q4_0", q="64x1x1 64x1x3 64x4x1 64x4x3", n_kv="16 33", hide="causal bias"),
+        grid("f32 f16", q="64x4x3x2", n_kv=32, variant=points("hide=holes masks=1 vq=p0213 vk=slab vk=part vk=p0213")),
     ),
-    full=("LIGHTNING_INDEXER-[f16|q8_0]-q=128x64x[1|16],n_kv=2048,hide=holes",),
+    full=(grid("f16 q8_0", q="128x64x1 128x64x16", n_kv=2048, hide="holes"),),
     smoke=("LIGHTNING_INDEXER-f32-q=64x4x3x4,n_kv=33,masks=2,hide=bias,vw=pad,vm=pad",),
     pairs=(
-        "LIGHTNING_INDEXER-[f32|f16|bf16|q8_0|q4_0]-q=64x[1|6]x[1|5]x4,n_kv=[16|33][|,masks=1|,masks=2],hide=[causal|holes|bias][|,vq=pad|,vq=p0213|,vq=part][|,vk=pad|,vk=slab|,vk=part][|,vw=pad|,vw=off][|,vm=pad|,vm=off|,vm=slab]",
+        grid(
+            "f32 f16 bf16 q8_0 q4_0",
+            q=shapes("64", "1 6", "1 5", "4"),
+            n_kv="16 33",
+            masks="- 1 2",
+            hide="causal holes bias",
+            vq="- pad p0213 part",
+            vk="- pad slab part",
+            vw="- pad off",
+            vm="- pad off slab",
+        ),
     ),
 )
 def _lightning_indexer(bench: Bench) -> Tensor:
@@ -247,8 +326,8 @@ def _lightning_indexer(bench: Bench) -> Tensor:
     keys="n=1 vmixes= eps=1e-6 n_iter=20",
     types="mixes",
     standard=(
-        "DSV4_HC_COMB-f32-n=[1|5|33],n_iter=[1|2|20]",
-        "DSV4_HC_COMB-f32-n=7,[eps=0.01|eps=0.0|vmixes=pad|vmixes=rows]",
+        grid("f32", n="1 5 33", n_iter="1 2 20"),
+        grid("f32", n=7, variant=points("eps=0.01 eps=0.0 vmixes=pad vmixes=rows")),
     ),
 )
 def _hc_comb(bench: Bench) -> Tensor:
@@ -264,12 +343,10 @@ def _hc_comb(bench: Bench) -> Tensor:
     keys="x=SHAPE vx= vw= gated=0 scale=1.0",
     types="x",
     standard=(
-        "DSV4_HC_PRE-f32-x=[64x4|33x4x7|16x2x3][|,gated=1,scale=0.5]",
-        "DSV4_HC_PRE-f32-x=20x4x5[|,gated=1],[vx=pad|vx=p0213|vw=pad|vw=off]",
+        grid("f32", x="64x4 33x4x7 16x2x3", variant=points("- gated=1,scale=0.5")),
+        grid("f32", x="20x4x5", gated="- 1", layout=points("vx=pad vx=p0213 vw=pad vw=off")),
     ),
-    pairs=(
-        "DSV4_HC_PRE-f32-x=[20x4x5|33x3x1|16x1x4][|,gated=1][|,vx=pad|,vx=rows|,vx=p0213][|,vw=pad|,vw=off][|,scale=0.5]",
-    ),
+    pairs=(grid("f32", x="20x4x5 33x3x1 16x1x4", gated="- 1", vx="- pad rows p0213", vw="- pad off", scale="- 0.5"),),
 )
 def _hc_pre(bench: Bench) -> Tensor:
     v, b = bench.v, bench.b
@@ -285,11 +362,11 @@ def _hc_pre(bench: Bench) -> Tensor:
     keys="ne=SHAPE vx= vr= vc= comb=1",
     types="x",
     standard=(
-        "DSV4_HC_POST-f32-ne=[64x4|33x4x7|16x2x3],comb=[0|1]",
-        "DSV4_HC_POST-f32-ne=20x4x5,[vx=pad|vr=p0213|vr=pad|vc=p1023|vc=off]",
+        grid("f32", ne="64x4 33x4x7 16x2x3", comb="0 1"),
+        grid("f32", ne="20x4x5", layout=points("vx=pad vr=p0213 vr=pad vc=p1023 vc=off")),
     ),
     pairs=(
-        "DSV4_HC_POST-f32-ne=[20x4x5|33x3x1|16x1x4],comb=[0|1][|,vx=pad|,vx=off][|,vr=pad|,vr=p0213|,vr=rows][|,vc=p1023|,vc=off|,vc=pad]",
+        grid("f32", ne="20x4x5 33x3x1 16x1x4", comb="0 1", vx="- pad off", vr="- pad p0213 rows", vc="- p1023 off pad"),
     ),
 )
 def _hc_post(bench: Bench) -> Tensor:

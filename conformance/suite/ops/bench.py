@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_
 from conformance.ggml.types import TYPES, GGMLType
 from conformance.suite import family
 from conformance.suite.data import Fill, chosen, encode
+from conformance.suite.grid import Axis, Grid, Row
 
 from .regimes import Regime, regimes
 
@@ -30,15 +31,24 @@ NAME = "ops"
 GENERATOR = 2
 """Raise it when any id's bytes change."""
 
-FLOATS = "f32|f16|bf16"
-BLOCKS_32 = "q4_0|q4_1|q5_0|q5_1|q8_0|mxfp4"
-BLOCKS_256 = "q2_K|q3_K|q4_K|q5_K|q6_K"
-BLOCKS = f"{BLOCKS_32}|{BLOCKS_256}"
-"""Types for the brackets of a pattern."""
-RARE_STORED = "iq4_nl|q1_0|q2_0|nvfp4|tq1_0|tq2_0|iq4_xs"
-RARE = f"{RARE_STORED}|iq1_s|iq1_m|iq2_xxs|iq2_xs|iq2_s|iq3_xxs|iq3_s"
+FLOATS = "f32 f16 bf16"
+BLOCKS_32 = "q4_0 q4_1 q5_0 q5_1 q8_0 mxfp4"
+BLOCKS_256 = "q2_K q3_K q4_K q5_K q6_K"
+BLOCKS = f"{BLOCKS_32} {BLOCKS_256}"
+"""Types for the axes of grids."""
+PLAIN = f"{FLOATS} {BLOCKS}"
+RARE_STORED = "iq4_nl q1_0 q2_0 nvfp4 tq1_0 tq2_0 iq4_xs"
+RARE = f"{RARE_STORED} iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
 """The other block types, for rows of a multiple of 256; ggml's CPU stores values in the former."""
 
+
+def same(types: str) -> str:
+    """Each of these types for two operands."""
+    return " ".join(f"{t}+{t}" for t in types.split())
+
+
+VIEWS = "- pad off rows slab part p0213"
+"""Layouts in which most operands of pairs stand."""
 INPLACE = "inplace=|leaf|mid|input"
 """Key: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
 
@@ -272,17 +282,17 @@ class OpCases:
     """The operands whose types the id names."""
     keys: Mapping[str, family.Key]
     make: Make
-    standard: Sequence[str]
-    """Patterns of ids without family and seed."""
-    wide: Sequence[str]
+    standard: Sequence[Row]
+    """Rows without family and seed."""
+    wide: Sequence[Row]
     """Further ones of level `standard`, of which `smoke` shows no cross-section."""
-    full: Sequence[str]
+    full: Sequence[Row]
     """Further ones of level `full`: large."""
-    smoke: Sequence[str]
+    smoke: Sequence[Row]
     """Those of `standard` that `smoke` always has: where few backends take what the others are; some `wide` ones."""
     timed: Sequence[Timed]
-    pairs: Sequence[str]
-    """Further ones, of which only as many ids run as show each two parts of two brackets together: `PAIRS`."""
+    pairs: Sequence[Grid]
+    """Further ones, of which only as many ids run as show each two values of two axes together: `PAIRS`."""
 
 
 TABLES: list[OpCases] = []
@@ -293,21 +303,33 @@ def cases(
     ops: str,
     *,
     keys: str,
-    standard: Sequence[str] = (),
+    standard: Sequence[Row] = (),
     types: str = "a",
-    wide: Sequence[str] = (),
-    full: Sequence[str] = (),
-    smoke: Sequence[str] = (),
+    wide: Sequence[Row] = (),
+    full: Sequence[Row] = (),
+    smoke: Sequence[Row] = (),
     timed: Sequence[Timed] = (),
-    pairs: Sequence[str] = (),
+    pairs: Sequence[Grid] = (),
 ) -> Callable[[Make], Make]:
-    """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks."""
+    """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks.
+
+    A grid whose only head are types is one of all `ops`.
+    """
+    names = tuple(ops.split())
+
+    def whole(grid: Grid) -> Grid:
+        if len(grid.heads) == 2:
+            return grid
+        return replace(grid, heads=(Axis("what", (names,), has_keys=True), replace(grid.heads[0], name="types")))
+
+    def rows(table: Sequence[Row]) -> list[Row]:
+        return [row if isinstance(row, str) else whole(row) for row in table]
 
     def declare(make: Make) -> Make:
-        names = tuple(ops.split()), tuple(types.split())
-        n_src = max(len(DECLARATIONS[op.partition(".")[0]].src) for op in names[0])
+        n_src = max(len(DECLARATIONS[op.partition(".")[0]].src) for op in names)
         declared = family.keys(keys) | {f"{SOURCE}{i}": family.text() for i in range(n_src)}
-        TABLES.append(OpCases(*names, declared, make, standard, wide, full, smoke, timed, pairs))
+        tables = rows(standard), rows(wide), rows(full), rows(smoke), timed, [*map(whole, pairs)]
+        TABLES.append(OpCases(names, tuple(types.split()), declared, make, *tables))
         return make
 
     return declare

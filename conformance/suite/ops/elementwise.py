@@ -8,13 +8,13 @@ from conformance.case.streams import Stream
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, GLU_OPS, I32, UNARY_OPS, type_named
 from conformance.suite.data import Fill, away_from_zero, integers, normal, uniform, with_edges
+from conformance.suite.grid import Axis, Grid, grid, operands, points
 
-from .bench import BLOCKS, FLOATS, INPLACE, RARE, RARE_STORED, Bench, Timed, cases
+from .bench import BLOCKS, FLOATS, INPLACE, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
 
 _DIVISOR = away_from_zero(0.25, 4.0)
-_FLOATS2 = "[f32+f32|f16+f16|bf16+bf16|f16+f32|bf16+f32]"
-_QUANTS = f"[{BLOCKS}]"
-_ARITHMETIC = "[ADD|SUB|MUL|DIV]"
+_FLOATS2 = "f32+f32 f16+f16 bf16+bf16 f16+f32 bf16+f32"
+_ARITHMETIC = "ADD SUB MUL DIV"
 
 
 @cases(
@@ -22,36 +22,44 @@ _ARITHMETIC = "[ADD|SUB|MUL|DIV]"
     keys=f"a=SHAPE b=SHAPE? va= vb= {INPLACE} cast=|f32 special=|edge|nan data=|range|both",
     types="a b",
     standard=(
-        f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2,b=[1|13|13x5|1x5x3x2|13x1x3|1x5x1x2]",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=16x10x4x2,b=8x5x2x1",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,va=[pad|off|slab.p0213]",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,vb=[rows|p0213|p1023|pad.p2013]",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,b=16x1x4,va=p0213,vb=pad",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=24x5x2,inplace=[leaf|mid]",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=24x6x2,b=24,va=slab,inplace=leaf",
-        "[ADD|MUL]-f32+f32-a=24x5x2,inplace=input",
-        f"{_ARITHMETIC}-[f32+f32|f16+f16|bf16+bf16]-a=32x4,special=[edge|nan]",
-        f"{_ARITHMETIC}-f32+f32-[a=1|a=1x17|a=2049|a=257x3,b=257]",
-        f"ADD-{_QUANTS}+f32-a=256x3x2",
-        f"ADD-{_QUANTS}+f32-a=256x3,cast=f32",
-        "ADD-[q4_0|q8_0|q6_K]+f32-a=256x3x2,va=pad,vb=rows",
-        "ADD-[f16|bf16]+f32-a=33x3x2,cast=f32",
-        "ADD-[f16|bf16]+f32-a=33x3x2,b=33,cast=f32",
+        grid(_FLOATS2, a="13x5x3x2"),
+        grid(_FLOATS2, a="13x5x3x2", b="1 13 13x5 1x5x3x2 13x1x3 1x5x1x2"),
+        grid(_FLOATS2, a="16x10x4x2", b="8x5x2x1"),
+        grid(_FLOATS2, a="16x6x4x2", va="pad off slab.p0213"),
+        grid(_FLOATS2, a="16x6x4x2", vb="rows p0213 p1023 pad.p2013"),
+        grid(_FLOATS2, a="16x6x4x2", b="16x1x4", va="p0213", vb="pad"),
+        grid(_FLOATS2, a="24x5x2", inplace="leaf mid"),
+        grid(_FLOATS2, a="24x6x2", b=24, va="slab", inplace="leaf"),
+        grid("ADD MUL", "f32+f32", a="24x5x2", inplace="input"),
+        grid("f32+f32 f16+f16 bf16+bf16", a="32x4", special="edge nan"),
+        grid("f32+f32", shape=points("a=1 a=1x17 a=2049 a=257x3,b=257")),
+        grid("ADD", operands(BLOCKS, "f32"), a="256x3x2"),
+        grid("ADD", operands(BLOCKS, "f32"), a="256x3", cast="f32"),
+        grid("ADD", operands("q4_0 q8_0 q6_K", "f32"), a="256x3x2", va="pad", vb="rows"),
+        grid("ADD", operands("f16 bf16", "f32"), a="33x3x2", cast="f32"),
+        grid("ADD", operands("f16 bf16", "f32"), a="33x3x2", b=33, cast="f32"),
     ),
     wide=(
-        f"{_ARITHMETIC}-[f32+f32|f16+f16|bf16+bf16|f16+f32]-a=67x3,data=[range|both]",
-        f"ADD-[{RARE_STORED}]+f32-a=256x3x2",
-        f"ADD-[{RARE}]+f32-a=256x3,cast=f32",
-        f"{_ARITHMETIC}-f32+f32-[a=255x3|a=256x3|a=511x3|a=512x3|a=513x3,b=513|a=65537|a=3x65537,b=3|a=3x65537,b=1x65537]",
+        grid("f32+f32 f16+f16 bf16+bf16 f16+f32", a="67x3", data="range both"),
+        grid("ADD", operands(RARE_STORED, "f32"), a="256x3x2"),
+        grid("ADD", operands(RARE, "f32"), a="256x3", cast="f32"),
+        grid("f32+f32", a="255x3 256x3 511x3 512x3 65537"),
+        grid("f32+f32", shape=points("a=513x3,b=513 a=3x65537,b=3 a=3x65537,b=1x65537")),
     ),
     smoke=("DIV-f32+f32-a=67x3,data=range",),
     full=(
-        f"{_ARITHMETIC}-{_FLOATS2}-[a=4096x33,b=4096|a=511x65x4|a=128x64x8x3,b=128x1x8x3,va=pad.p0213]",
-        "[ADD|MUL]-f32+f32-a=4096x4100,b=4096x[1|4100]",
+        grid(_FLOATS2, variant=points("a=4096x33,b=4096 a=511x65x4 a=128x64x8x3,b=128x1x8x3,va=pad.p0213")),
+        grid("ADD MUL", "f32+f32", a="4096x4100", b="4096x1 4096x4100"),
     ),
     pairs=(
-        f"{_ARITHMETIC}-{_FLOATS2}-a=24x6x4x2,b=[24x6x4x2|1|24|1x6|1x1x4|1x1x1x2|24x1x4|1x6x1x2|24x6|8x3x2x1|24x6x2x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023][|,inplace=leaf|,inplace=mid|,inplace=input]",
+        grid(
+            _FLOATS2,
+            a="24x6x4x2",
+            b="24x6x4x2 1 24 1x6 1x1x4 1x1x1x2 24x1x4 1x6x1x2 24x6 8x3x2x1 24x6x2x2",
+            va=VIEWS,
+            vb=f"{VIEWS} p1023",
+            inplace="- leaf mid input",
+        ),
     ),
 )
 def _binary(bench: Bench) -> Sequence[Tensor]:
@@ -67,18 +75,16 @@ def _binary(bench: Bench) -> Sequence[Tensor]:
 @cases(
     "SCALE",
     keys=f"ne=SHAPE vne= {INPLACE} s=1.0 b=0.0 data=|range",
-    wide=("SCALE-[f32|bf16]-ne=67x4,s=[0.5|-3.0],data=range",),
+    wide=(grid("f32 bf16", ne="67x4", s="0.5 -3.0", data="range"),),
     standard=(
-        "SCALE-[f32|bf16]-ne=[7x5x3x2|67x4|256x5],[s=2.0|s=-0.3|s=0.125,b=-1.5|s=1.0,b=0.75|s=0.2,b=2.0]",
-        "SCALE-[f32|bf16]-ne=18x6x3,vne=[off|flat],[s=-1.5|s=0.5,b=0.25]",
-        "SCALE-[f32|bf16]-ne=40x5,inplace=leaf,[s=0.7|s=3.0,b=-0.5]",
-        "SCALE-f32-ne=40x5,inplace=mid,[s=0.7|s=3.0,b=-0.5]",
+        grid("f32 bf16", ne="7x5x3x2 67x4 256x5", line=points("s=2.0 s=-0.3 s=0.125,b=-1.5 s=1.0,b=0.75 s=0.2,b=2.0")),
+        grid("f32 bf16", ne="18x6x3", vne="off flat", line=points("s=-1.5 s=0.5,b=0.25")),
+        grid("f32 bf16", ne="40x5", inplace="leaf", line=points("s=0.7 s=3.0,b=-0.5")),
+        grid("f32", ne="40x5", inplace="mid", line=points("s=0.7 s=3.0,b=-0.5")),
         "SCALE-f32-ne=24x6x2,vne=off,inplace=leaf,s=1.25",
     ),
-    pairs=(
-        "SCALE-[f32|bf16]-ne=[18x6x3x2|67x4][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid],s=[-1.5|0.5][|,b=0.25]",
-    ),
-    full=("SCALE-[f32|bf16]-ne=4096x9,s=0.0883883",),
+    pairs=(grid("f32 bf16", ne="18x6x3x2 67x4", vne="- off flat", inplace="- leaf mid", s="-1.5 0.5", b="- 0.25"),),
+    full=(grid("f32 bf16", ne="4096x9", s="0.0883883"),),
 )
 def _scale(bench: Bench) -> Sequence[Tensor]:
     v = bench.v
@@ -87,23 +93,24 @@ def _scale(bench: Bench) -> Sequence[Tensor]:
     return bench.outputs(a, out)
 
 
+_BOUNDS = "min=-0.5,max=0.5 min=0.0,max=6.0 min=-inf,max=1.25 min=-2.0,max=inf"
+
+
 @cases(
     "CLAMP",
     keys=f"ne=SHAPE vne= {INPLACE} min=-1.0 max=1.0 special=|edge|nan",
     wide=(
-        "CLAMP-[f32|f16]-ne=32x5,special=edge,[min=-0.5,max=0.5|min=-inf,max=inf]",
-        "CLAMP-[f32|f16]-ne=32x5,special=nan,min=0.75,max=0.75",
+        grid("f32 f16", ne="32x5", special="edge", bounds=points("min=-0.5,max=0.5 min=-inf,max=inf")),
+        grid("f32 f16", ne="32x5", special="nan", min="0.75", max="0.75"),
     ),
     smoke=("CLAMP-f32-ne=32x5,special=nan,min=0.75,max=0.75",),
     standard=(
-        "CLAMP-[f32|f16]-ne=[7x5x3x2|67x4|256x5],[min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf]",
-        "CLAMP-[f32|f16]-ne=18x6x3x2,vne=[pad|rows|p0213|off],min=-1.5,max=0.25",
-        "CLAMP-[f32|f16]-ne=40x5,inplace=[leaf|mid|input],min=-0.75,max=1.5",
+        grid("f32 f16", ne="7x5x3x2 67x4 256x5", bounds=points(_BOUNDS)),
+        grid("f32 f16", ne="18x6x3x2", vne="pad rows p0213 off", min="-1.5", max="0.25"),
+        grid("f32 f16", ne="40x5", inplace="leaf mid input", min="-0.75", max="1.5"),
     ),
-    pairs=(
-        "CLAMP-[f32|f16]-ne=[18x6x3x2|67x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input],[min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf]",
-    ),
-    full=("CLAMP-[f32|f16]-ne=4096x9,min=-1.0,max=1.0",),
+    pairs=(grid("f32 f16", ne="18x6x3x2 67x4", vne=VIEWS, inplace="- leaf mid input", bounds=points(_BOUNDS)),),
+    full=(grid("f32 f16", ne="4096x9", min="-1.0", max="1.0"),),
 )
 def _clamp(bench: Bench) -> Sequence[Tensor]:
     """Of a NaN ggml's CPU makes max, its CUDA min: where these are equal, anything else is wrong."""
@@ -117,13 +124,25 @@ def _clamp(bench: Bench) -> Sequence[Tensor]:
     keys="a=SHAPE n_expert=4 va= vb= vids=",
     types="a b",
     standard=(
-        "ADD_ID-f32+f32-a=[33x2x5|64x4x1|130x1x7|256x4x9],n_expert=[4|8|32]",
-        "ADD_ID-f32+f32-a=33x3x5,n_expert=8,[va=pad|va=rows|vids=rows|vids=pad|vids=p1023|va=p0213,vids=off]",
+        grid("f32+f32", a="33x2x5 64x4x1 130x1x7 256x4x9", n_expert="4 8 32"),
+        grid(
+            "f32+f32",
+            a="33x3x5",
+            n_expert=8,
+            layout=points("va=pad va=rows vids=rows vids=pad vids=p1023 va=p0213,vids=off"),
+        ),
     ),
     full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
     smoke=("ADD_ID-f32+f32-a=33x3x5,n_expert=8,vb=pad",),
     pairs=(
-        "ADD_ID-f32+f32-a=33x3x5,n_expert=[2|8][|,va=pad|,va=off|,va=rows|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows][|,vids=pad|,vids=off|,vids=rows|,vids=p1023]",
+        grid(
+            "f32+f32",
+            a="33x3x5",
+            n_expert="2 8",
+            va="- pad off rows slab p0213",
+            vb="- pad off rows",
+            vids="- pad off rows p1023",
+        ),
     ),
 )
 def _add_id(bench: Bench) -> Tensor:
@@ -144,16 +163,14 @@ def _by_seed(bench: Bench) -> float:
     "ADD1 LEAKY_RELU FILL DIAG_MASK_INF DIAG_MASK_ZERO",
     keys=f"ne=SHAPE vne= {INPLACE} c=0.0",
     standard=(
-        "[ADD1|LEAKY_RELU|FILL]-f32-ne=[17x5x3x2|256x3],c=[0.1|-2.5]",
-        "[ADD1|LEAKY_RELU|FILL]-f32-ne=18x6x3,inplace=[leaf|mid],c=0.3",
+        grid("ADD1 LEAKY_RELU FILL", "f32", ne="17x5x3x2 256x3", c="0.1 -2.5"),
+        grid("ADD1 LEAKY_RELU FILL", "f32", ne="18x6x3", inplace="leaf mid", c="0.3"),
         "FILL-f16-ne=17x5x3,c=0.1",
         "FILL-f32-ne=17x5x3,vne=off,c=-9.5",
-        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[9x9|20x6x3x2],c=[0|3]",
-        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=20x6x3,inplace=[leaf|mid],c=2",
+        grid("DIAG_MASK_INF DIAG_MASK_ZERO", "f32", ne="9x9 20x6x3x2", c="0 3"),
+        grid("DIAG_MASK_INF DIAG_MASK_ZERO", "f32", ne="20x6x3", inplace="leaf mid", c=2),
     ),
-    pairs=(
-        "[ADD1|LEAKY_RELU|FILL|DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[17x5x3x2|6x20][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid|,inplace=input],c=[0.0|2.0]",
-    ),
+    pairs=(grid("f32", ne="17x5x3x2 6x20", vne="- off flat", inplace="- leaf mid input", c="0.0 2.0"),),
     full=("FILL-f32-ne=4096x129,c=1.5", "FILL-f16-ne=33685504,c=0.5"),
 )
 def _scalars(bench: Bench) -> Sequence[Tensor]:
@@ -173,7 +190,7 @@ def _scalars(bench: Bench) -> Sequence[Tensor]:
     "ARANGE",
     keys="start=0.0 stop=8.0 step=1.0",
     types="out",
-    standard=("ARANGE-f32-stop=[1.0|16.0|4096.0]", "ARANGE-f32-start=[0.5|-3.0],stop=20.0,step=[0.75|0.1|3.0]"),
+    standard=(grid("f32", stop="1.0 16.0 4096.0"), grid("f32", start="0.5 -3.0", stop="20.0", step="0.75 0.1 3.0")),
 )
 def _arange(bench: Bench) -> Tensor:
     """A sum with a leaf, because a graph without a leaf has no place to run."""
@@ -196,11 +213,10 @@ _PROBES: dict[str, Fill] = {
     "TRUNC": normal(9.0),
 }
 """Op -> where its curve bends; the rest bends within a few units of zero."""
-_FLOATS = f"[{FLOATS}]"
 _UNARY = [f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU"]
-_SMOOTH = f"[{'|'.join(_UNARY)}]"
-_DEFINED = "[UNARY.ABS|UNARY.NEG|UNARY.SGN|UNARY.STEP|UNARY.RELU|UNARY.FLOOR|UNARY.CEIL|UNARY.TRUNC|UNARY.TANH|SQR]"
-_ROUNDING = "[UNARY.FLOOR|UNARY.CEIL|UNARY.ROUND|UNARY.TRUNC]"
+_SMOOTH = " ".join(_UNARY)
+_DEFINED = "UNARY.ABS UNARY.NEG UNARY.SGN UNARY.STEP UNARY.RELU UNARY.FLOOR UNARY.CEIL UNARY.TRUNC UNARY.TANH SQR"
+_ROUNDING = "UNARY.FLOOR UNARY.CEIL UNARY.ROUND UNARY.TRUNC"
 _KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range"
 
 
@@ -208,44 +224,43 @@ _KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range"
     " ".join(("SQR", "SQRT", *_UNARY)),
     keys=_KEYS,
     standard=(
-        f"{_SMOOTH}-{_FLOATS}-ne=[7x5x3x2|67x4]",
-        f"{_SMOOTH}-f32-ne=256x5x2",
-        f"{_SMOOTH}-[f32|f16]-ne=18x6x3x2,vne=[pad|p0213]",
-        f"{_SMOOTH}-[f32-ne=18x6x3x2,vne=off|bf16-ne=18x6x3x2,vne=rows]",
-        f"{_SMOOTH}-{_FLOATS}-ne=40x5,inplace=leaf",
-        f"{_SMOOTH}-f32-ne=40x5,inplace=mid",
-        f"[SQR|SQRT]-{_FLOATS}-ne=[7x5x3x2|67x4|256x5x2]",
-        f"[SQR|SQRT]-{_FLOATS}-ne=18x6x3x2,vne=[pad|rows|p0213|off]",
-        f"[SQR|SQRT]-{_FLOATS}-ne=40x5,inplace=leaf",
-        f"{_DEFINED}-{_FLOATS}-ne=32x5,special=edge",
-        f"{_ROUNDING}-f32-ne=32x5,special=half",
-        f"[UNARY.ABS|UNARY.NEG|SQR]-{_FLOATS}-ne=32x5,special=nan",
+        grid(_SMOOTH, FLOATS, ne="7x5x3x2 67x4"),
+        grid(_SMOOTH, "f32", ne="256x5x2"),
+        grid(_SMOOTH, "f32 f16", ne="18x6x3x2", vne="pad p0213"),
+        grid(_SMOOTH, "f32", ne="18x6x3x2", vne="off"),
+        grid(_SMOOTH, "bf16", ne="18x6x3x2", vne="rows"),
+        grid(_SMOOTH, FLOATS, ne="40x5", inplace="leaf"),
+        grid(_SMOOTH, "f32", ne="40x5", inplace="mid"),
+        grid("SQR SQRT", FLOATS, ne="7x5x3x2 67x4 256x5x2"),
+        grid("SQR SQRT", FLOATS, ne="18x6x3x2", vne="pad rows p0213 off"),
+        grid("SQR SQRT", FLOATS, ne="40x5", inplace="leaf"),
+        grid(_DEFINED, FLOATS, ne="32x5", special="edge"),
+        grid(_ROUNDING, "f32", ne="32x5", special="half"),
+        grid("UNARY.ABS UNARY.NEG SQR", FLOATS, ne="32x5", special="nan"),
     ),
     wide=(
-        f"{_SMOOTH}-{_FLOATS}-ne=67x4,data=range",
-        f"[SQR|SQRT]-{_FLOATS}-ne=67x4,data=range",
-        "[UNARY.SILU|UNARY.GELU|UNARY.NEG|SQR]-f32-ne=[255x3|257x3|511x3|512x3|513x3|65537|3x65537]",
+        grid(_SMOOTH, FLOATS, ne="67x4", data="range"),
+        grid("SQR SQRT", FLOATS, ne="67x4", data="range"),
+        grid("UNARY.SILU UNARY.GELU UNARY.NEG SQR", "f32", ne="255x3 257x3 511x3 512x3 513x3 65537 3x65537"),
     ),
     smoke=("UNARY.SILU-f32-ne=67x4,data=range",),
     full=(
-        f"{_SMOOTH}-{_FLOATS}-ne=[4096x9|1023x31x3]",
-        f"[SQR|SQRT]-{_FLOATS}-ne=4096x9",
+        grid(_SMOOTH, FLOATS, ne="4096x9 1023x31x3"),
+        grid("SQR SQRT", FLOATS, ne="4096x9"),
         "UNARY.SILU-f32-ne=4096x4100",
     ),
-    pairs=(
-        f"{_SMOOTH}-{_FLOATS}-ne=[18x6x3x2|67x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input]",
-    ),
+    pairs=(grid(_SMOOTH, FLOATS, ne="18x6x3x2 67x4", vne=VIEWS, inplace="- leaf mid input"),),
 )
 @cases(
     "UNARY.XIELU",
     keys=f"{_KEYS} alpha_n=0.8 alpha_p=0.8 beta=0.5 eps=-1e-6",
     standard=(
-        f"UNARY.XIELU-{_FLOATS}-ne=[7x5x3x2|67x4|256x5x2]",
-        f"UNARY.XIELU-{_FLOATS}-ne=18x6x3x2,vne=[pad|off]",
-        f"UNARY.XIELU-{_FLOATS}-ne=33x4,[alpha_n=4.0,alpha_p=20.5|alpha_n=-3.0|beta=1.5,alpha_p=0.1|eps=-0.5]",
+        grid(FLOATS, ne="7x5x3x2 67x4 256x5x2"),
+        grid(FLOATS, ne="18x6x3x2", vne="pad off"),
+        grid(FLOATS, ne="33x4", variant=points("alpha_n=4.0,alpha_p=20.5 alpha_n=-3.0 beta=1.5,alpha_p=0.1 eps=-0.5")),
     ),
-    wide=(f"UNARY.XIELU-{_FLOATS}-ne=67x4,data=range",),
-    full=(f"UNARY.XIELU-{_FLOATS}-ne=4096x9",),
+    wide=(grid(FLOATS, ne="67x4", data="range"),),
+    full=(grid(FLOATS, ne="4096x9"),),
 )
 def _unary(bench: Bench) -> Sequence[Tensor]:
     v, op = bench.v, bench.id.op.removeprefix("UNARY.")
@@ -255,29 +270,35 @@ def _unary(bench: Bench) -> Sequence[Tensor]:
     return bench.outputs(a, bench.build("unary")(a, op) if op in UNARY_OPS else bench.build(op.lower())(a))
 
 
-_GATED = "[GLU.REGLU|GLU.GEGLU|GLU.SWIGLU|GLU.GEGLU_ERF|GLU.GEGLU_QUICK]"
-_LIMITED = "[GLU.SWIGLU_OAI-f32|GLU.SWIGLU_CLAMP-f32|GLU.SWIGLU_CLAMP-f16]"
+_FORMS = "- form=swapped form=split form=split,vb=pad form=split,vb=off form=split,vb=slab form=split,vb=part"
+_GATED = "GLU.REGLU GLU.GEGLU GLU.SWIGLU GLU.GEGLU_ERF GLU.GEGLU_QUICK"
+
+
+def _limited(**axes: str | Axis) -> tuple[Grid, Grid]:
+    """Of the two units with a limit only SWIGLU_CLAMP takes F16."""
+    return grid("GLU.SWIGLU_OAI", "f32", **axes), grid("GLU.SWIGLU_CLAMP", "f32 f16", **axes)
 
 
 @cases(
     " ".join(f"GLU.{op}" for op in GLU_OPS),
     keys="ne=SHAPE va= vb= form=|swapped|split alpha=1.702 limit=7.0 data=|range",
     standard=(
-        f"{_GATED}-{_FLOATS}-ne=[14x5x3x2|134x4][|,form=swapped|,form=split]",
-        f"{_GATED}-{_FLOATS}-ne=36x6x3,[va=pad|va=off,form=swapped]",
-        f"{_GATED}-{_FLOATS}-ne=18x6x3,va=pad,vb=rows,form=split",
-        f"{_LIMITED}-ne=[14x5x3x2|67x4],form=split",
-        f"{_LIMITED}-ne=33x4,form=split,[limit=0.5|limit=3.0,alpha=1.0|limit=2.0,alpha=0.5]",
-        f"{_LIMITED}-ne=18x6x3,va=pad,vb=rows,form=split",
-        f"{_GATED}-{_FLOATS}-ne=[15x5x3x2|135x4][|,form=swapped]",
-        f"{_GATED}-f32-ne=37x6x3,[va=pad|va=off,form=swapped]",
-        f"{_LIMITED}-ne=[14x5x3x2|135x4],limit=2.0",
+        grid(_GATED, FLOATS, ne="14x5x3x2 134x4", form="- swapped split"),
+        grid(_GATED, FLOATS, ne="36x6x3", variant=points("va=pad va=off,form=swapped")),
+        grid(_GATED, FLOATS, ne="18x6x3", va="pad", vb="rows", form="split"),
+        *_limited(ne="14x5x3x2 67x4", form="split"),
+        *_limited(ne="33x4", form="split", variant=points("limit=0.5 limit=3.0,alpha=1.0 limit=2.0,alpha=0.5")),
+        *_limited(ne="18x6x3", va="pad", vb="rows", form="split"),
+        grid(_GATED, FLOATS, ne="15x5x3x2 135x4", form="- swapped"),
+        grid(_GATED, "f32", ne="37x6x3", variant=points("va=pad va=off,form=swapped")),
+        *_limited(ne="14x5x3x2 135x4", limit="2.0"),
     ),
-    wide=(f"{_GATED}-{_FLOATS}-ne=67x4,form=split,data=range", f"{_LIMITED}-ne=67x4,form=split,data=range"),
-    full=(f"{_GATED}-{_FLOATS}-ne=2816x9[|,form=split]",),
-    pairs=(
-        f"{_GATED}-{_FLOATS}-ne=[18x6x3x2|134x4][|,va=pad|,va=off|,va=rows|,va=slab|,va=part][|,form=swapped|,form=split|,form=split,vb=pad|,form=split,vb=off|,form=split,vb=slab|,form=split,vb=part]",
+    wide=(
+        grid(_GATED, FLOATS, ne="67x4", form="split", data="range"),
+        *_limited(ne="67x4", form="split", data="range"),
     ),
+    full=(grid(_GATED, FLOATS, ne="2816x9", form="- split"),),
+    pairs=(grid(_GATED, FLOATS, ne="18x6x3x2 134x4", va="- pad off rows slab part", form=points(_FORMS)),),
     timed=(Timed("GLU.SWIGLU-f32-ne=5632x64", 64, 4),),
 )
 def _glu(bench: Bench) -> Tensor:
@@ -299,18 +320,18 @@ _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform
 @cases(
     "LOG SIN COS SUM CUMSUM",
     keys=f"ne=SHAPE vne= {INPLACE} data=|range",
-    wide=("[LOG-f32|LOG-f16|SUM-f32|CUMSUM-f32]-ne=67x4,data=range",),
+    wide=(grid("LOG", "f32 f16", ne="67x4", data="range"), grid("SUM CUMSUM", "f32", ne="67x4", data="range")),
     standard=(
-        "[LOG|SIN|COS]-[f32|f16]-ne=[17x5x3x2|256x3]",
-        "[LOG|SIN|COS]-f32-ne=18x6x3x2,[vne=pad|vne=off|vne=p0213|inplace=leaf]",
-        "[SIN|COS]-f32-ne=18x6x3x2,inplace=mid",
-        "[SUM|CUMSUM]-f32-ne=[1x7|33x5x3x2|1025x3]",
-        "[SUM|CUMSUM]-f32-ne=18x6x3x2,vne=[pad|rows|p0213|off]",
+        grid("LOG SIN COS", "f32 f16", ne="17x5x3x2 256x3"),
+        grid("LOG SIN COS", "f32", ne="18x6x3x2", layout=points("vne=pad vne=off vne=p0213 inplace=leaf")),
+        grid("SIN COS", "f32", ne="18x6x3x2", inplace="mid"),
+        grid("SUM CUMSUM", "f32", ne="1x7 33x5x3x2 1025x3"),
+        grid("SUM CUMSUM", "f32", ne="18x6x3x2", vne="pad rows p0213 off"),
     ),
-    full=("[LOG|SIN|COS|SUM|CUMSUM]-f32-ne=4096x129",),
+    full=(grid("f32", ne="4096x129"),),
     pairs=(
-        "[LOG|SIN|COS]-f32-ne=[18x6x3x2|67x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input]",
-        "[SUM|CUMSUM]-f32-ne=[18x6x3x2|67x4|1x7][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213]",
+        grid("LOG SIN COS", "f32", ne="18x6x3x2 67x4", vne=VIEWS, inplace="- leaf mid input"),
+        grid("SUM CUMSUM", "f32", ne="18x6x3x2 67x4 1x7", vne=VIEWS),
     ),
 )
 def _map(bench: Bench) -> Sequence[Tensor]:

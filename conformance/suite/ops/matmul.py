@@ -13,11 +13,15 @@ from conformance.ggml.ops.matmul import OP_HINT, PREC, TRI_TYPE
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import hadamard, normal
+from conformance.suite.grid import Keys, grid, operands, points, shapes
 
-from .bench import BLOCKS, BLOCKS_32, FLOATS, RARE, RARE_STORED, Bench, Timed, cases
+from .bench import BLOCKS, BLOCKS_32, FLOATS, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
 
-_ANY32 = f"[{FLOATS}|{BLOCKS_32}]"
-_ANY = f"[{FLOATS}|{BLOCKS}]"
+_ANY, _ANY32, _RARE = operands(PLAIN, "f32"), operands(f"{FLOATS} {BLOCKS_32}", "f32"), operands(RARE, "f32")
+_FEW = operands("f32 f16 bf16 q4_0 q8_0 q4_K", "f32")
+_FIVE = operands("f32 f16 q4_0 q8_0 q4_K", "f32")
+_LONG = operands("f16 q4_0 q8_0 q4_K q6_K", "f32")
+_HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
 
 
 @cases(
@@ -25,57 +29,92 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
     keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales",
     types="a b",
     standard=(
-        f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x[1|2|4|7|16]",
-        f"MUL_MAT-{_ANY}+f32-[a=256x1,b=256x5|a=256x17,b=256x1]",
-        f"MUL_MAT-{_ANY32}+f32-a=32x7,b=32x3",
-        f"MUL_MAT-{_ANY32}+f32-a=96x33,b=96x[1|6|33]",
-        f"MUL_MAT-{_ANY}+f32-a=512x8x2x2,b=512x3x2x2",
-        f"MUL_MAT-{_ANY}+f32-[a=256x5x2,b=256x3x6|a=256x5x1x2,b=256x3x2x4|a=256x6x2,b=256x1x4x3]",
-        f"MUL_MAT-{_ANY}+f32-a=256x6x2,b=256x5x4,[va=pad|va=p0213|vb=pad|va=p0213,vb=p0213]",
-        "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K]+f32-a=256x6x2x2,b=256x3x2x2,[va=part.p0213,vb=off|va=slab,vb=rows|vb=p0321]",
-        f"MUL_MAT-{_ANY}+f32-a=256x6,b=256x1x4",
-        "MUL_MAT-[f32|f16|bf16]+f32-[a=1x5,b=1x3|a=3x4,b=3x2|a=7x9,b=7x5|a=31x5,b=31x1|a=33x16,b=33x4|a=65x3,b=65x7]",
-        "MUL_MAT-[f16+f16|bf16+bf16|f32+bf16]-a=64x[1|16|33],b=64x[1|5|16]",
-        "MUL_MAT-[f16+f16|bf16+bf16|f32+bf16]-a=64x6x2,b=64x5x4,[vb=pad|va=p0213,vb=p0213]",
-        "MUL_MAT-[q4_0|q5_0|q8_0|mxfp4]+q8_0-a=64x9,b=64x[1|4]",
-        "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K]+f32-a=256x16,b=256x5,prec=F32",
-        "MUL_MAT-f32+[f32|f16]-[a=64x64,b=64x3x2|a=128x128,b=128x5],hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-f32+f32-[a=64x64x2,b=64x3x4|a=32x32x2x2,b=32x20x2x4|a=128x128x3,b=128x1x3|a=1x1,b=1x5|a=2x2,b=2x3],hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-f32+f32-a=64x64x2,b=64x3x4,[vb=pad|vb=p0213|vb=rows],hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-[f32|f16]+f32-[a=64x37x2,b=64x1x8|a=37x64x2,b=37x1x8],[va=p0213,vb=p0213|va=pad]",
-        "MUL_MAT-[q4_0|q8_0|f16|q4_K|q6_K]+f32-[a=2048x16,b=2048x2|a=4096x16,b=4096x1|a=5632x16,b=5632x1|a=14336x16,b=14336x1]",
-        "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K|q6_K]+f32-a=2048x4,b=2048x[1|3|16|17|64|65|256|300]",
-        "MUL_MAT-[q4_0|q8_0|f16]+f32-[a=4096x4,b=4096x17|a=5632x4,b=5632x3|a=5632x4,b=5632x65|a=14336x4,b=14336x1|a=14336x4,b=14336x3]",
+        grid(_ANY, a="256x16", b="256x1 256x2 256x4 256x7 256x16"),
+        grid(_ANY, shape=points("a=256x1,b=256x5 a=256x17,b=256x1")),
+        grid(_ANY32, a="32x7", b="32x3"),
+        grid(_ANY32, a="96x33", b="96x1 96x6 96x33"),
+        grid(_ANY, a="512x8x2x2", b="512x3x2x2"),
+        grid(_ANY, shape=points("a=256x5x2,b=256x3x6 a=256x5x1x2,b=256x3x2x4 a=256x6x2,b=256x1x4x3")),
+        grid(_ANY, a="256x6x2", b="256x5x4", layout=points("va=pad va=p0213 vb=pad va=p0213,vb=p0213")),
+        grid(_FEW, a="256x6x2x2", b="256x3x2x2", layout=points("va=part.p0213,vb=off va=slab,vb=rows vb=p0321")),
+        grid(_ANY, a="256x6", b="256x1x4"),
+        grid(
+            operands("f32 f16 bf16", "f32"),
+            shape=points("a=1x5,b=1x3 a=3x4,b=3x2 a=7x9,b=7x5 a=31x5,b=31x1 a=33x16,b=33x4 a=65x3,b=65x7"),
+        ),
+        grid("f16+f16 bf16+bf16 f32+bf16", a="64x1 64x16 64x33", b="64x1 64x5 64x16"),
+        grid("f16+f16 bf16+bf16 f32+bf16", a="64x6x2", b="64x5x4", layout=points("vb=pad va=p0213,vb=p0213")),
+        grid(operands("q4_0 q5_0 q8_0 mxfp4", "q8_0"), a="64x9", b="64x1 64x4"),
+        grid(_FEW, a="256x16", b="256x5", prec="F32"),
+        grid(operands("f32", "f32 f16"), shape=points("a=64x64,b=64x3x2 a=128x128,b=128x5"), **_HADAMARD),
+        grid(
+            "f32+f32",
+            shape=points("a=64x64x2,b=64x3x4 a=32x32x2x2,b=32x20x2x4 a=128x128x3,b=128x1x3 a=1x1,b=1x5 a=2x2,b=2x3"),
+            **_HADAMARD,
+        ),
+        grid("f32+f32", a="64x64x2", b="64x3x4", vb="pad p0213 rows", **_HADAMARD),
+        grid(
+            operands("f32 f16", "f32"),
+            shape=points("a=64x37x2,b=64x1x8 a=37x64x2,b=37x1x8"),
+            layout=points("va=p0213,vb=p0213 va=pad"),
+        ),
+        grid(_LONG, shape=points("a=2048x16,b=2048x2 a=4096x16,b=4096x1 a=5632x16,b=5632x1 a=14336x16,b=14336x1")),
+        grid(
+            operands("f32 f16 bf16 q4_0 q8_0 q4_K q6_K", "f32"), a="2048x4", b=shapes("2048", "1 3 16 17 64 65 256 300")
+        ),
+        grid(
+            operands("q4_0 q8_0 f16", "f32"),
+            shape=points(
+                "a=4096x4,b=4096x17 a=5632x4,b=5632x3 a=5632x4,b=5632x65 a=14336x4,b=14336x1 a=14336x4,b=14336x3"
+            ),
+        ),
     ),
     wide=(
-        f"MUL_MAT-[{RARE}]+f32-a=256x16,b=256x[1|4|16]",
-        f"MUL_MAT-[{RARE}]+f32-[a=512x8x2x2,b=512x3x2x2|a=256x5x1x2,b=256x3x2x4|a=2048x4,b=2048x3]",
-        f"MUL_MAT-[{RARE}]+f32-a=256x6x2,b=256x5x4,[va=pad|va=p0213,vb=p0213]",
-        "MUL_MAT-[iq4_nl+f32-a=96x33,b=96x6|nvfp4+f32-a=192x33,b=192x6|q2_0+f32-a=192x33,b=192x6|q1_0+f32-a=384x33,b=384x6]",
-        "MUL_MAT-[iq4_nl|nvfp4|q1_0|q2_0]+q8_0-a=128x9,b=128x[1|4]",
-        f"MUL_MAT-[{BLOCKS}|{RARE}]+f32-a=256x9,b=256x5,data=scales",
-        f"MUL_MAT-[f32|f16|bf16|{BLOCKS}|{RARE_STORED}]+f32-[a=256x9,b=256x5|a=2048x4,b=2048x20],data=positive",
-        "MUL_MAT-[f32|f16|q4_0|q8_0|q4_K]+f32-[a=256x513,b=256x3|a=256x3,b=256x513|a=256x257,b=256x512|a=256x511,b=256x255]",
-        "MUL_MAT-[f32|q4_0]+f32-[a=32x65540,b=32x2|a=32x2,b=32x65540|a=65792x2,b=65792x2]",
+        grid(_RARE, a="256x16", b="256x1 256x4 256x16"),
+        grid(_RARE, shape=points("a=512x8x2x2,b=512x3x2x2 a=256x5x1x2,b=256x3x2x4 a=2048x4,b=2048x3")),
+        grid(_RARE, a="256x6x2", b="256x5x4", layout=points("va=pad va=p0213,vb=p0213")),
+        "MUL_MAT-iq4_nl+f32-a=96x33,b=96x6",
+        grid("nvfp4+f32 q2_0+f32", a="192x33", b="192x6"),
+        "MUL_MAT-q1_0+f32-a=384x33,b=384x6",
+        grid(operands("iq4_nl nvfp4 q1_0 q2_0", "q8_0"), a="128x9", b="128x1 128x4"),
+        grid(operands(f"{BLOCKS} {RARE}", "f32"), a="256x9", b="256x5", data="scales"),
+        grid(
+            operands(f"f32 f16 bf16 {BLOCKS} {RARE_STORED}", "f32"),
+            shape=points("a=256x9,b=256x5 a=2048x4,b=2048x20"),
+            data="positive",
+        ),
+        grid(_FIVE, shape=points("a=256x513,b=256x3 a=256x3,b=256x513 a=256x257,b=256x512 a=256x511,b=256x255")),
+        grid(operands("f32 q4_0", "f32"), shape=points("a=32x65540,b=32x2 a=32x2,b=32x65540 a=65792x2,b=65792x2")),
         "MUL_MAT-q4_0+f32-a=4096x4112,b=4096x1",
-        f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x[5x3|1x4x2]",
+        grid(_ANY, a="256x16", b="256x5x3 256x1x4x2"),
     ),
     smoke=(
-        "MUL_MAT-[f32+f32-a=2048x4,b=2048x20,data=positive|iq3_s+f32-a=256x16,b=256x4]",
+        "MUL_MAT-f32+f32-a=2048x4,b=2048x20,data=positive",
+        "MUL_MAT-iq3_s+f32-a=256x16,b=256x4",
         "MUL_MAT-f32+f32-a=32x32x2x2,b=32x20x2x4,hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-[f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17]",
-        "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=5632x4,b=5632x16|q8_0+f32-a=2048x4,b=2048x64]",
-        "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|f16+f32-a=2048x4,b=2048x1]",
-        "MUL_MAT-[q8_0+f32-a=4096x4,b=4096x17|f16+f32-a=14336x4,b=14336x1]",
-        "MUL_MAT-q4_0+f32-[a=256x3,b=256x513|a=256x513,b=256x3|a=4096x4112,b=4096x1]",
+        "MUL_MAT-f16+f32-a=2048x16,b=2048x2",
+        "MUL_MAT-f32+f32-a=2048x4,b=2048x1",
+        "MUL_MAT-f32+f32-a=2048x4,b=2048x17",
+        "MUL_MAT-bf16+f32-a=2048x4,b=2048x3",
+        "MUL_MAT-q4_0+f32-a=5632x4,b=5632x16",
+        "MUL_MAT-q8_0+f32-a=2048x4,b=2048x64",
+        "MUL_MAT-q4_K+f32-a=2048x4,b=2048x65",
+        "MUL_MAT-f16+f32-a=2048x4,b=2048x1",
+        "MUL_MAT-q8_0+f32-a=4096x4,b=4096x17",
+        "MUL_MAT-f16+f32-a=14336x4,b=14336x1",
+        grid("q4_0+f32", shape=points("a=256x3,b=256x513 a=256x513,b=256x3 a=4096x4112,b=4096x1")),
         "MUL_MAT-q4_0+f32-a=256x16,b=256x5x3",
     ),
     full=(
-        f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x[1|4|64]",
-        f"MUL_MAT-{_ANY}+f32-a=2048x2048,b=2048x[1|16]",
-        "MUL_MAT-[q4_0|q8_0|f16|q4_K|q6_K]+f32-[a=5632x2048,b=5632x3|a=14336x512,b=14336x2|a=4096x4096,b=4096x1]",
-        "MUL_MAT-[f16|f32]+f32-[a=128x1024x8x2,b=128x1x32x2|a=1024x128x8x2,b=1024x1x32x2],va=p0213",
-        "MUL_MAT-[f32|f16|q4_0|q8_0|q4_K]+f32-a=4096x4352,b=4096x[1|3]",
+        grid(_ANY, a="4096x128", b="4096x1 4096x4 4096x64"),
+        grid(_ANY, a="2048x2048", b="2048x1 2048x16"),
+        grid(_LONG, shape=points("a=5632x2048,b=5632x3 a=14336x512,b=14336x2 a=4096x4096,b=4096x1")),
+        grid(
+            operands("f16 f32", "f32"),
+            shape=points("a=128x1024x8x2,b=128x1x32x2 a=1024x128x8x2,b=1024x1x32x2"),
+            va="p0213",
+        ),
+        grid(_FIVE, a="4096x4352", b="4096x1 4096x3"),
     ),
     timed=(
         Timed("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x1", 1, 8, "smoke"),
@@ -88,7 +127,14 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         Timed("MUL_MAT-q4_0+f32-a=4096x4096,b=4096x512", 512, 1, "full"),
     ),
     pairs=(
-        f"MUL_MAT-{_ANY}+f32-a=256x6[|x2|x1x2|x2x2],b=256x[1x4x4|3x4x4|17x2x2|5x2x4|2x4x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=part.p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p0321][|,prec=F32]",
+        grid(
+            _ANY,
+            a="256x6 256x6x2 256x6x1x2 256x6x2x2",
+            b="256x1x4x4 256x3x4x4 256x17x2x2 256x5x2x4 256x2x4x2",
+            va=f"{VIEWS} part.p0213",
+            vb=f"{VIEWS} p0321",
+            prec="- F32",
+        ),
     ),
 )
 def _mul_mat(bench: Bench) -> Tensor:
@@ -133,23 +179,41 @@ def _check_hadamard(bench: Bench) -> None:
         "MUL_MAT_ID-q4_0+f32-as=256x6x8,n_used=2,n_tokens=5,vids=pad",
     ),
     standard=(
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,[n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5]",
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens=[1|9],n_b=1",
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x6x8,n_used=2,n_tokens=5,[vids=pad|vb=pad|vb=p0213,n_b=1|vas=pad]",
-        f"MUL_MAT_ID-{_ANY32}+f32-as=64x33x8,n_used=4,n_tokens=[1|33]",
+        grid(_ANY, as_="256x5x4", shape=points("n_used=1,n_tokens=7 n_used=2,n_tokens=1 n_used=4,n_tokens=5")),
+        grid(_ANY, as_="256x5x8", n_used=2, n_tokens="1 9", n_b=1),
+        grid(_ANY, as_="256x6x8", n_used=2, n_tokens=5, variant=points("vids=pad vb=pad vb=p0213,n_b=1 vas=pad")),
+        grid(_ANY32, as_="64x33x8", n_used=4, n_tokens="1 33"),
     ),
     wide=(
-        f"MUL_MAT_ID-[{RARE}]+f32-as=256x5x8,[n_used=2,n_tokens=9|n_used=4,n_tokens=5,n_b=1|n_used=2,n_tokens=5,vas=pad]",
-        f"MUL_MAT_ID-[{BLOCKS}|{RARE}]+f32-as=256x5x4,n_used=2,n_tokens=3,data=scales",
-        "MUL_MAT_ID-[f32|q4_0]+f32-[as=32x5x257,n_used=2,n_tokens=33|as=32x513x4,n_used=2,n_tokens=3|as=32x3x4,n_used=2,n_tokens=513]",
+        grid(
+            _RARE,
+            as_="256x5x8",
+            variant=points("n_used=2,n_tokens=9 n_used=4,n_tokens=5,n_b=1 n_used=2,n_tokens=5,vas=pad"),
+        ),
+        grid(operands(f"{BLOCKS} {RARE}", "f32"), as_="256x5x4", n_used=2, n_tokens=3, data="scales"),
+        grid(
+            operands("f32 q4_0", "f32"),
+            shape=points(
+                "as=32x5x257,n_used=2,n_tokens=33 as=32x513x4,n_used=2,n_tokens=3 as=32x3x4,n_used=2,n_tokens=513"
+            ),
+        ),
     ),
     full=(
-        f"MUL_MAT_ID-{_ANY}+f32-as=512x256x32,n_used=4,n_tokens=[1|32|129]",
-        "MUL_MAT_ID-[q4_0|mxfp4|q4_K|f16]+f32-as=2048x768x16,n_used=8,n_tokens=[1|16],n_b=1",
+        grid(_ANY, as_="512x256x32", n_used=4, n_tokens="1 32 129"),
+        grid(operands("q4_0 mxfp4 q4_K f16", "f32"), as_="2048x768x16", n_used=8, n_tokens="1 16", n_b=1),
     ),
     timed=(Timed("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),),
     pairs=(
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x6x8,n_used=[1|2|4|6|8],n_tokens=[1|5|33][|,n_b=1|,n_b=2|,n_b=3|,n_b=4][|,vas=pad|,vas=off|,vas=rows|,vas=slab][|,vb=pad|,vb=off|,vb=slab|,vb=p0213][|,vids=pad|,vids=off|,vids=rows]",
+        grid(
+            _ANY,
+            as_="256x6x8",
+            n_used="1 2 4 6 8",
+            n_tokens="1 5 33",
+            n_b="- 1 2 3 4",
+            vas="- pad off rows slab",
+            vb="- pad off slab p0213",
+            vids="- pad off rows",
+        ),
     ),
 )
 def _mul_mat_id(bench: Bench) -> Tensor:
@@ -166,17 +230,36 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     keys="a=SHAPE b=SHAPE va= vb=",
     types="a b",
     standard=(
-        "OUT_PROD-[f32|f16|q4_0|q8_0|q4_1|q6_K]+f32-[a=256x1,b=7x1|a=256x5,b=7x5|a=256x33,b=7x33]",
-        "OUT_PROD-f32+f32-[a=17x5,b=3x5|a=8x40x2,b=5x40x6|a=8x4x2x1,b=5x4x2x3|a=1x9,b=1x9]",
-        "OUT_PROD-[f16|q8_0]+f32-a=64x9x3x2,b=5x9x3x2",
-        "OUT_PROD-f32+f32-a=24x6x3x2,b=7x6x3x2,[va=pad|va=off|vb=p1023|vb=p0213|vb=pad]",
+        grid(
+            operands("f32 f16 q4_0 q8_0 q4_1 q6_K", "f32"), shape=points("a=256x1,b=7x1 a=256x5,b=7x5 a=256x33,b=7x33")
+        ),
+        grid("f32+f32", shape=points("a=17x5,b=3x5 a=8x40x2,b=5x40x6 a=8x4x2x1,b=5x4x2x3 a=1x9,b=1x9")),
+        grid(operands("f16 q8_0", "f32"), a="64x9x3x2", b="5x9x3x2"),
+        grid("f32+f32", a="24x6x3x2", b="7x6x3x2", layout=points("va=pad va=off vb=p1023 vb=p0213 vb=pad")),
     ),
-    wide=(f"OUT_PROD-[q5_0|q5_1|mxfp4|q2_K|q3_K|q4_K|q5_K|{RARE}]+f32-[a=256x5,b=7x5|a=256x9x3x2,b=5x9x3x2]",),
+    wide=(
+        grid(
+            operands(f"q5_0 q5_1 mxfp4 q2_K q3_K q4_K q5_K {RARE}", "f32"),
+            shape=points("a=256x5,b=7x5 a=256x9x3x2,b=5x9x3x2"),
+        ),
+    ),
     smoke=("OUT_PROD-f32+f32-a=24x5x1x2,b=7x5x2x4,va=off",),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
     pairs=(
-        "OUT_PROD-[f16|q4_0|q8_0|q4_1|q6_K]+f32-a=256x5x4x2,b=[7|1]x5x4x2[|,va=pad|,va=off|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=p0213|,vb=p1023]",
-        "OUT_PROD-f32+f32-a=24x5[|x2|x1x2|x2x2],b=7x5x[4x4|2x2|2x4][|,va=pad|,va=off|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=p0213|,vb=p1023]",
+        grid(
+            operands("f16 q4_0 q8_0 q4_1 q6_K", "f32"),
+            a="256x5x4x2",
+            b="7x5x4x2 1x5x4x2",
+            va="- pad off slab p0213",
+            vb="- pad off rows p0213 p1023",
+        ),
+        grid(
+            "f32+f32",
+            a="24x5 24x5x2 24x5x1x2 24x5x2x2",
+            b="7x5x4x4 7x5x2x2 7x5x2x4",
+            va="- pad off slab p0213",
+            vb="- pad off rows p0213 p1023",
+        ),
     ),
 )
 def _out_prod(bench: Bench) -> Tensor:
@@ -190,10 +273,10 @@ def _out_prod(bench: Bench) -> Tensor:
     "TRI",
     keys=f"ne=SHAPE vne= keep={'|'.join(TRI_TYPE.__members__)}",
     standard=(
-        "TRI-f32-ne=[2x2|7x7x3|64x64x2x2],keep=[UPPER_DIAG|UPPER|LOWER_DIAG|LOWER]",
-        "TRI-f32-ne=9x9x2,vne=[off|flat],keep=[UPPER|LOWER_DIAG]",
+        grid("f32", ne="2x2 7x7x3 64x64x2x2", keep="UPPER_DIAG UPPER LOWER_DIAG LOWER"),
+        grid("f32", ne="9x9x2", vne="off flat", keep="UPPER LOWER_DIAG"),
     ),
-    full=("TRI-f32-ne=256x256x32,keep=[UPPER_DIAG|LOWER]",),
+    full=(grid("f32", ne="256x256x32", keep="UPPER_DIAG LOWER"),),
 )
 def _tri(bench: Bench) -> Tensor:
     a = bench.first("a", "ne", normal())
@@ -203,7 +286,7 @@ def _tri(bench: Bench) -> Tensor:
 @cases(
     "DIAG",
     keys="ne=SHAPE vne=",
-    standard=("DIAG-f32-ne=[5|64x1x3|17x1x2x3]", "DIAG-f32-ne=12x1x3x2,vne=[off|pad|p0132|slab]"),
+    standard=(grid("f32", ne="5 64x1x3 17x1x2x3"), grid("f32", ne="12x1x3x2", vne="off pad p0132 slab")),
     full=("DIAG-f32-ne=512x1x16",),
 )
 def _diag(bench: Bench) -> Tensor:
@@ -221,7 +304,7 @@ def _lower(s: Stream, ne: Dims) -> NDArray[np.float32]:
 @cases(
     "SOLVE_TRI",
     keys="ne=SHAPE vb=",
-    standard=("SOLVE_TRI-f32-ne=[1x3|8x1|11x7x3|32x64x2x2]", "SOLVE_TRI-f32-ne=12x5x2,vb=[off|flat]"),
+    standard=(grid("f32", ne="1x3 8x1 11x7x3 32x64x2x2"), grid("f32", ne="12x5x2", vb="off flat")),
     full=("SOLVE_TRI-f32-ne=64x128x32",),
 )
 def _solve_tri(bench: Bench) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from conformance.ggml.tensor import Dims, Tensor, nelements
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import Fill, normal, uniform
+from conformance.suite.grid import grid, points, shapes
 
 from .bench import Bench, cases
 
@@ -28,19 +29,34 @@ def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor
     keys="x=SHAPE d_state=16 a=0 n_group=1 K=1 spare=2 dt=mid|large|small vs= vx= vb=",
     types="s",
     standard=(
-        "SSM_SCAN-f32-x=1x[8|33]x[1|5],d_state=[16|7][|,spare=0]",
-        "SSM_SCAN-f32-x=1x16x[1|4]x3,d_state=16",
-        "SSM_SCAN-f32-x=[16x4|64x6]x[1|7],d_state=[32|128|20],a=1,n_group=[1|2]",
-        "SSM_SCAN-f32-x=32x4x[1|6]x3,d_state=64,a=1,n_group=[1|4]",
-        "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,n_group=2,[vx=slab|vx=part|vb=part|vs=off]",
-        "SSM_SCAN-f32-x=1x12x5x2,[vx=part|vb=part|vs=off|dt=large|dt=small]",
-        "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,[K=3|K=5|K=8|dt=large|dt=small]",
+        grid("f32", x="1x8x1 1x8x5 1x33x1 1x33x5", d_state="16 7", spare="- 0"),
+        grid("f32", x="1x16x1x3 1x16x4x3", d_state=16),
+        grid("f32", x="16x4x1 16x4x7 64x6x1 64x6x7", d_state="32 128 20", a=1, n_group="1 2"),
+        grid("f32", x="32x4x1x3 32x4x6x3", d_state=64, a=1, n_group="1 4"),
+        grid("f32", x="16x4x5x2", d_state=32, a=1, n_group=2, layout=points("vx=slab vx=part vb=part vs=off")),
+        grid("f32", x="1x12x5x2", variant=points("vx=part vb=part vs=off dt=large dt=small")),
+        grid("f32", x="16x4x5x2", d_state=32, a=1, variant=points("K=3 K=5 K=8 dt=large dt=small")),
         "SSM_SCAN-f32-x=16x4x1,d_state=32,a=1,K=4",
     ),
     pairs=(
-        "SSM_SCAN-f32-x=[1x12|16x4]x[1|5]x[1|3],d_state=[16|32|20][|,a=1],n_group=[1|2|4],K=[1|3|8],spare=[0|2],dt=[mid|large|small][|,vs=off][|,vx=off|,vx=slab|,vx=part][|,vb=off|,vb=part]",
+        grid(
+            "f32",
+            x=shapes("1x12 16x4", "1 5", "1 3"),
+            d_state="16 32 20",
+            a="- 1",
+            n_group="1 2 4",
+            K="1 3 8",
+            spare="0 2",
+            dt="mid large small",
+            vs="- off",
+            vx="- off slab part",
+            vb="- off part",
+        ),
     ),
-    full=("SSM_SCAN-f32-x=1x1536x[1|33]x2,d_state=16", "SSM_SCAN-f32-x=64x48x[1|33]x2,d_state=128,a=1,n_group=8"),
+    full=(
+        grid("f32", x="1x1536x1x2 1x1536x33x2", d_state=16),
+        grid("f32", x="64x48x1x2 64x48x33x2", d_state=128, a=1, n_group=8),
+    ),
 )
 def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
@@ -71,16 +87,14 @@ def _unit(size: int) -> Fill:
     keys="ne=SHAPE scale=0.125 v= vs=",
     types="state",
     standard=(
-        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=[32|64]x[1|3]x[1|5|17]",
-        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=32x3x[1|4]x[2|3]",
-        "[RWKV_WKV6|GATED_LINEAR_ATTN]-f32-ne=[20|16]x2x3x2",
-        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=32x2x5,[v=off|vs=off|v=flat]",
-        "GATED_LINEAR_ATTN-f32-ne=32x2x3,scale=[1.0|0.3]",
+        grid("f32", ne=shapes("32 64", "1 3", "1 5 17")),
+        grid("f32", ne=shapes("32x3", "1 4", "2 3")),
+        grid("RWKV_WKV6 GATED_LINEAR_ATTN", "f32", ne="20x2x3x2 16x2x3x2"),
+        grid("f32", ne="32x2x5", layout=points("v=off vs=off v=flat")),
+        grid("GATED_LINEAR_ATTN", "f32", ne="32x2x3", scale="1.0 0.3"),
     ),
-    pairs=(
-        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=[32|64]x[1|3]x[1|5]x[1|2][|,v=off|,v=flat][|,vs=off|,vs=flat]",
-    ),
-    full=("[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=64x32x[1|33]x2",),
+    pairs=(grid("f32", ne=shapes("32 64", "1 3", "1 5", "1 2"), v="- off flat", vs="- off flat"),),
+    full=(grid("f32", ne="64x32x1x2 64x32x33x2"),),
 )
 def _wkv(bench: Bench) -> Sequence[Tensor]:
     v, b, op = bench.v, bench.b, bench.id.op
@@ -106,17 +120,27 @@ def _wkv(bench: Bench) -> Sequence[Tensor]:
     keys="ne=SHAPE k_heads=0 k_seqs=0 kda=0 K=1 vk= vv= vs=",
     types="state",
     standard=(
-        "GATED_DELTA_NET-f32-ne=[16|32|64|20]x[1|4]x[1|6][|,kda=1]",
-        "GATED_DELTA_NET-f32-ne=32x4x[1|5]x3[|,kda=1],k_heads=[1|2|4]",
-        "GATED_DELTA_NET-f32-ne=32x4x3x4,k_heads=2,k_seqs=[1|2]",
-        "GATED_DELTA_NET-f32-ne=32x4x5x2[|,kda=1],[vk=pad|vv=p0213|vk=p0213,vv=pad|vs=off|vk=slab,vv=part]",
-        "GATED_DELTA_NET-f32-ne=16x2x5x2[|,kda=1],K=[2|5|8]",
+        grid("f32", ne=shapes("16 32 64 20", "1 4", "1 6"), kda="- 1"),
+        grid("f32", ne="32x4x1x3 32x4x5x3", kda="- 1", k_heads="1 2 4"),
+        grid("f32", ne="32x4x3x4", k_heads=2, k_seqs="1 2"),
+        grid("f32", ne="32x4x5x2", kda="- 1", layout=points("vk=pad vv=p0213 vk=p0213,vv=pad vs=off vk=slab,vv=part")),
+        grid("f32", ne="16x2x5x2", kda="- 1", K="2 5 8"),
         "GATED_DELTA_NET-f32-ne=16x2x1x2,K=4",
     ),
     pairs=(
-        "GATED_DELTA_NET-f32-ne=[16|32|20]x4x[1|5]x4[|,kda=1][|,k_heads=1|,k_heads=2][|,k_seqs=1|,k_seqs=2],K=[1|3|8][|,vk=pad|,vk=off|,vk=slab|,vk=part|,vk=p0213][|,vv=pad|,vv=off|,vv=slab|,vv=part|,vv=p0213][|,vs=off]",
+        grid(
+            "f32",
+            ne=shapes("16 32 20", "4", "1 5", "4"),
+            kda="- 1",
+            k_heads="- 1 2",
+            k_seqs="- 1 2",
+            K="1 3 8",
+            vk="- pad off slab part p0213",
+            vv="- pad off slab part p0213",
+            vs="- off",
+        ),
     ),
-    full=("GATED_DELTA_NET-f32-ne=128x32x[1|33]x2[|,k_heads=16|,kda=1]",),
+    full=(grid("f32", ne="128x32x1x2 128x32x33x2", variant=points("- k_heads=16 kda=1")),),
     smoke=("GATED_DELTA_NET-f32-ne=16x2x5x2,K=2",),
 )
 def _gated_delta_net(bench: Bench) -> Sequence[Tensor]:

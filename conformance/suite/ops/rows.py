@@ -14,25 +14,24 @@ from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import distinct, integers, normal, uniform, values
+from conformance.suite.grid import grid, operands, points
 
-from .bench import BLOCKS, FLOATS, INPLACE, RARE, RARE_STORED, Bench, Timed, cases
+from .bench import BLOCKS, FLOATS, INPLACE, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
 
 
 @cases(
     "SUM_ROWS MEAN",
     keys="ne=SHAPE vne= data=|range",
     wide=(
-        "[SUM_ROWS|MEAN]-f32-ne=4096x3,data=range",
-        "[SUM_ROWS|MEAN]-f32-ne=[255x3|257x3|511x3|512x3|513x3|3x65537]",
+        grid("f32", ne="4096x3", data="range"),
+        grid("f32", ne="255x3 257x3 511x3 512x3 513x3 3x65537"),
     ),
     standard=(
-        "[SUM_ROWS|MEAN]-f32-ne=[1x7|2x5x3x2|33x5x3x2|67x4|256x5|1025x3|4096x2]",
-        "[SUM_ROWS|MEAN]-f32-ne=35x6x3x2,vne=[pad|rows|off|slab|p0213|p0321|pad.p0213|flat]",
+        grid("f32", ne="1x7 2x5x3x2 33x5x3x2 67x4 256x5 1025x3 4096x2"),
+        grid("f32", ne="35x6x3x2", vne="pad rows off slab p0213 p0321 pad.p0213 flat"),
     ),
-    full=("[SUM_ROWS|MEAN]-f32-ne=[65536x3|4096x129|65537x2|4096x4100]",),
-    pairs=(
-        "[SUM_ROWS|MEAN]-f32-ne=[35x6x3x2|2x5|1x7|130x1x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213|,vne=p0321|,vne=flat]",
-    ),
+    full=(grid("f32", ne="65536x3 4096x129 65537x2 4096x4100"),),
+    pairs=(grid("f32", ne="35x6x3x2 2x5 1x7 130x1x4", vne=f"{VIEWS} p0321 flat"),),
 )
 def _sum(bench: Bench) -> Tensor:
     a = bench.first("a", "ne", normal(1.0, 0.25))
@@ -46,21 +45,21 @@ _NORMAL = normal(1.5, 0.5)
     "NORM RMS_NORM L2_NORM",
     keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5 data=|range",
     wide=(
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=257x5,eps=[1e-5|0.0],data=range",
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[255x3|256x3|511x3|512x3|513x3|7x65537]",
+        grid("f32", ne="257x5", eps="1e-5 0.0", data="range"),
+        grid("f32", ne="255x3 256x3 511x3 512x3 513x3 7x65537"),
     ),
     standard=(
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[7x5x3x2|64x6|67x4|257x3x2|2048x2]",
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[64x5x2|33x4],eps=[0.0|1e-6|0.1|10.0]",
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=35x6x3x2,vne=[pad|rows|off|slab|p0213|p0321|pad.p0213]",
-        "[NORM|L2_NORM]-f32-ne=18x6x3x2,vne=[p1023|p2013|pad.p1023]",
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=64x5x2,inplace=[leaf|mid]",
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=40x5x2,vne=pad,inplace=leaf",
-        "RMS_NORM-f32-ne=40x5x2[|,vne=pad],inplace=input",
+        grid("f32", ne="7x5x3x2 64x6 67x4 257x3x2 2048x2"),
+        grid("f32", ne="64x5x2 33x4", eps="0.0 1e-6 0.1 10.0"),
+        grid("f32", ne="35x6x3x2", vne="pad rows off slab p0213 p0321 pad.p0213"),
+        grid("NORM L2_NORM", "f32", ne="18x6x3x2", vne="p1023 p2013 pad.p1023"),
+        grid("f32", ne="64x5x2", inplace="leaf mid"),
+        grid("f32", ne="40x5x2", vne="pad", inplace="leaf"),
+        grid("RMS_NORM", "f32", ne="40x5x2", vne="- pad", inplace="input"),
     ),
-    full=("[NORM|RMS_NORM|L2_NORM]-f32-ne=[4096x65|16384x3|65537x2]", "RMS_NORM-f32-ne=4096x4100"),
+    full=(grid("f32", ne="4096x65 16384x3 65537x2"), "RMS_NORM-f32-ne=4096x4100"),
     pairs=(
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[35x6x3x2|64x5x2|6x7|130x1x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213|,vne=p0321][|,inplace=leaf|,inplace=mid|,inplace=input],eps=[1e-5|0.1]",
+        grid("f32", ne="35x6x3x2 64x5x2 6x7 130x1x4", vne=f"{VIEWS} p0321", inplace="- leaf mid input", eps="1e-5 0.1"),
     ),
     timed=(Timed("RMS_NORM-f32-ne=2048x64", 64, 16, "smoke"),),
 )
@@ -73,14 +72,21 @@ def _norm(bench: Bench) -> Sequence[Tensor]:
     "GROUP_NORM",
     keys=f"ne=SHAPE vne= {INPLACE} groups=1 eps=1e-5",
     standard=(
-        "GROUP_NORM-f32-ne=9x5x12x2,groups=[1|3|5|12]",
-        "GROUP_NORM-f32-ne=64x1x32,groups=4,eps=[0.1|1e-6]",
-        "GROUP_NORM-f32-ne=9x5x12x2,groups=4,[vne=pad|vne=off|inplace=leaf|inplace=mid]",
+        grid("f32", ne="9x5x12x2", groups="1 3 5 12"),
+        grid("f32", ne="64x1x32", groups=4, eps="0.1 1e-6"),
+        grid("f32", ne="9x5x12x2", groups=4, layout=points("vne=pad vne=off inplace=leaf inplace=mid")),
     ),
     full=("GROUP_NORM-f32-ne=64x33x320,groups=32",),
     smoke=("GROUP_NORM-f32-ne=9x5x12x2,groups=5",),
     pairs=(
-        "GROUP_NORM-f32-ne=[9x5x12x2|16x1x12],groups=[1|3|5|12][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part][|,inplace=leaf|,inplace=mid],eps=[1e-5|0.1]",
+        grid(
+            "f32",
+            ne="9x5x12x2 16x1x12",
+            groups="1 3 5 12",
+            vne="- pad off rows slab part",
+            inplace="- leaf mid",
+            eps="1e-5 0.1",
+        ),
     ),
 )
 def _group_norm(bench: Bench) -> Sequence[Tensor]:
@@ -88,33 +94,36 @@ def _group_norm(bench: Bench) -> Sequence[Tensor]:
     return bench.outputs(a, bench.build("group_norm")(a, bench.v["groups"], bench.v["eps"]))
 
 
-_SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
+_SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
 
 
 @cases(
     "ARGSORT",
     keys="ne=SHAPE vne= order=ASC|DESC data=|ties",
     standard=(
-        f"ARGSORT-f32-ne={_SORTED},order=[ASC|DESC]",
-        "ARGSORT-f32-ne=24x6x3,vne=[pad|off|flat],order=[ASC|DESC]",
-        "ARGSORT-f32-ne=24x6,vne=rows,order=[ASC|DESC]",
+        grid("f32", ne=_SORTED, order="ASC DESC"),
+        grid("f32", ne="24x6x3", vne="pad off flat", order="ASC DESC"),
+        grid("f32", ne="24x6", vne="rows", order="ASC DESC"),
     ),
-    wide=("ARGSORT-f32-ne=[7x9|64x9|1025x9],order=[ASC|DESC],data=ties", "ARGSORT-f32-ne=3x65537,order=[ASC|DESC]"),
-    full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
-    pairs=("ARGSORT-f32-ne=[24x6x3x2|2x7|130x4][|,vne=pad|,vne=rows|,vne=off|,vne=flat],order=[ASC|DESC]",),
+    wide=(
+        grid("f32", ne="7x9 64x9 1025x9", order="ASC DESC", data="ties"),
+        grid("f32", ne="3x65537", order="ASC DESC"),
+    ),
+    full=(grid("f32", ne="8192x17 2x4097 2048x2x1x3", order="ASC DESC"),),
+    pairs=(grid("f32", ne="24x6x3x2 2x7 130x4", vne="- pad rows off flat", order="ASC DESC"),),
 )
 @cases(
     "TOP_K",
     keys="ne=SHAPE vne= k=1 data=|ties",
     standard=(
-        "TOP_K-f32-ne=[16x10|60x5x3|128x4x2|513x3|1024x2],k=[1|2|3|8|15]",
-        "TOP_K-f32-ne=8x5,k=[1|2|7]",
-        "TOP_K-f32-ne=24x6x3,vne=[pad|off],k=[4|23]",
+        grid("f32", ne="16x10 60x5x3 128x4x2 513x3 1024x2", k="1 2 3 8 15"),
+        grid("f32", ne="8x5", k="1 2 7"),
+        grid("f32", ne="24x6x3", vne="pad off", k="4 23"),
     ),
-    wide=("TOP_K-f32-ne=[8x9|64x9|1025x9],k=[1|2|7],data=ties", "TOP_K-f32-ne=3x65537,k=[1|2]"),
+    wide=(grid("f32", ne="8x9 64x9 1025x9", k="1 2 7", data="ties"), grid("f32", ne="3x65537", k="1 2")),
     smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
-    full=("TOP_K-f32-ne=[8192x17|151936x2],k=[1|40|100]",),
-    pairs=("TOP_K-f32-ne=[24x6x3x2|24x1|130x4][|,vne=pad|,vne=rows|,vne=off|,vne=flat],k=[1|2|5|23]",),
+    full=(grid("f32", ne="8192x17 151936x2", k="1 40 100"),),
+    pairs=(grid("f32", ne="24x6x3x2 24x1 130x4", vne="- pad rows off flat", k="1 2 5 23"),),
 )
 def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
     v = bench.v
@@ -168,10 +177,10 @@ def _sort_ties(bench: Bench) -> Sequence[Tensor]:
 @cases(
     "ARGMAX",
     keys="ne=SHAPE vne= data=|ties",
-    standard=("ARGMAX-f32-ne=[9x6|17x5|1025x3]", "ARGMAX-f32-ne=33x6,vne=[pad|rows|off]"),
+    standard=(grid("f32", ne="9x6 17x5 1025x3"), grid("f32", ne="33x6", vne="pad rows off")),
     wide=(
-        "ARGMAX-f32-ne=[7x9|64x9|1025x9],data=ties",
-        "ARGMAX-f32-ne=[257x3|3x65537]",
+        grid("f32", ne="7x9 64x9 1025x9", data="ties"),
+        grid("f32", ne="257x3 3x65537"),
     ),
     smoke=("ARGMAX-f32-ne=64x9,data=ties",),
     full=("ARGMAX-f32-ne=151936x2",),
@@ -183,36 +192,44 @@ def _argmax(bench: Bench) -> Tensor:
     return bench.b.argmax(bench.first("a", "ne", distinct(-8.0, 8.0)))
 
 
-_DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
-
-
 @cases(
     "SET_ROWS",
     keys="a=SHAPE n=1 ids=NUMBERS va= vb= vids= data=|borders|casts",
     types="a b ids",
     standard=(
-        f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x7,n=4",
-        f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=256x7,n=1",
-        f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=256x7,n=7",
-        f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=256x5x2x2,n=3,[ids=2x2|ids=1]",
-        f"SET_ROWS-{_DESTINATIONS}+f32+i32-a=256x5x4x2,n=2,ids=2",
-        f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=256x9x2,n=4,[vb=pad|va=off,vb=p0213|va=slab]",
-        f"SET_ROWS-{_DESTINATIONS}+f16+i64-a=256x9x2,n=4,va=slab,vb=pad",
-        "SET_ROWS-[f32|f16|q8_0]+f32+i64-a=256x9x2,n=4,va=p0213,ids=2,vids=[pad|off]",
-        "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=[1x33|31x6],n=5",
+        grid(operands(PLAIN, "f32+i64 f32+i32 f16+i64 f16+i32"), a="256x7", n=4),
+        grid(operands(PLAIN, "f32", "i64"), a="256x7", n=1),
+        grid(operands(PLAIN, "f32", "i64"), a="256x7", n=7),
+        grid(operands(PLAIN, "f32", "i64"), a="256x5x2x2", n=3, ids="2x2 1"),
+        grid(operands(PLAIN, "f32", "i32"), a="256x5x4x2", n=2, ids=2),
+        grid(operands(PLAIN, "f32", "i64"), a="256x9x2", n=4, layout=points("vb=pad va=off,vb=p0213 va=slab")),
+        grid(operands(PLAIN, "f16", "i64"), a="256x9x2", n=4, va="slab", vb="pad"),
+        grid(operands("f32 f16 q8_0", "f32", "i64"), a="256x9x2", n=4, va="p0213", ids=2, vids="pad off"),
+        grid(operands("f32 f16 bf16", "f32 f16", "i64"), a="1x33 31x6", n=5),
         "SET_ROWS-i32+f32+i64-a=33x6,n=4",
     ),
     wide=(
-        f"SET_ROWS-[{RARE_STORED}]+[f32+i64|f32+i32|f16+i64]-a=256x7,n=4",
-        f"SET_ROWS-[{RARE_STORED}]+f32+i64-a=256x9x2,n=4,[va=slab|va=off,vb=p0213]",
-        f"SET_ROWS-[{BLOCKS}|{RARE_STORED}]+f32+i64-a=256x21,n=16,data=borders",
-        "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=67x18,n=12,data=casts",
-        "SET_ROWS-[f32+f32+i32|f32+f32+i64|f16+f32+i64|q8_0+f32+i64]-a=32x131080,n=40",
+        grid(operands(RARE_STORED, "f32+i64 f32+i32 f16+i64"), a="256x7", n=4),
+        grid(operands(RARE_STORED, "f32", "i64"), a="256x9x2", n=4, layout=points("va=slab va=off,vb=p0213")),
+        grid(operands(f"{BLOCKS} {RARE_STORED}", "f32", "i64"), a="256x21", n=16, data="borders"),
+        grid(operands("f32 f16 bf16", "f32 f16", "i64"), a="67x18", n=12, data="casts"),
+        grid("f32+f32+i32 f32+f32+i64 f16+f32+i64 q8_0+f32+i64", a="32x131080", n=40),
     ),
-    smoke=("SET_ROWS-f16+[f16+i32-a=256x9x4x4,n=1,ids=2x2,va=off,vb=part,vids=rows|f32+i64-a=32x131080,n=40]",),
-    full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
+    smoke=(
+        "SET_ROWS-f16+f16+i32-a=256x9x4x4,n=1,ids=2x2,va=off,vb=part,vids=rows",
+        "SET_ROWS-f16+f32+i64-a=32x131080,n=40",
+    ),
+    full=(grid(operands(PLAIN, "f32", "i64"), a="1024x4096", n=512),),
     pairs=(
-        f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x9x4x4,n=[1|4|9],ids=[1|4|2|1x4|4x2|2x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213][|,vids=pad|,vids=off|,vids=rows|,vids=part]",
+        grid(
+            operands(PLAIN, "f32+i64 f32+i32 f16+i64 f16+i32"),
+            a="256x9x4x4",
+            n="1 4 9",
+            ids="1 4 2 1x4 4x2 2x2",
+            va=VIEWS,
+            vb=VIEWS,
+            vids="- pad off rows part",
+        ),
     ),
     timed=(
         Timed("SET_ROWS-f16+f32+i64-a=512x4096,n=64", 64, 32),
@@ -230,33 +247,45 @@ def _set_rows(bench: Bench) -> Tensor:
     return bench.b.set_rows(a, b, ids)
 
 
+_GOT = f"{FLOATS} i32 {BLOCKS}"
+
+
 @cases(
     "GET_ROWS",
     keys="a=SHAPE n=1 va= vids= data=|scales",
     types="a ids",
     standard=(
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x5,n=[1|9]",
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4",
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4,[va=pad|va=p0213,vids=p1023|va=slab,vids=pad]",
-        f"GET_ROWS-[{FLOATS}|i32]+i32-a=[1x9|33x7],n=[1|12]",
+        grid(operands(_GOT, "i32"), a="256x5", n="1 9"),
+        grid(operands(_GOT, "i32"), a="256x6x3x2", n=4),
+        grid(operands(_GOT, "i32"), a="256x6x3x2", n=4, layout=points("va=pad va=p0213,vids=p1023 va=slab,vids=pad")),
+        grid(operands(f"{FLOATS} i32", "i32"), a="1x9 33x7", n="1 12"),
     ),
     wide=(
-        f"GET_ROWS-[{RARE}]+i32-[a=256x5,n=9|a=256x6x3x2,n=4|a=256x6x3x2,n=4,va=pad|a=256x6x3,n=4,va=p0213]",
-        f"GET_ROWS-[{BLOCKS}|{RARE}]+i32-a=256x9,n=12,data=scales",
-        "GET_ROWS-[f32|f16|q4_0|q8_0]+i32-[a=32x131080,n=40|a=32x9,n=65540]",
+        grid(
+            operands(RARE, "i32"),
+            variant=points("a=256x5,n=9 a=256x6x3x2,n=4 a=256x6x3x2,n=4,va=pad a=256x6x3,n=4,va=p0213"),
+        ),
+        grid(operands(f"{BLOCKS} {RARE}", "i32"), a="256x9", n=12, data="scales"),
+        grid(operands("f32 f16 q4_0 q8_0", "i32"), shape=points("a=32x131080,n=40 a=32x9,n=65540")),
     ),
     smoke=(
         "GET_ROWS-mxfp4+i32-a=256x9,n=12,data=scales",
-        "GET_ROWS-q4_0+i32-[a=256x6x3x2,n=4|a=32x131080,n=40|a=32x9,n=65540]",
-        f"GET_ROWS-[{RARE}]+i32-a=256x5,n=9",
+        grid("q4_0+i32", shape=points("a=256x6x3x2,n=4 a=32x131080,n=40 a=32x9,n=65540")),
+        grid(operands(RARE, "i32"), a="256x5", n=9),
     ),
     full=(
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",
-        "GET_ROWS-[f32|f16]+i32-[a=1x33554500|a=256x131100],n=64",
-        "GET_ROWS-[q4_0|q8_0|q4_K]+i32-a=256x131100,n=64",
+        grid(operands(_GOT, "i32"), a="4096x1000", n=64),
+        grid(operands("f32 f16", "i32"), a="1x33554500 256x131100", n=64),
+        grid(operands("q4_0 q8_0 q4_K", "i32"), a="256x131100", n=64),
     ),
     pairs=(
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6[|x3|x1x2|x3x2],n=[1|4|9][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vids=pad|,vids=off|,vids=rows|,vids=slab|,vids=p1023]",
+        grid(
+            operands(_GOT, "i32"),
+            a="256x6 256x6x3 256x6x1x2 256x6x3x2",
+            n="1 4 9",
+            va=VIEWS,
+            vids="- pad off rows slab p1023",
+        ),
     ),
     timed=(Timed("GET_ROWS-q4_0+i32-a=2048x4096,n=64", 64, 16),),
 )

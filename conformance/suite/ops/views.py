@@ -10,11 +10,17 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Tensor, contiguous_nb, dims
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import normal, values
+from conformance.suite.grid import grid, operands, points
 
-from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, RARE_STORED, Bench, cases
+from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, RARE_STORED, VIEWS, Bench, cases, same
 
-_EVERY = f"[{FLOATS}|i32|i64|{BLOCKS}]"
-_ELEMENTS = f"[{FLOATS}|i32|i64]"
+_EVERY = f"{FLOATS} i32 i64 {BLOCKS}"
+_ELEMENTS = f"{FLOATS} i32 i64"
+_WINDOWS = (
+    "ne=7x3x2x2,at=9x2x1x0 ne=20x1x4x1,at=0x5x0x1 ne=7x3x2,rank=3,at=9x2x1x1 ne=7x3,rank=2,at=13x3x3x1 "
+    "ne=20,rank=1,at=0x5x3x1"
+)
+_PARTS = "b=4x2x2x2,at=3x1x1x0 b=10x6x4x2,at=0x0x0x1 b=10x3x1x1,at=0x2x3x2"
 
 
 def _read_through(bench: Bench, t: Tensor) -> Tensor:
@@ -30,35 +36,54 @@ def _read_through(bench: Bench, t: Tensor) -> Tensor:
     "NONE VIEW RESHAPE PERMUTE TRANSPOSE",
     keys="a=SHAPE ne=SHAPE? at=NUMBERS rank=4|3|2|1 axes=NUMBERS va= use=cont|add|mul",
     standard=(
-        f"NONE-{_EVERY}-a=256x3x2",
-        f"NONE-[{FLOATS}]-a=17x3x2,use=[add|mul]",
-        f"VIEW-{_EVERY}-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
-        f"VIEW-{_EVERY}-a=256x6x3,[ne=256x2x3,at=0x3x0,rank=3|ne=256x4,at=0x1x1,rank=2|ne=512,at=0x2x1,rank=1]",
-        f"VIEW-[{FLOATS}]-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,use=[add|mul]",
-        f"VIEW-{_ELEMENTS}-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,va=[p0213|pad|p0321]",
-        f"RESHAPE-{_EVERY}-a=256x6x4,ne=[512x3x4|256x2x3x4|6144]",
-        f"RESHAPE-[{FLOATS}]-a=18x6x4,ne=[6x9x8|432],use=[add|mul]",
-        f"RESHAPE-{_EVERY}-a=256x6x4,ne=768x8,va=off",
-        f"PERMUTE-{_EVERY}-a=256x3x4x2,axes=[0x2x1x3|0x3x1x2]",
-        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x1x3|3x2x1x0|1x2x3x0|2x3x0x1|0x1x2x3]",
-        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x3x1],va=[pad|slab|p0213]",
-        f"PERMUTE-[{FLOATS}]-a=10x3x4x2,axes=0x2x1x3,use=[add|mul]",
-        f"TRANSPOSE-{_ELEMENTS}-a=[10x3|1x7|9x4x3|5x4x3x2]",
-        f"TRANSPOSE-{_ELEMENTS}-a=9x4x3,va=[pad|rows|off|p0213]",
-        f"TRANSPOSE-[{FLOATS}]-a=9x4x3,use=add",
+        grid("NONE", _EVERY, a="256x3x2"),
+        grid("NONE", FLOATS, a="17x3x2", use="add mul"),
+        grid("VIEW", _EVERY, a="512x5x4x2", ne="256x3x2x1", at="256x1x2x1"),
+        grid(
+            "VIEW",
+            _EVERY,
+            a="256x6x3",
+            shape=points("ne=256x2x3,at=0x3x0,rank=3 ne=256x4,at=0x1x1,rank=2 ne=512,at=0x2x1,rank=1"),
+        ),
+        grid("VIEW", FLOATS, a="20x6x4x2", ne="7x3x2x2", at="9x2x1x0", use="add mul"),
+        grid("VIEW", _ELEMENTS, a="20x6x4x2", ne="7x3x2x2", at="9x2x1x0", va="p0213 pad p0321"),
+        grid("RESHAPE", _EVERY, a="256x6x4", ne="512x3x4 256x2x3x4 6144"),
+        grid("RESHAPE", FLOATS, a="18x6x4", ne="6x9x8 432", use="add mul"),
+        grid("RESHAPE", _EVERY, a="256x6x4", ne="768x8", va="off"),
+        grid("PERMUTE", _EVERY, a="256x3x4x2", axes="0x2x1x3 0x3x1x2"),
+        grid("PERMUTE", _ELEMENTS, a="10x3x4x2", axes="1x0x2x3 2x0x1x3 3x2x1x0 1x2x3x0 2x3x0x1 0x1x2x3"),
+        grid("PERMUTE", _ELEMENTS, a="10x3x4x2", axes="1x0x2x3 2x0x3x1", va="pad slab p0213"),
+        grid("PERMUTE", FLOATS, a="10x3x4x2", axes="0x2x1x3", use="add mul"),
+        grid("TRANSPOSE", _ELEMENTS, a="10x3 1x7 9x4x3 5x4x3x2"),
+        grid("TRANSPOSE", _ELEMENTS, a="9x4x3", va="pad rows off p0213"),
+        grid("TRANSPOSE", FLOATS, a="9x4x3", use="add"),
     ),
     wide=(
-        f"NONE-[{RARE}]-a=256x3x2",
-        f"VIEW-[{RARE}]-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
-        f"RESHAPE-[{RARE}]-a=256x6x4,ne=512x3x4",
-        f"PERMUTE-[{RARE}]-a=256x3x4x2,axes=0x2x1x3",
+        grid("NONE", RARE, a="256x3x2"),
+        grid("VIEW", RARE, a="512x5x4x2", ne="256x3x2x1", at="256x1x2x1"),
+        grid("RESHAPE", RARE, a="256x6x4", ne="512x3x4"),
+        grid("PERMUTE", RARE, a="256x3x4x2", axes="0x2x1x3"),
     ),
-    full=(f"TRANSPOSE-{_ELEMENTS}-a=512x129x3", f"PERMUTE-{_EVERY}-a=256x64x32,axes=0x2x1x3"),
+    full=(grid("TRANSPOSE", _ELEMENTS, a="512x129x3"), grid("PERMUTE", _EVERY, a="256x64x32", axes="0x2x1x3")),
     pairs=(
-        f"[NONE|TRANSPOSE]-[{FLOATS}]-a=[20x6x4x2|1x7|9x1x4][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023],use=[cont|add]",
-        f"PERMUTE-[{FLOATS}]-a=[10x3x4x2|1x7|9x1x4],axes=[0x1x2x3|0x2x1x3|1x0x2x3|2x0x1x3|1x2x3x0|3x2x1x0|0x3x1x2|2x3x0x1][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023],use=[cont|add]",
-        f"VIEW-[{FLOATS}]-a=20x6x4x2,[ne=7x3x2x2,at=9x2x1x0|ne=20x1x4x1,at=0x5x0x1|ne=7x3x2,rank=3,at=9x2x1x1|ne=7x3,rank=2,at=13x3x3x1|ne=20,rank=1,at=0x5x3x1][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p0321],use=[cont|add|mul]",
-        f"RESHAPE-[{FLOATS}]-a=18x6x4x2,ne=[6x9x8x2|864|36x3x8|18x6x4x2|2x3x4x36][|,va=off|,va=flat],use=[cont|add|mul]",
+        grid("NONE TRANSPOSE", FLOATS, a="20x6x4x2 1x7 9x1x4", va=f"{VIEWS} p1023", use="cont add"),
+        grid(
+            "PERMUTE",
+            FLOATS,
+            a="10x3x4x2 1x7 9x1x4",
+            axes="0x1x2x3 0x2x1x3 1x0x2x3 2x0x1x3 1x2x3x0 3x2x1x0 0x3x1x2 2x3x0x1",
+            va=f"{VIEWS} p1023",
+            use="cont add",
+        ),
+        grid("VIEW", FLOATS, a="20x6x4x2", shape=points(_WINDOWS), va=f"{VIEWS} p0321", use="cont add mul"),
+        grid(
+            "RESHAPE",
+            FLOATS,
+            a="18x6x4x2",
+            ne="6x9x8x2 864 36x3x8 18x6x4x2 2x3x4x36",
+            va="- off flat",
+            use="cont add mul",
+        ),
     ),
 )
 def _view(bench: Bench) -> Sequence[Tensor]:
@@ -94,14 +119,8 @@ _VIEWS: dict[str, Callable[[Builder, Tensor, Mapping[str, Any]], Tensor]] = {
     "PERMUTE": _permute,
     "TRANSPOSE": lambda b, a, _v: b.transpose(a),
 }
-_PAIRS = (
-    "[f32+f32|f32+f16|f32+bf16|f32+i32|f16+f32|f16+f16|f16+bf16|bf16+f32|bf16+f16|bf16+bf16|i32+f32|i32+i32|i64+i64]"
-)
-_ALL_BLOCKS = f"[{BLOCKS}]"
-_SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
-_SAME_RARE = "[" + "|".join(f"{t}+{t}" for t in RARE_STORED.split("|")) + "]"
-_FEW_BLOCKS = "[q4_0|q5_1|q8_0|mxfp4|q4_K|q6_K]"
-_FEW_SAME_BLOCKS = "[q4_0+q4_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4|q4_K+q4_K|q6_K+q6_K]"
+_PAIRS = "f32+f32 f32+f16 f32+bf16 f32+i32 f16+f32 f16+f16 f16+bf16 bf16+f32 bf16+f16 bf16+bf16 i32+f32 i32+i32 i64+i64"
+_FEW_BLOCKS = "q4_0 q5_1 q8_0 mxfp4 q4_K q6_K"
 
 
 @cases(
@@ -109,41 +128,50 @@ _FEW_SAME_BLOCKS = "[q4_0+q4_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4|q4_K+q4_K|q6_K+q6
     keys="a=SHAPE b=SHAPE? va= vb= form=|cast|back data=|casts|borders|scales",
     types="a b",
     standard=(
-        f"CPY-{_PAIRS}-a=12x5x3x2[|,form=cast]",
-        f"CPY-{_PAIRS}-a=12x5x4x2,va=[pad|p0213|p1023|p3210]",
-        f"CPY-{_PAIRS}-a=12x5x4x2,vb=[pad|off|p0213|p1023]",
-        f"CPY-{_PAIRS}-a=12x5x4x2,va=p1023,vb=rows",
-        f"CPY-{_PAIRS}-a=12x6x4,b=[24x12|288|6x2x24]",
-        f"CPY-{_PAIRS}-a=12x6x4,b=6x48,va=p2013",
-        f"CPY-f32+{_ALL_BLOCKS}-a=256x3x2[|,va=pad|,va=p0213|,vb=off|,form=cast]",
-        f"CPY-[f16|bf16]+{_ALL_BLOCKS}-a=256x3x2[|,va=pad]",
-        f"CPY-{_ALL_BLOCKS}+f32-a=256x3x2[|,va=p0213|,vb=pad|,b=256x6|,form=cast]",
-        f"CPY-{_SAME_BLOCKS}-a=256x4x3[|,va=p0213|,vb=slab]",
+        grid(_PAIRS, a="12x5x3x2", form="- cast"),
+        grid(_PAIRS, a="12x5x4x2", va="pad p0213 p1023 p3210"),
+        grid(_PAIRS, a="12x5x4x2", vb="pad off p0213 p1023"),
+        grid(_PAIRS, a="12x5x4x2", va="p1023", vb="rows"),
+        grid(_PAIRS, a="12x6x4", b="24x12 288 6x2x24"),
+        grid(_PAIRS, a="12x6x4", b="6x48", va="p2013"),
+        grid(operands("f32", BLOCKS), a="256x3x2", variant=points("- va=pad va=p0213 vb=off form=cast")),
+        grid(operands("f16 bf16", BLOCKS), a="256x3x2", va="- pad"),
+        grid(operands(BLOCKS, "f32"), a="256x3x2", variant=points("- va=p0213 vb=pad b=256x6 form=cast")),
+        grid(same(BLOCKS), a="256x4x3", layout=points("- va=p0213 vb=slab")),
     ),
     wide=(
-        f"CPY-[f32|f16|bf16]+[{RARE_STORED}]-a=256x3x2",
-        f"CPY-f32+[{RARE_STORED}]-a=256x3x2,[va=pad|va=p0213|vb=off|form=cast]",
-        f"CPY-[{RARE}]+f32-a=256x3x2[|,va=p0213|,vb=pad|,b=256x6|,form=cast]",
-        f"CPY-{_SAME_RARE}-a=256x4x3[|,va=p0213|,vb=slab]",
-        f"CPY-f32+[{BLOCKS}|{RARE_STORED}]-a=256x32[|,form=back],data=borders",
-        f"CPY-[{BLOCKS}|{RARE}]+f32-a=256x9,data=scales",
-        "CPY-[f32|f16|bf16]+[f32|f16|bf16]-a=67x12[|,form=cast|,form=back],data=casts",
+        grid(operands("f32 f16 bf16", RARE_STORED), a="256x3x2"),
+        grid(operands("f32", RARE_STORED), a="256x3x2", variant=points("va=pad va=p0213 vb=off form=cast")),
+        grid(operands(RARE, "f32"), a="256x3x2", variant=points("- va=p0213 vb=pad b=256x6 form=cast")),
+        grid(same(RARE_STORED), a="256x4x3", layout=points("- va=p0213 vb=slab")),
+        grid(operands("f32", f"{BLOCKS} {RARE_STORED}"), a="256x32", form="- back", data="borders"),
+        grid(operands(f"{BLOCKS} {RARE}", "f32"), a="256x9", data="scales"),
+        grid(operands("f32 f16 bf16", "f32 f16 bf16"), a="67x12", form="- cast back", data="casts"),
     ),
     smoke=(
-        "CPY-f32+[f16-a=67x12,form=back,data=casts|q4_0-a=256x32,data=borders|mxfp4-a=256x32,data=borders]",
-        f"CPY-f16+[{RARE_STORED}]-a=256x3x2",
-        "CPY-[f32+q3_K-a=256x32,data=borders|bf16+f16-a=67x12,form=back,data=casts|nvfp4+f32-a=256x9,data=scales]",
+        "CPY-f32+f16-a=67x12,form=back,data=casts",
+        "CPY-f32+q4_0-a=256x32,data=borders",
+        "CPY-f32+mxfp4-a=256x32,data=borders",
+        grid(operands("f16", RARE_STORED), a="256x3x2"),
+        "CPY-f32+q3_K-a=256x32,data=borders",
+        "CPY-bf16+f16-a=67x12,form=back,data=casts",
+        "CPY-nvfp4+f32-a=256x9,data=scales",
     ),
     full=(
-        f"CPY-{_PAIRS}-a=1024x64x9,va=p1023",
-        f"CPY-f32+{_ALL_BLOCKS}-a=1024x512",
-        "CPY-[f32+f32|f32+f16|f16+f32|q8_0+f32]-a=4096x4100",
+        grid(_PAIRS, a="1024x64x9", va="p1023"),
+        grid(operands("f32", BLOCKS), a="1024x512"),
+        grid("f32+f32 f32+f16 f16+f32 q8_0+f32", a="4096x4100"),
     ),
     pairs=(
-        f"CPY-{_PAIRS}-a=12x5x4x2[|,b=24x10x2|,b=480|,b=6x2x10x4][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023|,va=p3210][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023]",
-        f"CPY-f32+{_FEW_BLOCKS}-a=256x3x2x2[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=off|,form=cast]",
-        f"CPY-{_FEW_BLOCKS}+f32-a=256x3x2x2[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=slab|,b=256x12|,b=512x6|,form=cast]",
-        f"CPY-{_FEW_SAME_BLOCKS}-a=256x3x2x2[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part]",
+        grid(_PAIRS, a="12x5x4x2", b="- 24x10x2 480 6x2x10x4", va=f"{VIEWS} p1023 p3210", vb=f"{VIEWS} p1023"),
+        grid(operands("f32", _FEW_BLOCKS), a="256x3x2x2", va=VIEWS, variant=points("- vb=off form=cast")),
+        grid(
+            operands(_FEW_BLOCKS, "f32"),
+            a="256x3x2x2",
+            va=VIEWS,
+            variant=points("- vb=pad vb=off vb=slab b=256x12 b=512x6 form=cast"),
+        ),
+        grid(same(_FEW_BLOCKS), a="256x3x2x2", va=VIEWS, vb="- pad off rows slab part"),
     ),
 )
 def _cpy(bench: Bench) -> Tensor:
@@ -161,22 +189,22 @@ def _cpy(bench: Bench) -> Tensor:
     "CONT DUP",
     keys="ne=SHAPE vne= to=SHAPE? form=|inplace",
     standard=(
-        f"CONT-{_EVERY}-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]",
-        f"CONT-{_ELEMENTS}-ne=10x6x4x2,vne=[p1023|p3210|pad.p2103|off|slab.p1203|p0321]",
-        f"DUP-{_EVERY}-ne=256x3x2[|,vne=p0213]",
-        f"DUP-{_ELEMENTS}-ne=10x6x4x2,vne=[p1023|pad|off]",
-        f"CONT-{_ELEMENTS}-ne=10x6x4x2,to=[60x8|480|10x2x3x8],vne=[p1023|pad]",
-        "DUP-[f32|f16|q8_0]-ne=256x3,form=inplace",
+        grid("CONT", _EVERY, ne="256x3x2", vne="- pad p0213 rows"),
+        grid("CONT", _ELEMENTS, ne="10x6x4x2", vne="p1023 p3210 pad.p2103 off slab.p1203 p0321"),
+        grid("DUP", _EVERY, ne="256x3x2", vne="- p0213"),
+        grid("DUP", _ELEMENTS, ne="10x6x4x2", vne="p1023 pad off"),
+        grid("CONT", _ELEMENTS, ne="10x6x4x2", to="60x8 480 10x2x3x8", vne="p1023 pad"),
+        grid("DUP", "f32 f16 q8_0", ne="256x3", form="inplace"),
     ),
     wide=(
-        f"CONT-[{RARE}]-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]",
-        f"DUP-[{RARE}]-ne=256x3x2[|,vne=p0213]",
-        "CONT-[f32|f16]-ne=[3x65537|65537x3|257x513],vne=[p1023|pad]",
+        grid("CONT", RARE, ne="256x3x2", vne="- pad p0213 rows"),
+        grid("DUP", RARE, ne="256x3x2", vne="- p0213"),
+        grid("CONT", "f32 f16", ne="3x65537 65537x3 257x513", vne="p1023 pad"),
     ),
-    full=(f"CONT-{_ELEMENTS}-ne=256x64x9,vne=p1023", "CONT-[f32|f16]-ne=4096x4100,vne=p1023"),
+    full=(grid("CONT", _ELEMENTS, ne="256x64x9", vne="p1023"), grid("CONT", "f32 f16", ne="4096x4100", vne="p1023")),
     pairs=(
-        f"[CONT|DUP]-{_ELEMENTS}-ne=[10x6x4x2|1x7|9x1x4][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213|,vne=p1023|,vne=p3210|,vne=p0321]",
-        f"[CONT|DUP]-{_FEW_BLOCKS}-ne=256x3x2x2[|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213|,vne=p0321]",
+        grid(_ELEMENTS, ne="10x6x4x2 1x7 9x1x4", vne=f"{VIEWS} p1023 p3210 p0321"),
+        grid(_FEW_BLOCKS, ne="256x3x2x2", vne=f"{VIEWS} p0321"),
     ),
 )
 def _cont(bench: Bench) -> Tensor:
@@ -191,19 +219,36 @@ def _cont(bench: Bench) -> Tensor:
     "SET ACC",
     keys=f"a=SHAPE b=SHAPE at=NUMBERS every=1 va= vb= {INPLACE}",
     standard=(
-        "[SET|ACC]-f32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3]",
-        "[SET|ACC]-f32-a=10x6x4x3,b=5x3x2x2,at=1x0x1x1,every=2",
-        "[SET|ACC]-f32-a=96,b=17,at=40",
-        "[SET|ACC]-f32-a=10x6x4x2,b=10x2x4x2,at=0x3,[vb=pad|vb=p0213|vb=rows|vb=off|va=off|va=flat]",
-        "[SET|ACC]-f32-a=10x6x4x2,b=4x6x4x2,at=5,inplace=[leaf|mid]",
-        "[SET|ACC]-f32-a=10x6x4x2,b=10x1x4x2,at=0x4,inplace=leaf,va=off",
+        grid("f32", a="10x6x4x3", shape=points(_PARTS, "b=10x6x4x3")),
+        grid("f32", a="10x6x4x3", b="5x3x2x2", at="1x0x1x1", every=2),
+        grid("f32", a=96, b=17, at=40),
+        grid(
+            "f32", a="10x6x4x2", b="10x2x4x2", at="0x3", layout=points("vb=pad vb=p0213 vb=rows vb=off va=off va=flat")
+        ),
+        grid("f32", a="10x6x4x2", b="4x6x4x2", at=5, inplace="leaf mid"),
+        grid("f32", a="10x6x4x2", b="10x1x4x2", at="0x4", inplace="leaf", va="off"),
         "SET-i32-a=10x6x4x2,b=4x2x3,at=3x1x1x1",
         "SET-i32-a=10x6x4x2,b=10x2x3,at=0x1,inplace=leaf",
     ),
-    full=("[SET|ACC]-f32-a=128x64x32x2,b=128x64x1x2,at=0x0x7,inplace=leaf",),
+    full=(grid("f32", a="128x64x32x2", b="128x64x1x2", at="0x0x7", inplace="leaf"),),
     pairs=(
-        "[SET|ACC]-f32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3,at=0|b=5x3x2x2,at=1x0x1x1,every=2|b=1,at=9x5x3x2][|,va=off|,va=flat][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023][|,inplace=leaf|,inplace=mid]",
-        "SET-i32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3,at=0|b=5x3x2x2,at=1x0x1x1,every=2|b=1,at=9x5x3x2][|,va=off|,va=flat][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023][|,inplace=leaf]",
+        grid(
+            "f32",
+            a="10x6x4x3",
+            shape=points(_PARTS, "b=10x6x4x3,at=0 b=5x3x2x2,at=1x0x1x1,every=2 b=1,at=9x5x3x2"),
+            va="- off flat",
+            vb=f"{VIEWS} p1023",
+            inplace="- leaf mid",
+        ),
+        grid(
+            "SET",
+            "i32",
+            a="10x6x4x3",
+            shape=points(_PARTS, "b=10x6x4x3,at=0 b=5x3x2x2,at=1x0x1x1,every=2 b=1,at=9x5x3x2"),
+            va="- off flat",
+            vb=f"{VIEWS} p1023",
+            inplace="- leaf",
+        ),
     ),
 )
 def _part(bench: Bench) -> Sequence[Tensor]:
@@ -223,13 +268,18 @@ def _part(bench: Bench) -> Sequence[Tensor]:
     "REPEAT",
     keys="a=SHAPE to=SHAPE va=",
     standard=(
-        "REPEAT-[f32|f16|bf16|i32]-a=9x5x3x2,to=[9x5x3x2|18x5x3x2|9x15x3x2|9x5x6x2|9x5x3x8|27x10x6x4]",
-        "REPEAT-[f32|f16|bf16|i32]-a=[1|17|1x5|1x1x3],to=17x5x3x2",
-        "REPEAT-[f32|f16|bf16|i32]-a=8x6x3x2,to=16x6x6x4,va=[pad|rows|off|slab|p0213|p0321]",
+        grid(f"{FLOATS} i32", a="9x5x3x2", to="9x5x3x2 18x5x3x2 9x15x3x2 9x5x6x2 9x5x3x8 27x10x6x4"),
+        grid(f"{FLOATS} i32", a="1 17 1x5 1x1x3", to="17x5x3x2"),
+        grid(f"{FLOATS} i32", a="8x6x3x2", to="16x6x6x4", va="pad rows off slab p0213 p0321"),
     ),
-    full=("REPEAT-[f32|f16|bf16|i32]-a=128x1x8x3,to=128x4x8x96",),
+    full=(grid(f"{FLOATS} i32", a="128x1x8x3", to="128x4x8x96"),),
     pairs=(
-        "REPEAT-[f32|f16|bf16|i32]-a=[8x6x3x2|1|8|1x6|1x1x3|1x1x1x2|8x1x3|1x6x1x2],to=[8x6x3x2|16x6x3x4|8x12x6x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p0321]",
+        grid(
+            f"{FLOATS} i32",
+            a="8x6x3x2 1 8 1x6 1x1x3 1x1x1x2 8x1x3 1x6x1x2",
+            to="8x6x3x2 16x6x3x4 8x12x6x2",
+            va=f"{VIEWS} p0321",
+        ),
     ),
 )
 def _repeat(bench: Bench) -> Tensor:
@@ -242,18 +292,24 @@ def _repeat(bench: Bench) -> Tensor:
     "CONCAT",
     keys="a=SHAPE n=1 dim=0 va= vb=",
     standard=(
-        "CONCAT-[f32|f16|bf16|i32|i64]-a=11x5x3x2,[n=11,dim=0|n=4,dim=1|n=5,dim=2|n=1,dim=3]",
-        "CONCAT-[f32|f16|bf16|i32]-a=12x6x4x2,dim=[0|1|2|3],n=7,[va=p1023|vb=p2103|va=pad,vb=p0213|va=rows,vb=off]",
-        "CONCAT-i64-a=12x6x4x2,dim=[0|2],n=7,[va=pad,vb=p0213|va=rows,vb=off]",
-        f"CONCAT-[{BLOCKS_32}]-a=64x5x3x2,[n=32,dim=0|n=4,dim=1|n=2,dim=2|n=1,dim=3]",
-        f"CONCAT-[{BLOCKS_256}]-a=256x3x2,[n=512,dim=0|n=4,dim=1|n=1,dim=2]",
-        "CONCAT-[q4_0|q8_0|q4_K]-a=256x4x3,dim=[0|1],n=256,va=pad,vb=rows",
+        grid("f32 f16 bf16 i32 i64", a="11x5x3x2", shape=points("n=11,dim=0 n=4,dim=1 n=5,dim=2 n=1,dim=3")),
+        grid(
+            f"{FLOATS} i32",
+            a="12x6x4x2",
+            dim="0 1 2 3",
+            n=7,
+            layout=points("va=p1023 vb=p2103 va=pad,vb=p0213 va=rows,vb=off"),
+        ),
+        grid("i64", a="12x6x4x2", dim="0 2", n=7, layout=points("va=pad,vb=p0213 va=rows,vb=off")),
+        grid(BLOCKS_32, a="64x5x3x2", shape=points("n=32,dim=0 n=4,dim=1 n=2,dim=2 n=1,dim=3")),
+        grid(BLOCKS_256, a="256x3x2", shape=points("n=512,dim=0 n=4,dim=1 n=1,dim=2")),
+        grid("q4_0 q8_0 q4_K", a="256x4x3", dim="0 1", n=256, va="pad", vb="rows"),
     ),
-    wide=(f"CONCAT-[{RARE}]-a=256x3x2,[n=512,dim=0|n=4,dim=1|n=1,dim=2]",),
-    full=("CONCAT-[f32|f16]-a=128x256x8x2,n=128,dim=0",),
+    wide=(grid(RARE, a="256x3x2", shape=points("n=512,dim=0 n=4,dim=1 n=1,dim=2")),),
+    full=(grid("f32 f16", a="128x256x8x2", n=128, dim=0),),
     pairs=(
-        "CONCAT-[f32|f16|bf16|i32]-a=12x6x4x2,dim=[0|1|2|3],n=[1|7][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023]",
-        "CONCAT-[i64|q4_0|q5_1|q8_0|mxfp4|q4_K|q6_K]-a=256x6x4x2,dim=[0|1|2|3],n=256[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213]",
+        grid(f"{FLOATS} i32", a="12x6x4x2", dim="0 1 2 3", n="1 7", va=f"{VIEWS} p1023", vb=f"{VIEWS} p1023"),
+        grid("i64 q4_0 q5_1 q8_0 mxfp4 q4_K q6_K", a="256x6x4x2", dim="0 1 2 3", n=256, va=VIEWS, vb=VIEWS),
     ),
 )
 def _concat(bench: Bench) -> Tensor:

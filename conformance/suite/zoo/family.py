@@ -25,6 +25,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.types import TYPES
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.suite.family import Family, Key, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed
+from conformance.suite.grid import grid
 
 from . import model
 from .model import Value, architecture, chosen_types, full_key, parse_value, write_metadata, write_model
@@ -167,14 +168,14 @@ TABLE: Table = {
     ),
     "standard": (),
     "full": (
-        "[llama|qwen3|gemma2|gpt-oss|falcon|deepseek2|lfm2|bloom|grok]-seqs=2,fa=0",
-        "[llama|gemma2|gpt-oss|qwen3next]-seqs=3,[unified=0|unified=1],run=p5+3+7.d2.rm1.d2.add1.p2.d1",
-        "[llama|gemma3|phi3]-seqs=2,[cache=q8_0|cache=f32|cache=bf16]",
-        "[llama|qwen2|olmo2|gpt-oss|command-r]-seqs=2,w=[q4_0|q8_0]",
-        "[llama|qwen3|gemma2|gpt-oss|lfm2]-seqs=2,real=1",
-        "[llama|gemma2|phi2|qwen2moe]-run=p20.d2.shift5.d2.back2.p4.d1",
-        "[llama|mamba|qwen3next|t5]-run=p7.d1.reset.p9.d2",
-        "[llama|gpt-oss|mamba2|rwkv6]-seqs=2,ubatch=16,run=p20.d2",
+        grid("llama qwen3 gemma2 gpt-oss falcon deepseek2 lfm2 bloom grok", seqs=2, fa=0),
+        grid("llama gemma2 gpt-oss qwen3next", seqs=3, unified="0 1", run="p5+3+7.d2.rm1.d2.add1.p2.d1"),
+        grid("llama gemma3 phi3", seqs=2, cache="q8_0 f32 bf16"),
+        grid("llama qwen2 olmo2 gpt-oss command-r", seqs=2, w="q4_0 q8_0"),
+        grid("llama qwen3 gemma2 gpt-oss lfm2", seqs=2, real=1),
+        grid("llama gemma2 phi2 qwen2moe", run="p20.d2.shift5.d2.back2.p4.d1"),
+        grid("llama mamba qwen3next t5", run="p7.d1.reset.p9.d2"),
+        grid("llama gpt-oss mamba2 rwkv6", seqs=2, ubatch=16, run="p20.d2"),
         "llama-seqs=3,unified=1,run=p9.cp0.d3",
         "llama-ctx=512,run=p253.d6",
     ),

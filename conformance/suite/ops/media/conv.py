@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.ggml.tensor import Tensor
 from conformance.suite.data import normal
+from conformance.suite.grid import grid, operands, points, shapes
 from conformance.suite.ops.bench import Bench, cases
 
 
@@ -12,15 +13,30 @@ from conformance.suite.ops.bench import Bench, cases
     keys="a=SHAPE b=SHAPE vb= k=NUMBERS",
     types="a b",
     wide=(
-        "CONV_2D-[f32|f16]+f32-a=3x3x5x7,b=17x12x5x2,k=[1x1x1x1x1x1|2x3x0x2x1x1|1x2x4x0x2x3]",
-        "CONV_2D-[f32|f16]+f32-a=2x5x6x1,b=20x9x6,k=[1x1x0x0x1x1|3x1x2x1x1x2],vb=[|pad|slab|p0213|p1203]",
-        "CONV_2D-[f32|f16]+f32-a=1x1x64x33,b=8x8x64,k=1x1x0x0x1x1",
-        "CONV_2D-[f32|f16]+f32-a=14x14x3x48,b=56x42x3,k=14x14x0x0x1x1",
+        grid(operands("f32 f16", "f32"), a="3x3x5x7", b="17x12x5x2", k="1x1x1x1x1x1 2x3x0x2x1x1 1x2x4x0x2x3"),
+        grid(
+            operands("f32 f16", "f32"),
+            a="2x5x6x1",
+            b="20x9x6",
+            k="1x1x0x0x1x1 3x1x2x1x1x2",
+            layout=points("vb= vb=pad vb=slab vb=p0213 vb=p1203"),
+        ),
+        grid(operands("f32 f16", "f32"), a="1x1x64x33", b="8x8x64", k="1x1x0x0x1x1"),
+        grid(operands("f32 f16", "f32"), a="14x14x3x48", b="56x42x3", k="14x14x0x0x1x1"),
     ),
-    full=("CONV_2D-[f32|f16]+f32-a=3x3x128x96,b=48x48x128,k=1x1x1x1x1x1",),
-    smoke=("CONV_2D-[f32+f32-a=2x3x5x3,b=9x7x5x2,k=1x2x0x1x1x1|f16+f32-a=14x14x3x48,b=56x42x3,k=14x14x0x0x1x1]",),
+    full=(grid(operands("f32 f16", "f32"), a="3x3x128x96", b="48x48x128", k="1x1x1x1x1x1"),),
+    smoke=(
+        "CONV_2D-f32+f32-a=2x3x5x3,b=9x7x5x2,k=1x2x0x1x1x1",
+        "CONV_2D-f16+f32-a=14x14x3x48,b=56x42x3,k=14x14x0x0x1x1",
+    ),
     pairs=(
-        "CONV_2D-[f32|f16]+f32-[a=1x1x25x|a=2x3x25x|a=3x11x25x][1|12],b=[19|141]x24x25[|x2],k=[1|3]x[1|5]x[0|5]x[0|5]x[1|2]x[1|4][|,vb=pad|,vb=slab|,vb=p0213]",
+        grid(
+            operands("f32 f16", "f32"),
+            a=shapes("1x1 2x3 3x11", "25", "1 12"),
+            b=shapes("19 141", "24x25 24x25x2"),
+            k=shapes("1 3", "1 5", "0 5", "0 5", "1 2", "1 4"),
+            vb="- pad slab p0213",
+        ),
     ),
 )
 def _conv_2d(bench: Bench) -> Tensor:
@@ -34,13 +50,19 @@ def _conv_2d(bench: Bench) -> Tensor:
     keys="a=SHAPE b=SHAPE vb= c=1 k=NUMBERS",
     types="a b",
     wide=(
-        "CONV_3D-[f32|f16]+f32-a=3x2x3x12,b=9x7x6x6,c=3,k=[1x1x1x1x1x1x1x1x1|2x1x3x0x2x1x1x2x1]",
-        "CONV_3D-[f32|f16]+f32-a=1x3x2x5,b=8x9x5x2,c=1,k=1x2x1x0x1x0x1x1x2,vb=[pad|slab|p0213]",
+        grid(operands("f32 f16", "f32"), a="3x2x3x12", b="9x7x6x6", c=3, k="1x1x1x1x1x1x1x1x1 2x1x3x0x2x1x1x2x1"),
+        grid(operands("f32 f16", "f32"), a="1x3x2x5", b="8x9x5x2", c=1, k="1x2x1x0x1x0x1x1x2", vb="pad slab p0213"),
     ),
     full=("CONV_3D-f32+f32-a=3x3x3x512,b=20x20x10x16,c=16,k=1x1x1x1x1x1x1x1x1",),
     smoke=("CONV_3D-f32+f32-a=2x1x2x6,b=5x4x3x4,c=2,k=1x2x1x1x0x0x1x1x1",),
     pairs=(
-        "CONV_3D-[f32|f16]+f32-a=[1|3]x[1|2]x[1|3]x12,b=10x12x8x6,c=[1|3],k=[1|2]x[1|3]x[1|2]x[0|1]x[0|2]x[0|1]x[1|2]x[1|2]x[1|2]",
+        grid(
+            operands("f32 f16", "f32"),
+            a=shapes("1 3", "1 2", "1 3", "12"),
+            b="10x12x8x6",
+            c="1 3",
+            k=shapes("1 2", "1 3", "1 2", "0 1", "0 2", "0 1", "1 2", "1 2", "1 2"),
+        ),
     ),
 )
 def _conv_3d(bench: Bench) -> Tensor:
@@ -58,13 +80,20 @@ def _conv_3d(bench: Bench) -> Tensor:
     keys="a=SHAPE b=SHAPE vb= c=1 k=NUMBERS",
     types="a b to",
     wide=(
-        "IM2COL_3D-[f16+f32+f16|f32+f32+f32]-a=3x2x3x6,b=8x7x6x6,c=3,k=[1x1x1x1x1x1x1x1x1|2x1x3x0x2x1x1x2x1]",
-        "IM2COL_3D-f16+f32+f32-a=3x3x3x6,b=7x6x5x3,c=3,k=1x1x1x0x0x0x1x1x1,vb=[pad|off|slab|part]",
+        grid("f16+f32+f16 f32+f32+f32", a="3x2x3x6", b="8x7x6x6", c=3, k="1x1x1x1x1x1x1x1x1 2x1x3x0x2x1x1x2x1"),
+        grid("f16+f32+f32", a="3x3x3x6", b="7x6x5x3", c=3, k="1x1x1x0x0x0x1x1x1", vb="pad off slab part"),
     ),
     full=("IM2COL_3D-f16+f32+f16-a=3x3x3x64,b=20x20x10x32,c=32,k=1x1x1x1x1x1x1x1x1",),
     smoke=("IM2COL_3D-f32+f32+f32-a=2x1x2x4,b=5x4x3x4,c=2,k=1x2x1x1x0x0x1x1x1",),
     pairs=(
-        "IM2COL_3D-[f16+f32+f16|f16+f32+f32|f32+f32+f32]-a=3x3x3x9,b=20x20x10x3,c=3,k=[1|3]x[1|3]x[1|3]x[0|3]x[0|3]x[0|3]x[1|3]x[1|3]x[1|3][|,vb=pad|,vb=part]",
+        grid(
+            "f16+f32+f16 f16+f32+f32 f32+f32+f32",
+            a="3x3x3x9",
+            b="20x20x10x3",
+            c=3,
+            k=shapes("1 3", "1 3", "1 3", "0 3", "0 3", "0 3", "1 3", "1 3", "1 3"),
+            vb="- pad part",
+        ),
     ),
 )
 def _im2col_3d(bench: Bench) -> Tensor:
@@ -80,12 +109,20 @@ def _im2col_3d(bench: Bench) -> Tensor:
     keys="a=SHAPE b=SHAPE vb= s0=1",
     types="a b",
     wide=(
-        "CONV_TRANSPOSE_1D-[f32|f16]+f32-a=[3x2x5|1x7x5|8x4x5],b=[1x5|9x5],s0=[1|2|5]",
-        "CONV_TRANSPOSE_1D-f32+f32-a=3x2x5,b=9x5,s0=2,vb=[pad|rows|off]",
+        grid(operands("f32 f16", "f32"), a="3x2x5 1x7x5 8x4x5", b="1x5 9x5", s0="1 2 5"),
+        grid("f32+f32", a="3x2x5", b="9x5", s0=2, vb="pad rows off"),
     ),
-    full=("CONV_TRANSPOSE_1D-[f32|f16]+f32-a=16x256x512,b=197x512,s0=8",),
+    full=(grid(operands("f32 f16", "f32"), a="16x256x512", b="197x512", s0=8),),
     smoke=("CONV_TRANSPOSE_1D-f32+f32-a=3x2x4,b=5x4,s0=2",),
-    pairs=("CONV_TRANSPOSE_1D-[f32|f16]+f32-a=[1|2|3|1337]x[1|13]x[1|2|7],b=[3|2|1|13]x[1|2|7],s0=[1|2|3][|,vb=pad]",),
+    pairs=(
+        grid(
+            operands("f32 f16", "f32"),
+            a=shapes("1 2 3 1337", "1 13", "1 2 7"),
+            b=shapes("3 2 1 13", "1 2 7"),
+            s0="1 2 3",
+            vb="- pad",
+        ),
+    ),
 )
 def _conv_transpose_1d(bench: Bench) -> Tensor:
     v, (type_a, type_b) = bench.v, bench.types
@@ -99,10 +136,10 @@ def _conv_transpose_1d(bench: Bench) -> Tensor:
     keys="a=SHAPE b=SHAPE vb= stride=1",
     types="a b",
     wide=(
-        "CONV_TRANSPOSE_2D-[f32|f16]+f32-a=[3x2x4x5|2x2x1x5|1x1x3x5],b=7x6x5x2,stride=[1|2|3]",
-        "CONV_TRANSPOSE_2D-f32+f32-a=3x2x4x5,b=7x6x5x2,stride=2,vb=[pad|slab|p0213]",
+        grid(operands("f32 f16", "f32"), a="3x2x4x5 2x2x1x5 1x1x3x5", b="7x6x5x2", stride="1 2 3"),
+        grid("f32+f32", a="3x2x4x5", b="7x6x5x2", stride=2, vb="pad slab p0213"),
     ),
-    full=("CONV_TRANSPOSE_2D-[f32|f16]+f32-a=3x3x64x128,b=32x32x128,stride=2",),
+    full=(grid(operands("f32 f16", "f32"), a="3x3x64x128", b="32x32x128", stride=2),),
     smoke=("CONV_TRANSPOSE_2D-f32+f32-a=3x2x2x3,b=4x3x3,stride=2",),
 )
 def _conv_transpose_2d(bench: Bench) -> Tensor:
@@ -115,11 +152,11 @@ def _conv_transpose_2d(bench: Bench) -> Tensor:
     "COL2IM_1D",
     keys="ne=SHAPE k=NUMBERS",
     wide=(
-        "COL2IM_1D-[f32|f16|bf16]-ne=12x9,k=[1x1x0|2x3x1|5x2x0|4x3x4]",
-        "COL2IM_1D-f32-ne=48x[1|33],k=[1x1x0|8x3x2]",
+        grid("f32 f16 bf16", ne="12x9", k="1x1x0 2x3x1 5x2x0 4x3x4"),
+        grid("f32", ne="48x1 48x33", k="1x1x0 8x3x2"),
     ),
-    full=("COL2IM_1D-[f32|f16|bf16]-ne=1024x197,k=8x64x4",),
-    smoke=("COL2IM_1D-f32-ne=12x4,k=[2x3x1|5x2x0]",),
+    full=(grid("f32 f16 bf16", ne="1024x197", k="8x64x4"),),
+    smoke=(grid("f32", ne="12x4", k="2x3x1 5x2x0"),),
 )
 def _col2im_1d(bench: Bench) -> Tensor:
     """`k` is stride, channels and what is cut off."""

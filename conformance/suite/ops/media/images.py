@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from conformance.ggml.ops.media.images import SCALE_FLAG, SCALE_MODE
 from conformance.ggml.tensor import Tensor
 from conformance.suite.data import normal
+from conformance.suite.grid import grid, points
 from conformance.suite.ops.bench import INPLACE, Bench, cases
 
 
@@ -14,15 +15,15 @@ from conformance.suite.ops.bench import INPLACE, Bench, cases
     "UPSCALE",
     keys=f"ne=SHAPE vne= to=SHAPE mode={'|'.join(SCALE_MODE.__members__)} align=0 antialias=0",
     wide=(
-        "UPSCALE-f32-ne=5x7x2x3,to=[10x14x2x3|12x9x2x3|3x4x2x3],mode=[NEAREST|BILINEAR|BICUBIC][|,align=1]",
-        "UPSCALE-f32-ne=5x7x2x3,to=10x14x4x3,mode=NEAREST,vne=[pad|slab|p0213|p1023]",
-        "UPSCALE-f32-ne=5x7x2x3,to=10x14x2x3,mode=[BILINEAR|BICUBIC],vne=p1023",
-        "UPSCALE-f32-ne=12x9x3,to=[5x4x3|24x18x3|12x3x3],mode=BILINEAR,antialias=1",
-        "UPSCALE-f32-ne=[2x5x7x1|1x4x3x2],to=8x5x7x2,mode=[NEAREST|BILINEAR|BICUBIC][|,align=1]",
-        "UPSCALE-f32-ne=4x3x3x2,to=[1x1|1x6|8x1]x3x2,mode=[NEAREST|BILINEAR|BICUBIC][|,align=1]",
+        grid("f32", ne="5x7x2x3", to="10x14x2x3 12x9x2x3 3x4x2x3", mode="NEAREST BILINEAR BICUBIC", align="- 1"),
+        grid("f32", ne="5x7x2x3", to="10x14x4x3", mode="NEAREST", vne="pad slab p0213 p1023"),
+        grid("f32", ne="5x7x2x3", to="10x14x2x3", mode="BILINEAR BICUBIC", vne="p1023"),
+        grid("f32", ne="12x9x3", to="5x4x3 24x18x3 12x3x3", mode="BILINEAR", antialias=1),
+        grid("f32", ne="2x5x7x1 1x4x3x2", to="8x5x7x2", mode="NEAREST BILINEAR BICUBIC", align="- 1"),
+        grid("f32", ne="4x3x3x2", to="1x1x3x2 1x6x3x2 8x1x3x2", mode="NEAREST BILINEAR BICUBIC", align="- 1"),
     ),
-    full=("UPSCALE-f32-ne=512x512x3,to=[1024x1024|211x299]x3,mode=[NEAREST|BILINEAR|BICUBIC]",),
-    smoke=("UPSCALE-f32-ne=4x3x2,to=6x6x2,mode=[NEAREST|BILINEAR|BICUBIC]",),
+    full=(grid("f32", ne="512x512x3", to="1024x1024x3 211x299x3", mode="NEAREST BILINEAR BICUBIC"),),
+    smoke=(grid("f32", ne="4x3x2", to="6x6x2", mode="NEAREST BILINEAR BICUBIC"),),
 )
 def _upscale(bench: Bench) -> Tensor:
     v = bench.v
@@ -34,8 +35,8 @@ def _upscale(bench: Bench) -> Tensor:
 @cases(
     "WIN_PART",
     keys="ne=SHAPE w=1",
-    wide=("WIN_PART-f32-ne=12x[14x14|17x9|3x20],w=[7|5|1]",),
-    smoke=("WIN_PART-f32-[ne=4x5x3,w=2|ne=12x14x14,w=1]",),
+    wide=(grid("f32", ne="12x14x14 12x17x9 12x3x20", w="7 5 1"),),
+    smoke=(grid("f32", shape=points("ne=4x5x3,w=2 ne=12x14x14,w=1")),),
     full=("WIN_PART-f32-ne=768x64x64,w=14",),
 )
 def _win_part(bench: Bench) -> Tensor:
@@ -45,8 +46,8 @@ def _win_part(bench: Bench) -> Tensor:
 @cases(
     "WIN_UNPART",
     keys="to=SHAPE w=1",
-    wide=("WIN_UNPART-f32-to=12x[14x14|17x9|3x20],w=[7|5|1]",),
-    smoke=("WIN_UNPART-f32-[to=4x5x3,w=2|to=12x3x20,w=5]",),
+    wide=(grid("f32", to="12x14x14 12x17x9 12x3x20", w="7 5 1"),),
+    smoke=(grid("f32", shape=points("to=4x5x3,w=2 to=12x3x20,w=5")),),
     full=("WIN_UNPART-f32-to=768x64x64,w=14",),
 )
 def _win_unpart(bench: Bench) -> Tensor:
@@ -62,7 +63,7 @@ def _win_unpart(bench: Bench) -> Tensor:
     "GET_REL_POS",
     keys="ne=SHAPE",
     types="a",
-    wide=("GET_REL_POS-f16-ne=[16x13|80x27|1x1]",),
+    wide=(grid("f16", ne="16x13 80x27 1x1"),),
     smoke=("GET_REL_POS-f16-ne=8x5",),
     full=("GET_REL_POS-f16-ne=80x127",),
 )
@@ -75,7 +76,7 @@ def _get_rel_pos(bench: Bench) -> Tensor:
 @cases(
     "ADD_REL_POS",
     keys=f"ne=SHAPE {INPLACE}",
-    wide=("ADD_REL_POS-f32-ne=[7x7x7x3|4x5x2x6|1x3x2]", "ADD_REL_POS-f32-ne=7x7x7x3,inplace=[leaf|mid|input]"),
+    wide=(grid("f32", ne="7x7x7x3 4x5x2x6 1x3x2"), grid("f32", ne="7x7x7x3", inplace="leaf mid input")),
     smoke=("ADD_REL_POS-f32-ne=3x2x4x2",),
     full=("ADD_REL_POS-f32-ne=14x14x14x300",),
 )

@@ -7,6 +7,7 @@ from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Dims, Tensor, new_tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import integers, normal, uniform
+from conformance.suite.grid import grid, operands
 from conformance.suite.ops.bench import Bench, cases
 
 _COMPUTED = "computed=|a|b|ab"
@@ -22,8 +23,8 @@ def _computed(bench: Bench, source: Tensor) -> Tensor:
     "REPEAT_BACK",
     keys="ne=SHAPE vne= to=SHAPE",
     wide=(
-        "REPEAT_BACK-f32-ne=8x6x4x2,to=[8x6x4x2|4x6x4x2|8x2x4x1|2x3x2x2|1x1x1x1]",
-        "REPEAT_BACK-f32-ne=8x6x4x2,to=4x3x4x2,vne=[pad|slab|part|p0213]",
+        grid("f32", ne="8x6x4x2", to="8x6x4x2 4x6x4x2 8x2x4x1 2x3x2x2 1x1x1x1"),
+        grid("f32", ne="8x6x4x2", to="4x3x4x2", vne="pad slab part p0213"),
     ),
     smoke=("REPEAT_BACK-f32-ne=6x4x2x3,to=3x2x2",),
     full=("REPEAT_BACK-f32-ne=4096x64x8,to=4096",),
@@ -36,9 +37,9 @@ def _repeat_back(bench: Bench) -> Tensor:
 @cases(
     "SILU_BACK",
     keys=f"ne=SHAPE {_COMPUTED}",
-    wide=("SILU_BACK-[f32|f16]-ne=[64x5x4x3|7x3|1]", "SILU_BACK-f32-ne=17x3,computed=[a|b|ab]"),
+    wide=(grid("f32 f16", ne="64x5x4x3 7x3 1"), grid("f32", ne="17x3", computed="a b ab")),
     smoke=("SILU_BACK-f32-ne=17x3",),
-    full=("SILU_BACK-[f32|f16]-ne=14336x64",),
+    full=(grid("f32 f16", ne="14336x64"),),
 )
 def _silu_back(bench: Bench) -> Tensor:
     a, b = (_computed(bench, bench.leaf(name, bench.types[0], bench.v["ne"], normal(3.0))) for name in "ab")
@@ -49,9 +50,9 @@ def _silu_back(bench: Bench) -> Tensor:
     "RMS_NORM_BACK",
     keys=f"ne=SHAPE vne= eps=1e-6 {_COMPUTED}",
     wide=(
-        "RMS_NORM_BACK-f32-ne=[64x5x4x3|1025x5x4x3|7x3],eps=[0.0|1e-6|0.1|10.0]",
-        "RMS_NORM_BACK-f32-ne=64x5x4x3,vne=[pad|slab|p0213]",
-        "RMS_NORM_BACK-f32-ne=33x5,computed=[a|b|ab]",
+        grid("f32", ne="64x5x4x3 1025x5x4x3 7x3", eps="0.0 1e-6 0.1 10.0"),
+        grid("f32", ne="64x5x4x3", vne="pad slab p0213"),
+        grid("f32", ne="33x5", computed="a b ab"),
     ),
     smoke=("RMS_NORM_BACK-f32-ne=33x3", "RMS_NORM_BACK-f32-ne=33x5,computed=a"),
     full=("RMS_NORM_BACK-f32-ne=8192x64",),
@@ -65,7 +66,7 @@ def _rms_norm_back(bench: Bench) -> Tensor:
 @cases(
     "GET_ROWS_BACK",
     keys="ne=SHAPE n=1",
-    wide=("GET_ROWS_BACK-[f32|f16]-ne=[256x5|1x8|33x300],n=[1|4|64]",),
+    wide=(grid("f32 f16", ne="256x5 1x8 33x300", n="1 4 64"),),
     smoke=("GET_ROWS_BACK-f32-ne=33x3,n=7",),
     full=("GET_ROWS_BACK-f32-ne=4096x1000,n=512",),
 )
@@ -81,10 +82,10 @@ def _get_rows_back(bench: Bench) -> Tensor:
     "SOFT_MAX_BACK",
     keys=f"ne=SHAPE scale=1.0 max_bias=0.0 inplace=0 {_COMPUTED}",
     wide=(
-        "SOFT_MAX_BACK-f32-ne=[16x16|15x15x2x3|1x7|1024x9x2],scale=[1.0|0.1]",
+        grid("f32", ne="16x16 15x15x2x3 1x7 1024x9x2", scale="1.0 0.1"),
         "SOFT_MAX_BACK-f32-ne=16x16,max_bias=8.0",
         "SOFT_MAX_BACK-f32-ne=33x5,inplace=1",
-        "SOFT_MAX_BACK-f32-ne=33x5,computed=[a|b|ab]",
+        grid("f32", ne="33x5", computed="a b ab"),
     ),
     smoke=("SOFT_MAX_BACK-f32-ne=33x3,scale=0.5", "SOFT_MAX_BACK-f32-ne=33x5,computed=b"),
     full=("SOFT_MAX_BACK-f32-ne=4096x64x8,scale=0.1",),
@@ -101,8 +102,8 @@ def _soft_max_back(bench: Bench) -> Tensor:
 @cases(
     "POOL_2D_BACK",
     keys=f"ne=SHAPE op={'|'.join(OP_POOL.__members__)} k=NUMBERS",
-    wide=("POOL_2D_BACK-f32-ne=24x9x3x2,op=[MAX|AVG],k=[4x1x4x1x0x0|3x3x2x2x1x1|2x3x1x2x0x1|5x9x1x1x0x0]",),
-    smoke=("POOL_2D_BACK-f32-ne=9x7x2,op=[MAX|AVG],k=3x2x2x1x1x0",),
+    wide=(grid("f32", ne="24x9x3x2", op="MAX AVG", k="4x1x4x1x0x0 3x3x2x2x1x1 2x3x1x2x0x1 5x9x1x1x0x0"),),
+    smoke=(grid("f32", ne="9x7x2", op="MAX AVG", k="3x2x2x1x1x0"),),
     full=("POOL_2D_BACK-f32-ne=512x64x8,op=MAX,k=3x3x2x2x1x1",),
 )
 def _pool_2d_back(bench: Bench) -> Tensor:
@@ -119,9 +120,20 @@ def _pool_2d_back(bench: Bench) -> Tensor:
     keys="ne=SHAPE kernel=SHAPE k=NUMBERS is_2D=1",
     types="a b",
     wide=(
-        "IM2COL_BACK-f32+[f32|f16]-ne=17x9x3x2,kernel=3x2x3,k=[1x1x0x0x1x1|2x1x1x2x1x1|3x2x2x1x2x3|1x4x1x1x1x1]",
-        "IM2COL_BACK-f32+f32-ne=16x16x4,kernel=[1x1x4|5x5x4],k=[1x1x2x2x1x1|2x2x0x0x1x1]",
-        "IM2COL_BACK-f32+[f32|f16]-ne=33x5x2,kernel=[3x5|1x5|8x5],k=[1x0x0x0x1x0|2x0x1x0x1x0|3x0x2x0x2x0],is_2D=0",
+        grid(
+            operands("f32", "f32 f16"),
+            ne="17x9x3x2",
+            kernel="3x2x3",
+            k="1x1x0x0x1x1 2x1x1x2x1x1 3x2x2x1x2x3 1x4x1x1x1x1",
+        ),
+        grid("f32+f32", ne="16x16x4", kernel="1x1x4 5x5x4", k="1x1x2x2x1x1 2x2x0x0x1x1"),
+        grid(
+            operands("f32", "f32 f16"),
+            ne="33x5x2",
+            kernel="3x5 1x5 8x5",
+            k="1x0x0x0x1x0 2x0x1x0x1x0 3x0x2x0x2x0",
+            is_2D=0,
+        ),
     ),
     smoke=(
         "IM2COL_BACK-f32+f32-ne=9x7x2,kernel=3x2x2,k=2x1x1x0x1x2",

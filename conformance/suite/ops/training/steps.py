@@ -13,13 +13,14 @@ from conformance.case.streams import Stream
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32
 from conformance.suite.data import Fill, integers, normal, uniform
+from conformance.suite.grid import grid
 from conformance.suite.ops.bench import Bench, cases
 
 
 @cases(
     "COUNT_EQUAL",
     keys="ne=SHAPE vne= n=8",
-    wide=("COUNT_EQUAL-i32-ne=[500|33x7|1x1000],n=[1|8]", "COUNT_EQUAL-i32-ne=33x7,vne=[pad|rows|p1023]"),
+    wide=(grid("i32", ne="500 33x7 1x1000", n="1 8"), grid("i32", ne="33x7", vne="pad rows p1023")),
     smoke=("COUNT_EQUAL-i32-ne=33x3,n=4",),
     full=("COUNT_EQUAL-i32-ne=5000x64",),
 )
@@ -35,7 +36,7 @@ def _count_equal(bench: Bench) -> Tensor:
     "CROSS_ENTROPY_LOSS",
     keys="ne=SHAPE vne= labels=computed|given",
     wide=(
-        "CROSS_ENTROPY_LOSS-f32-ne=[10x5x4x3|2x7|4099]",
+        grid("f32", ne="10x5x4x3 2x7 4099"),
         "CROSS_ENTROPY_LOSS-f32-ne=10x5x4,vne=pad",
         "CROSS_ENTROPY_LOSS-f32-ne=10x5x4x3,labels=given",
     ),
@@ -65,7 +66,7 @@ def _shares(s: Stream, ne: Dims) -> NDArray[Any]:
     "CROSS_ENTROPY_LOSS_BACK",
     keys="ne=SHAPE labels=computed|given",
     wide=(
-        "CROSS_ENTROPY_LOSS_BACK-f32-ne=[10x5x4x3|2x7|4099]",
+        grid("f32", ne="10x5x4x3 2x7 4099"),
         "CROSS_ENTROPY_LOSS_BACK-f32-ne=10x5x4x3,labels=given",
     ),
     smoke=("CROSS_ENTROPY_LOSS_BACK-f32-ne=33x3",),
@@ -80,9 +81,15 @@ def _cross_entropy_loss_back(bench: Bench) -> Tensor:
 @cases(
     "OPT_STEP_ADAMW OPT_STEP_SGD",
     keys="ne=SHAPE",
-    wide=("OPT_STEP_[ADAMW|SGD]-f32-ne=[10x5x4x3|1|33x7]",),
-    smoke=("OPT_STEP_[ADAMW|SGD]-f32-ne=33x3",),
-    full=("OPT_STEP_[ADAMW|SGD]-f32-ne=4096x1024",),
+    wide=(grid("f32", ne="10x5x4x3 1 33x7"),),
+    smoke=(
+        "OPT_STEP_ADAMW-f32-ne=33x3",
+        "OPT_STEP_SGD-f32-ne=33x3",
+    ),
+    full=(
+        "OPT_STEP_ADAMW-f32-ne=4096x1024",
+        "OPT_STEP_SGD-f32-ne=4096x1024",
+    ),
 )
 def _opt_step(bench: Bench) -> Sequence[Tensor]:
     """The moments are seen through a node each, as they stand after the step."""

@@ -1,0 +1,127 @@
+"""The notation of case tables: a grid stands for one id per combination of the values on its axes.
+
+`grid("ADD SUB", "f32 f16", a="13x5", b="- 1 13", layout=points("va=pad va=off,vb=rows"))` is 24 ids, the last of which
+is `SUB-f16-a=13x5,b=13,va=off,vb=rows`.
+
+- Words separated by blanks are the values of an axis, in the order in which the ids come; `-` leaves the key out.
+- Keywords are the keys of the id, in its order: `from_` is `from`, and `**KEYS` puts in a dictionary of them.
+- `points` lists texts of several keys that change together; such an axis has a name of its own.
+- `shapes("64", "1 3", "4")` is `64x1x4 64x3x4`, and `operands("f32 f16", "i32")` is `f32+i32 f16+i32`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The values that one place of an id takes."""
+
+    name: str
+    """The key whose values these are; free for an axis of `points`."""
+    parts: tuple[tuple[str, ...], ...]
+    """Alternatives of each part of a value. An empty value leaves the key out."""
+    glue: str = ""
+    """Between the parts."""
+    has_keys: bool = False
+    """True if a value is a text like `va=off,vb=rows`."""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """All values, the last part changing fastest."""
+        return tuple(self.glue.join(parts) for parts in product(*self.parts))
+
+    def __str__(self) -> str:
+        parts = (" ".join(word or "-" for word in words) for words in self.parts)
+        return f"{self.name}: {f' {self.glue} '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One id, without family and seed, per combination of values; the last axis changes fastest."""
+
+    heads: tuple[Axis, ...]
+    """What stands before the keys, joined by `-`."""
+    axes: tuple[Axis, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of alternatives of each part that has several: what the digits of a row stand for."""
+        return [len(words) for words in self.parts if len(words) > 1]
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        """The alternatives of each part of each axis."""
+        return tuple(chain.from_iterable(axis.parts for axis in (*self.heads, *self.axes)))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._id, product(*self.parts))
+
+    def rows(self, rows: str) -> Iterator[str]:
+        """The ids of `rows`, words separated by blanks: a digit (base 36) for each part that has alternatives."""
+        for row in rows.split():
+            digits = iter(row)
+            yield self._id([words[int(next(digits), 36) if len(words) > 1 else 0] for words in self.parts])
+
+    def _id(self, parts: Sequence[str]) -> str:
+        left = iter(parts)
+        heads, keys = ([_text(axis, left) for axis in axes] for axes in (self.heads, self.axes))
+        return "-".join(filter(None, (*heads, ",".join(filter(None, keys)))))
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, (*self.heads, *self.axes)))
+
+
+def _text(axis: Axis, parts: Iterator[str]) -> str:
+    value = axis.glue.join(next(parts) for _ in axis.parts)
+    return value if axis.has_keys or not value else f"{axis.name}={value}"
+
+
+Row = str | Grid
+"""A row of a table: an id, or a grid of them."""
+Keys = dict[str, "str | int | Axis"]
+"""Keywords of `grid`, to be put into several with `**`."""
+
+
+def grid(*heads: str | Axis, **axes: str | int | Axis) -> Grid:
+    """Every combination of the values of `heads`, joined by `-`, and of the keys `axes`."""
+    names = ("what", "types")
+    return Grid(
+        tuple(replace(_axis(name, head), has_keys=True) for name, head in zip(names, heads, strict=False)),
+        tuple(_axis(name.rstrip("_"), values) for name, values in axes.items()),
+    )
+
+
+def points(*texts: str) -> Axis:
+    """Texts like `va=off,vb=rows` of keys that change together; words separated by blanks, as everywhere."""
+    return Axis("", (_words(" ".join(texts)),), has_keys=True)
+
+
+def shapes(*parts: str) -> Axis:
+    """Numbers joined by `x`: each of the first part with each of the second, and so on."""
+    return Axis("", tuple(map(_words, parts)), "x")
+
+
+def operands(*parts: str) -> Axis:
+    """Types joined by `+`: each of the first operand with each of the second, and so on."""
+    return Axis("", tuple(map(_words, parts)), "+")
+
+
+def ids_of_rows(rows: Iterable[Row]) -> Iterator[str]:
+    """The ids of rows, in their order."""
+    for row in rows:
+        yield from (row,) if isinstance(row, str) else row
+
+
+def _axis(name: str, values: str | int | Axis) -> Axis:
+    axis = replace(values, name=name) if isinstance(values, Axis) else Axis(name, (_words(str(values)),))
+    if not all(axis.parts):
+        raise ValueError(f"{name}: at least one value expected")
+    return axis
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple("" if word == "-" else word for word in text.split())
