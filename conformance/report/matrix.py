@@ -17,7 +17,7 @@ from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from .runs import Row
 
 OPS = "ops"
-"""The family whose cases are single ops (`suite/ops/grammar.py`)."""
+"""The family whose cases are single ops (`suite/ops/`)."""
 _OP_ID = re.compile(r"ops/(?P<op>[A-Z0-9_]+(?:\.[A-Z0-9_]+)?)-(?P<types>[A-Za-z0-9_+]*)(?:-(?P<params>.*))?@[0-9]+")
 
 UNFINISHED = frozenset({Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT})

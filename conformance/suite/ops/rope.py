@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
@@ -26,6 +27,7 @@ _EVERY = (
     "mode=VISION,sections=16x16x0x0"
 )
 _TYPE = "f32 f16"
+_rope_rows = partial(grid, "ROPE", _TYPE)
 
 
 @cases(
@@ -36,36 +38,26 @@ _TYPE = "f32 f16"
         "beta_slow=1.0 vpos="
     ),
     standard=(
-        grid("ROPE", _TYPE, ne="32x4x3 64x2x1 64x3x5x2 128x2x2", mode=_PLAIN, ff="- 1"),
-        grid("ROPE", _TYPE, ne="64x3x4", n_dims="32 20 2", mode=_PLAIN, ff="- 1"),
-        grid("ROPE", _TYPE, ne="64x3x4", n_dims=32, offs="16 32", mode=_PLAIN),
-        grid(
-            "ROPE",
-            _TYPE,
+        _rope_rows(ne="32x4x3 64x2x1 64x3x5x2 128x2x2", mode=_PLAIN, ff="- 1"),
+        _rope_rows(ne="64x3x4", n_dims="32 20 2", mode=_PLAIN, ff="- 1"),
+        _rope_rows(ne="64x3x4", n_dims=32, offs="16 32", mode=_PLAIN),
+        _rope_rows(
             ne="64x3x4",
             mode=_PLAIN,
             variant=points(f"freq_scale=0.5 freq_base=500000.0 attn_factor=1.3 {_YARN} {_YARN},n_dims=32 {_YARN},ff=1"),
         ),
-        grid("ROPE", _TYPE, ne="64x3x4", mode=_PLAIN, variant=points(_BENT, "from=-300,to=0 from=4000,to=32768")),
-        grid("ROPE", _TYPE, ne="48x4x5x2", mode=_PLAIN, vne="pad rows off slab p0213 p0321 pad.p0213"),
-        grid("ROPE", _TYPE, ne="32x3x4", mode=_PLAIN, inplace="leaf mid"),
-        grid("ROPE", _TYPE, ne="32x3x4", mode=_PLAIN, vne="off p0213", inplace="leaf"),
-        grid("ROPE", _TYPE, ne="32x3x4 32x2x3x2", mode=points(_MULTI), ff="- 1"),
-        grid(
-            "ROPE", _TYPE, ne="48x3x4", n_dims=32, mode=points(_MULTI), variant=points(f"- freq_base=1000000.0 {_YARN}")
+        _rope_rows(ne="64x3x4", mode=_PLAIN, variant=points(_BENT, "from=-300,to=0 from=4000,to=32768")),
+        _rope_rows(ne="48x4x5x2", mode=_PLAIN, vne="pad rows off slab p0213 p0321 pad.p0213"),
+        _rope_rows(ne="32x3x4", mode=_PLAIN, inplace="leaf mid"),
+        _rope_rows(ne="32x3x4", mode=_PLAIN, vne="off p0213", inplace="leaf"),
+        _rope_rows(ne="32x3x4 32x2x3x2", mode=points(_MULTI), ff="- 1"),
+        _rope_rows(ne="48x3x4", n_dims=32, mode=points(_MULTI), variant=points(f"- freq_base=1000000.0 {_YARN}")),
+        _rope_rows(
+            ne="32x3x4", mode=points(_MULTI), variant=points("vne=pad vne=p0213 inplace=leaf from=2000,to=9000")
         ),
-        grid(
-            "ROPE",
-            _TYPE,
-            ne="32x3x4",
-            mode=points(_MULTI),
-            variant=points("vne=pad vne=p0213 inplace=leaf from=2000,to=9000"),
-        ),
-        grid("ROPE", _TYPE, ne="32x3x4 32x2x3x2", mode=points(_VISION), ff="- 1"),
-        grid("ROPE", _TYPE, ne="32x3x4", mode=points(_VISION), variant=points("vne=pad vne=p0213 freq_scale=0.5")),
-        grid(
-            "ROPE",
-            _TYPE,
+        _rope_rows(ne="32x3x4 32x2x3x2", mode=points(_VISION), ff="- 1"),
+        _rope_rows(ne="32x3x4", mode=points(_VISION), variant=points("vne=pad vne=p0213 freq_scale=0.5")),
+        _rope_rows(
             ne="128x4x9",
             mode=_PLAIN,
             to=512,
@@ -73,9 +65,7 @@ _TYPE = "f32 f16"
             **_MIXED,
             variant=points("- n_ctx_orig=512 n_ctx_orig=512,ff=1"),
         ),
-        grid(
-            "ROPE",
-            _TYPE,
+        _rope_rows(
             ne="128x4x9",
             mode=_PLAIN,
             to=32768,
@@ -88,22 +78,15 @@ _TYPE = "f32 f16"
         grid("ROPE_BACK", "f32", ne="128x4x9", mode=_PLAIN, to=512, freq_scale="1.4245", **_MIXED),
         grid("ROPE_BACK", _TYPE, ne="64x3x4", mode=_PLAIN, variant=points(f"n_dims=32 ff=1 vne=p0213 {_YARN}")),
         grid("ROPE_BACK", _TYPE, ne="32x3x4", mode=points(f"{_MULTI} {_VISION}")),
-        grid(
-            "ROPE",
-            _TYPE,
-            ne="128x2x9",
-            mode=_PLAIN,
-            from_=65530,
-            to=65545,
-            freq_base="500000.0",
-            variant=points(f"- {_LONG_YARN}"),
+        _rope_rows(
+            ne="128x2x9", mode=_PLAIN, from_=65530, to=65545, freq_base="500000.0", variant=points(f"- {_LONG_YARN}")
         ),
     ),
     smoke=(
         "ROPE-f32-ne=64x3x4,mode=NEOX,vpos=off,n_ctx_orig=262144,ext_factor=1.0,freq_scale=0.25",
         "ROPE-f16-ne=32x2x3x2,mode=IMROPE,sections=8x4x4x0,ff=1",
     ),
-    wide=(grid("ROPE", _TYPE, ne="64x2x257 64x2x513", mode=_PLAIN),),
+    wide=(_rope_rows(ne="64x2x257 64x2x513", mode=_PLAIN),),
     pairs=(
         grid(
             _TYPE,
@@ -125,9 +108,9 @@ _TYPE = "f32 f16"
         ),
     ),
     full=(
-        grid("ROPE", _TYPE, ne="128x32x1 128x32x65", mode=_PLAIN),
-        grid("ROPE", _TYPE, ne="128x32x65", mode="MROPE", sections="16x24x24x0"),
-        grid("ROPE", _TYPE, ne="80x16x128", mode="VISION", sections="20x20x0x0"),
+        _rope_rows(ne="128x32x1 128x32x65", mode=_PLAIN),
+        _rope_rows(ne="128x32x65", mode="MROPE", sections="16x24x24x0"),
+        _rope_rows(ne="80x16x128", mode="VISION", sections="20x20x0x0"),
     ),
     timed=(Timed("ROPE-f32-ne=64x32x64,mode=NEOX", 64, 8),),
 )
