@@ -108,13 +108,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
             variant=points("- softcap=5.0,sinks=1"),
         ),
         grid(_CACHE, q="64x4x6x2", k="64x16x2x2", mask="16x4x1x2", vq="p0213", vk="p0213", vv="p0213"),
-        grid(
-            _FEW,
-            q="64x2x4",
-            k="64x32x2",
-            mask="32x2",
-            layout=points("vk=part.p0213,vv=part.p0213 vk=slab,vv=pad vk=off.p0213,vv=rows,vq=pad.p0213"),
-        ),
+        grid(_FEW, q="64x2x4", k="64x32x2", mask="32x2", layout=points("vk=part.p0213,vv=part.p0213 vk=slab,vv=pad")),
+        grid(_FEW, q="64x2x4", k="64x32x2", mask="32x2", vk="off.p0213", vv="rows", vq="pad.p0213"),
         grid(_MIXED, q="64x3x4", k="64x32x2", mask="32x3", layout=points("- vk=p0213,vv=p0213")),
         grid(_TWO, shape=points("q=40x3x4,k=40x16x4 q=72x3x2,k=72x16x2 q=80x3x2,k=80x16x1"), mask="16x3"),
         grid(_THREE, shape=points("q=96x3x2,k=96x16x1 q=128x3x4,k=128x16x2 q=256x3x2,k=256x16x2"), mask="16x3"),
@@ -124,9 +119,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         grid(_TWO, shape=points("q=64x64x2,k=64x80x2,mask=80x64 q=64x75x2,k=64x131x2,mask=131x75"), hide="holes"),
         grid(_THREE, q="64x1x8", k="64x256x2 64x512x2 64x777x2", sinks="- 1"),
         grid(_THREE, q="64x1x8", k="64x512x2", mask="512x4", hide="holes"),
-        grid(
-            "f16+f16 q8_0+q8_0", q="64x3x4", k="64x32x2", mask="32x3", variant=points("prec=F32 scale=0.5 scale=0.01")
-        ),
+        grid("f16+f16 q8_0+q8_0", q="64x3x4", k="64x32x2", mask="32x3", prec="F32"),
+        grid("f16+f16 q8_0+q8_0", q="64x3x4", k="64x32x2", mask="32x3", scale="0.5 0.01"),
         grid(_THREE, q="32x4x2", k="32x16x2", mask="16x4", hide="blind", sinks="- 1"),
         grid(
             _SAME_FLOATS,
@@ -141,12 +135,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         grid(same(f"{BLOCKS_256} {RARE}"), q="256x3x4", k="256x16x2", mask="16x3"),
         grid(_SAME_FLOATS, q="64x9x4 64x1x4", k="64x32x2", mask="32x9", hide="finite", max_bias="- 8.0"),
         grid(_TWO, q="64x75x2", k="64x131x2", mask="131x75", hide="finite"),
-        grid(
-            _THREE,
-            q="64x3x4",
-            shape=points("k=64x255x2,mask=255x3 k=64x256x2,mask=256x3 k=64x257x2,mask=257x3"),
-            hide="holes",
-        ),
+        grid(_THREE, q="64x3x4", shape=points("k=64x255x2,mask=255x3 k=64x256x2,mask=256x3"), hide="holes"),
+        grid(_THREE, q="64x3x4", k="64x257x2", mask="257x3", hide="holes"),
         grid(_TWO, shape=points("q=64x257x2,k=64x257x1,mask=257x257 q=64x513x2,k=64x513x1,mask=513x513"), hide="holes"),
     ),
     smoke=(
@@ -228,23 +218,12 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
         grid("f32", ne="24x5x3", inplace="leaf mid input", variant=points("- mask=24x5,scale=0.3")),
     ),
     wide=(
-        grid(
-            "f32",
-            ne="32x9x4",
-            mask="32x9 32x9x4",
-            mt="f16 f32",
-            hide="finite",
-            variant=points("- scale=0.5 max_bias=8.0"),
-        ),
+        grid("f32", ne="32x9x4", mask="32x9 32x9x4", mt="f16 f32", hide="finite", scale="- 0.5"),
+        grid("f32", ne="32x9x4", mask="32x9 32x9x4", mt="f16 f32", hide="finite", max_bias="8.0"),
         "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
         grid("f32", ne="67x4", sinks="- 1", data="range"),
-        grid(
-            "f32",
-            shape=points(
-                "ne=255x3x2,mask=255x3 ne=256x3x2,mask=256x3 ne=257x3x2,mask=257x3 ne=513x257,mask=513x257 ne=3x65537"
-            ),
-            hide="holes",
-        ),
+        grid("f32", shape=points("ne=255x3x2,mask=255x3 ne=256x3x2,mask=256x3 ne=257x3x2,mask=257x3"), hide="holes"),
+        grid("f32", shape=points("ne=513x257,mask=513x257 ne=3x65537"), hide="holes"),
     ),
     smoke=(
         "SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",

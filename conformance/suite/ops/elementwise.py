@@ -125,12 +125,9 @@ def _clamp(bench: Bench) -> Sequence[Tensor]:
     types="a b",
     standard=(
         grid("f32+f32", a="33x2x5 64x4x1 130x1x7 256x4x9", n_expert="4 8 32"),
-        grid(
-            "f32+f32",
-            a="33x3x5",
-            n_expert=8,
-            layout=points("va=pad va=rows vids=rows vids=pad vids=p1023 va=p0213,vids=off"),
-        ),
+        grid("f32+f32", a="33x3x5", n_expert=8, va="pad rows"),
+        grid("f32+f32", a="33x3x5", n_expert=8, vids="rows pad p1023"),
+        grid("f32+f32", a="33x3x5", n_expert=8, va="p0213", vids="off"),
     ),
     full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
     smoke=("ADD_ID-f32+f32-a=33x3x5,n_expert=8,vb=pad",),

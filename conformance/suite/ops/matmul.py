@@ -38,36 +38,24 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         grid(_ANY, a="256x6x2", b="256x5x4", layout=points("va=pad va=p0213 vb=pad va=p0213,vb=p0213")),
         grid(_FEW, a="256x6x2x2", b="256x3x2x2", layout=points("va=part.p0213,vb=off va=slab,vb=rows vb=p0321")),
         grid(_ANY, a="256x6", b="256x1x4"),
-        grid(
-            operands("f32 f16 bf16", "f32"),
-            shape=points("a=1x5,b=1x3 a=3x4,b=3x2 a=7x9,b=7x5 a=31x5,b=31x1 a=33x16,b=33x4 a=65x3,b=65x7"),
-        ),
+        grid(operands("f32 f16 bf16", "f32"), shape=points("a=1x5,b=1x3 a=3x4,b=3x2 a=7x9,b=7x5 a=31x5,b=31x1")),
+        grid(operands("f32 f16 bf16", "f32"), shape=points("a=33x16,b=33x4 a=65x3,b=65x7")),
         grid("f16+f16 bf16+bf16 f32+bf16", a="64x1 64x16 64x33", b="64x1 64x5 64x16"),
         grid("f16+f16 bf16+bf16 f32+bf16", a="64x6x2", b="64x5x4", layout=points("vb=pad va=p0213,vb=p0213")),
         grid(operands("q4_0 q5_0 q8_0 mxfp4", "q8_0"), a="64x9", b="64x1 64x4"),
         grid(_FEW, a="256x16", b="256x5", prec="F32"),
         grid(operands("f32", "f32 f16"), shape=points("a=64x64,b=64x3x2 a=128x128,b=128x5"), **_HADAMARD),
-        grid(
-            "f32+f32",
-            shape=points("a=64x64x2,b=64x3x4 a=32x32x2x2,b=32x20x2x4 a=128x128x3,b=128x1x3 a=1x1,b=1x5 a=2x2,b=2x3"),
-            **_HADAMARD,
-        ),
+        grid("f32+f32", shape=points("a=64x64x2,b=64x3x4 a=32x32x2x2,b=32x20x2x4 a=128x128x3,b=128x1x3"), **_HADAMARD),
+        grid("f32+f32", shape=points("a=1x1,b=1x5 a=2x2,b=2x3"), **_HADAMARD),
         grid("f32+f32", a="64x64x2", b="64x3x4", vb="pad p0213 rows", **_HADAMARD),
-        grid(
-            operands("f32 f16", "f32"),
-            shape=points("a=64x37x2,b=64x1x8 a=37x64x2,b=37x1x8"),
-            layout=points("va=p0213,vb=p0213 va=pad"),
-        ),
+        grid(operands("f32 f16", "f32"), a="64x37x2", b="64x1x8", layout=points("va=p0213,vb=p0213 va=pad")),
+        grid(operands("f32 f16", "f32"), a="37x64x2", b="37x1x8", layout=points("va=p0213,vb=p0213 va=pad")),
         grid(_LONG, shape=points("a=2048x16,b=2048x2 a=4096x16,b=4096x1 a=5632x16,b=5632x1 a=14336x16,b=14336x1")),
         grid(
             operands("f32 f16 bf16 q4_0 q8_0 q4_K q6_K", "f32"), a="2048x4", b=shapes("2048", "1 3 16 17 64 65 256 300")
         ),
-        grid(
-            operands("q4_0 q8_0 f16", "f32"),
-            shape=points(
-                "a=4096x4,b=4096x17 a=5632x4,b=5632x3 a=5632x4,b=5632x65 a=14336x4,b=14336x1 a=14336x4,b=14336x3"
-            ),
-        ),
+        grid(operands("q4_0 q8_0 f16", "f32"), shape=points("a=4096x4,b=4096x17 a=5632x4,b=5632x3 a=5632x4,b=5632x65")),
+        grid(operands("q4_0 q8_0 f16", "f32"), shape=points("a=14336x4,b=14336x1 a=14336x4,b=14336x3")),
     ),
     wide=(
         grid(_RARE, a="256x16", b="256x1 256x4 256x16"),
@@ -79,7 +67,7 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         grid(operands("iq4_nl nvfp4 q1_0 q2_0", "q8_0"), a="128x9", b="128x1 128x4"),
         grid(operands(f"{BLOCKS} {RARE}", "f32"), a="256x9", b="256x5", data="scales"),
         grid(
-            operands(f"f32 f16 bf16 {BLOCKS} {RARE_STORED}", "f32"),
+            operands(f"{PLAIN} {RARE_STORED}", "f32"),
             shape=points("a=256x9,b=256x5 a=2048x4,b=2048x20"),
             data="positive",
         ),
@@ -92,16 +80,12 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         "MUL_MAT-f32+f32-a=2048x4,b=2048x20,data=positive",
         "MUL_MAT-iq3_s+f32-a=256x16,b=256x4",
         "MUL_MAT-f32+f32-a=32x32x2x2,b=32x20x2x4,hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-f16+f32-a=2048x16,b=2048x2",
-        "MUL_MAT-f32+f32-a=2048x4,b=2048x1",
-        "MUL_MAT-f32+f32-a=2048x4,b=2048x17",
+        grid("f16+f32", shape=points("a=2048x16,b=2048x2 a=2048x4,b=2048x1 a=14336x4,b=14336x1")),
+        grid("f32+f32", a="2048x4", b="2048x1 2048x17"),
         "MUL_MAT-bf16+f32-a=2048x4,b=2048x3",
         "MUL_MAT-q4_0+f32-a=5632x4,b=5632x16",
-        "MUL_MAT-q8_0+f32-a=2048x4,b=2048x64",
+        grid("q8_0+f32", shape=points("a=2048x4,b=2048x64 a=4096x4,b=4096x17")),
         "MUL_MAT-q4_K+f32-a=2048x4,b=2048x65",
-        "MUL_MAT-f16+f32-a=2048x4,b=2048x1",
-        "MUL_MAT-q8_0+f32-a=4096x4,b=4096x17",
-        "MUL_MAT-f16+f32-a=14336x4,b=14336x1",
         grid("q4_0+f32", shape=points("a=256x3,b=256x513 a=256x513,b=256x3 a=4096x4112,b=4096x1")),
         "MUL_MAT-q4_0+f32-a=256x16,b=256x5x3",
     ),
@@ -109,11 +93,8 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         grid(_ANY, a="4096x128", b="4096x1 4096x4 4096x64"),
         grid(_ANY, a="2048x2048", b="2048x1 2048x16"),
         grid(_LONG, shape=points("a=5632x2048,b=5632x3 a=14336x512,b=14336x2 a=4096x4096,b=4096x1")),
-        grid(
-            operands("f16 f32", "f32"),
-            shape=points("a=128x1024x8x2,b=128x1x32x2 a=1024x128x8x2,b=1024x1x32x2"),
-            va="p0213",
-        ),
+        grid(operands("f16 f32", "f32"), a="128x1024x8x2", b="128x1x32x2", va="p0213"),
+        grid(operands("f16 f32", "f32"), a="1024x128x8x2", b="1024x1x32x2", va="p0213"),
         grid(_FIVE, a="4096x4352", b="4096x1 4096x3"),
     ),
     timed=(
@@ -185,11 +166,8 @@ def _check_hadamard(bench: Bench) -> None:
         grid(_ANY32, as_="64x33x8", n_used=4, n_tokens="1 33"),
     ),
     wide=(
-        grid(
-            _RARE,
-            as_="256x5x8",
-            variant=points("n_used=2,n_tokens=9 n_used=4,n_tokens=5,n_b=1 n_used=2,n_tokens=5,vas=pad"),
-        ),
+        grid(_RARE, as_="256x5x8", variant=points("n_used=2,n_tokens=9 n_used=4,n_tokens=5,n_b=1")),
+        grid(_RARE, as_="256x5x8", n_used=2, n_tokens=5, vas="pad"),
         grid(operands(f"{BLOCKS} {RARE}", "f32"), as_="256x5x4", n_used=2, n_tokens=3, data="scales"),
         grid(
             operands("f32 q4_0", "f32"),
@@ -230,18 +208,15 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     keys="a=SHAPE b=SHAPE va= vb=",
     types="a b",
     standard=(
-        grid(
-            operands("f32 f16 q4_0 q8_0 q4_1 q6_K", "f32"), shape=points("a=256x1,b=7x1 a=256x5,b=7x5 a=256x33,b=7x33")
-        ),
+        grid(operands("f32 f16 q4_0 q8_0 q4_1 q6_K", "f32"), shape=points("a=256x1,b=7x1 a=256x5,b=7x5")),
+        grid(operands("f32 f16 q4_0 q8_0 q4_1 q6_K", "f32"), a="256x33", b="7x33"),
         grid("f32+f32", shape=points("a=17x5,b=3x5 a=8x40x2,b=5x40x6 a=8x4x2x1,b=5x4x2x3 a=1x9,b=1x9")),
         grid(operands("f16 q8_0", "f32"), a="64x9x3x2", b="5x9x3x2"),
         grid("f32+f32", a="24x6x3x2", b="7x6x3x2", layout=points("va=pad va=off vb=p1023 vb=p0213 vb=pad")),
     ),
     wide=(
-        grid(
-            operands(f"q5_0 q5_1 mxfp4 q2_K q3_K q4_K q5_K {RARE}", "f32"),
-            shape=points("a=256x5,b=7x5 a=256x9x3x2,b=5x9x3x2"),
-        ),
+        grid(operands(f"q5_0 q5_1 mxfp4 q2_K q3_K q4_K q5_K {RARE}", "f32"), a="256x5", b="7x5"),
+        grid(operands(f"q5_0 q5_1 mxfp4 q2_K q3_K q4_K q5_K {RARE}", "f32"), a="256x9x3x2", b="5x9x3x2"),
     ),
     smoke=("OUT_PROD-f32+f32-a=24x5x1x2,b=7x5x2x4,va=off",),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),

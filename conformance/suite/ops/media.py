@@ -27,13 +27,8 @@ def _kernel_and_input(bench: Bench) -> tuple[Tensor, Tensor]:
     types="a b",
     wide=(
         grid(_KERNELS, a="3x3x5x7", b="17x12x5x2", k="1x1x1x1x1x1 2x3x0x2x1x1 1x2x4x0x2x3"),
-        grid(
-            _KERNELS,
-            a="2x5x6x1",
-            b="20x9x6",
-            k="1x1x0x0x1x1 3x1x2x1x1x2",
-            layout=points("vb= vb=pad vb=slab vb=p0213 vb=p1203"),
-        ),
+        grid(_KERNELS, a="2x5x6x1", b="20x9x6", k="1x1x0x0x1x1 3x1x2x1x1x2", layout=points("vb= vb=pad vb=slab")),
+        grid(_KERNELS, a="2x5x6x1", b="20x9x6", k="1x1x0x0x1x1 3x1x2x1x1x2", layout=points("vb=p0213 vb=p1203")),
         grid(_KERNELS, a="1x1x64x33", b="8x8x64", k="1x1x0x0x1x1"),
         grid(_KERNELS, a="14x14x3x48", b="56x42x3", k="14x14x0x0x1x1"),
     ),

@@ -52,9 +52,8 @@ _rope_rows = partial(grid, "ROPE", _TYPE)
         _rope_rows(ne="32x3x4", mode=_PLAIN, vne="off p0213", inplace="leaf"),
         _rope_rows(ne="32x3x4 32x2x3x2", mode=points(_MULTI), ff="- 1"),
         _rope_rows(ne="48x3x4", n_dims=32, mode=points(_MULTI), variant=points(f"- freq_base=1000000.0 {_YARN}")),
-        _rope_rows(
-            ne="32x3x4", mode=points(_MULTI), variant=points("vne=pad vne=p0213 inplace=leaf from=2000,to=9000")
-        ),
+        _rope_rows(ne="32x3x4", mode=points(_MULTI), variant=points("vne=pad vne=p0213 inplace=leaf")),
+        _rope_rows(ne="32x3x4", mode=points(_MULTI), from_=2000, to=9000),
         _rope_rows(ne="32x3x4 32x2x3x2", mode=points(_VISION), ff="- 1"),
         _rope_rows(ne="32x3x4", mode=points(_VISION), variant=points("vne=pad vne=p0213 freq_scale=0.5")),
         _rope_rows(

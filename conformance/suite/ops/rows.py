@@ -261,10 +261,8 @@ _GOT = f"{FLOATS} i32 {BLOCKS}"
         grid(operands(f"{FLOATS} i32", "i32"), a="1x9 33x7", n="1 12"),
     ),
     wide=(
-        grid(
-            operands(RARE, "i32"),
-            variant=points("a=256x5,n=9 a=256x6x3x2,n=4 a=256x6x3x2,n=4,va=pad a=256x6x3,n=4,va=p0213"),
-        ),
+        grid(operands(RARE, "i32"), variant=points("a=256x5,n=9 a=256x6x3x2,n=4 a=256x6x3x2,n=4,va=pad")),
+        grid(operands(RARE, "i32"), a="256x6x3", n=4, va="p0213"),
         grid(operands(f"{BLOCKS} {RARE}", "i32"), a="256x9", n=12, data="scales"),
         grid(operands("f32 f16 q4_0 q8_0", "i32"), shape=points("a=32x131080,n=40 a=32x9,n=65540")),
     ),

@@ -39,12 +39,8 @@ def _read_through(bench: Bench, t: Tensor) -> Tensor:
         grid("NONE", _EVERY, a="256x3x2"),
         grid("NONE", FLOATS, a="17x3x2", use="add mul"),
         grid("VIEW", _EVERY, a="512x5x4x2", ne="256x3x2x1", at="256x1x2x1"),
-        grid(
-            "VIEW",
-            _EVERY,
-            a="256x6x3",
-            shape=points("ne=256x2x3,at=0x3x0,rank=3 ne=256x4,at=0x1x1,rank=2 ne=512,at=0x2x1,rank=1"),
-        ),
+        grid("VIEW", _EVERY, a="256x6x3", shape=points("ne=256x2x3,at=0x3x0,rank=3 ne=256x4,at=0x1x1,rank=2")),
+        grid("VIEW", _EVERY, a="256x6x3", ne=512, at="0x2x1", rank=1),
         grid("VIEW", FLOATS, a="20x6x4x2", ne="7x3x2x2", at="9x2x1x0", use="add mul"),
         grid("VIEW", _ELEMENTS, a="20x6x4x2", ne="7x3x2x2", at="9x2x1x0", va="p0213 pad p0321"),
         grid("RESHAPE", _EVERY, a="256x6x4", ne="512x3x4 256x2x3x4 6144"),
@@ -222,9 +218,8 @@ def _cont(bench: Bench) -> Tensor:
         grid("f32", a="10x6x4x3", shape=points(_PARTS, "b=10x6x4x3")),
         grid("f32", a="10x6x4x3", b="5x3x2x2", at="1x0x1x1", every=2),
         grid("f32", a=96, b=17, at=40),
-        grid(
-            "f32", a="10x6x4x2", b="10x2x4x2", at="0x3", layout=points("vb=pad vb=p0213 vb=rows vb=off va=off va=flat")
-        ),
+        grid("f32", a="10x6x4x2", b="10x2x4x2", at="0x3", vb="pad p0213 rows off"),
+        grid("f32", a="10x6x4x2", b="10x2x4x2", at="0x3", va="off flat"),
         grid("f32", a="10x6x4x2", b="4x6x4x2", at=5, inplace="leaf mid"),
         grid("f32", a="10x6x4x2", b="10x1x4x2", at="0x4", inplace="leaf", va="off"),
         "SET-i32-a=10x6x4x2,b=4x2x3,at=3x1x1x1",
@@ -293,13 +288,8 @@ def _repeat(bench: Bench) -> Tensor:
     keys="a=SHAPE n=1 dim=0 va= vb=",
     standard=(
         grid("f32 f16 bf16 i32 i64", a="11x5x3x2", shape=points("n=11,dim=0 n=4,dim=1 n=5,dim=2 n=1,dim=3")),
-        grid(
-            f"{FLOATS} i32",
-            a="12x6x4x2",
-            dim="0 1 2 3",
-            n=7,
-            layout=points("va=p1023 vb=p2103 va=pad,vb=p0213 va=rows,vb=off"),
-        ),
+        grid(f"{FLOATS} i32", a="12x6x4x2", dim="0 1 2 3", n=7, layout=points("va=p1023 vb=p2103 va=pad,vb=p0213")),
+        grid(f"{FLOATS} i32", a="12x6x4x2", dim="0 1 2 3", n=7, va="rows", vb="off"),
         grid("i64", a="12x6x4x2", dim="0 2", n=7, layout=points("va=pad,vb=p0213 va=rows,vb=off")),
         grid(BLOCKS_32, a="64x5x3x2", shape=points("n=32,dim=0 n=4,dim=1 n=2,dim=2 n=1,dim=3")),
         grid(BLOCKS_256, a="256x3x2", shape=points("n=512,dim=0 n=4,dim=1 n=1,dim=2")),
