@@ -87,10 +87,14 @@ Keys = dict[str, "str | int | Axis"]
 
 
 def grid(*heads: str | Axis, **axes: str | int | Axis) -> Grid:
-    """Every combination of the values of `heads`, joined by `-`, and of the keys `axes`."""
-    names = ("what", "types")
+    """Every combination of the values of `heads`, joined by `-`, and of the keys `axes`.
+
+    Raises:
+        ValueError: an axis has no value, or there are more than two heads.
+    """
+    names = ("what", "types")[: len(heads)]
     return Grid(
-        tuple(replace(_axis(name, head), has_keys=True) for name, head in zip(names, heads, strict=False)),
+        tuple(replace(_axis(name, head), has_keys=True) for name, head in zip(names, heads, strict=True)),
         tuple(_axis(name.rstrip("_"), values) for name, values in axes.items()),
     )
 

@@ -48,7 +48,9 @@ def test_a_row_is_an_id_or_a_grid() -> None:
     assert list(ids_of_rows(("A-x=1", grid("B", x="2 3")))) == ["A-x=1", "B-x=2", "B-x=3"]
 
 
-def test_a_value_without_words_is_an_error() -> None:
-    """It would be a grid of no id."""
+def test_a_grid_of_no_id_is_an_error() -> None:
+    """So is one of more heads than an id has."""
     with pytest.raises(ValueError, match="x: at least one value"):
         grid("A", x="")
+    with pytest.raises(ValueError, match="zip"):
+        grid("A", "f32", "f16")
