@@ -26,7 +26,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"report"},
             {"causes"},
             {"testrun"},
-            {"campaign", "model", "nightly", "planted", "release"},
+            {"campaign", "model", "nightly", "release"},
             {"plugin_perf"},
             {"cli"},
             {"plugin"},

@@ -40,12 +40,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "conformance.cli.adapter",
         "Write the package of a new backend: one file that works, and its test.",
     ),
-    "nightly": (".nightly", "Run the suite, fault injection, audit and speed gates in one night."),
+    "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
     "memory": (".memory", "Measure how often backends hold a model's weights, on their processes."),
-    "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
-    "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
     "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with what was saved."),
@@ -75,7 +73,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
     "Every night": ("nightly", "campaign", "report", "history", "perf", "phases"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
-    "Trust the suite": ("golden", "planted", "mutate"),
+    "Trust the suite": ("golden",),
     "Write a backend": ("new-adapter",),
 }
 """Heading of `conform --help` -> its commands, in the order in which one needs them."""

@@ -1,15 +1,11 @@
-"""`conform audit`, `learn`, `planted` and `golden`: checks of what backends claim, how they round, of the suite and of
-its pinned values.
-"""
+"""`conform audit`, `learn`, `card` and `golden`: checks of what backends claim, of rounding and of pinned values."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,16 +15,10 @@ from conformance.backend.card import Card, read
 from conformance.backend.registry import Spec, build_of
 from conformance.causes.cells import CellCause, of_audit
 from conformance.ggml.arithmetic import EXACT
-from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Result, Totals, counted
 from conformance.judge.waivers import Waivers
-from conformance.planted import campaign, mutation
-from conformance.planted.campaign import Hunt
-from conformance.planted.faults import FOLDER, Fault, control
-from conformance.planted.faults import read as read_faults
-from conformance.planted.mutants import AREAS, draw
 from conformance.report.runfile import record, write_json, write_text
 from conformance.run import audit as auditing
 from conformance.run import golden as corpus
@@ -41,7 +31,6 @@ from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 from conformance.run.session.select import build, case_ids
 from conformance.run.session.settings import Waiving, today
-from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
 from . import options
@@ -252,121 +241,6 @@ def show_card(card: Card) -> None:
     for key, e in card.entries.items():
         if e.finding:
             line(f"no rounding: {key}: {e.finding}")
-
-
-@click.command()
-@click.option("--sample", "n", type=click.IntRange(1), default=100, metavar="N", show_default=True,
-              help="How many mutants, as many of each area as can be.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws them.")
-@click.option("--area", "areas", multiple=True, metavar="AREA", help=f"Only these, repeatable: {', '.join(AREAS)}.")
-@click.option("--path", "globs", multiple=True, metavar="GLOB",
-              help="Only files whose path from the root of the packages matches, repeatable.")  # fmt: skip
-@smoke_option
-@json_option
-def mutate(n: int, seed: int, areas: Sequence[str], globs: Sequence[str], level: Level, json_path: Path | None) -> None:
-    """Change adapters at places that a seed draws, one at a time, and print the rate of changes that the suite notices.
-
-    cosmic-ray makes the changes. One that no case notices survived where a case drawn at random differs by it, and is
-    taken as equivalent where none does. The survivors are printed as a list of work. Ctrl-C keeps the areas that are
-    done.
-    """
-    mutants = draw(n, seed, areas, globs)
-    outcomes: list[mutation.Outcome] = []
-    interrupted: list[str] = []
-    try:
-        outcomes.extend(mutation.run(mutants, level, seed, lambda text: line(text, err=True)))
-    except KeyboardInterrupt:
-        interrupted.append(f"interrupted; {len(outcomes)} of {n} mutants are recorded")
-    finally:
-        if json_path:
-            write_json(json_path, {**header("mutate"), **mutation.document(outcomes), "level": level, "seed": seed})
-    rates = mutation.rates(outcomes)
-    for o in outcomes:
-        if o.status == "survived":
-            line("")
-            line(f"{o.mutant.area}: {o.mutant.id}, differs by {o.by}")
-            for text in o.mutant.diff.splitlines():
-                line(f"  {text}")
-    line("")
-    counts = {a: Counter(o.status for o in outcomes if o.mutant.area == a) for a in rates}
-    rows = [(a, str(r), *(counts[a][s] for s in mutation.STATUSES)) for a, r in rates.items()]
-    total = Counter(o.status for o in outcomes)
-    rows.append(("all", str(mutation.rate(outcomes)), *(total[s] for s in mutation.STATUSES)))
-    table(rows, ["area", "rate", *mutation.STATUSES])
-    leave(Outcome.of(Why.INTERRUPTED, interrupted))
-
-
-@click.command()
-@click.option("--faults", "paths", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="FILE|DIR",
-              help="TOML files of faults; default: those that come along.")  # fmt: skip
-@click.option("--fault", "globs", multiple=True, metavar="GLOB", help="Only these faults, repeatable.")
-@click.option("--of", "adapters", multiple=True, metavar="ADAPTER", help="Only faults of this adapter, repeatable.")
-@options.FAMILY.click()
-@smoke_option
-@json_option
-def planted(
-    paths: Sequence[Path],
-    globs: Sequence[str],
-    adapters: Sequence[str],
-    families: Sequence[str],
-    level: Level,
-    json_path: Path | None,
-) -> None:
-    """Plant known bugs in the adapters, one at a time, and print which the suite notices, per family.
-
-    Exit code 1 where none of its families notices a fault, or one notices an adapter without a fault.
-    """
-    faults = _chosen(read_faults(list(paths) or [FOLDER]), globs, adapters, families)
-    used = {
-        of: sorted({n for f in faults if f.of == of for n in f.families}) for of in dict.fromkeys(f.of for f in faults)
-    }
-    controls = [replace(c := control(of, names), name=f"{c.name}-{of}") for of, names in used.items()]
-    hunts = campaign.run([*faults, *controls], level, _progress)
-    unnoticed = _show_hunts(faults, controls, hunts)
-    if json_path:
-        rows = [asdict(h) for h in hunts]
-        write_json(
-            json_path, {**header("planted"), "level": level, "faults": [asdict(f) for f in faults], "hunts": rows}
-        )
-    leave(unnoticed)
-
-
-def _chosen(faults: list[Fault], globs: Sequence[str], adapters: Sequence[str], families: Sequence[str]) -> list[Fault]:
-    if unknown := [f for f in families if f not in FAMILIES]:
-        raise UsageError(f"family {unknown[0]!r} is unknown; known: {', '.join(FAMILIES)}")
-    chosen = []
-    for f in faults:
-        hunting = tuple(n for n in f.families if not families or n in families)
-        named = not globs or any(fnmatchcase(f.name, g) for g in globs)
-        if hunting and named and (not adapters or f.spec.name.partition("+")[0] in adapters):
-            chosen.append(replace(f, families=hunting))
-    if not chosen:
-        raise UsageError("planted: no fault is left by --fault, --of and --family")
-    return chosen
-
-
-def _progress(hunt: Hunt) -> None:
-    word = f"{hunt.verdict} {hunt.case}" if hunt.noticed else "not noticed"
-    line(f"{hunt.fault}: {hunt.family}: {word}", err=True)
-
-
-def _show_hunts(faults: Sequence[Fault], controls: Sequence[Fault], hunts: Sequence[Hunt]) -> Outcome:
-    """Print the tables. It fails where a fault was missed, or a family noticed an adapter without a fault."""
-    plain = {c.name for c in controls}
-    noticed = {h.fault for h in hunts if h.noticed} - plain
-    missed = [f for f in faults if f.name not in noticed]
-    alarms = [h for h in hunts if h.noticed and h.fault in plain]
-    per_family = {n: [h.noticed for h in hunts if h.family == n and h.fault not in plain] for n in FAMILIES}
-    per_family["any of its families"] = [f.name in noticed for f in faults]
-    rows = [
-        (name, f"{sum(each)} of {len(each)}", f"{100 * sum(each) / len(each):.0f} %")
-        for name, each in per_family.items()
-        if each
-    ]
-    table(rows, ["family", "faults noticed", "kill rate"])
-    line(f"false alarms on {', '.join(c.of for c in controls)}: {len(alarms)}")
-    not_noticed = [f"not noticed: {f.name} ({f.of}): {f.says}" for f in missed]
-    return Outcome.of(Why.FAILED, [*not_noticed, *(f"false alarm: {h.fault}: {h.case}: {h.detail}" for h in alarms)])
 
 
 @click.group(cls=Group)

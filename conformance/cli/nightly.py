@@ -56,7 +56,7 @@ class Interrupted(BaseException):
 @LEVEL.click(help="How many cases.", default="standard", show_default=True)
 @BACKEND.click(metavar="NAME")
 @FAMILY.click()
-@SEED.click(help="What this night's generated cases and mutants are drawn from, to repeat a night; default: a new one, "
+@SEED.click(help="What this night's generated cases are drawn from, to repeat a night; default: a new one, "
             "which is printed.")  # fmt: skip
 @click.option("--parts", metavar="NAME,…", help="Only these; default: all. --list shows them.")
 @click.option("--time-budget", "budget", type=click.FloatRange(min=0), default=900.0, show_default=True,
@@ -96,7 +96,7 @@ def nightly(
     expect: int | None,
     listing: bool,
 ) -> None:
-    """Run the suite, fault injection, the audit, speed and its gates in one night; --list prints the parts.
+    """Run the suite, the audit, speed and its gates in one night; --list prints the parts.
 
     Not included: zoo, memory, switch, phases and check-model. Gates against an older build need --base. An interrupted
     night resumes when it is started again with the same options.

@@ -25,7 +25,7 @@ from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_covera
 from conformance.judge.verdict import FAILURES, Missing, Verdict, counted
 from conformance.nightly.summary import unproven
 from conformance.perf import history as stored_runs
-from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
+from conformance.perf.history import FEWEST, Change, History, Run, changes, runs, series
 from conformance.report.compare import Comparison, compare
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
@@ -280,26 +280,13 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
 @_store
 @json_option
 def list_(store: Path, json_path: Path | None) -> None:
-    """The runs of a history, oldest first, the kill rate of planted faults, and the rate of mutants noticed."""
+    """The runs of a history, oldest first."""
     with closing(History(store)) as h:
-        stored, planted, drawn = runs(h), kills(h), samples(h)
+        stored = runs(h)
     rows = [_run(r) for r in stored]
     table(rows, ["written", "run", "kind", "nightly", "machine", "rows", "what"], disable_numparse=True)
-    if planted:
-        line("")
-        head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
-        table([_kills(k) for k in planted], head, disable_numparse=True)
-    if drawn:
-        line("")
-        head = ["written", "run", "level", "area", "mutants noticed", "rate"]
-        table([_sample(s) for s in drawn], head, disable_numparse=True)
     if json_path:
-        lists = {
-            "runs": [asdict(r) for r in stored],
-            "kills": [asdict(k) for k in planted],
-            "mutants": [asdict(s) for s in drawn],
-        }
-        write_json(json_path, {"schema": 1, **lists})
+        write_json(json_path, {"schema": 1, "runs": [asdict(r) for r in stored]})
 
 
 @history.command("causes")
@@ -358,15 +345,6 @@ def _run(r: Run) -> Sequence[str]:
     what = ", ".join(f"{n} {word}" for word, n in r.verdicts.items())
     machine = f"{r.machine} ({r.cpu})"
     return (r.written, r.run[:8], r.kind, "yes" if r.nightly else "", machine, str(r.rows), what)
-
-
-def _kills(k: Kills) -> Sequence[str]:
-    rate = f"{100 * k.noticed / k.faults:.0f} %"
-    return (k.written, k.run[:8], k.level, k.of, f"{k.noticed} of {k.faults}", rate)
-
-
-def _sample(s: Sample) -> Sequence[str]:
-    return (s.written, s.run[:8], s.level, s.area, f"{s.rate.noticed} of {s.rate.of}", str(s.rate))
 
 
 def _change(c: Change) -> Sequence[str]:

@@ -19,9 +19,6 @@ CAUSES = 30
 """Minutes per backend to group failures by cause."""
 RELEASE = 60
 """Minutes for a build of llama.cpp, its base and their causes."""
-MUTANTS = 40
-"""Of one night, five of each area. One of an OpenVINO area that nothing notices takes minutes: each case of `smoke`
-that reaches it runs, and two thousand that are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Options:
     store: Path = Path("history.sqlite")
     """The history."""
     seed: int | None = None
-    """Generated cases and mutants of this night are drawn from it."""
+    """Generated cases of this night are drawn from it."""
     base: Path | None = None
     """A virtual environment with the build that gates compare with."""
     release: str = ""
@@ -120,14 +117,6 @@ def _golden(o: Options, p: Paths) -> list[str]:
     return _conform("golden", "verify", *_each("--backend", o.backends), "--json", p.document)
 
 
-def _planted(o: Options, p: Paths) -> list[str]:
-    return _conform("planted", *_each("--family", o.families), "--level", _hunted(o), "--json", p.document)
-
-
-def _mutants(o: Options, p: Paths) -> list[str]:
-    return _conform("mutate", "--sample", MUTANTS, *_seed(o), "--level", _hunted(o), "--json", p.document)
-
-
 def _hunted(o: Options) -> str:
     return "smoke" if o.level == "smoke" else "standard"  # where every planted bug is noticed
 
@@ -170,9 +159,6 @@ PARTS = (
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
          "conformance", shared=True, repeats=True, idle=lambda o: "" if o.budget else "no time was given to it"),
     Part("golden", "golden outputs computed again, or the named backends judged by them", _golden, HOUR, "conformance"),
-    Part("planted", "known bugs, planted, are noticed", _planted, 3 * HOUR, "planted"),
-    Part("mutants", "changes of adapters that the seed of this night draws, and how many are noticed", _mutants,
-         2 * HOUR, "mutate"),
     Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "audit"),
     Part("release", "a build of llama.cpp on all its devices, against the build before", _release, 2 * HOUR,
          "conformance", idle=lambda o: "" if o.release else "no build was named"),

@@ -81,7 +81,7 @@ class State:
     """Which machine of several, for people."""
     asked: dict[str, JSON]
     seed: int | None = None
-    """Its generated cases and mutants are drawn from it; None in a night older than seeds."""
+    """Its generated cases are drawn from it; None in a night older than seeds."""
     starts: int = 0
     parts: dict[str, Done] = field(default_factory=dict)
     exit_code: int | None = None

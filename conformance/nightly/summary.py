@@ -19,7 +19,6 @@ from conformance.ggml.text import printable
 from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.judge.verdict import FAILURES as FAILING_VERDICTS
 from conformance.judge.verdict import Missing, Request, Result, Verdict
-from conformance.perf.statistics import Rate
 from conformance.report.markdown import cut
 from conformance.run.audit.cells import FAILING
 from conformance.run.session.shard import whole
@@ -36,8 +35,8 @@ DETAIL = 300
 """Characters of a failing case's detail."""
 REST = "\n… the rest is left out; it is in the documents\n"
 REPRODUCE = "failures.md"
-DRAWN = frozenset({"seeded", "fresh", "mutants"})
-"""Parts whose cases or mutants are drawn from the night's seed."""
+DRAWN = frozenset({"seeded", "fresh"})
+"""Parts whose cases are drawn from the night's seed."""
 WORDS = {
     Exit.OK: "everything that was asked for ran, and is fine",
     Exit.FAILURES: "there are failures or regressions",
@@ -55,14 +54,12 @@ def summary(
     gating = [_line(f) for f in failing if not f.fresh]
     filed = [_line(f) for f in failing if f.fresh]
     found = [f"- {_one_line(f[:DETAIL])}" for s in states for f in findings(documents(s))]
-    survived = [f"- {_one_line(m[:DETAIL])}" for s in states for m in survivors(documents(s))]
     lines = [f"# Nightly: {words(outcome)}", "", _where(states), ""]
     lines += _not_run(states, names, missing)
     lines += _parts(states, names)
     lines += _listed("Failing cases", gating, f": {REPRODUCE}")
     lines += _listed("Other findings", found, ", in the documents")
     lines += _listed("Fresh cases that fail: filed, no failure of this night", filed, f": {REPRODUCE}")
-    lines += _listed("Mutants that survived: work to do, no failure of this night", survived, ", in the documents")
     return cut("\n".join(lines) + "\n", LIMIT, REST)
 
 
@@ -88,7 +85,7 @@ def _where(states: Sequence[State]) -> str:
     starts = sum(s.starts for s in states) - len(states)
     again = f"; started {starts + 1} times" if starts else ""
     seeds = sorted({s.seed for s in states if s.seed is not None and s.parts.keys() & DRAWN})
-    drawn = f"; cases and mutants drawn from --seed {', '.join(map(str, seeds))}" if seeds else ""
+    drawn = f"; cases drawn from --seed {', '.join(map(str, seeds))}" if seeds else ""
     return f"{', '.join(places)}; begun {began}{again}{drawn}"
 
 
@@ -193,22 +190,13 @@ def _failure(r: dict[str, JSON], saved_in: Path) -> Failure:
 
 
 def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
-    """A sentence for each planted bug that nothing noticed, gate that regressed, and wrong answer of an audit."""
-    noticed = {h.get("fault") for h in _rows(documents, "hunts") if h.get("noticed")}
-    missed = [f for f in _rows(documents, "faults") if f.get("name") not in noticed]
+    """A sentence for each gate that regressed, and wrong answer of an audit."""
     broken = [g for g in _rows(documents, "gates") if g.get("answer") == "regressed"]
     return [
-        *(f"planted bug {f.get('name')} ({f.get('of')}) is not noticed: {f.get('says')}" for f in missed),
         *(f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in broken),
         *(f"audit: {f.get('finding')} {f.get('name')} in {f.get('buffer')} on {name}: {f.get('detail')}"
           for name, f in _cells(documents) if f.get("finding") in FAILING),
     ]  # fmt: skip
-
-
-def survivors(documents: Sequence[dict[str, JSON]]) -> list[str]:
-    """A sentence for each mutant that changes what an adapter answers and that no case noticed."""
-    rows = [m for m in _rows(documents, "mutants") if m.get("status") == "survived"]
-    return [f"{m.get('id')} ({m.get('area')}): {m.get('by')} differs by it" for m in rows]
 
 
 def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
@@ -262,18 +250,6 @@ def _verdicts(documents: Sequence[dict[str, JSON]]) -> str:
     return ", ".join(filter(None, (counted, f"{lacking:,} without a result" if lacking else "")))
 
 
-def _hunts(documents: Sequence[dict[str, JSON]]) -> str:
-    names = {f.get("name") for f in _rows(documents, "faults")}
-    noticed = {h.get("fault") for h in _rows(documents, "hunts") if h.get("noticed")}
-    return f"{len(names & noticed)} of {len(names)} planted bugs noticed" if names else ""
-
-
-def _mutants(documents: Sequence[dict[str, JSON]]) -> str:
-    rows = _rows(documents, "mutants")
-    rate = Rate.of_mutants(str(m.get("status")) for m in rows)
-    return f"{rate.noticed} of {rate.of} mutants noticed, {rate}" if rows else ""
-
-
 def _gates(documents: Sequence[dict[str, JSON]]) -> str:
     return _counted([f"gates {g.get('answer')}" for g in _rows(documents, "gates")])
 
@@ -295,7 +271,7 @@ def _cells(documents: Sequence[dict[str, JSON]]) -> list[tuple[str, dict[str, JS
 
 
 _Figure = Callable[[Sequence[dict[str, JSON]]], str]
-_FIGURES: tuple[_Figure, ...] = (_verdicts, _hunts, _mutants, _gates, _units, _audited)
+_FIGURES: tuple[_Figure, ...] = (_verdicts, _gates, _units, _audited)
 
 
 def _counted(words: Sequence[object]) -> str:

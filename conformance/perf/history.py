@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, final
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES
-from conformance.perf.statistics import Rate, median_interval
+from conformance.perf.statistics import median_interval
 
 APPLICATION = 0x67676D6C
 """SQLite's `application_id`, which identifies the file: "ggml"."""
@@ -70,9 +70,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """Statements that make version 1 from nothing, 2 from 1, and so on. A released step is never changed.
 
-Repeated texts (cases, backends, units, faults) are stored once in `names`; a column with an id of one `REFERENCES
-names`. `control` is 1 where a hunt ran on an unchanged adapter, to see that nothing is noticed there. `why` is the case
-that noticed a mutant, or the one that differs by it.
+Repeated texts (cases, backends, units) are stored once in `names`; a column with an id of one `REFERENCES
+names`. `hunts` and `mutants` are of older versions, which stored
+faults and mutants; nothing is written there any more.
 """
 
 NAMED = frozenset({"case_id", "backend", "unit", "model", "counter", "gate", "against", "fault", "family", "adapter",
@@ -83,8 +83,6 @@ COUNTED: dict[str, str] = {
     "results": "verdict",
     "timings": "verdict",
     "gates": "answer",
-    "hunts": "CASE WHEN noticed THEN 'noticed' ELSE 'not noticed' END",
-    "mutants": "status",
 }
 """Table -> the SQL expression by which its rows are counted."""
 
@@ -95,8 +93,6 @@ _RESULT = ("backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds",
 _TIMING = ("unit", "model", "backend", "verdict", "work", "rounds", "rate", "reason")
 _GATE = ("gate", "unit", "backend", "kind", "answer", "estimate", "low", "high", "rounds", "detectable", "seconds",
          "reason")  # fmt: skip
-_HUNT = ("fault", "family", "noticed", "verdict")
-_MUTANT = ("area", "file", "status")
 _CAUSE = ("backend", "verdict", "op", "sentence", "smallest", "seen")
 PATIENCE = 60.0
 """Seconds that a writer waits for others."""
@@ -139,21 +135,6 @@ def _gates(document: Document) -> Iterator[Cells]:
         yield {**_pick(g, _GATE), "against": g.get("against") or "", "bound": g.get("limit")}
 
 
-def _hunts(document: Document) -> Iterator[Cells]:
-    of = {f["name"]: f["of"] for f in document["faults"]}
-    for h in document["hunts"]:
-        fault = h["fault"]
-        control = fault not in of
-        adapter = of.get(fault) or fault.partition("-")[2]  # a control is called control-ADAPTER
-        more = {"adapter": adapter, "control": control, "level": str(document.get("level", "")), "case_id": h["case"]}
-        yield {**_pick(h, _HUNT), **more}
-
-
-def _mutants(document: Document) -> Iterator[Cells]:
-    for m in document["mutants"]:
-        yield {**_pick(m, _MUTANT), "mutant": m["id"], "level": str(document.get("level", "")), "why": m["by"]}
-
-
 def _causes(document: Document) -> Iterator[Cells]:
     for c in document.get("causes", ()):
         yield {**_pick(c, _CAUSE), "cause": c["id"], "cases": len(c["cases"])}
@@ -162,8 +143,6 @@ def _causes(document: Document) -> Iterator[Cells]:
 TABLES: dict[str, dict[str, Callable[[Document], Iterator[Cells]]]] = {
     "conformance": {"results": _results, "causes": _causes},
     "perf": {"timings": _timings, "counters": _counters, "gates": _gates},
-    "planted": {"hunts": _hunts},
-    "mutate": {"mutants": _mutants},
 }
 """Kind of document -> the tables it fills. Of other kinds (audit, phases, zoo) only the run itself is stored."""
 
@@ -433,31 +412,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Kills:
-    """Planted faults of one run in one adapter."""
-
-    run: str
-    written: str
-    level: str
-    of: str
-    """The adapter."""
-    noticed: int
-    faults: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The mutants of one run in one area."""
-
-    run: str
-    written: str
-    machine: str
-    level: str
-    area: str
-    rate: Rate
-
-
-@dataclass(frozen=True, slots=True)
 class Known:
     """A cause on a backend, in the words of the newest run that has it."""
 
@@ -500,19 +454,6 @@ def series(history: History, *, nightly: bool = True) -> list[Series]:
         point = Point(run, written, rate, low, high, rounds, json.loads(packages))
         points.setdefault((unit, model, backend, machine, of), []).append(point)
     return [Series(*key, tuple(own)) for key, own in points.items()]
-
-
-def kills(history: History) -> list[Kills]:
-    """How many planted faults each run noticed, per adapter; a fault that any family noticed is noticed."""
-    return [Kills(*row) for row in history.query(_KILLS)]
-
-
-def samples(history: History) -> list[Sample]:
-    """How many mutants of each area each run noticed, oldest first."""
-    return [
-        Sample(run, written, machine, level, area, Rate(noticed, of))
-        for run, written, machine, level, area, noticed, of in history.query(_SAMPLES)
-    ]
 
 
 def causes(history: History) -> list[Known]:
@@ -578,15 +519,6 @@ _RATES = """
     FROM timings JOIN runs ON runs.id = timings.run JOIN names AS unit ON unit.id = unit
     JOIN names AS model ON model.id = model JOIN names AS backend ON backend.id = backend
     WHERE rate IS NOT NULL AND runs.nightly >= ? ORDER BY 1, 2, 3, 4, 5, written, runs.run"""
-_KILLS = """
-    SELECT run, written, level, text, sum(seen), count(*) FROM
-        (SELECT runs.run AS run, written, level, adapter, max(noticed) AS seen
-         FROM hunts JOIN runs ON runs.id = hunts.run WHERE NOT control GROUP BY runs.id, adapter, fault)
-    JOIN names ON names.id = adapter GROUP BY run, adapter ORDER BY written, run, text"""
-_SAMPLES = """
-    SELECT runs.run, written, machine, level, text, sum(status = 'noticed'), sum(status IN ('noticed', 'survived'))
-    FROM mutants JOIN runs ON runs.id = mutants.run JOIN names ON names.id = area
-    GROUP BY runs.id, level, area ORDER BY written, runs.run, level, text"""
 _CAUSES = """
     WITH every AS (
         SELECT causes.*, written,

@@ -1,6 +1,6 @@
 """JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
 
-A suite per backend and kind of machine, one for gates and one for planted bugs; the rules are those of the XSD that
+A suite per backend and kind of machine, one for gates; the rules are those of the XSD that
 Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` with its reason, and counted.
 """
 
@@ -69,8 +69,6 @@ def junit(runs: Runs) -> str:
         *_missing(runs),
         *_unavailable(runs),
         *_grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates]),
-        *_grouped("planted bugs", [(row, _fault(row.value, families)) for row, families in runs.faults_noticed()]),
-        *_grouped("nothing planted", [(row, _control(row.value, alarms)) for row, alarms in runs.controls()]),
     ]
     totals = _counts("conformance", [t for s in suites for t in s.tests], COUNTED)
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(totals)}>"]
@@ -146,17 +144,6 @@ def _gate(g: Fields) -> Test:
     message = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
     name = f"{g['gate']}: {g['unit']} on {g['backend']}"
     return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", message, message)
-
-
-def _fault(f: Fields, families: list[str] | None) -> Test:
-    tag = "skipped" if families is None else None if families else "failure"
-    why = "was not planted" if families is None else "planted, and noticed by no family"
-    return Test(f"planted.{f['of']}".replace("?", "_"), f["name"], 0.0, tag, "", f"{why}: {f['says']}", why)
-
-
-def _control(hunt: Fields, alarms: list[str]) -> Test:
-    why = f"a false alarm of {', '.join(sorted(alarms))}" if alarms else ""
-    return Test("planted.control", hunt["fault"], 0.0, "failure" if alarms else None, "", why, why)
 
 
 def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[Suite]:

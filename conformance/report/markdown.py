@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.perf.statistics import Rate
 
 from .compare import Comparison, Pair, State
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation_of
-from .runs import Fields, Row, Runs, budget_used, command, mutant_rates, refusals
+from .runs import Fields, Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
 """Bytes of UTF-8; the page and the run files have the rest."""
@@ -119,11 +118,6 @@ def _others(runs: Runs) -> list[str]:
         words.append(f"{sum(map(_fails, cells)):,} of {len(cells):,} zoo cells failed")
     if phases := runs.phases():
         words.append(f"{sum(p.value.get('tokens_per_second') is not None for p in phases):,} phases timed")
-    if runs.hunts:
-        names = {h.value["fault"] for h in runs.hunts if h.value["noticed"]} & {f.value["name"] for f in runs.faults}
-        words.append(f"{len(names):,} of {len({f.value['name'] for f in runs.faults}):,} planted bugs noticed")
-    if runs.mutants:
-        words.append(_rate(Rate.of_mutants(m.value["status"] for m in runs.mutants)))
     words += [f"{len(runs.of('audit')):,} audits"] if runs.of("audit") else []
     return words
 
@@ -151,8 +145,6 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     yield "Waivers that need a look", [], [f"- {inline(w)}" for w in waivers]
     yield "Gates", *table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
     yield "Speed", *table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
-    yield "Planted bugs", [], _planted(runs)
-    yield "Mutants", [], _mutants(runs)
     cells = runs.zoo()
     columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
     yield "Zoo", *table(["architecture", *(f"{code(b)}, {inline(r)}" for b, r in columns)], _zoo(cells, columns))
@@ -294,36 +286,6 @@ def _units(runs: Runs) -> Iterator[Sequence[str]]:
         u = row.value
         rate = "–" if u["rate"] is None else f"{u['rate']:.4g} {inline(u['of'])}/s"
         yield inline(u["unit"]), code(u["backend"]), rate, str(u["rounds"]), inline(u["reason"])
-
-
-def _planted(runs: Runs) -> list[str]:
-    if not runs.hunts:
-        return []
-    faults = runs.faults_noticed()
-    hunted = [(f.value, names) for f, names in faults if names is not None]
-    missed = [f for f, names in hunted if not names]
-    rate = f" ({100 * (1 - len(missed) / len(hunted)):.1f} %)" if hunted else ""
-    alarms = sorted(h.value["fault"] for h, names in runs.controls() if names)
-    return [
-        f"{len(hunted) - len(missed)} of {len(hunted)} planted bugs noticed{rate}; {len(alarms)} false alarms.",
-        "",
-        *(f"- not noticed: {code(f['name'])} in {code(f['of'])}: {inline(f['says'])}" for f in missed),
-        *(f"- false alarm: {code(fault)}" for fault in alarms),
-        *(f"- not planted: {code(f.value['name'])}" for f, names in faults if names is None),
-    ]
-
-
-def _rate(rate: Rate) -> str:
-    return f"{rate.noticed:,} of {rate.of:,} mutants noticed, {rate}"
-
-
-def _mutants(runs: Runs) -> list[str]:
-    mutants = [m.value for m in runs.mutants]
-    survived = [m for m in mutants if m["status"] == "survived"]
-    return [
-        *(f"- {code(area)}: {_rate(rate)}" for area, rate in mutant_rates(mutants).items()),
-        *(f"- survived: {code(m['id'])} in {code(m['area'])}, differs by {code(m['by'])}" for m in survived),
-    ]
 
 
 def _audit(runs: Runs) -> list[str]:

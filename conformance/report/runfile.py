@@ -32,7 +32,7 @@ from conformance.judge.wrong import is_wrong
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
-KINDS = ("conformance", "perf", "planted", "mutate", "audit", "phases", "zoo")
+KINDS = ("conformance", "perf", "audit", "phases", "zoo")
 JOURNAL = "journal"
 """Kind of the first line of a journal (`report.journal`), which holds one JSON document a line."""
 JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
@@ -280,10 +280,6 @@ GATE: dict[str, Rule] = {
     "rounds": COUNT.optional(),
     "seconds": AMOUNT.optional(),
 }
-MUTANT: dict[str, Rule] = {
-    **_fields(TEXT, "id", "file", "area", "diff", "by", "family", "detail"),
-    "status": one_of("noticed", "survived", "equivalent", "invalid"),
-}
 MISSING: dict[str, Rule] = {
     **_fields(TEXT, "backend", "case", "reason"),
     "cause": one_of(*map(str, MissingCause)).optional(),
@@ -291,11 +287,6 @@ MISSING: dict[str, Rule] = {
 ROWS: dict[str, dict[str, dict[str, Rule]]] = {
     "conformance": {"results": RESULT, "missing": MISSING, "causes": CAUSE},
     "perf": {"units": UNIT, "gates": GATE},
-    "planted": {
-        "faults": _fields(TEXT, "name", "says", "of"),
-        "hunts": {**_fields(TEXT, "fault", "family", "case", "verdict", "detail"), "noticed": FLAG},
-    },
-    "mutate": {"mutants": MUTANT},
 }
 """Kind -> list in its document -> the fields of each row. Other fields are kept as they are."""
 OPTIONAL_LISTS = frozenset({"gates", "missing", "causes"})

@@ -13,7 +13,6 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.verdict import Result, Verdict
-from conformance.perf.statistics import Rate
 
 from .runfile import ROWS, Document, read_document
 
@@ -25,13 +24,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "missing": ("case", "backend"),
     "units": ("unit", "model", "case", "backend"),
     "gates": ("gate", "unit", "backend", "against"),
-    "faults": ("name",),
-    "hunts": ("fault", "family"),
-    "mutants": ("area",),
 }
-"""List -> the fields that identify a row on one kind of machine: of two rows the newer one stays. The mutants of an
-area are one sample of the code as it was, so a newer sample replaces all of them.
-"""
+"""List -> the fields that identify a row on one kind of machine: of two rows the newer one stays."""
 MUCH = 1000
 """Times an error budget: beyond, no digit says more."""
 
@@ -60,9 +54,6 @@ class Runs:
     """Pairs that were requested and have no result here or in a newer run; each fails its run."""
     units: tuple[Row[Fields], ...]
     gates: tuple[Row[Fields], ...]
-    faults: tuple[Row[Fields], ...]
-    hunts: tuple[Row[Fields], ...]
-    mutants: tuple[Row[Fields], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
     causes: tuple[Row[Fields], ...]
@@ -103,26 +94,6 @@ class Runs:
         """The newest result of the smallest case of each of `causes`; without one here, what the cause says of it."""
         newest = {(r.value.case, r.value.backend): r for r in self.results}
         return [newest.get((c.value["smallest"], c.value["backend"]), _said(c)) for c in self.causes]
-
-    def faults_noticed(self) -> list[tuple[Row[Fields], list[str] | None]]:
-        """Each planted fault and the families that noticed it on its kind of machine; None where it was not hunted."""
-        families = self._families()
-        return [(f, families.get((f.document.machine, f.value["name"]))) for f in self.faults]
-
-    def controls(self) -> list[tuple[Row[Fields], list[str]]]:
-        """Each unchanged adapter that was hunted in, and the families that raised a false alarm."""
-        families = self._families()
-        names = {f.value["name"] for f in self.faults}
-        rows = {(h.document.machine, h.value["fault"]): h for h in self.hunts if h.value["fault"] not in names}
-        return [(h, families[key]) for key, h in rows.items()]
-
-    def _families(self) -> dict[tuple[str, str], list[str]]:
-        """Machine and hunted fault -> families that noticed it."""
-        families: dict[tuple[str, str], list[str]] = {}
-        for h in self.hunts:
-            seen = families.setdefault((h.document.machine, h.value["fault"]), [])
-            seen += [h.value["family"]] if h.value["noticed"] else []
-        return families
 
     def zoo(self) -> list[Row[Fields]]:
         """Architecture × device × run of `conform zoo`: the newest of each kind of machine."""
@@ -186,9 +157,6 @@ def read_runs(paths: Sequence[Path]) -> Runs:
         missing=tuple(missing),
         units=tuple(merged["units"][0]),
         gates=tuple(merged["gates"][0]),
-        faults=tuple(merged["faults"][0]),
-        hunts=tuple(merged["hunts"][0]),
-        mutants=tuple(merged["mutants"][0]),
         superseded=tuple(_result(r) for r in merged["results"][1]),
         causes=tuple(_standing_causes(ordered, merged["results"][0], answered)),
         passed_over=tuple(passed_over),
@@ -277,14 +245,6 @@ def _members(value: JSON) -> Iterable[tuple[str, JSON]]:
 
 def _text(value: JSON) -> str:
     return "" if value is None else str(value)
-
-
-def mutant_rates(mutants: Iterable[Fields]) -> dict[str, Rate]:
-    """How many of the mutants of each area are noticed."""
-    areas: dict[str, list[str]] = {}
-    for m in mutants:
-        areas.setdefault(m["area"], []).append(m["status"])
-    return {area: Rate.of_mutants(statuses) for area, statuses in areas.items()}
 
 
 def command(result: Result) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from trust.faults import FOLDER, Bundle, Fault, read
+from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause, Condition
@@ -14,14 +16,12 @@ from conformance.causes.grouping.group import cause_of
 from conformance.causes.grouping.nodes import Nodes
 from conformance.causes.grouping.search import Search
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.planted.campaign import Hunter
-from conformance.planted.faults import FOLDER, Bundle, Fault, read
 from conformance.run.session.select import build, case_ids
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 
 
-class _Runner(Hunter):
+class _Runner(Injector):
     locates = True
 
 

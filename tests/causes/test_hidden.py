@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from trust.faults import FOLDER, Bundle, Fault, read
+from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -21,8 +23,6 @@ from conformance.causes.grouping.search import Search
 from conformance.judge import evidence
 from conformance.judge.evidence import Error, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.planted.campaign import Hunter
-from conformance.planted.faults import FOLDER, Bundle, Fault, read
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import Shrunk, shrink
 from conformance.run.shrink.lanes import Lanes
@@ -45,7 +45,7 @@ BLOCKS = Fault(
 )
 
 
-class _Runner(Hunter):
+class _Runner(Injector):
     locates = True
 
 
@@ -70,7 +70,7 @@ def test_types_that_are_needed_one_by_one_are_shrunk_for_the_first_two_only(monk
     shrunk: list[str] = []
 
     def counted(
-        runner: Hunter, spec: Spec, case: Case, *, time_budget: float, accept: Accept, lanes: Lanes | None
+        runner: Injector, spec: Spec, case: Case, *, time_budget: float, accept: Accept, lanes: Lanes | None
     ) -> Shrunk:
         shrunk.append(case.id)
         return shrink(runner, spec, case, time_budget=time_budget, accept=accept, lanes=lanes)

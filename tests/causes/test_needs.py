@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from trust.faults import Bundle, Fault
+from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -22,8 +24,6 @@ from conformance.ggml.arithmetic import EXACT
 from conformance.judge import evidence
 from conformance.judge.evidence import Error, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.planted.campaign import Hunter
-from conformance.planted.faults import Bundle, Fault
 from conformance.run.oracle import Oracle
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import cuts
@@ -57,7 +57,7 @@ WRITES = "        held[:] = data\n"
 FORGETS = "        held[:] = held\n"
 
 
-class _Runner(Hunter):
+class _Runner(Injector):
     locates = True
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from trust.faults import FOLDER, Bundle, read
+from trust.inject import Injector
 
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
@@ -16,8 +18,6 @@ from conformance.causes.grouping.search import Search
 from conformance.causes.needs.whole import begin_alike
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.planted.campaign import Hunter
-from conformance.planted.faults import FOLDER, Bundle, read
 from conformance.run.session.select import build, case_ids
 from conformance.run.signature import Signature, innermost
 
@@ -26,7 +26,7 @@ RESTORED = "relations/restored-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2
 MASK, VISIBLE = ("src[1]", "given"), ("src[3]", "given")
 
 
-class _Runner(Hunter):
+class _Runner(Injector):
     locates = True
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from run_files import cause, document, gate, mutate, perf, planted, result, unit
+from run_files import cause, document, gate, perf, result, unit
 
 from conformance.case.case import JSON
 from conformance.cli import main
@@ -51,8 +51,6 @@ def documents() -> list[dict[str, JSON]]:
             "causes": [cause("p", [ADD])],
         },
         perf([unit("decode", "x", [0.1] * 8)], [gate("g", "regressed")]),
-        planted({("f", "ops"): True}),
-        mutate(["noticed", "survived"]),
         audit,
         zoo,
     ]

@@ -24,11 +24,9 @@ from conformance.nightly.state import Done, State
 from conformance.nightly.summary import Failure
 from conformance.perf.bench import Row
 from conformance.perf.gates import Answer, Gate
-from conformance.perf.history import Kills, Run, Sample
+from conformance.perf.history import Run
 from conformance.perf.phases.phase import Phase
-from conformance.perf.statistics import Rate
 from conformance.perf.units import units
-from conformance.planted.campaign import Hunt
 from conformance.run.audit import Cell, Finding
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
@@ -121,25 +119,6 @@ def test_phases(patch: Patch) -> None:
     _conform("phases", "--backend", "cpu", "--pp", "8", "--tg", "4")
 
 
-def test_planted(patch: Patch, tmp_path: Path) -> None:
-    """Name and sentence of a fault; case and detail of whoever noticed it, or raised a false alarm."""
-    (tmp_path / "f.toml").write_text(
-        "".join(f'[[fault]]\nname="{n}\\u001b[2J\\nFORGED"\nsays="\\u001b[2J\\nFORGED"\nof="cpu"\nfamilies=["ops"]\n'
-                'file="backends/cpu/rows.py"\nold="a"\nnew="b"\n' for n in "ab")
-    )  # fmt: skip
-
-    def run(faults: Any, _level: str, progress: Callable[[Hunt], None]) -> list[Hunt]:  # noqa: ANN401  # of the table
-        hunts = [Hunt(f.name, "ops", f.name[0] != "b", EVIL, "FAIL", EVIL) for f in faults]
-        for h in hunts:
-            progress(h)
-        return hunts
-
-    patch("checks.campaign.run", run)
-    text = _conform("planted", "--faults", str(tmp_path / "f.toml"))
-    assert "not noticed: b" in text
-    assert "false alarm: no-fault-cpu" in text
-
-
 def test_golden(patch: Patch) -> None:
     """The id and detail of a value that is no longer the same."""
     patch("checks.corpus.verify", _returns([Result(EVIL, EVIL, Verdict.FAIL, notes=(EVIL,))]))
@@ -177,8 +156,6 @@ def test_history(patch: Patch, tmp_path: Path) -> None:
     run = Run("r" * 32, EVIL, EVIL, EVIL, EVIL, EVIL, nightly=True, rows=1, verdicts={EVIL: 1})
     patch("reports.History", _returns(SimpleNamespace(close=lambda: None)))
     patch("reports.runs", _returns([run]))
-    patch("reports.kills", _returns([Kills("r" * 32, EVIL, EVIL, EVIL, 1, 1)]))
-    patch("reports.samples", _returns([Sample("r" * 32, EVIL, EVIL, EVIL, EVIL, Rate(1, 2))]))
     _conform("history", "list", "--store", str(tmp_path / "h.sqlite"))
 
 

@@ -101,7 +101,6 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         ("capture --list", "llama"),
         ("make-model --arch llama -o m.gguf", "m.gguf"),
         ("zoo --backend ggml --arch llama --runs 1", "llama"),
-        ("planted --level smoke --fault scale-of-wrong-block --family ops", "1 of 1"),
         ("perf gate --gate no-such-gate", "no gate matches"),
         ("golden verify --help", "golden"),
         ("nightly --list", "every listed case"),

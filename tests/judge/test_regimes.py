@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
+from trust.faults import Fault
+from trust.inject import load
 
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case
@@ -12,7 +16,6 @@ from conformance.ggml.quants import to_float
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import BF16, F16, F32, MXFP4, NVFP4, Q4_0, Q4_K, GGMLType
-from conformance.planted.faults import Fault, load
 from conformance.run.execute import execute
 from conformance.suite.ops import build, ids
 from conformance.suite.ops.regimes import regimes
@@ -107,7 +110,7 @@ SORTED = Fault(
 @pytest.mark.parametrize("other", [REVERSED, FIRST, SORTED], ids=lambda f: f.name)
 def test_ties_may_fall_either_way(other: Fault) -> None:
     """A backend that orders equals in another way gives the same outputs, though its indices differ."""
-    ours, theirs = create(Spec.parse("cpu")), load(other)
-    for case_id in SORTING:
-        case = build(case_id)
-        assert _outputs(ours, case) == _outputs(theirs, case), case_id
+    with closing(create(Spec.parse("cpu"))) as ours, closing(load(other)) as theirs:
+        for case_id in SORTING:
+            case = build(case_id)
+            assert _outputs(ours, case) == _outputs(theirs, case), case_id

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from trust.faults import FOLDER, read
+from trust.inject import load
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, create
-from conformance.planted.faults import FOLDER, load, read
 from conformance.run.execute import execute
 from conformance.run.judgement import unmet
 from conformance.run.session.select import build

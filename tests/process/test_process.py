@@ -95,7 +95,6 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("module", "args", "request_", "reply"),
     [
         ("conformance.run.isolation.worker", ["cpu"], None, "'info'"),
-        ("conformance.planted.campaign", [], {"faults": [], "level": "smoke", "done": [], "start": {}}, "'end'"),
         ("conformance.suite.zoo.worker", [], {}, "its process died .*StopIteration"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, perf, planted, result, written_to
+from run_files import document, gate, perf, result, written_to
 
 from conformance.ggml.text import printable
 from conformance.judge.verdict import FAILURES, Verdict
@@ -106,14 +106,12 @@ def test_backend_that_is_not_here(tmp_path: Path) -> None:
     assert skipped.attrib["message"] == "no such device"
 
 
-def test_gates_and_planted_bugs(tmp_path: Path) -> None:
-    """Regressed fails; undecided and not run are skipped; a fault nobody noticed fails, and a false alarm."""
+def test_gates(tmp_path: Path) -> None:
+    """Regressed fails; undecided and not run are skipped."""
     answers = ("fine", "regressed", "undecided", "not run")
-    faults = {("f", "ops"): False, ("f", "gqa"): True, ("g", "ops"): False, ("control-cpu", "ops"): True}
-    root = _read(tmp_path, perf([], [gate(a, a, reason=f"it is {a}") for a in answers]), planted(faults))
+    root = _read(tmp_path, perf([], [gate(a, a, reason=f"it is {a}") for a in answers]))
     said = {c.attrib["name"]: [e.tag for e in c] for c in root.iter("testcase")}
     assert [said[f"{a}: decode on x"] for a in answers] == [[], ["failure"], ["skipped"], ["skipped"]]
-    assert (said["f"], said["g"], said["control-cpu"]) == ([], ["failure"], ["failure"])
 
 
 def test_machines_have_suites_of_their_own(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_page_holds_every_row(runs: Runs) -> None:
         assert (_cell(table, "fresh", i) == "fresh") == row["fresh"]
 
 
-@pytest.mark.parametrize("name", ["causes", "faults", "hunts", "mutants", "audit", "units", "gates"])
+@pytest.mark.parametrize("name", ["causes", "audit", "units", "gates"])
 def test_every_row_says_where_it_stands(runs: Runs, name: str) -> None:
     """Rows of every other table name a place in a document, and what is shown there is what stands there."""
     data = _data(page(runs, now=NOW))
@@ -223,31 +223,6 @@ def test_history_adds_other_nights(folder: Path, tmp_path: Path) -> None:
     assert table["count"] == alone["count"] + 9 * 8  # nine more nights of eight timed units
     if not stored.unasked:
         assert {c["written"][:10] for c in data["changes"]} == {"2026-11-08"}
-
-
-def test_history_adds_the_rates_of_other_nights(tmp_path: Path) -> None:
-    """Each run's rate of each area and of all stands in the page once, wherever it comes from; what the page lists
-    and counts are the mutants of the newest file.
-    """
-    with closing(History(tmp_path / "history.sqlite", create=True)) as history:
-        for night in (1, 2, 3):
-            history.add(made_runs.mutate(night), nightly=True)
-    paths = [tmp_path / f"{night}.json" for night in (3, 4)]
-    for night, path in zip((3, 4), paths, strict=True):
-        path.write_text(json.dumps(made_runs.mutate(night)), encoding="utf-8")
-    data = _data(page(read_runs(paths), now=NOW, stored=read_history(tmp_path / "history.sqlite")))
-    samples, mutants = data["tables"]["samples"], data["tables"]["mutants"]
-    told: dict[str, list[tuple[str, str]]] = {}
-    for i in range(samples["count"]):
-        written = data["documents"][_cell(samples, "document", i)]["written"]
-        told.setdefault(written[:10], []).append((_cell(samples, "area", i), _cell(samples, "shown", i)))
-    lifting = ("lifting", "66 % (20 to 94)")
-    later = [("cpu", "75 % (40 to 93)"), lifting]
-    assert told.pop("2026-11-19") == [("all 2 areas", "54 % (28 to 79)"), ("cpu", "50 % (21 to 79)"), lifting]
-    assert told == {f"2026-11-{day}": [("all 2 areas", "72 % (43 to 91)"), *later] for day in (20, 21, 22)}
-    newest = [d["file"] for d in data["documents"]].index("4.json")
-    assert {_cell(mutants, "document", i) for i in range(mutants["count"])} == {newest}
-    assert data["rates"] == [[None, "72 % (43 to 91)"], *map(list, later)]
 
 
 def test_the_command_writes_all_reports(folder: Path, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_the_matrix_by_keyboard(at: Driver) -> None:
 
 def test_bars_and_points_by_keyboard(at: Driver) -> None:
     """A chart is one stop of Tab; arrows go from bar to bar, and each says what it counts."""
-    for view in ("budgets", "speed", "mutation"):
+    for view in ("budgets", "speed"):
         go(at, view)
         ask(at, "document.querySelector('.panel svg a').focus()")
         named = "return document.activeElement.getAttribute('aria-label')"

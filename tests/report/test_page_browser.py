@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -14,10 +13,9 @@ import pytest
 from browser import VIEWS, Driver, ask, case_view, cause_view, failed_view, go, results, turned
 
 from conformance.judge.verdict import FAILURES, Verdict
-from conformance.perf.history import History
 from conformance.report.matrix import PASSED, counts, matrix
 from conformance.report.page import page
-from conformance.report.page.tables import read_history, subject_of
+from conformance.report.page.tables import subject_of
 from conformance.report.runs import Runs, command, read_runs
 from conformance.run.session.select import case_ids
 
@@ -309,57 +307,13 @@ def test_a_kind_without_a_file_is_not_run(browser: Driver, tmp_path: Path) -> No
         "Failures": True,
         "Missing": True,
         "Not run": True,
-        "Planted bugs noticed": True,
-        "Mutants noticed": True,
         "Audit findings": True,
         "Gates regressed": False,
     }
     assert "0 %" not in ask(browser, "return document.querySelector('main').innerText")
-    for view in ("support", "budgets", "planted", "mutation", "audits"):
+    for view in ("support", "budgets", "audits"):
         go(browser, view)
         assert "not run" in ask(browser, "return document.querySelector('.note').innerText")
-
-
-def test_survivors_are_listed_with_their_diff_and_case(at: Driver, runs: Runs) -> None:
-    """Each mutant that survived stands in the list with its change and the case that differs, and rates have their
-    interval; other mutants do not stand there.
-    """
-    go(at, "mutation")
-    shown = ask(
-        at,
-        """return all('.stories li').map((e) => [e.querySelector('a').textContent, e.querySelector('pre').textContent,
-          e.querySelector('code').textContent])""",
-    )
-    mutants = [m.value for m in runs.mutants]
-    assert shown == [[m["id"], m["diff"], m["by"]] for m in mutants if m["status"] == "survived"]
-    rates = ask(at, "return all('.mutation tbody tr').slice(0, 3).map((tr) => [...tr.cells].map((c) => c.innerText))")
-    assert rates[1] == ["cpu", "75 % (40 to 93)", "2", "6", "2", "2"]
-    assert [row[0] for row in rates] == ["all", "cpu", "lifting"]
-
-
-def test_rates_of_mutants_over_the_nights(at: Driver) -> None:
-    """A panel for each area, and one for all, has a point with its interval for each night, from 0 to 100 %."""
-    go(at, "mutation")
-    panels = ask(
-        at,
-        """return all('.panel').map((p) => [
-          p.querySelector('strong').textContent, p.querySelectorAll('.interval').length,
-          [...p.querySelectorAll('.axis.end')].slice(0, 3).map((e) => e.textContent)])""",
-    )
-    assert panels == [[area, 2, ["0", "50 %", "100 %"]] for area in ("all 2 areas", "cpu", "lifting")]
-
-
-def test_mutants_of_a_history_alone(browser: Driver, tmp_path: Path) -> None:
-    """Where no file has mutants, the page shows the rates of the history and says that these files have none."""
-    (tmp_path / "perf.json").write_text(json.dumps(made_runs.perf(1)), encoding="utf-8")
-    with closing(History(tmp_path / "h.sqlite", create=True)) as history:
-        history.add(made_runs.mutate(1))
-    html = page(read_runs([tmp_path]), now=NOW, stored=read_history(tmp_path / "h.sqlite"))
-    (tmp_path / "index.html").write_text(html, encoding="utf-8")
-    browser.get(f"{(tmp_path / 'index.html').as_uri()}#mutation")
-    text = ask(browser, "return document.querySelector('main').innerText")
-    assert "These files have no mutants" in text
-    assert "50 % (21 to 79)" in text
 
 
 def test_passed_is_said_of_passes_only(at: Driver) -> None:

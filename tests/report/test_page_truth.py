@@ -13,7 +13,7 @@ import made_runs
 import pytest
 from browser import VIEWS, Driver, ask, go, look
 from click.testing import CliRunner
-from run_files import cause, document, head, mutate, result, written_to
+from run_files import cause, document, head, result, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -338,16 +338,12 @@ def test_nothing_is_wider_than_its_place(opened: Open, browser: Driver, width: i
     failed = result(case, name, "FAIL", detail="x" * 900, cause="c" * 90)
     rows = [failed, result(case, "y", "PASS"), (A, "y", "PASS")]
     zoo = {**head("zoo"), "results": [{"architecture": "a" * 90, "backend": name, "run": "1", "verdict": "FAIL"}]}
-    mutants = mutate(["survived", "noticed"], "a" * 90)
-    mutants["mutants"][0] |= {"id": "i" * 300, "diff": "d" * 300, "by": case}
     odd = cause("c" * 90, [case], name, sentence="s" * 500, op="o" * 90, message="m" * 300, folder="f" * 300)
     opened(
         _lost((B, name), rows=rows, causes=[odd]),
         zoo,
         made_runs.perf(1),
         made_runs.audit(),
-        mutants,
-        made_runs.mutate(2),
     )
     look(browser, width=width)
     for view in (*VIEWS, f"cause?{urlencode({'id': 'c' * 90, 'backend': name})}"):
@@ -415,8 +411,6 @@ def test_a_budget_is_a_figure_to_read(opened: Open, browser: Driver, used: float
         ("zoo", "zoo", "arch-1"),
         ("phases", "phases", "812.5"),
         ("audit", "audits", "UNSOUND"),
-        ("planted", "planted", "fault-4"),
-        ("mutate", "mutation", "backends/lifting/rows.py:1:NumberReplacer:1"),
         ("perf", "speed", "prefill"),
     ],
 )
@@ -438,10 +432,10 @@ def test_each_kind_of_document_is_shown(browser: Driver, tmp_path: Path, kind: s
 def test_an_empty_document_says_what_to_do(opened: Open, browser: Driver) -> None:
     """A document of a kind with nothing in it says so, and names the command that writes one."""
     empty: dict[str, dict[str, Any]] = {
-        "zoo": {"results": []}, "audit": {"backends": {}}, "phases": {"backends": {}}, "mutate": {"mutants": []},
+        "zoo": {"results": []}, "audit": {"backends": {}}, "phases": {"backends": {}},
     }  # fmt: skip
     opened(*({**head(kind), **lists} for kind, lists in empty.items()))
-    for view, kind in (("zoo", "zoo"), ("audits", "audit"), ("phases", "phases"), ("mutation", "mutate")):
+    for view, kind in (("zoo", "zoo"), ("audits", "audit"), ("phases", "phases")):
         go(browser, view)
         note = ask(browser, "return document.querySelector('.note').innerText")
         assert "nothing in it" in note

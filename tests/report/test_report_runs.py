@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import cause, document, gate, head, mutate, perf, planted, result, unit, written_to
+from run_files import cause, document, gate, head, perf, result, unit, written_to
 
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.perf.statistics import Rate
 from conformance.report.runfile import record, write_json
-from conformance.report.runs import mutant_rates, read_runs
+from conformance.report.runs import read_runs
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 
@@ -40,14 +39,12 @@ def test_every_kind_is_read(tmp_path: Path) -> None:
     written_to(tmp_path / "c.json", document([(A, "x", "PASS")]))
     (tmp_path / "deep").mkdir()
     written_to(tmp_path / "deep" / "p.json", perf([unit("decode", "x", [1, 2])], [gate("g")]))
-    written_to(tmp_path / "k.json", planted({("f", "ops"): True}))
-    written_to(tmp_path / "m.json", mutate(["noticed"]))
     written_to(tmp_path / "z.json", {**head("zoo"), "whatever": 1})
     written_to(tmp_path / "state.json", {"parts": []})
     runs = read_runs([tmp_path])
-    lists = (runs.results, runs.units, runs.gates, runs.faults, runs.hunts, runs.mutants)
-    assert [len(x) for x in lists] == [1] * 6
-    assert sorted(d.kind for d in runs.documents) == ["conformance", "mutate", "perf", "planted", "zoo"]
+    lists = (runs.results, runs.units, runs.gates)
+    assert [len(x) for x in lists] == [1] * 3
+    assert sorted(d.kind for d in runs.documents) == ["conformance", "perf", "zoo"]
     assert runs.passed_over == (tmp_path / "state.json",)
 
 
@@ -104,18 +101,6 @@ def test_two_kinds_of_machine_both_stay(tmp_path: Path) -> None:
     a = written_to(tmp_path / "1.json", document([(A, "x", "FAIL")], machine="m1"))
     b = written_to(tmp_path / "2.json", document([(A, "x", "PASS")], machine="m2"))
     assert {r.value.verdict for r in read_runs([a, b]).results} == {Verdict.FAIL, Verdict.PASS}
-
-
-def test_a_sample_of_mutants_is_replaced_whole(tmp_path: Path) -> None:
-    """Of two samples of an area the newer one stays; those of other areas and other kinds of machine stay, too."""
-    made = [
-        mutate(["survived"] * 3, written="2026-01-01T00:00:00Z"),
-        mutate(["noticed", "survived"], written="2026-01-02T00:00:00Z"),
-        mutate(["equivalent"], "ggml", written="2026-01-01T00:00:00Z"),
-        mutate(["noticed"], written="2026-01-01T00:00:00Z", machine="m2"),
-    ]
-    runs = read_runs([written_to(tmp_path / f"{i}.json", d) for i, d in enumerate(made)])
-    assert mutant_rates(m.value for m in runs.mutants) == {"cpu": Rate(2, 3), "ggml": Rate(0, 0)}
 
 
 def _explained(*names: str | None, written: str = "2026-01-01T00:00:00Z", **more: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -251,8 +236,7 @@ _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | s
 @given(st.data())
 def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever stands in whichever field, the file is read or refused by the one error: nothing else escapes."""
-    makers = [document([(A, "x", "PASS")]), _explained("p", "q"), perf([unit("u", "x", [1.0])], [gate("g")]),
-              planted({("f", "ops"): True}), mutate(["survived"])]  # fmt: skip
+    makers = [document([(A, "x", "PASS")]), _explained("p", "q"), perf([unit("u", "x", [1.0])], [gate("g")])]
     doc = data.draw(st.sampled_from(makers))
     spot: Any = doc
     while True:
@@ -270,15 +254,14 @@ def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> N
         assert "any.json" in str(e)  # noqa: PT017  # either way is right
 
 
-def test_a_wrong_mutant_is_named(tmp_path: Path) -> None:
-    """A status that is none, and a field that is missing, are one line with file and field."""
-    made = mutate(["noticed", "killed"])
-    with pytest.raises(UsageError, match=r"w\.json: mutants\[1\].status: one of noticed, survived, .* 'killed' found"):
-        read_runs([written_to(tmp_path / "w.json", made)])
-    made = mutate(["noticed"])
-    del made["mutants"][0]["diff"]
-    with pytest.raises(UsageError, match=r"mutants\[0\].diff: text expected, the field is missing"):
-        read_runs([written_to(tmp_path / "w.json", made)])
+@pytest.mark.parametrize("kind", ["planted", "mutate"])
+def test_a_kind_of_older_versions_is_passed_over(tmp_path: Path, kind: str) -> None:
+    """In a folder it is no run file; where the user names it, the error says which kinds there are."""
+    old = written_to(tmp_path / "old.json", {**head(kind), "level": "smoke"})
+    written_to(tmp_path / "new.json", document([(A, "x", "PASS")]))
+    assert read_runs([tmp_path]).passed_over == (old,)
+    with pytest.raises(UsageError, match=rf"kind: one of conformance, .* expected, '{kind}' found"):
+        read_runs([old])
 
 
 def test_a_document_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -167,8 +167,6 @@ PARSES = {
     "properties.py": "the argument of an author's test",
     "campaign/leg.py": "the name of a result of its own workers, to find its waivers",
     "release/cases.py": "the name of a result of this process",
-    "planted/faults.py": "the adapter of a fault, which is code itself",
-    "planted/reach.py": "as above",
     "causes/handover/shown.py": "to say what a program must do; opens nothing",
     "causes/handover/writing.py": "to say a device's name; opens nothing",
     "cli/cases.py": "--backend",

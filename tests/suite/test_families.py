@@ -15,8 +15,6 @@ from conformance.ggml.errors import CaseFileError, GraphError, UsageError
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
-from conformance.planted.campaign import hunt
-from conformance.planted.faults import FOLDER, read
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
@@ -162,20 +160,3 @@ def test_blocks_of_a_recording_pass() -> None:
     case = FAMILIES["blocks"].build("blocks/mamba-seqs=2,nodes=2,run=p3.d1,block=recurrent@1")
     assert {n.op for n in case.steps[0].graph} >= {"SSM_CONV", "SSM_SCAN"}
     assert [r.verdict for r in Runner().run(Spec("ggml"), [case])] == [Verdict.PASS]
-
-
-@pytest.mark.parametrize(
-    ("fault", "family"),
-    [
-        ("softcap-before-scale", "gqa"),
-        ("flash-attn-alibi-forgotten", "gqa"),
-        ("streams-swapped", "multi_sequence"),
-        ("nibbles-swapped", "weight_placement"),
-        ("next-expert", "blocks"),
-    ],
-)
-def test_faults_are_noticed(fault: str, family: str) -> None:
-    """At level smoke a family notices faults of its kind."""
-    planted = next(f for f in read([FOLDER]) if f.name == fault)
-    events = list(hunt([replace(planted, families=(family,))], "smoke", set(), {}))
-    assert [e["event"] for e in events[-2:]] == ["noticed", "end"]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from night_script import POSIX, REAL, SCRIPT, lives, night, until
-from run_files import mutate
+from night_script import POSIX, SCRIPT, lives, night, until
 
 from conformance.case.case import JSON
 from conformance.cli import main
@@ -306,20 +305,16 @@ def test_each_night_draws_a_seed_and_repeats_it_when_told(tmp_path: Path) -> Non
 
 
 def test_the_seed_of_the_night_reaches_the_cases(tmp_path: Path) -> None:
-    """Generated cases run under it, each round of fresh ones under one of its own, and mutants are drawn from it; the
-    summary names it.
-    """
+    """Generated cases run under it, each round of fresh ones under one of its own; the summary names it."""
     options, paths = Options(tmp_path, seed=41), Paths(tmp_path / "a.json", tmp_path / "a.journal", (), 1)
     words = {p.name: " ".join(p.command(options, paths)) for p in PARTS}
     assert "--level smoke " in words["seeded"]
     assert "--seed 41 " in words["seeded"]
     assert "--seed 42 " in words["fresh"]
-    assert "--seed 41 --level standard " in words["mutants"]
     assert "--seed" not in words["conformance"]
-    for part in ("seeded", "mutants"):
-        state = _state(**{part: Answer.FINE})
-        state.seed = 41
-        assert "--seed 41" in summary.summary([state], [part], [], [], Outcome())
+    state = _state(seeded=Answer.FINE)
+    state.seed = 41
+    assert "--seed 41" in summary.summary([state], ["seeded"], [], [], Outcome())
 
 
 def test_one_night_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,50 +373,22 @@ def test_the_summary_stays_under_its_size_and_names_every_command() -> None:
 
 
 def test_findings_and_what_did_not_run_are_sentences() -> None:
-    """A bug that nobody noticed, a broken limit, a false word of a backend, and what was not there, are named."""
+    """A broken limit, a false word of a backend, and what was not there, are named."""
     gate = {"gate": "g", "unit": "u", "backend": "b", "reason": "why"}
     cell = {"name": "w", "buffer": "CPU", "detail": "a crash"}
     documents: list[dict[str, JSON]] = [
-        {"kind": "planted", "faults": [{"name": "x", "of": "cpu", "says": "late"}, {"name": "y"}],
-         "hunts": [{"fault": "x", "noticed": False}, {"fault": "y", "noticed": True}]},
-        mutate(["noticed", "survived", "equivalent"]),
         {"kind": "perf", "gates": [{**gate, "answer": a} for a in ("fine", "regressed", "undecided", "not run")]},
         {"kind": "audit", "backends": {"b": [{**cell, "finding": f} for f in ("agreed", "OVERCLAIM", "UNRUN")]}},
         {"kind": "conformance", "environment": {"unavailable": {"npu": "no device"}}, "results": "torn"},
     ]  # fmt: skip
     assert summary.findings(documents) == [
-        "planted bug x (cpu) is not noticed: late",
         "gate g, u on b: why",
         "audit: OVERCLAIM w in CPU on b: a crash",
     ]
-    case = "ops/ADD-f32+f32-a=1@1"
-    assert summary.survivors(documents) == [f"backends/cpu/a.py:1:NumberReplacer:1 (cpu): {case} differs by it"]
     assert summary.unrun(documents) == ["backend npu: not available: no device", "gate g, u on b: why"]
     assert summary.figures(documents) == (
-        "1 of 2 planted bugs noticed; 1 of 2 mutants noticed, 50 % (9 to 91); "
-        "1 gates fine, 1 gates not run, 1 gates regressed, 1 gates undecided; "
-        "1 OVERCLAIM, 1 UNRUN, 1 agreed"
+        "1 gates fine, 1 gates not run, 1 gates regressed, 1 gates undecided; 1 OVERCLAIM, 1 UNRUN, 1 agreed"
     )
-
-
-def test_a_survivor_fails_no_night(tmp_path: Path) -> None:
-    """It is listed as work, the rate stands in the table of parts, and the exit code is 0."""
-    done = night(tmp_path, "--parts", "mutants")
-    assert done.returncode == 0, done.stdout
-    text = (tmp_path / summary.FILE).read_text()
-    assert "## Mutants that survived: work to do, no failure of this night: 1\n\n- survived (cpu): f/w@1 " in text
-    assert "1 of 2 mutants noticed, 50 % (9 to 91)" in text
-
-
-def test_mutants_without_cosmic_ray_could_not_run(tmp_path: Path) -> None:
-    """The night says that they did not run and what to install, and fails, as where any part could not run."""
-    (tmp_path / "cosmic_ray.py").write_text("raise ImportError('not here')\n")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = night(tmp_path / "n", "--parts", "mutants", script=REAL, PYTHONPATH=path)
-    assert done.returncode == 1, done.stdout
-    text = (tmp_path / "n" / summary.FILE).read_text()
-    assert "could not run: exit code 2" in text
-    assert "mutants are made by cosmic-ray (not here); install it: pip install " in text
 
 
 def test_github_gets_the_summary(tmp_path: Path) -> None:

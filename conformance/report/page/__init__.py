@@ -15,11 +15,10 @@ from string import Template
 from conformance import __version__
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES
-from conformance.perf.statistics import Rate
 from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
 from conformance.report.runfile import WRITTEN, Document
-from conformance.report.runs import Row, Runs, mutant_rates
+from conformance.report.runs import Row, Runs
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs
@@ -42,8 +41,8 @@ def page(
     """
     stored = stored or tables.Stored()
     known = {d.run for d in runs.documents}
-    units, samples = ([r for r in rows if r.document.run not in known] for rows in (stored.units, stored.samples))
-    documents = [*runs.documents, *{r.document.digest: r.document for r in (*units, *samples)}.values()]
+    units = [r for r in stored.units if r.document.run not in known]
+    documents = [*runs.documents, *{r.document.digest: r.document for r in units}.values()]
     timed = [Row(u, d, f"units[{i}]") for d in runs.of("perf") for i, u in enumerate(d.body["units"])]
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
@@ -56,12 +55,11 @@ def page(
         "superseded": len(runs.superseded),
         "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
         "tables": {
-            **tables.tables(runs, [*timed, *units], [*tables.sampled(runs), *samples], documents),
+            **tables.tables(runs, [*timed, *units], documents),
             "compared": tables.compared(against.pairs if against else ()),
         },
         "base": None if against is None else _base(against),
         "states": [str(s) for s in State],
-        "rates": _rates(runs),
         "changes": list(stored.changes),
         "unasked": stored.unasked,
         "drawings": drawn_graphs(runs, seconds=drawing),
@@ -73,13 +71,6 @@ def _base(against: Comparison) -> JSON:
     """The files of the base, and each cause of either run as `[id, backend, what it is]`."""
     causes = [[*key, sentence] for key, sentence in against.sentences.items()]
     return {"documents": [_document(d) for d in against.base.documents], "causes": causes}
-
-
-def _rates(runs: Runs) -> list[JSON]:
-    """The rate of mutants noticed in words: of all, and after it of each area."""
-    mutants = [m.value for m in runs.mutants]
-    whole = Rate.of_mutants(m["status"] for m in mutants)
-    return [[None, str(whole)], *([area, str(rate)] for area, rate in mutant_rates(mutants).items())]
 
 
 def _assembled(data: JSON) -> str:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,12 +16,12 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Result
-from conformance.perf.history import History, Sample, Series, changes, samples, series
-from conformance.perf.statistics import Rate, median_interval
+from conformance.perf.history import History, Series, changes, series
+from conformance.perf.statistics import median_interval
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
 from conformance.report.runfile import Document
-from conformance.report.runs import Fields, Row, Runs, mutant_rates
+from conformance.report.runs import Fields, Row, Runs
 
 T = TypeVar("T")
 
@@ -36,10 +35,6 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
         "conditions cases",
     ),
-    "faults": ("noticed by name of says file old new", "", ""),
-    "hunts": ("fault family case verdict detail planted noticed of says", "", ""),
-    "mutants": ("status id area by family file diff detail", "", ""),
-    "samples": ("area level machine shown", "noticed of rate low high", ""),
     "audit": ("backend case subject name type buffer finding detail saved ne", "uses taken ran", ""),
     "units": (
         "unit model case backend verdict of reason timed", "work rounds rate low high", "seconds counters memory"
@@ -67,18 +62,12 @@ _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_ex
            "cause")  # fmt: skip
 
 
-def tables(
-    runs: Runs, timed: Sequence[Row[Fields]], sampled: Sequence[Row[Fields]], documents: Sequence[Document]
-) -> dict[str, JSON]:
+def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Document]) -> dict[str, JSON]:
     """All tables of the page."""
     index = {d.digest: i for i, d in enumerate(documents)}
     rows: dict[str, Sequence[Row[Fields]]] = {
         "results": _results(runs),
         "causes": _causes(runs, index),
-        "faults": _faults(runs),
-        "hunts": _hunts(runs),
-        "mutants": runs.mutants,
-        "samples": sampled,
         "audit": _audit(runs),
         "units": [_with(r, **_rates(r.value)) for r in timed],
         "gates": runs.gates,
@@ -173,45 +162,6 @@ def compared(pairs: Sequence[Pair]) -> JSON:
     about = [subject(p.case) for p in pairs]
     columns |= {name: [a[k] for a in about] for k, name in enumerate(("family", "op", "type"))}
     return {"count": len(pairs), "columns": {name: words(values) for name, values in columns.items()}}
-
-
-def _faults(runs: Runs) -> list[Row[Fields]]:
-    """One row per planted fault: whether any of its families noticed it."""
-    words = {None: "not hunted", False: "not noticed", True: "noticed"}
-    return [
-        _with(f, noticed=words[None if names is None else bool(names)], by=", ".join(names or ()))
-        for f, names in runs.faults_noticed()
-    ]
-
-
-def _hunts(runs: Runs) -> list[Row[Fields]]:
-    """One row per family that hunted a fault, or ran an unchanged adapter."""
-    planted = {f.value["name"]: f.value for f in runs.faults}
-    rows = []
-    for h in runs.hunts:
-        fault = planted.get(h.value["fault"], {})
-        words = {"planted": "a fault" if fault else "nothing", "of": fault.get("of"), "says": fault.get("says")}
-        rows.append(_with(h, noticed="noticed" if h.value["noticed"] else "not noticed", **words))
-    return rows
-
-
-def sampled(runs: Runs) -> list[Row[Fields]]:
-    """The rates of each document of mutants, also of one that a newer one replaces."""
-    documents = ((d, str(d.body.get("level", "")), mutant_rates(d.body["mutants"])) for d in runs.of("mutate"))
-    return [row for d, level, rates in documents for row in _samples(d, level, rates)]
-
-
-def _samples(document: Document, level: str, rates: Mapping[str, Rate]) -> list[Row[Fields]]:
-    """One row per area, and before them one of all, where there are several."""
-    whole = Rate(sum(r.noticed for r in rates.values()), sum(r.of for r in rates.values()))
-    named = {**({f"all {len(rates)} areas": whole} if len(rates) > 1 else {}), **rates}
-    return [Row(_sample(area, level, document.machine, rate), document, "mutants") for area, rate in named.items()]
-
-
-def _sample(area: str, level: str, machine: str, rate: Rate) -> Fields:
-    low, high = rate.interval or (None, None)
-    about = {"area": area, "level": level, "machine": machine, "shown": str(rate)}
-    return {**about, "noticed": rate.noticed, "of": rate.of, "rate": rate.value, "low": low, "high": high}
 
 
 def _audit(runs: Runs) -> list[Row[Fields]]:
@@ -309,8 +259,6 @@ class Stored:
 
     units: Sequence[Row[Fields]] = ()
     """One per point of each series: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
-    samples: Sequence[Row[Fields]] = ()
-    """As `sampled` makes them."""
     changes: Sequence[Mapping[str, JSON]] = ()
     """Change points of nightly series: series, first run of the new rate, rates before and after."""
     unasked: str = ""
@@ -318,16 +266,16 @@ class Stored:
 
 
 def read_history(path: Path) -> Stored:
-    """The timings and mutants of a history, and its change points if Apache Otava is installed; UsageError if it cannot
+    """The timings of a history, and its change points if Apache Otava is installed; UsageError if it cannot
     be read.
     """
     with closing(History(path)) as history:
-        every, nightly, mutants = series(history, nightly=False), series(history), samples(history)
-    units, drawn = _units(path, every), _stored_samples(path, mutants)
+        every, nightly = series(history, nightly=False), series(history)
+    units = _units(path, every)
     try:
         found = changes(nightly)
     except UnavailableError as e:
-        return Stored(units, drawn, unasked=str(e))
+        return Stored(units, unasked=str(e))
     points = [
         {
             **_named(c.series),
@@ -341,7 +289,7 @@ def read_history(path: Path) -> Stored:
         }
         for c in found
     ]
-    return Stored(units, drawn, points)
+    return Stored(units, points)
 
 
 def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
@@ -354,15 +302,6 @@ def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
                 documents[p.run] = Document(path, "perf", p.run, p.written, environment, {}, f"history {p.run}")
             value = {**_named(one), "rate": p.rate, "low": p.low, "high": p.high, "rounds": p.rounds, "verdict": "PASS"}
             rows.append(Row(value, documents[p.run], "timings"))
-    return rows
-
-
-def _stored_samples(path: Path, every: Sequence[Sample]) -> list[Row[Fields]]:
-    rows: list[Row[Fields]] = []
-    for (run, written, machine), own in groupby(every, lambda s: (s.run, s.written, s.machine)):
-        document = Document(path, "mutate", run, written, {"machine": machine}, {}, f"history {run}")
-        for level, areas in groupby(own, lambda s: s.level):
-            rows += _samples(document, level, {s.area: s.rate for s in areas})
     return rows
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
 from conformance.backend.measure import Rise
-from conformance.backend.registry import Spec, adapter, create, environment, pack, provide, resolve, third_party
+from conformance.backend.registry import Spec, adapter, create, environment, pack, resolve, third_party
 from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
@@ -62,7 +62,6 @@ class Isolation:
 DEFAULT = Isolation()
 _PARSED = 1 << 28
 """Bytes of memory that parsing a reply's header may take."""
-provide(SCHED, SchedBackend)
 
 
 def needs(spec: Spec) -> bool:

@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak, held
-from conformance.backend.registry import Spec, create, unpack
+from conformance.backend.registry import Spec, create, resolve, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case
@@ -23,6 +24,8 @@ from conformance.ggml.errors import BackendError, CaseFileError, ConformanceErro
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
+from conformance.run.scheduler.backend import NAME as SCHED
+from conformance.run.scheduler.backend import SchedBackend
 
 from .independence import Independence
 
@@ -170,6 +173,13 @@ def _bytes(data: object, size: int, where: str) -> Bytes:
     return data
 
 
+def _create(spec: Spec) -> Backend:
+    """The backend behind `spec`; of a scheduler the devices are in this process, too."""
+    if resolve(spec).name != SCHED:
+        return create(spec)
+    return cast("SchedBackend", create(spec)).attach(create)
+
+
 def _no_core_files() -> None:
     if sys.platform == "win32":
         return
@@ -239,7 +249,7 @@ def main(spec: str, names: str = "{}") -> int:
     try:
         unpack(json.loads(names))
         independence = Independence(Spec.parse(spec))
-        backend = create(Spec.parse(spec))
+        backend = _create(Spec.parse(spec))
         independence.declare(backend)
         hello = _hello(backend)
     except BaseException as error:  # noqa: BLE001  # sys.exit too: the caller reports it

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness, no
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, provide
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import GraphError, UnavailableError
@@ -116,6 +116,9 @@ class SchedBackend(Backend):
         """Close the devices."""
         while self.devices:
             self.devices.pop().close()
+
+
+provide(NAME, SchedBackend)
 
 
 class _SchedSession(Watched):

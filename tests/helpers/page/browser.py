@@ -18,9 +18,9 @@ from conformance.report.runs import Runs
 
 Driver = Any
 """Selenium is imported where a browser is asked for."""
-VIEWS = ("overview", "support", "results", "budgets", "speed", "planted", "mutation", "zoo", "phases", "audits",
-         "notrun", "runs", "missing", "cells", "units", "gates", "faults", "hunts", "mutants", "samples",
-         "audit", "causes", "cause", "comparison", "compared")  # fmt: skip
+VIEWS = ("overview", "support", "results", "budgets", "speed", "zoo", "phases", "audits",
+         "notrun", "runs", "missing", "cells", "units", "gates", "audit", "causes", "cause",
+         "comparison", "compared")  # fmt: skip
 PROBES = Path(__file__).with_name("page_probes.js")
 
 ARGUMENTS = (

@@ -191,38 +191,6 @@ def perf(night: int, slower: float = 1.0) -> dict[str, JSON]:
             "gates": gates}  # fmt: skip
 
 
-def planted() -> dict[str, JSON]:
-    """A campaign: 9 faults of two adapters, one of them noticed by nobody, and two adapters as they are."""
-    faults = [
-        {"name": f"fault-{k}", "says": f"the mask is off by {k}", "of": ("cpu", "openvino-stateless")[k % 2],
-         "families": ["ops", "gqa"], "file": "backends/x.py", "old": "a < b", "new": "a <= b"}
-        for k in range(9)
-    ]  # fmt: skip
-    hunts = [
-        {"fault": f["name"], "family": family, "noticed": f["name"] != "fault-4" and (family == "ops" or k % 3 == 0),
-         "case": "ops/ADD-f32+f32-a=1@853", "verdict": "FAIL", "detail": "ADD node_0 diverges"}
-        for k, f in enumerate(faults) for family in ("ops", "gqa")
-    ]  # fmt: skip
-    hunts += [
-        {"fault": f"none-{of}", "family": "ops", "noticed": False, "case": "", "verdict": "", "detail": ""}
-        for of in ("cpu", "openvino-stateless")
-    ]
-    return {**header("planted", "planted", "2026-11-20T04:00:00Z"), "level": "smoke", "faults": faults, "hunts": hunts}
-
-
-def mutate(night: int = 1) -> dict[str, JSON]:
-    """A night's mutants of two areas, with each status; a later night notices more."""
-    words = ("noticed", "survived", "noticed", "equivalent", "invalid", "survived" if night == 1 else "noticed")
-    mutants = [
-        {"id": f"backends/{area}/rows.py:{k}:NumberReplacer:{night}", "file": f"backends/{area}/rows.py", "area": area,
-         "diff": f"@@ -{k} +{k} @@\n-    return a + {k}\n+    return a - {k} </script><b>", "status": words[k % 6],
-         "by": f"ops/ADD-f32+f32-a={k}@853", "family": "ops" if words[k % 6] == "noticed" else "", "detail": ""}
-        for area, count in (("cpu", 12), ("lifting", 5)) for k in range(count)
-    ]  # fmt: skip
-    written = f"2026-11-{18 + night}T05:30:00Z"
-    return {**header("mutate", f"mutate {night}", written), "level": "smoke", "seed": night, "mutants": mutants}
-
-
 def audit() -> dict[str, JSON]:
     """An audit with each finding."""
     words = ("agreed", "agreed", "OVERCLAIM", "UNSOUND", "UNDERCLAIM", "UNRUN")
@@ -263,8 +231,8 @@ def phases() -> dict[str, JSON]:
 
 def write(folder: Path, count: int, nights: int = 12) -> list[Path]:
     """All of them as files of `folder`."""
-    documents = {"conformance": conformance(count), "planted": planted(), "audit": audit()}
-    documents |= {"zoo": zoo(), "phases": phases(), "mutate-1": mutate(1), "mutate-2": mutate(2)}
+    documents = {"conformance": conformance(count), "audit": audit()}
+    documents |= {"zoo": zoo(), "phases": phases()}
     documents |= {f"perf-{n:02d}": perf(n, 1.0 if n < 8 else 1.25) for n in range(1, nights + 1)}
     paths = []
     for name, document in documents.items():

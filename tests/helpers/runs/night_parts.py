@@ -65,10 +65,6 @@ asked = Request({"fake": ["f/a@1", "f/b@1"]})
 write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
 sys.exit(1)
 """
-MUTATES = """
-mutants = [{"id": s, "area": "cpu", "status": s, "by": "f/w@1"} for s in ("noticed", "survived", "invalid")]
-document.write_text(json.dumps({"kind": "mutate", "mutants": mutants}))
-"""
 FINE = "write()"
 
 
@@ -115,7 +111,6 @@ PARTS = (
     Part("absent", "a program that is not there", lambda *_: ["/no/such/program"], 60, "conformance"),
     _part("unknown", "sys.exit('Error: No such command')"),
     _part("lacking", LACKS),
-    _part("mutants", MUTATES, kind="mutate"),
     _part("history", IMPORTS, kind="", last=True),
     _part("report", "raise SystemExit(7)", kind="", last=True),
 )

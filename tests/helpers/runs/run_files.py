@@ -96,28 +96,6 @@ def perf(
     return {**head("perf", **head_), "units": list(units), "gates": list(gates)}
 
 
-def planted(found: dict[tuple[str, str], bool], **head_: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A document of planted faults: (fault, family) -> noticed; a fault named `control-…` is none."""
-    faults = [{"name": n, "says": "wrong", "of": "cpu"} for n in dict.fromkeys(f for f, _ in found)]
-    hunts = [
-        {"fault": f, "family": family, "noticed": seen, "case": "c", "verdict": "FAIL" if seen else "", "detail": ""}
-        for (f, family), seen in found.items()
-    ]
-    kept = [f for f in faults if not f["name"].startswith("control-")]
-    return {**head("planted", **head_), "level": "smoke", "faults": kept, "hunts": hunts}
-
-
-def mutate(statuses: Sequence[str], area: str = "cpu", **head_: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A document of mutants of one area, by their status."""
-    mutants = [
-        {"id": f"backends/{area}/a.py:{i}:NumberReplacer:{i}", "file": f"backends/{area}/a.py", "area": area,
-         "diff": f"@@ -{i} +{i} @@\n-x = {i}\n+x = {i + 1}", "status": s, "by": f"ops/ADD-f32+f32-a={i}@1",
-         "family": "ops" if s == "noticed" else "", "detail": ""}
-        for i, s in enumerate(statuses)
-    ]  # fmt: skip
-    return {**head("mutate", **head_), "level": "smoke", "seed": 7, "mutants": mutants}
-
-
 def written_to(path: Path, document: Any) -> Path:  # noqa: ANN401  # JSON
     """`document` in a file."""
     path.write_text(json.dumps(document), encoding="utf-8")

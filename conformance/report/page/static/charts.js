@@ -212,19 +212,3 @@ function latest(rows, backend, k) {
 function key(k) {
   return s("svg", { viewBox: "-6 -6 12 12", class: `key c${k % 6}`, "aria-hidden": "true" }, s("path", { d: MARKS[k % MARKS.length], class: "mark" }));
 }
-
-// The rate of an area's mutants, or of all, in each run; samples of two levels or kinds of machine are never joined.
-function areaPanel(area) {
-  const t = tables.samples;
-  const rows = select(t, new URLSearchParams({ area, rate: "-1..1" }));
-  const line = (i) => `level ${t.value("level", i)} on machine ${t.value("machine", i)}`;
-  const lines = [...new Set(rows.map(line))];
-  const href = (i) => link("samples", { document: t.value("document", i), area });
-  const tell = (i) => `${area}: ${t.value("shown", i)}, ${t.value("noticed", i)} of ${t.value("of", i)}, ${line(i)}, ${when(t.written(i))}; ${sourceText(t, i)}`;
-  const newest = (name) => rows.filter((i) => line(i) === name).sort((a, b) => (t.written(a) < t.written(b) ? 1 : -1))[0];
-  return h("figure", { class: "panel" },
-    h("figcaption", null, h("strong", null, area), h("span", { class: "quiet" }, " noticed, and its 95 % interval")),
-    rows.length ? timeline(t, rows, { label: `Mutants of ${area} noticed`, lines, line, high: 1, times: rows.map((i) => t.written(i)), tick: (v) => `${100 * v} %`, tell, href }) : h("p", { class: "note" }, "No mutant changed anything here."),
-    h("table", { class: "plain" }, h("tbody", null, lines.map((name, k) => h("tr", null, h("th", { scope: "row" }, key(k), ` ${name}`),
-      h("td", { class: "number" }, h("a", { href: href(newest(name)), class: "figure" }, t.value("shown", newest(name)))))))));
-}

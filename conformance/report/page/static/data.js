@@ -8,10 +8,10 @@ const LOST = "missing";
 const BAD = [...FAILED, LOST];
 // Everything that a row can come to, in the order in which people want to know of it.
 const RANKS = ["FAIL", "ERROR", "CRASH", "TIMEOUT", "OVERCLAIM", "UNSOUND", "UNDERCLAIM", "VACUOUS", "XPASS", "missing",
-  "not noticed", "regressed", "undecided", "survived", "XFAIL", "not hunted", "not timed", "not run", "UNRUN", "NO REFERENCE",
-  "invalid", "UNSUPPORTED", "equivalent", "fine", "noticed", "agreed", "timed", "PASS"];
+  "regressed", "undecided", "XFAIL", "not timed", "not run", "UNRUN", "NO REFERENCE",
+  "UNSUPPORTED", "fine", "agreed", "timed", "PASS"];
 RANKS.push(...report.states);
-const STATES = ["state", "verdict", "answer", "noticed", "status", "finding", "timed"];
+const STATES = ["state", "verdict", "answer", "finding", "timed"];
 
 function ranked(words) {
   const rank = (w) => (RANKS.indexOf(w) + RANKS.length + 1) % (RANKS.length + 1);

@@ -43,8 +43,6 @@ const LOOKS = {
   VACUOUS: ["✗", "bad"], ERROR: ["✗", "bad"], missing: ["!", "lost"], "NO REFERENCE": ["○", "notrun"], XPASS: ["✗", "bad"], XFAIL: ["≈", "known"], UNSUPPORTED: ["⊘", "refused"],
   "not run": ["○", "notrun"], unsupported: ["⊘", "refused"], "0 %": ["✗", "zero"],
   fine: ["✓", "good"], regressed: ["✗", "bad"], undecided: ["?", "unsure"],
-  noticed: ["✓", "good"], "not noticed": ["✗", "bad"], "not hunted": ["○", "notrun"],
-  survived: ["?", "unsure"], equivalent: ["≈", "known"], invalid: ["⊘", "refused"],
   agreed: ["✓", "good"], UNSOUND: ["✗", "bad"], UNDERCLAIM: ["✗", "bad"], UNRUN: ["○", "notrun"],
   new: ["✗", "bad"], changed: ["?", "unsure"], gone: ["○", "notrun"], still: ["≈", "known"], added: ["+", "plain"], fixed: ["✓", "good"], same: ["·", "plain"],
   timed: ["✓", "good"], "not timed": ["○", "notrun"],

@@ -50,8 +50,6 @@ const VIEWS = {
   speed: ["Speed", speedSection],
   zoo: ["Zoo", zooSection],
   phases: ["Phases", phasesSection],
-  planted: ["Planted bugs", plantedSection],
-  mutation: ["Mutants", mutantsSection],
   audits: ["Audit", auditSection],
   comparison: ["Comparison", comparisonSection],
   notrun: ["Not run", notRunSection],
@@ -64,10 +62,6 @@ const VIEWS = {
   cells: ["Zoo cells", simple("cells", "Runs of the zoo", ["verdict", "backend", "run", "architecture"], [["verdict", "", "badge"], ["architecture"], ["backend"], ["run"], ["cause"], ["nmse", "NMSE"], ["batch", "first batch out of tolerance"], ["nodes"], ["splits"], ["detail"]]), "zoo"],
   units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
   gates: ["Gates", simple("gates", "Gates", ["answer", "kind", "unit", "backend"], [["answer", "", "badge"], ["gate"], ["unit"], ["backend"], ["against"], ["limit"], ["estimate"], ["low"], ["high"], ["rounds"], ["detectable"], ["reason"]]), "speed"],
-  faults: ["Faults", simple("faults", "Planted faults", ["noticed", "of"], [["noticed", "", "badge"], ["name", "fault"], ["of"], ["by", "noticed by"], ["says"], ["file"], ["old"], ["new"]]), "planted"],
-  hunts: ["Hunts", simple("hunts", "Hunts for planted bugs", ["noticed", "planted", "of", "family", "verdict"], [["noticed", "", "badge"], ["fault"], ["of"], ["family", "hunted by"], ["case", "first case that noticed"], ["verdict"], ["says"], ["detail"]]), "planted"],
-  mutants: ["Mutants drawn", simple("mutants", "Mutants drawn", ["status", "area", "family"], [["status", "", "badge"], ["id", "mutant"], ["area"], ["by", "noticed, or differs, by"], ["family", "family that noticed"], ["diff", "", "lines"], ["detail"]]), "mutation"],
-  samples: ["Samples of mutants", simple("samples", "Samples of mutants", ["area", "level", "machine"], [["area"], ["shown", "rate noticed"], ["noticed"], ["of"], ["level"], ["machine"]]), "mutation"],
   audit: ["Audited", simple("audit", "Audited answers", ["finding", "backend", "subject", "buffer", "type"], [["finding", "", "badge"], ["backend"], ["subject"], ["name"], ["type"], ["ne"], ["buffer"], ["uses"], ["taken"], ["ran"], ["detail"], ["case"]]), "audits"],
 };
 

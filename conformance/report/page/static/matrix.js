@@ -180,7 +180,6 @@ function nothing(kind) {
 
 const COMMANDS = {
   conformance: "conform run --json FILE writes one.", perf: "conform perf run --json FILE writes one.",
-  planted: "conform planted --json FILE writes one.", mutate: "conform mutate --json FILE writes one.",
   audit: "conform audit --json FILE writes one.", zoo: "conform zoo --json FILE writes one.",
   phases: "conform phases --json FILE writes one.",
 };

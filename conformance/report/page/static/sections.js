@@ -1,4 +1,4 @@
-// The overview, causes first; what did not run, planted bugs, mutants, the audit, and the runs themselves.
+// The overview, causes first; what did not run, the audit, and the runs themselves.
 
 function overviewSection(root) {
   const t = tables.results;
@@ -65,15 +65,13 @@ function zooCauses() {
 }
 
 function cards() {
-  const { results: r, hunts, mutants, audit, gates, missing: m } = tables;
+  const { results: r, audit, gates, missing: m } = tables;
   const none = (kind) => [badge("not run", LOOKS["not run"]), h("span", { class: "quiet" }, ` no ${kind} document`)];
   const found = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"];
   return [
     card("Failures", r.count ? [figure("results", { verdict: FAILED }), of("results", {}, "results")] : none("conformance")),
     card("Missing", r.count ? [figure("results", { verdict: LOST }), h("span", { class: "quiet" }, " asked for, no result")] : none("conformance")),
     card("Not run", r.count ? [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")] : none("conformance")),
-    card("Planted bugs noticed", hunts.count ? kill() : none("planted")),
-    card("Mutants noticed", mutants.count ? [figure("mutants", { status: "noticed" }), of("mutants", { status: CHANGING }, "mutants"), h("span", { class: "quiet" }, ` · ${report.rates[0][1]}`)] : none("mutate")),
     card("Audit findings", audit.count ? [figure("audit", { finding: found }), of("audit", {}, "answers")] : none("audit")),
     ...(tables.cells.count ? [card("Zoo cells failed", [figure("cells", { verdict: zooBad() }), of("cells", {}, "cells")])] : []),
     card("Gates regressed", gates.count ? [figure("gates", { answer: "regressed" }), of("gates", {}, "gates")] : none("perf")),
@@ -91,21 +89,6 @@ function card(title, content) {
 
 function of(table, filter, noun) {
   return h("span", { class: "quiet" }, " of ", figure(table, filter), ` ${noun}`);
-}
-
-function kill() {
-  return [figure("faults", { noticed: "noticed" }), of("faults", {}, "faults"), h("span", { class: "quiet" }, ` · ${rate("faults", {})}`)];
-}
-
-function rate(table, filter) {
-  const n = (more) => select(tables[table], new URLSearchParams({ ...filter, ...more })).length;
-  return percent(n({ noticed: "noticed" }), n({}));
-}
-
-function percent(n, all) {
-  if (!all) return "–";
-  const p = (100 * n) / all;
-  return `${p === 0 || p === 100 ? p : Math.min(99.9, Math.max(0.1, p)).toFixed(1)} %`;
 }
 
 function backendsTable() {
@@ -231,7 +214,7 @@ function comparedCase(i) {
 function notRunSummary() {
   const lines = [];
   const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
-  for (const kind of ["conformance", "perf", "planted", "mutate", "audit", "zoo", "phases"]) {
+  for (const kind of ["conformance", "perf", "audit", "zoo", "phases"]) {
     if (!report.documents.some((d) => d.kind === kind)) note("not run", `${kind}: none of the files. ${COMMANDS[kind]}`);
   }
   for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
@@ -266,66 +249,6 @@ function notRunSection(root) {
   add(root, h("h2", null, "Not run"), notRunSummary(), h("p", null, figure("missing", {}, { text: "Every case that did not run" })));
   const levels = Object.entries(report.planned);
   if (!levels.length) add(root, h("p", { class: "quiet" }, "Which cases a level lists is not known here; conform report --level NAME says it."));
-}
-
-function plantedSection(root) {
-  const t = tables.faults;
-  add(root, h("h2", null, "Planted bugs"));
-  if (!tables.hunts.count) return add(root, nothing("planted"));
-  add(root, h("p", { class: "about" }, "Known bugs, planted one at a time. One that no family notices is a hole in the suite; an adapter without a bug that is “noticed” is a false alarm."));
-  const line = (name, table, filter) => {
-    const p = rate(table, filter);
-    return h("tr", null, h("th", { scope: "row" }, name),
-      h("td", { class: "number" }, figure(table, { ...filter, noticed: "noticed" })),
-      h("td", { class: "number" }, figure(table, filter)),
-      h("td", { class: "number" }, p === "0 %" ? badge(p) : p));
-  };
-  const heads = h("thead", null, h("tr", null, ["faults", "noticed", "planted", "kill rate"].map((x, k) => h("th", { scope: "col", class: k ? "number" : "" }, x))));
-  add(root,
-    scroller("Kill rate", h("table", { class: "plain" }, heads, h("tbody", null,
-      line("all", "faults", {}), [...t.words("of")].sort().map((of) => line(`of ${of}`, "faults", { of })),
-      tables.hunts.words("family").map((family) => line(`hunted by ${family}`, "hunts", { planted: "a fault", family }))))),
-    h("p", null, "False alarms on adapters as they are: ", figure("hunts", { planted: "nothing", noticed: "noticed" }), " of ", figure("hunts", { planted: "nothing" }), " hunts."));
-  const missed = select(t, new URLSearchParams([["noticed", "not noticed"], ["noticed", "not hunted"]]));
-  add(root, h("h3", null, "Noticed by none of its families"), missed.length
-    ? h("ul", { class: "stories" }, missed.map((i) => h("li", null,
-      badge(t.value("noticed", i)), " ", rowsLink("hunts", { fault: t.value("name", i) }, t.value("name", i)), ` of ${t.value("of", i)}`,
-      h("p", { class: "story" }, t.value("says", i)),
-      t.value("old", i) ? h("p", { class: "story" }, `${t.value("file", i)}: `, h("code", null, t.value("old", i)), " → ", h("code", null, t.value("new", i))) : "",
-      h("span", { class: "source" }, sourceText(t, i)))))
-    : h("p", null, "None: every planted bug is noticed."));
-}
-
-// What became of mutants that change what an adapter answers; a rate is that of these.
-const CHANGING = ["survived", "noticed"];
-
-function mutantsSection(root) {
-  const t = tables.mutants;
-  add(root, h("h2", null, "Mutants"));
-  if (!tables.samples.count) return add(root, nothing("mutate"));
-  add(root, h("p", { class: "about" }, "Changes that nobody chose, at places that a seed draws, one at a time. One survives where it changes what an adapter answers and no case of the suite notices: work to do, and no failure."));
-  if (t.count) add(root, mutantRates(), h("h3", null, "Survivors"), survivors());
-  else add(root, h("p", { class: "note" }, badge("not run"), " These files have no mutants; the rates below are a history's."));
-  const nights = new Set(tables.samples.columns.document.numbers);
-  if (nights.size > 1 || !t.count) add(root, h("h3", null, "Over the nights"), h("div", { class: "panels" }, [...tables.samples.words("area")].map(areaPanel)));
-}
-
-function mutantRates() {
-  const statuses = [...CHANGING, "equivalent", "invalid"];
-  return scroller("Rates of mutants", h("table", { class: "plain" },
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, "area"), h("th", { scope: "col", class: "number" }, "rate noticed (95 %)"), statuses.map((s) => h("th", { scope: "col", class: "number" }, badge(s))))),
-    h("tbody", null, report.rates.map(([area, text]) => h("tr", null, h("th", { scope: "row" }, area ?? "all"), h("td", { class: "number" }, text),
-      statuses.map((status) => h("td", { class: "number" }, figure("mutants", { status, area }))))))));
-}
-
-function survivors() {
-  const t = tables.mutants, rows = select(t, new URLSearchParams({ status: "survived" }));
-  if (!rows.length) return h("p", null, "None: every mutant that changes something is noticed.");
-  return h("ul", { class: "stories" }, rows.map((i) => h("li", null,
-    badge("survived"), " ", rowsLink("mutants", { id: t.value("id", i) }, t.value("id", i)), ` in ${t.value("area", i)}`,
-    h("pre", null, t.value("diff", i)),
-    h("p", { class: "story" }, "differs by ", h("code", null, t.value("by", i))),
-    h("span", { class: "source" }, sourceText(t, i)))));
 }
 
 function auditSection(root) {

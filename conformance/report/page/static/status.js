@@ -5,7 +5,7 @@ const FEW = 0.1;
 
 // What speaks against the runs, gravest first, and what needs a look though nothing failed.
 function standingOfAll() {
-  const { results: r, gates, hunts, faults, audit, cells: zoo } = tables;
+  const { results: r, gates, audit, cells: zoo } = tables;
   const n = (t, filter) => select(t, new URLSearchParams(link("", filter).slice(2))).length;
   const bad = [], look = [], seen = report.documents.some((d) => d.kind === "conformance");
   const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(gate|cell|finding|bug|waiver|case)s\b/, "$1") : text}`, href]);
@@ -24,11 +24,10 @@ function standingOfAll() {
   tell(bad, n(gates, { answer: "regressed" }), "gates regressed", link("gates", { answer: "regressed" }));
   tell(bad, n(zoo, { verdict: zooBad() }), "zoo cells failed", "#zoo");
   tell(bad, n(audit, { finding: ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"] }), "audit findings", link("audit", { finding: ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"] }));
-  if (hunts.count) tell(bad, n(faults, { noticed: ["not noticed", "not hunted"] }), "planted bugs not noticed", "#planted");
   tell(bad, report.documents.reduce((sum, d) => sum + d.waivers.length, 0), "waivers that fail a run", "#runs");
   tell(look, n(r, { verdict: FAILED, fresh: "fresh" }), "fresh cases failed, filed", link("results", { verdict: FAILED, fresh: "fresh" }));
   tell(look, n(gates, { answer: ["undecided", "not run"] }), "gates undecided or not run", link("gates", { answer: ["undecided", "not run"] }));
-  if (!r.count && !gates.count && !hunts.count && !audit.count && !zoo.count) look.push(["nothing here can pass or fail", "#runs"]);
+  if (!r.count && !gates.count && !audit.count && !zoo.count) look.push(["nothing here can pass or fail", "#runs"]);
   return { bad, look };
 }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.perf.statistics import Rate
+from trust.rate import Rate
 
 
 @given(st.integers(0, 500), st.integers(0, 500))

@@ -9,11 +9,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
+import cosmic_ray.ast
+import cosmic_ray.mutating
+import cosmic_ray.plugins
 import numpy as np
 
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.suite import FAMILIES
 
 from .faults import ROOT, Fault
@@ -65,7 +67,7 @@ def draw(n: int, seed: int, areas: Sequence[str] = (), globs: Sequence[str] = ()
 
     `globs`: only of files that one of them matches, by the path from the root of the packages. A change that leaves the
     program as it is (of an annotation, say) or is none in Python's grammar is not drawn. UsageError for an unknown area
-    or where no file matches, UnavailableError without cosmic-ray.
+    or where no file matches.
     """
     if unknown := [a for a in areas if a not in AREAS]:
         raise UsageError(f"area {unknown[0]!r} is unknown; known: {', '.join(AREAS)}")
@@ -97,11 +99,10 @@ def _mutants(area: str, paths: Sequence[str], rng: np.random.Generator) -> Itera
 
 def _places(file: str, source: str) -> list[list[_Change]]:
     """The changes that can be made of each place of a file, in the order of the file."""
-    cosmic = _cosmic_ray()
-    nodes = list(cosmic.ast.ast_nodes(cosmic.ast.get_ast(source)))
+    nodes = list(cosmic_ray.ast.ast_nodes(cosmic_ray.ast.get_ast(source)))
     places: dict[tuple[int, int], list[_Change]] = {}
-    for name in cosmic.plugins.operator_names():
-        operator = cosmic.plugins.get_operator(name)
+    for name in cosmic_ray.plugins.operator_names():
+        operator = cosmic_ray.plugins.get_operator(name)
         if operator.arguments():
             continue
         made = operator()
@@ -112,10 +113,9 @@ def _places(file: str, source: str) -> list[list[_Change]]:
 
 
 def _mutant(area: str, change: _Change) -> Mutant | None:
-    cosmic = _cosmic_ray()
     source = (ROOT / change.file).read_text(encoding="utf-8")
-    operator = cosmic.plugins.get_operator(change.operator)()
-    mutated = cosmic.mutating.mutate_code(source, operator, change.occurrence)
+    operator = cosmic_ray.plugins.get_operator(change.operator)()
+    mutated = cosmic_ray.mutating.mutate_code(source, operator, change.occurrence)
     if mutated is None or _program(mutated) in (None, _program(source)):
         return None
     old, new = _edit(source, mutated)
@@ -166,13 +166,3 @@ def _program(source: str) -> str | None:
         return ast.dump(_Bare().visit(ast.parse(source)))
     except SyntaxError:
         return None
-
-
-def _cosmic_ray() -> Any:  # noqa: ANN401  # the package; it ships no types
-    try:
-        import cosmic_ray.ast  # noqa: PLC0415  # an extra
-        import cosmic_ray.mutating  # noqa: PLC0415  # as above
-        import cosmic_ray.plugins  # noqa: PLC0415  # as above
-    except ImportError as e:
-        raise UnavailableError(f"mutants are made by cosmic-ray ({e}); install it: pip install cosmic-ray") from e
-    return cosmic_ray
