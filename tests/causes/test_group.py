@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from trust.copies import Copies
 from trust.faults import FOLDER, Bundle, Fault, read
-from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause, Condition
@@ -21,7 +21,7 @@ from conformance.run.session.select import build, case_ids
 FAULTS = {f.name: f for f in read([FOLDER])}
 
 
-class _Runner(Injector):
+class _Runner(Copies):
     locates = True
 
 

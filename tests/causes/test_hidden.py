@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from trust.copies import Copies
 from trust.faults import FOLDER, Bundle, Fault, read
-from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -45,7 +45,7 @@ BLOCKS = Fault(
 )
 
 
-class _Runner(Injector):
+class _Runner(Copies):
     locates = True
 
 
@@ -70,7 +70,7 @@ def test_types_that_are_needed_one_by_one_are_shrunk_for_the_first_two_only(monk
     shrunk: list[str] = []
 
     def counted(
-        runner: Injector, spec: Spec, case: Case, *, time_budget: float, accept: Accept, lanes: Lanes | None
+        runner: Copies, spec: Spec, case: Case, *, time_budget: float, accept: Accept, lanes: Lanes | None
     ) -> Shrunk:
         shrunk.append(case.id)
         return shrink(runner, spec, case, time_budget=time_budget, accept=accept, lanes=lanes)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from trust.copies import Copies
 from trust.faults import Bundle, Fault
-from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -57,7 +57,7 @@ WRITES = "        held[:] = data\n"
 FORGETS = "        held[:] = held\n"
 
 
-class _Runner(Injector):
+class _Runner(Copies):
     locates = True
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from trust.copies import Copies
 from trust.faults import FOLDER, Bundle, read
-from trust.inject import Injector
 
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
@@ -26,7 +26,7 @@ RESTORED = "relations/restored-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2
 MASK, VISIBLE = ("src[1]", "given"), ("src[3]", "given")
 
 
-class _Runner(Injector):
+class _Runner(Copies):
     locates = True
 
 

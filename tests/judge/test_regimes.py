@@ -6,8 +6,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from trust.copies import load
 from trust.faults import Fault
-from trust.inject import load
 
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case

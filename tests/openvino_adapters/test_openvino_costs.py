@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from trust.copies import load
 from trust.faults import FOLDER, read
-from trust.inject import load
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, create

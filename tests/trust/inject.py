@@ -158,20 +158,13 @@ class Folder:
 class Injected(IsolatedBackend):
     """The adapter behind `spec`, with the changed sources of a folder."""
 
-    def __init__(self, spec: Spec, folder: Folder, isolation: Isolation, *, owns: bool = False) -> None:
-        """`owns`: the folder goes when the backend is closed."""
-        self._folder, self._owns = folder, owns
+    def __init__(self, spec: Spec, folder: Folder, isolation: Isolation) -> None:
+        self._folder = folder
         super().__init__(spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit)
 
     def _alive(self) -> Any:  # noqa: ANN401  # a private class of `isolate`
         with self._folder.environment():
             return super()._alive()
-
-    def close(self) -> None:
-        """End the process."""
-        super().close()
-        if self._owns:
-            self._folder.close()
 
 
 class Injector(Runner):
@@ -213,8 +206,3 @@ class Injector(Runner):
         for folder in self._folders.values():
             folder.close()
         self._folders.clear()
-
-
-def load(plant: Plant) -> Injected:
-    """A backend with the fault in it; whoever has it closes it."""
-    return Injected(Spec.parse(plant.of), Folder(plant), Isolation(), owns=True)

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from trust.copies import Copies
 from trust.faults import FOLDER, ROOT, Bundle, Fault, PlantError, read
-from trust.inject import Injector
 
 from conformance.backend.registry import Spec
 from conformance.causes.failure import failure_of
@@ -37,16 +37,16 @@ BATCH = 64
 IDS = case_ids((), (), "smoke")
 
 
-class _Runner(Injector):
+class _Runner(Copies):
     locates = True
 
 
-def _run(runner: Injector, spec: Spec, ids: Sequence[str]) -> Iterator[Result]:
+def _run(runner: Copies, spec: Spec, ids: Sequence[str]) -> Iterator[Result]:
     for at in range(0, len(ids), BATCH):
         yield from runner.run(spec, [runner.case(i) for i in ids[at : at + BATCH]])
 
 
-def _groups(runner: Injector, spec: Spec, results: Sequence[Result]) -> list[Group]:
+def _groups(runner: Copies, spec: Spec, results: Sequence[Result]) -> list[Group]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, (runner.case(r.case) for r in results if r.verdict is Verdict.PASS))
     return Search(runner, spec, nodes).run(failures)
@@ -74,7 +74,7 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
     results = list(_run(runner, bundle.spec, IDS))
     groups = _groups(runner, bundle.spec, results)
     seconds = time.monotonic() - start
-    hunter = Injector(chosen)
+    hunter = Copies(chosen)
     failed = [r.case for r in results if r.verdict in FAILURES]
     ids = list(dict.fromkeys([*failed, *IDS]))  # what fails together fails alone, mostly
     by = {f: next((r.case for r in _run(hunter, f.spec, ids) if r.verdict in FAILURES), "") for f in chosen}
@@ -125,7 +125,7 @@ def _one_to_one(may_own: Sequence[Sequence[Fault]]) -> list[Fault | None]:
     return [of.get(cause) for cause in range(len(may_own))]
 
 
-def _fails(hunter: Injector, fault: Fault, group: Group) -> bool:
+def _fails(hunter: Copies, fault: Fault, group: Group) -> bool:
     try:
         if group.kind[1] in (GONE, evidence.Fault.STALE, evidence.Fault.EARLIER):
             cases = {f.case.id for f in group.failures}
