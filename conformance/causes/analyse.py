@@ -21,22 +21,23 @@ from conformance.run.session.select import build
 from conformance.run.shrink.lanes import lanes
 from conformance.suite import ops
 
-from .cause import ALWAYS, Cause, in_order, told_apart
+from .bug_report import write_report
+from .cause import ALWAYS, Cause, in_order, unique_ids
 from .confirm import Seen, confirm
 from .failure import Failure, failure_of
 from .features import name_of
-from .form import Form
-from .grouping.group import Group, cause_of
-from .grouping.nodes import Nodes
-from .grouping.search import Search
-from .handover import hand_over
-from .rank import rank
+from .group import Group, Nodes, cause_of
+from .rank import count_architectures
+from .rule import Rule
+from .search import Search
 
 CONFIRMING = 1 / 3
 """Of the time, to see failures again, at most."""
 _WRONG = FAILURES - {Verdict.XPASS}
 AFTER = 0.1
-"""Of the time, to count architectures and to hand over; the search has what is left."""
+"""Of the time, to count architectures and to write bug reports; the search has what is left."""
+COUNTING = 30.0
+"""Seconds to count architectures, at most."""
 
 
 def analyse(
@@ -106,14 +107,13 @@ def _of_backend(
         left = end - time.monotonic()
         groups = Search(runner, spec, nodes, seconds=left, progress=progress, lanes=beside).run(alone)
         groups += _poisoned(failures, seen)
-        causes = told_apart([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
-        progress("counting the architectures that each cause hurts")
+        causes = unique_ids([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
         with _interruptible("how many architectures have such nodes is not known", progress):
-            causes = [rank(c) for c in causes]
+            causes = count_architectures(causes, min(COUNTING, seconds * AFTER / 2), progress)
         if folder is not None:
             with _interruptible("some causes have no folder", progress):
                 for i, group in enumerate(groups):
-                    causes[i] = _handed(causes[i], group, spec, runner, folder)
+                    causes[i] = _reported(causes[i], group, spec, runner, folder)
         return list(zip(causes, groups, strict=True))
     finally:
         if beside is not None:
@@ -140,7 +140,7 @@ def _poisoned(failures: Sequence[Failure], seen: Mapping[str, Seen]) -> list[Gro
     groups: dict[str, Group] = {}
     for f in failures:
         if after := _after(f, seen):
-            groups.setdefault(after, Group((f.result.verdict.value, f"after {after}"), Form(()), f)).failures.append(f)
+            groups.setdefault(after, Group((f.result.verdict.value, f"after {after}"), Rule(()), f)).failures.append(f)
     return list(groups.values())
 
 
@@ -151,13 +151,14 @@ def _words(group: Group, seen: Mapping[str, Seen]) -> str:
     return "" if best is None else best.words
 
 
-def _handed(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Path) -> Cause:
+def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Path) -> Cause:
     """`cause` with the folder of its proof and drafts."""
     case = group.proof.case
     expectation = None
     with suppress(ConformanceError):  # without it there is no C++, and the folder says so
         expectation = runner.expectation(spec, case)
-    path = hand_over(folder, cause, case, group.proof.result, expectation=expectation, info=runner.backend(spec).info())
+    info = runner.backend(spec).info()
+    path = write_report(folder, cause, case, group.proof.result, expectation=expectation, info=info)
     return replace(cause, folder=str(path))
 
 

@@ -56,7 +56,7 @@ from conformance.judge.wrong import Wrong, is_wrong
 from conformance.report.runfile import write_text
 
 from .cause import Cause, Condition
-from .same import same
+from .same import in_words_of_today, same
 
 HEAD = """\
 # Known failures. A run against this file fails where a cause is new or gone, where a known one hits more cases or
@@ -305,7 +305,7 @@ def _known(table: dict[str, Any], where: str) -> Known:
     pairs = table.get("conditions")
     are_pairs = isinstance(pairs, list) and all(map(_is_pair, pairs))
     expect(are_pairs, f"{where} conditions", "a list of pairs of texts", pairs)
-    conditions = tuple(Condition(*pair) for pair in table["conditions"])
+    conditions = tuple(in_words_of_today(Condition(*pair)) for pair in table["conditions"])
     return Known(**{**table, "verdict": Verdict(table["verdict"]), "conditions": conditions})
 
 

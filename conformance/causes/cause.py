@@ -1,4 +1,4 @@
-"""A cause: what many failures of one backend have in common, and nothing that passes."""
+"""A cause: what failures of one backend have in common, as experiments show it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Condition:
 
     def __str__(self) -> str:
         value = self.value.replace(ANY_OF, " or ")
+        if value in ("yes", "given"):
+            return self.key.replace(".", " ", 1) + (" given" if value == "given" else "")
         return f"{self.key} {value}" if value[:1] in "<>=!" else f"{self.key} = {value}"
 
 
@@ -51,8 +53,8 @@ class Cause:
     seen: str = ""
     """`always`, `k of n`, `after CASE`; empty where it was not confirmed."""
     rank: Mapping[str, int] = field(default_factory=dict)
-    """`architectures`: how many of the zoo's hold a node with the conditions; `failed`: cases;
-    `passed`: different nodes with the conditions that are right."""
+    """`architectures`: how many of the zoo's hold a node with the conditions, of how many `counted` ones, `of` how many
+    there are; `failed`: cases; `passed`: different nodes with the conditions that are right."""
     folder: str | None = None
     """Of its smallest proof and drafts."""
 
@@ -60,6 +62,16 @@ class Cause:
     def smallest(self) -> str:
         """The smallest case."""
         return self.cases[0]
+
+    @property
+    def hits(self) -> str:
+        """Return how many architectures hold such a node, for a person; empty where none were counted."""
+        if "architectures" not in self.rank:
+            return ""
+        counted, of = self.rank.get("counted", 0), self.rank.get("of", 0)
+        only = f" of the {counted} counted, of {of}" if counted < of else ""
+        n = self.rank["architectures"]
+        return f"{n} {'architecture has' if n == 1 else 'architectures have'} such a node{only}"
 
     def to_json(self) -> dict[str, JSON]:
         """As the run file has it."""
@@ -80,7 +92,7 @@ class Cause:
         )  # fmt: skip
 
 
-def told_apart(causes: Sequence[Cause]) -> list[Cause]:
+def unique_ids(causes: Sequence[Cause]) -> list[Cause]:
     """`causes` of one backend, each with an id of its own: where several have one, that of the most cases keeps it, and
     the ids of the others are from their predicates, too.
     """

@@ -17,7 +17,7 @@ from conformance.judge.wrong import worse
 
 from .baseline import Baseline, Known, Ran, Seen, Selection
 from .cause import Cause
-from .failure import by_chance
+from .failure import is_flaky
 from .same import same
 
 
@@ -212,7 +212,7 @@ def _why(ran: Ran, was: Seen | None, r: Result, entry: Known | None, entries: Ma
     if was.wrong and r.wrong and (much := worse(was.wrong, r.wrong)):
         return much
     before = [entries[c, r.backend].message for c in was.causes if (c, r.backend) in entries]
-    if entry and entry.id not in was.causes and entry.message not in before and not by_chance(r.verdict, entry.message):
+    if entry and entry.id not in was.causes and entry.message not in before and not is_flaky(r.verdict, entry.message):
         return f"{r.verdict} in other words than before"
     return ""
 

@@ -15,12 +15,15 @@ from conformance.run.shrink import simplify
 from conformance.run.signature import Signature, by_damage, signature_of
 from conformance.suite.relations import claim
 
-from .features import Features, features, nodes_of
+from .features import OP, Features, features, nodes_of
+
+Kind = tuple[str, str]
+"""How something fails: the verdict, and the message or the kind of wrong numbers."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failing case with the node at fault, where one is."""
+    """A failing case with the node at fault, if there is one."""
 
     case: Case
     result: Result
@@ -29,63 +32,57 @@ class Failure:
     """Step and index of the node."""
 
     @property
-    def kind(self) -> tuple[str, str]:
-        """Failures of another kind have another cause."""
-        if self.at is not None:
-            wrong, kind = self.result.verdict is Verdict.FAIL, self.signature.kind
-            return self.result.verdict.value, kind.partition(",")[2].lstrip() if wrong else kind
-        related = "relation, " if self.result.verdict is Verdict.FAIL and claim.applies(self.case) else ""
-        return self.result.verdict.value, related + self.signature.kind
+    def kind(self) -> Kind:
+        """How it fails; of a relation with its name, as each does something else."""
+        wrong, kind = self.result.verdict is Verdict.FAIL, self.signature.kind
+        if wrong and self.at is not None:
+            kind = kind.partition(",")[2].lstrip()
+        elif wrong and claim.applies(self.case):
+            kind = f"relation {claim.read(self.case).name}, {kind}"
+        return self.result.verdict.value, kind
 
     @property
-    def by_chance(self) -> bool:
-        """Whether it is how a wrong extent shows, by chance of sizes: wrong numbers, or damaged memory."""
-        return by_chance(*self.kind)
-
-    @property
-    def kept(self) -> bool:
-        """Whether what the backend kept is at fault, and not how a step is computed."""
-        return self.result.where is not None and self.result.where.fault is Fault.STALE
+    def is_flaky(self) -> bool:
+        """True for wrong numbers and damaged memory."""
+        return is_flaky(*self.kind)
 
     @cached_property
     def node(self) -> Tensor:
-        """The one at fault."""
+        """The node at fault."""
         assert self.at is not None
         return self.case.steps[self.at[0]].graph.nodes[self.at[1]]
 
     @cached_property
     def features(self) -> Features:
-        """Of the node at fault."""
+        """Properties of the node at fault."""
         assert self.at is not None
         return features(self.case, self.at[0], self.node)
 
     @cached_property
     def all(self) -> Sequence[Features]:
-        """Of every node that computes."""
+        """Properties of every node that computes."""
         return [features(self.case, k, n) for k, _, n in nodes_of(self.case)]
 
+    @property
+    def shape(self) -> frozenset[tuple[str, str]]:
+        """How it fails and the properties of its node, or its ops, without sizes: alike failures have equal ones."""
+        rows = ({(OP, f[OP]) for f in self.all} if self.at is None else self.features.items()) | {self.kind}
+        return frozenset((k, v if not v.isdigit() else "1" if v == "1" else "n") for k, v in rows)
 
-def may_be(failure: Failure, found: Failure) -> bool:
-    """Whether what was found may be the same failure: the same signature, or both go by chance of sizes."""
-    by_chance = failure.by_chance and found.by_chance and found.at is not None
-    return failure.signature.covers(found.signature) or by_chance
 
-
-def by_chance(verdict: str, message: str) -> bool:
-    """Whether it is how a wrong extent shows, by chance of sizes: wrong numbers, or damaged memory."""
+def is_flaky(verdict: str, message: str) -> bool:
+    """True for wrong numbers and damaged memory: which of them a fault shows as goes by chance."""
     return verdict == Verdict.FAIL or (verdict == Verdict.CRASH and by_damage(message))
 
 
 def failure_of(case: Case, result: Result) -> Failure | None:
-    """`result` as a failure; None where it is none."""
+    """Return `result` as a failure; None if it is none."""
     signature = signature_of(result)
-    if signature is None:
-        return None
-    return Failure(case, result, signature, _at(case, result))
+    return None if signature is None else Failure(case, result, signature, _at(case, result))
 
 
 def _at(case: Case, result: Result) -> tuple[int, int] | None:
-    """Step and index of the node at fault; the one that computes, where no other does."""
+    """Return step and index of the node at fault; of the one that computes, if no other does."""
     found = result.where or Place(Fault.UNLOCATED)
     k, i = found.step, found.node
     if claim.applies(case) or found.fault in {Fault.STALE, Fault.EARLIER, Fault.HANDOVER}:
@@ -97,6 +94,6 @@ def _at(case: Case, result: Result) -> tuple[int, int] | None:
 
 
 def size(failure: Failure) -> tuple[bool, bool, int, str]:
-    """Single nodes first, then trajectories, then what no node is at fault in; of each the smallest."""
+    """Sort single nodes first, then trajectories, then what no node is at fault in; of each the smallest first."""
     case = failure.case
     return failure.at is None, len(case.steps) > 1, simplify.elements(case), case.id

@@ -1,4 +1,4 @@
-"""What a cause may depend on: the properties of a node and of its step, in ggml's words."""
+"""Properties of a node and of its step that a rule may name."""
 
 from __future__ import annotations
 
@@ -29,25 +29,20 @@ from conformance.run.signature import NORMAL
 
 Features = Mapping[str, str]
 """Property -> its value."""
-OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
-HOLDS = "holds"
-MATRICES = "ne[2]*ne[3]"
-OUTPUT, READ, VIEWED = "output", "and read later", "shown by a view"
-WRITTEN, BEFORE = "written", "by a node before, whose result it does not read"
-VIEW, BY_NO_OP = "view", "by no op"
-"""Of `ggml_view_tensor`, which shows what a tensor shows, and is no node."""
-BROADCAST = "broadcast"
-"""Key of an operand that is broadcast to the shape of the other."""
+OP, STEP, IN_PLACE, OUTPUT, RESULT, BESIDE = "op", "step", "in place", "output", "result.type", "another node"
+TYPE, LAYOUT, VIEW, OFFSET, BARE = "type", "layout", "view of", "offset view", "bare view"
+HOLDS, BROADCAST, SHARED, TAIL = "holds", "broadcast", "shared buffer", "tail of a block"
+"""Properties of one operand: their keys begin with `src[0].` or the like. A bare view is one that no op makes, as
+`ggml_view_tensor` gives; a shared buffer is also written by a node before, whose result the operand is not."""
+YES, CONTIGUOUS, STRIDED, FIRST, PART = "yes", "contiguous", "strided rows", "first", "part of "
 REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
-"""Ops whose `src[1]` may."""
-BESIDE, ANOTHER = "beside", "another node"
-RESULT = "result.type"
-CONTIGUOUS, FIRST = "contiguous", "first"
-PART = "a part of "
-STORES = frozenset({"SET_ROWS", "CPY"})
-"""Ops by which a graph keeps something in a cache."""
+"""Ops that broadcast `src[1]`."""
+STORES = {"SET_ROWS": 2, "CPY": 1}
+"""Ops that write into another tensor, such as a cache -> the source that is it: its type is the result's."""
+BLOCK = 32
+"""Elements of a block or tile, for its tail."""
 AND = ", "
-"""Between what an operand holds."""
+"""Separates what an operand holds."""
 LOOKED_AT = 4096
 """Elements of a leaf up to which its values are looked at."""
 F16_MAX = 65504.0
@@ -55,14 +50,14 @@ SUBNORMAL = "subnormal numbers"
 
 
 def name_of(node: Tensor) -> str:
-    """The op, with its sub-op: `UNARY.GELU`."""
+    """Return the op with its sub-op, such as `UNARY.GELU`."""
     declared = DECLARATIONS.get(node.op)
     sub = declared.field("op") if declared else None
     return f"{node.op}.{sub.of(node.op_params)}" if sub else node.op
 
 
 def nodes_of(case: Case) -> Iterator[tuple[int, int, Tensor]]:
-    """Step, index and node of everything that a case computes."""
+    """Yield step, index and node of everything that a case computes."""
     for k, step in enumerate(case.steps):
         for i, node in enumerate(step.graph):
             if computes(node) and node.op not in VIEW_OPS:
@@ -70,18 +65,19 @@ def nodes_of(case: Case) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def features(case: Case, k: int, node: Tensor) -> Features:
-    """The properties of `node` in step `k`."""
-    found = {OP: name_of(node), STEP: _step(case, k), IN_PLACE: "no" if node.view_src is None else "yes"}
+    """Return the properties of `node` in step `k`."""
+    found = {OP: name_of(node), STEP: _step(case, k), IN_PLACE: "no" if node.view_src is None else YES}
     for i, s in enumerate(node.src):
         if s is not None:
             found |= {f"src[{i}]": "given"}
-            found |= {f"src[{i}].{key}": value for key, value in _operand(case, k, node, s)}
+            stored = STORES.get(node.op) == i
+            found |= {f"src[{i}].{key}": v for key, v in _operand(case, k, node, s) if not (stored and key == TYPE)}
     if node.op in REPEATING and (b := node.src[1]) is not None and b.ne != node.ne:
-        found |= {f"src[1].{BROADCAST}": "yes"}
+        found |= {f"src[1].{BROADCAST}": YES}
     if (output := _output(case.steps[k], node)) is not None:
         found |= {OUTPUT: output}
     if any(n is not node for _, _, n in nodes_of(case)):
-        found |= {BESIDE: ANOTHER}
+        found |= {BESIDE: YES}
     found |= {RESULT: node.type.name}
     declared = DECLARATIONS.get(node.op)
     if declared:
@@ -92,29 +88,32 @@ def features(case: Case, k: int, node: Tensor) -> Features:
 
 
 def _operand(case: Case, k: int, node: Tensor, s: Tensor) -> Iterator[tuple[str, str]]:
-    """The properties of a source of `node`."""
-    yield from (("type", s.type.name), (LAYOUT, _layout(s)), (OFFSET, "yes" if s.view_offs else "no"))
+    yield from ((TYPE, s.type.name), (LAYOUT, _layout(s)))
+    if s.view_offs:
+        yield OFFSET, YES
     if s.view_src is not None:
-        yield SHOWS, _shown(case, k, s)
+        yield VIEW, f"{PART if nelements(s) < nelements(s.root) else 'all of '}{root_of(case, k, s)}"
     if s.view_src is not None and s.op == "NONE":
-        yield VIEW, BY_NO_OP
+        yield BARE, YES
     if _is_written_before(case.steps[k].graph, node, s):
-        yield WRITTEN, BEFORE
+        yield SHARED, YES
+    if s.ne[0] % BLOCK:
+        yield TAIL, YES
     if held := _held(case, k, s):
         yield HOLDS, held
     yield from ((f"ne[{d}]", str(n)) for d, n in enumerate(s.ne))
-    yield MATRICES, str(s.ne[2] * s.ne[3])
+    yield "ne[2]*ne[3]", str(s.ne[2] * s.ne[3])
 
 
 def _output(step: Step, node: Tensor) -> str | None:
-    """How a result that is an output is more than that; None where it is not."""
+    """Return what else uses the memory of a result that is an output; None if nothing does."""
     if node in step.outputs and any(node in n.src for n in step.graph if n is not node):
-        return READ
-    return VIEWED if any(t.view_src is node and t.op in VIEW_OPS for t in step.outputs) else None
+        return "read by another node"
+    return "shown by a view" if any(t.view_src is node and t.op in VIEW_OPS for t in step.outputs) else None
 
 
 def _is_written_before(graph: Graph, node: Tensor, src: Tensor) -> bool:
-    """Whether a node before writes into the leaf that `src` shows, and `src` does not show what that node gives."""
+    """True if a node before writes into the leaf that `src` shows, and `src` is not the result of that node."""
     if src.root in graph.nodes:
         return False
     shown: list[Tensor] = []
@@ -126,26 +125,19 @@ def _is_written_before(graph: Graph, node: Tensor, src: Tensor) -> bool:
     return any(n.root is src.root and writes_in_place(n) and n not in shown for n in before)
 
 
-def _shown(case: Case, k: int, view: Tensor) -> str:
-    """What a view shows: a part, or all, of a leaf or a node's result."""
-    return f"{PART if nelements(view) < nelements(view.root) else 'all of '}{root_of(case, k, view)}"
-
-
 def root_of(case: Case, k: int, t: Tensor) -> str:
-    """What owns the bytes of `t` in step `k`: an input, a weight, a cache, another leaf that is written, a node. A
-    backend keeps weights as constants, and caches from step to step.
-    """
+    """Return what owns the bytes of `t` in step `k`: backends treat inputs, weights and caches differently."""
     graph = case.steps[k].graph
     if t.root in graph.nodes:
         return "a node"
     if t.root not in case.persistent:
         return "an input"
     writers = [n.op for n in graph if n.root is t.root and writes_in_place(n)]
-    return "a cache" if STORES.intersection(writers) else "a leaf written in place" if writers else "a weight"
+    return "a cache" if STORES.keys() & set(writers) else "a leaf written in place" if writers else "a weight"
 
 
 def _held(case: Case, k: int, t: Tensor) -> str:
-    """What a leaf holds that arithmetic treats apart, or few bits cannot hold; nothing of large ones, blocks, nodes."""
+    """Return which special values a small leaf holds; empty for large ones, blocks and nodes."""
     root = t.root
     data = case.steps[k].inputs.get(root, case.persistent.get(root))
     if data is None or nelements(root) > LOOKED_AT or root.type.blck_size > 1:
@@ -170,26 +162,19 @@ def _layout(t: Tensor) -> str:
         return "transposed"
     if is_permuted(t):
         return "permuted"
-    return "rows apart" if is_contiguous_rows(t) else "gaps in rows"
+    return STRIDED if is_contiguous_rows(t) else "gaps in rows"
 
 
 def word(value: object) -> str:
-    """A parameter's value as a condition has it."""
+    """Return a parameter's value as a condition has it."""
     if isinstance(value, IntEnum):
         return value.name
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def _step(case: Case, k: int) -> str:
-    """How the sizes of step `k` follow from those of the step before."""
+    """Return how the sizes of step `k` follow from those of the step before."""
     if k == 0:
         return FIRST
     now, before = ([n.ne for n in case.steps[j].graph] for j in (k, k - 1))
-    if now == before:
-        return "same shape"
-    if len(now) != len(before):
-        return "another graph"
-    pairs = [(a, b) for x, y in zip(now, before, strict=True) for a, b in zip(x, y, strict=True)]
-    if all(a >= b for a, b in pairs):
-        return "larger"
-    return "smaller" if all(a <= b for a, b in pairs) else "other sizes"
+    return "same sizes as before" if now == before else "other sizes than before"

@@ -1,55 +1,61 @@
-"""Which causes of two runs are one: a search may end with other sizes, one type more or one op less.
+"""Match the causes of two runs: a search may end with other sizes, one type more or one op less.
 
-An id says so where it is the same. Of what is left, two causes of one backend are one if they fail alike and
+Causes with equal ids are the same. Of the others, two of one backend are the same if they fail alike and
 
-- an error that tells itself by its words: some op of one is of the other, too, or no op is at fault in one of them;
-- wrong numbers and damaged memory, whatever signal it ends with: some op is the same, and so is what they say beside
-  sizes and of another node, and that is something.
+- an error tells itself by its words: some op of one is of the other, too, or no op is at fault in one of them;
+- wrong numbers and damaged memory, whatever signal it ends with: some op is the same, and so are the properties that
+  they name beside sizes, of which there is one at least.
 
-A cause is of one other at most, the likest first.
+A cause is the same as one other at most, the likest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import product
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from conformance.judge.verdict import Verdict
 from conformance.report.compare import Key
 
-from .cause import ANY_OF, Condition
-from .failure import by_chance
+from .cause import ANY_OF, Cause, Condition
+from .failure import is_flaky
 from .features import BESIDE
-from .form import Form, of_any
+from .rule import Rule, property_of
+
+if TYPE_CHECKING:
+    from .baseline import Known
+
+OLD_WORDS = (
+    ("a type=", "any operand.type="),
+    ("an operand shows=", "any operand.view of="),
+    ("an operand holds=", "any operand.holds="),
+    ("an operand's offset=", "any operand.offset view="),
+    ("an operand is written=", "any operand.written="),
+    (".shows=", ".view of="),
+    ("a part of ", "part of "),
+    (".offset=yes", ".offset view=yes"),
+    (".layout=rows apart", ".layout=strided rows"),
+    (".view=by no op", ".bare view=yes"),
+    (".written=by a node before, whose result it does not read", ".shared buffer=yes"),
+    ("beside=another node", f"{BESIDE}=yes"),
+    ("output=and read later", "output=read by another node"),
+    ("step=same shape", "step=same sizes as before"),
+)
+"""What a condition of a saved baseline may say -> what it says today."""
 
 
-class Predicate(Protocol):
-    """A cause, or what a baseline has of one: properties as those of `Cause`."""
-
-    @property
-    def id(self) -> str:
-        """As there."""
-
-    @property
-    def backend(self) -> str:
-        """As there."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """As there."""
-
-    @property
-    def message(self) -> str:
-        """As there."""
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """As there."""
+def in_words_of_today(condition: Condition) -> Condition:
+    """Return a condition of a file that an older version may have written."""
+    text = said = f"{condition.key}={condition.value}"
+    for old, new in OLD_WORDS:
+        text = text.replace(old, new)
+    key, _, value = text.partition("=")
+    return Condition(key, value) if text != said else condition
 
 
-def same(before: Sequence[Predicate], after: Sequence[Predicate]) -> dict[Key, Key]:
-    """Key of a cause of `after` -> that of the same of `before`, where there is one."""
+def same(before: Sequence[Cause | Known], after: Sequence[Cause | Known]) -> dict[Key, Key]:
+    """Map the key of a cause of `after` to that of the same of `before`, if there is one."""
     old, new = ({(c.id, c.backend): c for c in causes} for causes in (before, after))
     found = {key: key for key in new if key in old}
     pairs = [
@@ -63,34 +69,31 @@ def same(before: Sequence[Predicate], after: Sequence[Predicate]) -> dict[Key, K
     return found
 
 
-def _likeness(a: Predicate, b: Predicate) -> float | None:
-    """How much two causes share, from 0 to 2; None if they are two."""
-    chance = by_chance(a.verdict, a.message) and by_chance(b.verdict, b.message)
-    if (a.backend, a.verdict) != (b.backend, b.verdict) or (a.message != b.message and not chance):
+def _likeness(a: Cause | Known, b: Cause | Known) -> float | None:
+    """Return how much two causes share, from 0 to 2; None if they are two."""
+    flaky = is_flaky(a.verdict, a.message) and is_flaky(b.verdict, b.message)
+    if (a.backend, a.verdict) != (b.backend, b.verdict) or (a.message != b.message and not flaky):
         return None
-    x, y = Form(a.conditions), Form(b.conditions)
-    ops, said = _share(set(x.ops), set(y.ops)), _share(_said(x), _said(y))
-    if chance:
-        alike = ops and _keys(x) and _keys(x) == _keys(y) and all(_meet(x, y, key) for key in _keys(x))
+    x, y = Rule(a.conditions), Rule(b.conditions)
+    ops = _share(set(x.ops), set(y.ops))
+    mine, theirs = _named(x), _named(y)
+    if flaky:
+        alike = ops and mine and mine.keys() == theirs.keys() and all(mine[name] & theirs[name] for name in mine)
     else:
         alike = ops or not (x.ops and y.ops)
-    return ops + said if alike else None
+    pairs = ({(name, v) for name, values in named.items() for v in values} for named in (mine, theirs))
+    return ops + _share(*pairs) if alike else None
 
 
-def _share(a: set[str], b: set[str]) -> float:
-    """Of all that two sets have, what both have."""
+def _share(a: AbstractSet[object], b: AbstractSet[object]) -> float:
+    """Return how many of all that is in two sets are in both."""
     return len(a & b) / max(1, len(a | b))
 
 
-def _said(form: Form) -> set[str]:
-    return {f"{of_any(c.key)} {value}" for c in form.says for value in c.value.split(ANY_OF)}
-
-
-def _keys(form: Form) -> set[str]:
-    return {of_any(c.key) for c in form.says if c.key != BESIDE}
-
-
-def _meet(a: Form, b: Form, key: str) -> bool:
-    """Whether two forms have a value in common for what `key` says of any operand."""
-    x, y = ({v for c in f.says if of_any(c.key) == key for v in c.value.split(ANY_OF)} for f in (a, b))
-    return bool(x & y)
+def _named(rule: Rule) -> dict[str, set[str]]:
+    """Map each property that a rule names, whichever operand has it, to its values."""
+    found: dict[str, set[str]] = {}
+    for c in rule.says:
+        if c.key != BESIDE:
+            found.setdefault(property_of(c), set()).update(c.value.split(ANY_OF))
+    return found

@@ -82,8 +82,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
     lines = []
     for n, cause in enumerate(causes, 1):
         seen = f", {cause.seen}" if cause.seen else ""
-        hit = cause.rank.get("architectures")
-        hurt = "" if hit is None else f"; {hit} architectures have such a node"
+        hurt = f"; {cause.hits}" if cause.hits else ""
         lines += [f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}", f"     {cause.smallest}"]
     return lines
 

@@ -183,7 +183,8 @@ def _causes(runs: Runs) -> list[str]:
         failed = counts[c["id"], c["backend"]] or len(c["cases"])
         facts = [f"{failed:,} cases on {code(c['backend'], 120)}", f"first seen {first.written[:10]}"]
         if (hit := c["rank"].get("architectures")) is not None:
-            facts.insert(1, f"hits {hit:,} architectures")
+            of = f" of {c['rank']['counted']:,}" if "counted" in c["rank"] else ""
+            facts.insert(1, f"hits {hit:,}{of} architectures")
         lines.append(f"- **{c['verdict']}** {inline(c['sentence'])} ({', '.join(facts)}): {code(command(proof.value))}")
     return lines
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.causes.baseline import KNOWABLE, Baseline, Known, Ran, Seen, Selection, parse, ran, read, write
-from conformance.causes.cause import Cause, Condition, told_apart
+from conformance.causes.cause import Cause, Condition, unique_ids
 from conformance.causes.difference import Difference, compare
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
@@ -263,6 +263,7 @@ def _of(verdict: Verdict, message: str, *conditions: tuple[str, str]) -> Cause:
 
 WRONG, ERROR = partial(_of, Verdict.FAIL, ""), partial(_of, Verdict.OVERCLAIM, "no such kernel")
 MUL_MAT, ADD, BOTH = ("op", "MUL_MAT"), ("op", "ADD"), ("op", "ADD|MUL_MAT")
+ANY_TYPE = ("any source.type", "q4_K|q5_K")
 TYPED, DEAD, DIED = ("src[0].type", "f16"), partial(_of, Verdict.CRASH), "its process died ({})".format
 
 
@@ -274,11 +275,13 @@ TYPED, DEAD, DIED = ("src[0].type", "f16"), partial(_of, Verdict.CRASH), "its pr
         pytest.param(ERROR(), ERROR(MUL_MAT), True, id="an error whose node was found"),
         pytest.param(ERROR(ADD), ERROR(MUL_MAT), False, id="an error of two ops"),
         pytest.param(ERROR(ADD), _of(Verdict.OVERCLAIM, "other words", ADD), False, id="two errors of an op"),
-        pytest.param(WRONG(MUL_MAT, ("src[0].type", "q4_K")), WRONG(BOTH, ("a type", "q4_K|q5_K")), True, id="a type"),
+        pytest.param(
+            WRONG(MUL_MAT, ("src[0].type", "q4_K")), WRONG(BOTH, ("any source.type", "q4_K|q5_K")), True, id="a type"
+        ),
         pytest.param(WRONG(ADD, ("src[0].type", "q4_K")), WRONG(ADD, ("src[0].type", "f16")), False, id="two types"),
         pytest.param(
             WRONG(ADD, ("src[0].layout", "permuted"), ("src[0].ne[1]", "> 2")),
-            WRONG(ADD, ("src[0].layout", "permuted"), ("beside", "another node")),
+            WRONG(ADD, ("src[0].layout", "permuted"), ("another node", "yes")),
             True,
             id="sizes and another node",
         ),
@@ -311,11 +314,35 @@ def test_of_causes_that_are_alike_each_is_one_other() -> None:
     assert twin == {(known[0].id, "npu"): (known[0].id, "npu")}
 
 
-def test_causes_with_one_id_are_told_apart() -> None:
+def test_causes_with_one_id_get_unique_ids() -> None:
     """The one with most cases keeps it, whatever the order; the others have ids of their conditions."""
     many = replace(_cause("a"), cases=("1", "2", "3"))
     few = [replace(_cause("b"), id="a"), replace(_cause("c"), id="a")]
-    ids = {c.conditions: c.id for c in told_apart([*few, many])}
+    ids = {c.conditions: c.id for c in unique_ids([*few, many])}
     assert ids[many.conditions] == "a"
     assert len(set(ids.values())) == 3
-    assert ids == {c.conditions: c.id for c in told_apart([many, *reversed(few)])}
+    assert ids == {c.conditions: c.id for c in unique_ids([many, *reversed(few)])}
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ([("src[0].shows", "a part of an input"), ("src[0].offset", "yes")],
+         [("src[0].view of", "part of an input"), ("src[0].offset view", "yes")]),
+        ([("src[1].layout", "rows apart")], [("src[1].layout", "strided rows")]),
+        ([("a type", "q4_0|q8_0"), ("beside", "another node")],
+         [("any operand.type", "q4_0|q8_0"), ("another node", "yes")]),
+        ([("src[0].written", "by a node before, whose result it does not read")], [("src[0].shared buffer", "yes")]),
+        ([("an operand shows", "a part of a cache"), ("src[0].ne[1]", "> 2")],
+         [("any operand.view of", "part of a cache"), ("src[0].ne[1]", "> 2")]),
+    ],
+)  # fmt: skip
+def test_a_baseline_in_older_words_is_understood(then: list[tuple[str, str]], now: list[tuple[str, str]]) -> None:
+    """What a person wrote on a cause stays with it."""
+    op = Condition("op", "SQR")
+    old = Known("SQR-old", "SQR", "npu", Verdict.FAIL, "SQR", "", (op, *(Condition(*c) for c in then)), "known", "")
+    conditions = (op, *(Condition(*c) for c in now))
+    cause = Cause("SQR-new", "SQR", "npu", Verdict.FAIL, "SQR", "", conditions, ("ops/SQR@1",))
+    read = parse(Baseline("known.toml", (old,)).to_toml(), "known.toml")
+    (entry,) = read.renewed([cause]).entries
+    assert entry.reason == "known"

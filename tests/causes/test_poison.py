@@ -11,9 +11,8 @@ from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Sup
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case
 from conformance.causes.failure import failure_of
-from conformance.causes.grouping.group import GONE
-from conformance.causes.grouping.nodes import Nodes
-from conformance.causes.grouping.search import Search
+from conformance.causes.group import GONE, Nodes
+from conformance.causes.search import Search
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES
@@ -98,7 +97,7 @@ def test_damage_is_no_cause(runner: _Runner) -> None:
     (fault,) = (g for g in groups if g not in gone)
     assert {f.case.id for g in gone for f in g.failures} == {RIGHT}
     assert {f.case.id for f in fault.failures} == {WRONG}
-    assert "b" in {c.key for c in fault.form.conditions}
+    assert "b" in {c.key for c in fault.rule.conditions}
     runner.renew()
     (result,) = runner.run(SPEC, [fault.proof.case])
     assert result.verdict in FAILURES

@@ -82,7 +82,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_architectures() -> Iterator[None]:
     """`conform causes` counts no architectures: llama.cpp lays most of them out, in a minute and a half."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank, "_architectures", lambda: {"one": []})
+        patch.setattr(rank, "_laid_out", lambda *_: ({"one": []}, 1))
         yield
 
 

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from conformance.causes.handover.proof import headers_in, prove
+from conformance.causes.bug_report.compiled import headers_in, prove
 from conformance.ggml.errors import UnavailableError
 
 LINKED = ("libggml.so", "libggml-base.so")

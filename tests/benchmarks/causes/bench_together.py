@@ -25,9 +25,8 @@ from trust.faults import FOLDER, ROOT, Bundle, Fault, PlantError, read
 
 from conformance.backend.registry import Spec
 from conformance.causes.failure import failure_of
-from conformance.causes.grouping.group import GONE, Group
-from conformance.causes.grouping.nodes import Nodes
-from conformance.causes.grouping.search import Search
+from conformance.causes.group import GONE, Group, Nodes
+from conformance.causes.search import Search
 from conformance.ggml.errors import ConformanceError
 from conformance.judge import evidence
 from conformance.judge.verdict import FAILURES, Result, Verdict
@@ -86,7 +85,7 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
             noticed.remove(fault)
             lines.append(f"    hidden by the others: {fault.name}, which alone fails {by[fault]}")
     for group, owner in zip(groups, owners, strict=True):
-        conditions = ", ".join(map(str, group.form.conditions)) or " ".join(group.kind)
+        conditions = ", ".join(map(str, group.rule.conditions)) or " ".join(group.kind)
         lines.append(f"    {owner.name if owner else '?'}: {conditions} ({len(group.failures)}), {group.proof.case.id}")
     lines += [f"    missed: {f.name}, which fails {by[f]}" for f in noticed if f not in owners]
     found = sum(owner is not None for owner in owners)
@@ -127,7 +126,7 @@ def _one_to_one(may_own: Sequence[Sequence[Fault]]) -> list[Fault | None]:
 
 def _fails(hunter: Copies, fault: Fault, group: Group) -> bool:
     try:
-        if group.kind[1] in (GONE, evidence.Fault.STALE, evidence.Fault.EARLIER):
+        if group.kind[1] == GONE or group.kind[1].startswith((evidence.Fault.STALE, evidence.Fault.EARLIER)):
             cases = {f.case.id for f in group.failures}
             return any(r.verdict in FAILURES and r.case in cases for r in _run(hunter, fault.spec, IDS))
         return any(r.verdict in FAILURES for r in hunter.run(fault.spec, [group.proof.case]))

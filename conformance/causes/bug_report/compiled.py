@@ -20,7 +20,7 @@ LIMIT = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Ended:
     """How a program ended."""
 
     code: int
@@ -42,7 +42,7 @@ def headers_in(source: Path) -> Path:
 
 def prove(
     program: Path, *, headers: Path, libraries: Sequence[Path], args: Sequence[str] = (), limit: float = LIMIT
-) -> Proof:
+) -> Ended:
     """Compile `program` with `headers`, link it against `libraries` (files), and run it with `args`.
 
     UnavailableError if there is no compiler, or it does not compile; says what the compiler said.
@@ -55,13 +55,13 @@ def prove(
         linked = [word for path in libraries for word in (str(path.resolve()), f"-Wl,-rpath,{path.resolve().parent}")]
         # A Python module brings ggml along, and wants of Python what this program never calls.
         loose = ["-Wl,--unresolved-symbols=ignore-in-shared-libs"] if sys.platform == "linux" else []
-        built = _ended([compiler, "-std=c++17", f"-I{headers}", str(program), *linked, *loose, "-o", made], limit)
+        built = _run([compiler, "-std=c++17", f"-I{headers}", str(program), *linked, *loose, "-o", made], limit)
         if built.code:
             raise UnavailableError(f"{program} does not compile: {built.said}")
-        return _ended([made, *args], limit)
+        return _run([made, *args], limit)
 
 
-def _ended(command: Sequence[str], limit: float) -> Proof:
+def _run(command: Sequence[str], limit: float) -> Ended:
     popen = spawn_command(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     stream = cast("BinaryIO", popen.stdout)
     tail = Tail(stream)
@@ -70,4 +70,4 @@ def _ended(command: Sequence[str], limit: float) -> Proof:
         tail.join(limit)
     finally:
         stream.close()
-    return Proof(popen.returncode, tail.text)
+    return Ended(popen.returncode, tail.text)

@@ -16,13 +16,13 @@ from conformance.report.snippet import python
 from conformance.run.oracle import Expectation
 from conformance.run.session import failures
 
-from .shown import Shown, shown
+from .proof import Proof, proof_of
 from .writing import issue, readme
 
 CASE = "case.gguf"
 
 
-def hand_over(
+def write_report(
     folder: Path,
     cause: Cause,
     case: Case,
@@ -56,7 +56,7 @@ def hand_over(
             new = Path(made) / "new"
             new.mkdir()
             casefile.write(new / CASE, [failures.with_result(case, result)])
-            what = shown(case, result, expectation, cause.seen)
+            what = proof_of(case, result, expectation, cause.seen)
             for name, text in _texts(cause, case, result, what, info, since).items():
                 (new / name).write_text(text, encoding="utf-8", newline="\n")
             _put(new, target, Path(made) / "old")
@@ -66,7 +66,7 @@ def hand_over(
 
 
 def _texts(
-    cause: Cause, case: Case, result: Result, what: Shown, info: DeviceInfo | None, since: str
+    cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None, since: str
 ) -> dict[str, str]:
     texts = {"case.py": _python(case), "test_case.cpp": what.test_case, "program.cpp": what.program}
     present = {name: text for name, text in texts.items() if text}

@@ -19,7 +19,7 @@ from conformance.report.markdown import code, inline
 from conformance.run.session.environment import environment
 from conformance.run.signature import by_damage, innermost
 
-from .shown import Shown
+from .proof import Proof
 
 HOW = {
     Verdict.FAIL: "the numbers are wrong, and nothing says so",
@@ -48,7 +48,7 @@ WHAT = {
 }
 
 
-def readme(cause: Cause, result: Result, what: Shown, files: Sequence[str]) -> str:
+def readme(cause: Cause, result: Result, what: Proof, files: Sequence[str]) -> str:
     """What is in the folder, and the commands."""
     lines = [f"# {_said(cause.id)}", "", _said(cause.sentence), "", "| file | what |", "|---|---|"]
     lines += [f"| {name} | {WHAT[name]} |" for name in (*files,)]
@@ -57,7 +57,7 @@ def readme(cause: Cause, result: Result, what: Shown, files: Sequence[str]) -> s
     return "\n".join([*lines, *_built(what), *(DAMAGE if damage else ()), ""])
 
 
-def _built(what: Shown) -> Iterator[str]:
+def _built(what: Proof) -> Iterator[str]:
     if what.why:
         yield from (_said(what.why), "")
     if what.test_case:
@@ -82,7 +82,7 @@ def _repro(backend: str) -> str:
     return _fenced(shell(["conform", "repro", "case.gguf", "--backend", backend]))
 
 
-def issue(cause: Cause, case: Case, result: Result, what: Shown, info: DeviceInfo | None, since: str) -> str:
+def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None, since: str) -> str:
     """The draft: what, which version and since when, the smallest proof, who is hit."""
     where = environment()
     told = (
@@ -127,12 +127,12 @@ def _device(result: Result) -> str:
 def _hit(cause: Cause) -> str:
     rank = cause.rank
     n, failed, passed = (rank.get(k, 0) for k in ("architectures", "failed", "passed"))
-    models = f"{n} of the architectures of llama.cpp have a node like this." if n else "No model is known to be hit."
+    models = f"llama.cpp: {cause.hits}." if n else "No model is known to be hit."
     cases = f" {failed} generated cases fail by it; {passed} nodes with these conditions are right." if failed else ""
     return models + cases
 
 
-def _problem(cause: Cause, case: Case, result: Result, what: Shown) -> Iterator[str]:
+def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[str]:
     yield f"{_said(cause.sentence)}\n"
     yield f"What happens: {HOW.get(result.verdict, 'it fails')}."
     if cause.conditions:
@@ -153,7 +153,7 @@ def _problem(cause: Cause, case: Case, result: Result, what: Shown) -> Iterator[
     yield from _proof(what)
 
 
-def _proof(what: Shown) -> Iterator[str]:
+def _proof(what: Proof) -> Iterator[str]:
     name = "test_case.cpp" if what.test_case else "program.cpp"
     text = what.test_case or what.program
     if what.test_case:

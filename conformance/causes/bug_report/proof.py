@@ -25,7 +25,7 @@ ROUNDED_NMSE = 5e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Proof:
     """The sources that show a failure, each empty where it cannot."""
 
     test_case: str = ""
@@ -34,7 +34,7 @@ class Shown:
     """Why there is no `test_case`, and where there is no program either, why not that."""
 
 
-def shown(case: Case, result: Result, expectation: Expectation | None, seen: str = "") -> Shown:
+def proof_of(case: Case, result: Result, expectation: Expectation | None, seen: str = "") -> Proof:
     """The `test_case` where that fails on the backend of `result` as `case` does, else the program, else neither.
 
     A right backend passes both. `expectation` is of `case` on that backend; None where nothing could compute it. `seen`
@@ -43,13 +43,13 @@ def shown(case: Case, result: Result, expectation: Expectation | None, seen: str
     spec = Spec.parse(result.backend)
     wanted = wanted_of(case, expectation) if expectation is not None and not claim.applies(case) else []
     if why := next(_beyond_both(case, result, wanted, seen), ""):
-        return Shown(why=f"Neither a test_case nor a program shows it: {why}.")
+        return Proof(why=f"Neither a test_case nor a program shows it: {why}.")
     assert expectation is not None
     allowed = _allowed(case, result, expectation, wanted)
     if why := next(_beyond_test_case(case, result, spec, allowed), ""):
-        return Shown(program=program(case, wanted, spec), why=f"test-backend-ops cannot show it: {why}.")
+        return Proof(program=program(case, wanted, spec), why=f"test-backend-ops cannot show it: {why}.")
     other = allowed if allowed != DEFAULT_NMSE and result.verdict is Verdict.FAIL else None
-    return Shown(test_case=cpp(case, max_nmse=other))
+    return Proof(test_case=cpp(case, max_nmse=other))
 
 
 def _beyond_both(case: Case, result: Result, wanted: Sequence[Wanted], seen: str) -> Iterator[str]:

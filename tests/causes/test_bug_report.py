@@ -21,10 +21,10 @@ from conformance.backend.interface import DeviceInfo
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
+from conformance.causes.bug_report import prove, write_report
+from conformance.causes.bug_report.compiled import headers_in
+from conformance.causes.bug_report.proof import proof_of
 from conformance.causes.cause import Cause, Condition
-from conformance.causes.handover import hand_over, prove
-from conformance.causes.handover.proof import headers_in
-from conformance.causes.handover.shown import shown
 from conformance.ggml.arithmetic import EXACT, GGML_CPU
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
@@ -101,7 +101,9 @@ def test_a_folder_has_what_a_maintainer_needs(oracle: Oracle, tmp_path: Path) ->
     """The case with its result, the command, a program in Python, a test_case, a draft with every heading filled."""
     case = build(ONE)
     expectation = _expected(oracle, case)
-    folder = hand_over(tmp_path, _cause(case), case, _result(case), expectation=expectation, info=INFO, since="b1234")
+    folder = write_report(
+        tmp_path, _cause(case), case, _result(case), expectation=expectation, info=INFO, since="b1234"
+    )
     assert folder == tmp_path / "mul_mat-ne2"
     assert sorted(p.name for p in folder.iterdir()) == [
         "README.md",
@@ -116,7 +118,7 @@ def test_a_folder_has_what_a_maintainer_needs(oracle: Oracle, tmp_path: Path) ->
     assert runpy.run_path(str(folder / "case.py"))["case"].id == case.id
     assert "conform repro case.gguf --backend 'ggml?device=Vulkan0'" in (folder / "README.md").read_text()
     draft = (folder / "issue.md").read_text()
-    for part in ("Vulkan0", "0.26.0", "abc123", "b1234", "41 of the architectures", "`src[1].ne[2] >1`",
+    for part in ("Vulkan0", "0.26.0", "abc123", "b1234", "41 architectures have such a node", "`src[1].ne[2] >1`",
                  "12 generated cases fail", "MUL_MAT f32[9, 5, 1, 1] of f16[7, 9, 1, 1], f32[7, 5, 1, 1]",
                  "struct test_shrunk"):  # fmt: skip
         assert part in draft
@@ -130,7 +132,7 @@ def test_a_program_that_damages_memory_is_run_with_a_checked_heap(
     case = _growing()
     died = f"ggml: computing steps[0]: its process died (SIGSEGV): {words}"
     result = replace(_result(case, verdict=Verdict.CRASH, nmse=None), notes=(), error=Error(died, words, "SIGSEGV"))
-    folder = hand_over(
+    folder = write_report(
         tmp_path, _cause(case, Verdict.CRASH), case, result, expectation=_expected(oracle, case), info=INFO
     )
     assert (folder / "program.cpp").exists()
@@ -147,7 +149,7 @@ def test_a_recording_is_handed_over() -> None:
     assert set(case.caches()) <= set(values[-1].caches)
     recorded = expectation.steps[-1].outputs
     assert all(np.array_equal(values[-1].outputs[t], data) for t, data in recorded.items())
-    assert shown(case, _result(case), expectation).why
+    assert proof_of(case, _result(case), expectation).why
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_what_a_test_case_cannot_show_a_program_does(
 ) -> None:
     """Steps, schedulers, buffer types and the CPU device itself; it says why."""
     case = build(case_id)
-    what = shown(case, _result(case, backend, verdict), _expected(oracle, case))
+    what = proof_of(case, _result(case, backend, verdict), _expected(oracle, case))
     assert not what.test_case
     assert why in what.why
     assert what.program.count("static Step step") == len(case.steps)
@@ -176,7 +178,7 @@ def test_crash_and_error_of_one_step_are_test_cases(oracle: Oracle) -> None:
     """On the CPU device a crash shows, though it is the reference."""
     case = build(ONE)
     for backend, verdict in (("ggml", Verdict.CRASH), (GPU, Verdict.OVERCLAIM), ("openvino-stateless", Verdict.FAIL)):
-        what = shown(case, _result(case, backend, verdict), _expected(oracle, case))
+        what = proof_of(case, _result(case, backend, verdict), _expected(oracle, case))
         assert what.test_case
         assert (what.program, what.why) == ("", "")
 
@@ -193,9 +195,9 @@ def test_what_nothing_shows_says_so(
     oracle: Oracle, case_id: str, backend: str, expects: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no stub that could not fail."""
-    monkeypatch.setattr("conformance.causes.handover.shown.MOST_DATA", 1 << 10)
+    monkeypatch.setattr("conformance.causes.bug_report.proof.MOST_DATA", 1 << 10)
     case = build(case_id)
-    what = shown(case, _result(case, backend, Verdict.OVERCLAIM), _expected(oracle, case) if expects else None)
+    what = proof_of(case, _result(case, backend, Verdict.OVERCLAIM), _expected(oracle, case) if expects else None)
     assert (what.test_case, what.program) == ("", "")
     assert why in what.why
 
@@ -205,7 +207,7 @@ def test_what_another_case_left_is_not_shown(oracle: Oracle) -> None:
     case = build(ONE)
     for seen, fault in (("after ops/X@1", Fault.NODE), ("", Fault.STALE), ("", Fault.EARLIER)):
         result = replace(_result(case), where=Place(fault))
-        what = shown(case, result, _expected(oracle, case), seen)
+        what = proof_of(case, result, _expected(oracle, case), seen)
         assert (what.test_case, what.program) == ("", "")
         assert "after other cases" in what.why
 
@@ -213,18 +215,18 @@ def test_what_another_case_left_is_not_shown(oracle: Oracle) -> None:
 def test_a_test_case_allows_what_a_right_device_needs(oracle: Oracle) -> None:
     """Less than ggml's default only where the failure is below it; more where one side alone rounds activations."""
     plain, rounded = build("ops/RMS_NORM-f32-ne=33x4,eps=0.0@426"), build(QUANTISED)
-    small = shown(plain, _result(plain, nmse=1e-9), _expected(oracle, plain))
+    small = proof_of(plain, _result(plain, nmse=1e-9), _expected(oracle, plain))
     (allowed,) = re.findall(r"max_nmse_err\(\) override { return (\S+); }", small.test_case)
     assert 0 < float(allowed) < 1e-9
     assert (
         "max_nmse_err() override { return 0.0005; }"
-        in shown(rounded, _result(rounded), _expected(oracle, rounded)).test_case
+        in proof_of(rounded, _result(rounded), _expected(oracle, rounded)).test_case
     )
-    hidden = shown(rounded, _result(rounded, nmse=1e-5), _expected(oracle, rounded))
+    hidden = proof_of(rounded, _result(rounded, nmse=1e-5), _expected(oracle, rounded))
     assert hidden.program
     assert "within the 0.0005" in hidden.why
     same = oracle.expect([rounded], GGML_CPU)[0]
-    assert "max_nmse_err" not in shown(rounded, _result(rounded), same).test_case
+    assert "max_nmse_err" not in proof_of(rounded, _result(rounded), same).test_case
 
 
 def test_a_folder_is_written_whole(oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +235,7 @@ def test_a_folder_is_written_whole(oracle: Oracle, tmp_path: Path, monkeypatch: 
     expectation = _expected(oracle, case)
 
     def write() -> Path:
-        return hand_over(tmp_path / "deep/er", _cause(case), case, _result(case), expectation=expectation)
+        return write_report(tmp_path / "deep/er", _cause(case), case, _result(case), expectation=expectation)
 
     folder = write()
     (folder / "program.cpp").write_text("old")
@@ -252,14 +254,14 @@ def test_a_folder_is_written_whole(oracle: Oracle, tmp_path: Path, monkeypatch: 
         write()
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
-        hand_over(tmp_path / "file", _cause(case), case, _result(case))
+        write_report(tmp_path / "file", _cause(case), case, _result(case))
 
 
 @pytest.mark.parametrize("name", ["../../out", "..", ".", "/etc/x", "a/b", "a\nb", "con\0", "x" * 400])
 def test_no_id_leaves_the_folder(tmp_path: Path, name: str) -> None:
     """A cause is called what it likes; its folder is one below the given one."""
     case = build(ONE)
-    made = hand_over(tmp_path / "in", replace(_cause(case), id=name), case, _result(case))
+    made = write_report(tmp_path / "in", replace(_cause(case), id=name), case, _result(case))
     assert made.parent == tmp_path / "in"
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
     assert [p.name for p in made.parent.iterdir()] == [made.name]
@@ -294,15 +296,15 @@ def test_texts_stay_in_their_places(oracle: Oracle, tmp_path: Path, texts: list[
     """Ids, names and messages end no comment or literal of a program, no fence or span of a draft, call nobody."""
     case, cause, result = _nasty(ONE, texts)
     info = DeviceInfo("ggml", texts[5], texts[0], {texts[1]: texts[2]})
-    made = hand_over(tmp_path, cause, case, result, expectation=_expected(oracle, case), info=info, since=texts[3])
+    made = write_report(tmp_path, cause, case, result, expectation=_expected(oracle, case), info=info, since=texts[3])
     for name in ("README.md", "issue.md"):
         outside = _outside(made / name)
         assert "Owned" not in [line.strip("# ") for line in outside.split("\n")]
         assert not re.search(r"(?<![\w`&])[@#](?=\w)|://|(?<!&lt;!)-->|<script", outside.replace("```", ""))
     sched = replace(result, backend="ggml?mode=sched")
-    found = shown(case, sched, _expected(oracle, case)).program
+    found = proof_of(case, sched, _expected(oracle, case)).program
     plain, _, _ = _nasty(ONE, ["x"] * 6)
-    other = shown(plain, sched, _expected(oracle, plain)).program
+    other = proof_of(plain, sched, _expected(oracle, plain)).program
     for line, same in zip(found.split("\n"), other.split("\n"), strict=True):
         assert line.isascii()
         assert _bare(line) == _bare(same)
@@ -355,7 +357,7 @@ def test_a_program_ends_with_1_where_ggml_is_wrong(run: Run) -> None:
     with closing(Runner()) as runner:
         case = build(WRONG)
         (result,) = runner.run(Spec("ggml"), [case])
-        what = shown(case, result, runner.expectation(Spec("ggml"), case))
+        what = proof_of(case, result, runner.expectation(Spec("ggml"), case))
     assert result.verdict is Verdict.FAIL
     code, said = run(what.program, "CPU")
     assert (code, said.partition(", element")[0]) == (1, "wrong: step 0, GET_ROWS node_1")
@@ -367,7 +369,7 @@ def test_a_program_ends_with_0_where_ggml_is_right(run: Run, backend: str) -> No
     case, expectation = _of_ggml(_growing() if "sched" in backend else build(PLACED), Spec.parse(backend))
     for t in (t for s in case.steps for t in s.graph):
         t.name = '"\\?/%s\n*/'
-    code, said = run(shown(case, _result(case, backend), expectation).program, "CPU")
+    code, said = run(proof_of(case, _result(case, backend), expectation).program, "CPU")
     assert (code, said.strip().splitlines()[-1]) == (0, f"right: {len(case.steps)} step(s) on CPU")
 
 
@@ -377,7 +379,7 @@ def test_one_wrong_bit_in_the_last_step_shows(run: Run) -> None:
     steps = [StepValues(dict(v.outputs), dict(v.caches)) for v in expectation.steps]
     t, data = next(iter(steps[-1].caches.items()))
     steps[-1].caches[t] = np.concatenate([data[:3], data[3:4] ^ 0x40, data[4:]])
-    code, said = run(shown(case, _result(case), replace(expectation, steps=steps)).program, "CPU")
+    code, said = run(proof_of(case, _result(case), replace(expectation, steps=steps)).program, "CPU")
     assert (code, said.strip().splitlines()[-1][:13]) == (1, f"wrong: step {len(case.steps) - 1}")
 
 

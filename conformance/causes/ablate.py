@@ -1,0 +1,220 @@
+"""Run a failing case again without one property: what it passes without is needed, and part of the cause.
+
+A property that cannot be removed without the failure going away must stay while the case is shrunk, or shrinking would
+slip to another fault. Two failures of which one passes without a property and the other does not have two causes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from conformance.case.case import Case
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.op import lay_out, set_param
+from conformance.ggml.tensor import VIEW_OPS, Tensor, computes, contiguous_nb
+from conformance.judge.verdict import Result
+from conformance.run.shrink import cuts, simplify
+from conformance.run.shrink.cuts import Recorded
+
+from .cause import Condition
+from .features import (
+    BARE,
+    BESIDE,
+    BROADCAST,
+    HOLDS,
+    IN_PLACE,
+    LAYOUT,
+    OFFSET,
+    OP,
+    OUTPUT,
+    RESULT,
+    SHARED,
+    STORES,
+    TAIL,
+    TYPE,
+    VIEW,
+    Features,
+    features,
+    name_of,
+    nodes_of,
+)
+from .rule import Rule, is_size, meets, property_of
+
+Make = Callable[[Recorded, Result], Iterator[Case]]
+TRIED = 200
+"""Candidates of a pass that are looked at."""
+PLACES = frozenset({OFFSET, LAYOUT, VIEW, BARE, IN_PLACE})
+"""Properties that say where an operand or the result lies: the numbers are the same without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a failure was shown to need, of the conditions that hold for its node."""
+
+    some_of: tuple[frozenset[Condition], ...] = ()
+    """Of each set at least one: without it the case passes."""
+    idle: frozenset[Condition] = frozenset()
+    """Without each of these, and without all, the case fails as before."""
+    right: tuple[Features, ...] = ()
+    """Nodes of the op in cases that pass, and differ in where operands lie alone."""
+
+    @property
+    def alone(self) -> frozenset[Condition]:
+        """The conditions that are needed, each by itself."""
+        return frozenset(c for some in self.some_of if len(some) == 1 for c in some)
+
+    def met(self, found: Features) -> bool:
+        """True if a node with these features still has what is needed."""
+        return all(any(meets(c, found) for c in some) for some in self.some_of)
+
+    def conflicts(self, other: Needs) -> bool:
+        """True if one passes without a property of where an operand lies, and the other fails without it."""
+        mine, theirs = ({property_of(c) for c in n.alone} & PLACES for n in (self, other))
+        return bool(mine & {property_of(c) for c in other.idle} or theirs & {property_of(c) for c in self.idle})
+
+
+def drop(rule: Rule, recorded: Recorded, result: Result, node: Tensor | None) -> Iterator[Case]:
+    """Yield cases in which no node meets `rule`, all else as it was: one for each way to remove what it says.
+
+    Args:
+        rule: what shall not hold.
+        recorded: the failing case.
+        result: its result.
+        node: the one at fault, whose op stays; None if no single node is, then as many nodes compute as before.
+    """
+    makes = dict.fromkeys(make for c in sorted(rule.says, key=str) for make in _makers(property_of(c)))
+    for make in makes or dict.fromkeys([_smaller] if rule.rest else []):
+        with suppress(GraphError):
+            yield from islice(_fitting(make(recorded, result), rule, recorded.case, node), 1)
+
+
+def _fitting(made: Iterator[Case], rule: Rule, case: Case, node: Tensor | None) -> Iterator[Case]:
+    n = len(list(nodes_of(case)))
+    for candidate in islice(made, TRIED):
+        found = [features(candidate, k, t) for k, _, t in nodes_of(candidate)]
+        stays = any(f[OP] == name_of(node) for f in found) if node is not None else len(found) == n
+        if stays and not any(map(rule.beside_op if node is None else rule.holds, found)) and cuts.is_legal(candidate):
+            yield candidate
+
+
+def _makers(name: str) -> tuple[Make, ...]:
+    """Return the passes that remove a property, the one that changes least first."""
+    if name in {OFFSET, LAYOUT, VIEW, BARE}:
+        return {OFFSET: (_from_start, _flat), LAYOUT: (_close_rows, _flat)}.get(name, (_flat,))
+    if name in {TYPE, RESULT}:
+        return (simplify.types,)
+    others: dict[str, tuple[Make, ...]] = {
+        OUTPUT: (cuts.outputs,), IN_PLACE: (_apart,), HOLDS: (simplify.each_values,), TAIL: (_whole_blocks,),
+        OP: (), SHARED: (), BROADCAST: (), BESIDE: (),
+    }  # fmt: skip
+    return others.get(name, (simplify.parameters,))
+
+
+def _apart(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Give what need not write in place memory of its own."""
+    graphs = {k: s.graph.nodes for k, s in enumerate(recorded.case.steps)}
+    ops = {n.op for nodes in graphs.values() for n in nodes if n.view_src is not None and n.op not in VIEW_OPS}
+    yield cuts.keep(recorded, graphs, apart=ops - STORES.keys())
+
+
+def _flat(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Replace each view of an input or a weight by a leaf with the same values."""
+    case = recorded.case
+    caches = set(case.caches())
+    kept = {
+        k: [
+            n
+            for n in s.graph
+            if not (n.op in VIEW_OPS and n.root not in s.graph.nodes and n.root not in caches)
+            and (computes(n) or n.op in VIEW_OPS)
+        ]
+        for k, s in enumerate(case.steps)
+    }
+    yield cuts.keep(recorded, kept)
+
+
+def _from_start(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Let each view begin where what it is a view of begins."""
+    yield from _with_views(recorded, lambda t: set_param(t, "offset", 0))
+
+
+def _close_rows(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Let the rows of each view follow one another."""
+
+    def close(view: Tensor) -> None:
+        view.nb = contiguous_nb(view.type, view.ne)
+
+    yield from _with_views(recorded, close)
+
+
+def _with_views(recorded: Recorded, change: Callable[[Tensor], None]) -> Iterator[Case]:
+    """Yield the case with `change` made to each VIEW of an input or a weight."""
+    case = recorded.case
+    copy = cuts.keep(recorded, {k: s.graph.nodes for k, s in enumerate(case.steps)})
+    caches = set(copy.caches())
+    for step in copy.steps:
+        for t in step.graph:
+            if t.op == "VIEW" and t.root not in step.graph.nodes and t.root not in caches:
+                change(t)
+            lay_out(t)
+    yield copy
+
+
+def _whole_blocks(recorded: Recorded, result: Result) -> Iterator[Case]:
+    yield from simplify.dims(recorded, result, largest=True)
+
+
+def _smaller(recorded: Recorded, result: Result) -> Iterator[Case]:
+    """Take away as little of a dimension as can be."""
+    yield from simplify.dims(recorded, result, largest=True)
+
+
+def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: Callable[[Case], bool | None]) -> Needs:
+    """Find what the failing `node` needs of `rule`, its own.
+
+    Args:
+        rule: what may be needed.
+        recorded: the failing case.
+        result: its result.
+        node: the one at fault.
+        passes: returns whether a case does; False if it fails likewise, None if nobody knows.
+    """
+    said = sorted((c for c in rule.rest if not is_size(c)), key=str)
+    op = name_of(node)
+    some_of: dict[frozenset[Condition], None] = {}
+    idle: set[Condition] = set()
+    right: list[Features] = []
+    tried: set[frozenset[Condition]] = set()
+    for condition in said:
+        for case in drop(Rule.of([op], [condition]), recorded, result, node):
+            rows = [f for k, _, t in nodes_of(case) for f in [features(case, k, t)] if f[OP] == op]
+            gone = frozenset(c for c in said if not any(meets(c, f) for f in rows))
+            if gone in tried:
+                continue
+            tried.add(gone)
+            passed = passes(case)
+            if passed:
+                some_of[gone] = None
+                right += rows if {property_of(c) for c in gone} <= PLACES else []
+            elif passed is False and len(gone) == 1:
+                idle |= gone
+    if len(idle) > 1 and not _fails_without(idle, op, recorded, result, node, passes):
+        idle = set()  # two faults, each of which shows without what the other needs
+    return Needs(tuple(some_of), frozenset(idle), tuple(right))
+
+
+def _fails_without(
+    idle: set[Condition],
+    op: str,
+    recorded: Recorded,
+    result: Result,
+    node: Tensor,
+    passes: Callable[[Case], bool | None],
+) -> bool:
+    for condition in sorted(idle, key=str):
+        made = next(drop(Rule.of([op], [condition]), recorded, result, node), None)
+        recorded = recorded if made is None else Recorded(made, [])
+    return passes(recorded.case) is False

@@ -1,1 +1,0 @@
-"""Failures of one backend, grouped by what is at fault."""

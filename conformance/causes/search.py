@@ -1,0 +1,434 @@
+"""The search for causes: failures of one backend, one after another.
+
+A failure that no known rule explains runs again without each of its properties, and is shrunk outside of all known
+rules: what is left is the rule of another cause. An explained failure may hide a second fault, so variants of it that
+meet no known rule run, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from operator import itemgetter
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.evidence import Fault
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.runner import Runner
+from conformance.run.shrink import cuts, shrink, simplify
+from conformance.run.shrink.lanes import Lanes
+from conformance.run.signature import Signature
+from conformance.suite.relations import claim
+
+from . import ablate
+from .ablate import Needs
+from .cause import Condition
+from .failure import Failure, failure_of, size
+from .features import BESIDE, BLOCK, OP, TAIL, YES, features, nodes_of
+from .group import GONE, SEVERAL, UNSEEN, Apart, Group, Nodes, join_all, relation_rule
+from .rule import Rule, is_size, meets, rule_of
+
+EACH = 10.0
+"""Seconds to shrink one case at least."""
+SHARE = 1 / 30
+"""Of the time that is left, to shrink one case."""
+AGAIN = 3
+"""How often a crash gets the chance to come again."""
+NEEDED = 12
+"""Cases that run to know what a failure needs."""
+ALIKE = 3
+"""Failures of one shape that are shrunk; if all have one rule, so do the others."""
+VARIANTS = 12
+"""Variants that run of one explained failure, those nearest to it first."""
+SPLITTING = 0.15
+"""Of the time, to find out what the failures of each group need."""
+
+
+class Search:
+    """Groups the failures of `spec`; `seconds` bound all of it. `lanes` run cases at the same time, if given."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        spec: Spec,
+        nodes: Nodes,
+        *,
+        seconds: float = 1800.0,
+        progress: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self._lanes = lanes
+        self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
+        self._whole_end = clock() + seconds
+        self._end = self._whole_end - SPLITTING * seconds
+        self._needs_of: dict[frozenset[tuple[str, str]], Needs] = {}
+        """Shape of a failure -> what it needs."""
+        self._shrunk_of: dict[frozenset[tuple[str, str]], list[Failure]] = {}
+        """Shape of a failure -> those of its shape that were shrunk."""
+        self._looked: set[frozenset[tuple[str, str]]] = set()
+        self._apart: Apart = set()
+        self.nodes = nodes
+        self.groups: list[Group] = []
+
+    def run(self, failures: Sequence[Failure]) -> list[Group]:
+        """Return the groups; each failure is in one of them at least."""
+        in_turn = _in_turn(failures)
+        for words, do in (("failures", self._take), ("looked behind", self._look_behind)):
+            for n, failure in enumerate(in_turn, 1):
+                try:
+                    do(failure)
+                except KeyboardInterrupt:
+                    self._end = self._whole_end = -inf
+                    self._progress("interrupted: the rest is grouped by what is known")
+                    do(failure)
+                self._progress(f"{n} of {len(in_turn)} {words}, {len(self.groups)} causes: {failure.case.id}")
+        self._end = max(self._end, self._whole_end)
+        for group in [g for g in self.groups if g.failures]:
+            self._split(group)
+        self._join()
+        for g in self.groups:
+            g.rule = self.nodes.simplest(g.rule, g.needs.alone)
+        self._join()
+        return self.groups
+
+    def _late(self) -> bool:
+        return self._clock() > self._end
+
+    def _join(self) -> None:
+        self.groups = join_all([g for g in self.groups if g.failures], self.nodes, self._apart)
+
+    def _take(self, failure: Failure) -> None:
+        """Put `failure` into a group."""
+        group = self._explaining(failure) or self._cured_by(failure) or self._alike(failure)
+        if group is None and self._late() and (group := self._nearest(failure)) is not None:
+            group.unsure += 1
+        (group or self._new(failure)).take(failure)
+        if group is None:
+            self._join()
+
+    def _explaining(self, failure: Failure, apart: Needs | None = None) -> Group | None:
+        """Return a group that explains `failure`; not one that `apart` conflicts with."""
+        found = (g for g in self.groups if g.explains(failure, self.nodes))
+        return next((g for g in found if apart is None or not apart.conflicts(g.needs)), None)
+
+    def _alike(self, failure: Failure) -> Group | None:
+        """Return the group of failures of the same shape, if the first few all have it."""
+        known = self._shrunk_of.get(failure.shape, ())
+        if len(known) < ALIKE:
+            return None
+        return next((g for g in self.groups if all(any(f is k for f in g.failures) for k in known)), None)
+
+    def _cured_by(self, failure: Failure) -> Group | None:
+        """Return a group of several ops without whose rule `failure`, which says something else, passes."""
+        if failure.kind[1].startswith((Fault.STALE, Fault.EARLIER)) or claim.applies(failure.case):
+            return None
+        rows = failure.all if failure.at is None else [failure.features]
+        return next((
+            g
+            for g in self.groups
+            if len(g.rule.ops) >= SEVERAL and g.kind != failure.kind and any(map(g.rule.beside_op, rows))
+            and g.rule.says and self._cured(failure, g.rule)
+        ), None)  # fmt: skip
+
+    def _cured(self, failure: Failure, rule: Rule) -> bool:
+        """True if the case passes as soon as no node meets `rule`."""
+        if self._late():
+            return False
+        with suppress(ConformanceError):
+            node = None if failure.at is None else failure.node
+            made = ablate.drop(rule, self._recorded(failure.case), failure.result, node)
+            return any(self._run(case).verdict is Verdict.PASS for case in made)
+        return False
+
+    def _run(self, case: Case, *, locates: bool = False) -> Result:
+        """Return the result of one case, in the process that there is."""
+        with self._runner.looking(locates=locates, tells_kept=False):
+            return self._runner.run(self._spec, [case])[0]
+
+    def _recorded(self, case: Case) -> cuts.Recorded:
+        reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(case))
+        return cuts.record(case, reference)
+
+    def _nearest(self, failure: Failure) -> Group | None:
+        """Return the one group that fails alike at the same op, sizes aside; else the row of those not looked at."""
+        alike = [g for g in self.groups if g.kind == failure.kind]
+        if failure.at is None:
+            return next((g for g in alike if not g.rule.ops), None)
+        found = failure.features
+        same = [g for g in alike if found[OP] in g.rule.ops]
+        near = [g for g in same if all(meets(c, found) for c in g.rule.says)]
+        return near[0] if len(near) == 1 else self._row(failure, UNSEEN) if same else None
+
+    def _row(self, failure: Failure, message: str) -> Group:
+        """Return the group of failures of which no more is known than `message`."""
+        kind = (failure.result.verdict.value, message)
+        group = next((g for g in self.groups if g.kind == kind), None)
+        if group is None:
+            group = Group(kind, Rule(()), failure)
+            self.groups.append(group)
+        return group
+
+    def _needs(self, failure: Failure) -> Needs:
+        """Find what the failure needs of its node, once for each shape; what passes is evidence from now on."""
+        if failure.at is None or failure.signature.kind == Fault.OUTPUT:
+            return Needs()
+        if failure.shape in self._needs_of or self._late():
+            return self._needs_of.get(failure.shape, Needs())
+        left = NEEDED
+
+        def passes(case: Case) -> bool | None:
+            nonlocal left
+            left -= 1
+            if left < 0 or self._late():
+                return None
+            if (result := self._run(case)).verdict is Verdict.PASS:
+                return True
+            likewise = result.verdict is failure.result.verdict
+            return False if likewise and (not _may_hide(failure) or self._fails_likewise(case, failure)) else None
+
+        found = Needs()
+        with suppress(ConformanceError):
+            own = rule_of(failure.case, failure.at[0], failure.node)
+            tails = [
+                Condition(f"src[{i}].{TAIL}", YES)
+                for i, s in enumerate(failure.node.src[:1])
+                if s is not None and s.ne[0] > BLOCK and s.ne[0] % BLOCK
+            ]
+            rule = Rule.of(own.ops, [*own.rest, *tails])
+            found = ablate.needs(rule, self._recorded(failure.case), failure.result, failure.node, passes)
+            self.nodes.add_passed(found.right)
+        self._needs_of[failure.shape] = found
+        return found
+
+    def _fails_likewise(self, case: Case, failure: Failure) -> bool:
+        """True if `case` fails at the op of `failure` in its words."""
+        found = failure_of(case, self._run(case, locates=True))
+        if found is None or found.at is None:
+            return False
+        return found.kind == failure.kind and found.features[OP] == failure.features[OP]
+
+    def _new(self, failure: Failure) -> Group:
+        """Return the group of a failure that no other explains."""
+        if self._late():
+            rule = Rule(()) if failure.at is None else rule_of(failure.case, failure.at[0], failure.node)
+            return self._add(Group(failure.kind, Rule.of(rule.ops, rule.says) if rule.ops else rule, failure))
+        alone = self._alone(failure)
+        if alone is None:
+            return self._row(failure, GONE)
+        if (group := self._explaining(alone)) is not None:  # what ran before made it another
+            return group
+        if claim.applies(failure.case):
+            return self._of_relation(failure)
+        needs = self._needs(alone)
+        return self._needing(alone, needs) or self._shrunk(alone, needs)
+
+    def _needing(self, failure: Failure, needs: Needs) -> Group | None:
+        """Return the group of the same op whose first failure needs the same, if its rule holds but for sizes."""
+        if failure.at is None or not needs.alone:
+            return None
+        found = failure.features
+        alike = (g for g in self.groups if found[OP] in g.rule.ops and g.fails_as(failure.kind))
+        return next((
+            g for g in alike if needs.alone == g.needs.alone and all(meets(c, found) for c in g.rule.says)
+        ), None)  # fmt: skip
+
+    def _add(self, group: Group) -> Group:
+        self.groups.append(group)
+        return group
+
+    def _of_relation(self, failure: Failure) -> Group:
+        """Return the group of the first run that fails alone; if each is right, the relation is the cause."""
+        with suppress(ConformanceError):
+            for case in claim.cases_of(failure.case):
+                found = failure_of(case, self._runner.run(self._spec, [case])[0])
+                if found is not None:
+                    return self._explaining(found) or self._new(found)
+        return self._add(Group(failure.kind, relation_rule(claim.read(failure.case).name), failure))
+
+    def _shrunk(self, failure: Failure, needs: Needs) -> Group:
+        """Return the group of the smallest case outside of all known rules that fails as `failure` does."""
+        proof, finished = failure, False
+        with suppress(ConformanceError):
+            proof, finished = self._smallest(failure, partial(self._outside, needs))
+        same = proof.kind == failure.kind or (proof.is_flaky and failure.is_flaky)
+        if not same and (known := self._explaining(proof)) is not None:
+            return known
+        group = self._add(Group(proof.kind, self._rule(proof, needs, finished), proof, needs=needs))
+        self._shrunk_of.setdefault(failure.shape, []).append(failure)
+        return group
+
+    def _rule(self, proof: Failure, needs: Needs, finished: bool) -> Rule:
+        """Return the rule of the smallest case: what is left of it, but for what it was shown not to need."""
+        if proof.at is None:
+            return Rule(())
+        rule = rule_of(proof.case, proof.at[0], proof.node).but(needs.idle)
+        found, more = proof.features, {c for c in needs.alone if c.key.endswith(TAIL) and meets(c, proof.features)}
+        if any(int(found[f"{c.key.partition('.')[0]}.ne[0]"]) > BLOCK for c in more):
+            more = set()  # a size says as much
+        if needs.alone and not needs.alone <= rule.rest:  # a type that another of few bits stands for
+            more |= {c for c in needs.alone if meets(c, found)}
+        if proof.case.id.startswith(cuts.PREFIX) and _needs_another(proof):
+            more.add(Condition(BESIDE, YES))
+        rule = Rule.of(rule.ops, rule.rest | more)
+        loose = rule.but([c for c in rule.rest if is_size(c)])
+        return rule if finished or not self.nodes.separates(loose, rule) else loose
+
+    def _smallest(self, failure: Failure, outside: Callable[[Case, Result], bool]) -> tuple[Failure, bool]:
+        """Shrink `failure`; return what still fails alike in a process where nothing ran before, and whether it ended.
+
+        Wrong numbers and damage go by what ran before, so a smallest case that is right alone is no proof.
+        """
+        if failure.is_flaky:
+            self._runner.renew()
+            if self._lanes is not None:
+                self._lanes.renew()
+        left = self._end - self._clock()
+        seconds = min(max(EACH, SHARE * left), left)
+        with self._runner.looking(locates=True, tells_kept=len(failure.case.steps) > 1 or not failure.is_flaky):
+            small = shrink(
+                self._runner, self._spec, failure.case, time_budget=seconds, accept=outside, lanes=self._lanes
+            )
+        result = small.result if not failure.is_flaky and failure.at is not None else self._afresh(small.case)
+        found = failure_of(small.case, result)
+        if found is None or not (failure.signature.covers(found.signature) or (found.is_flaky and failure.is_flaky)):
+            return failure, False
+        return found, small.finished
+
+    def _outside(self, needs: Needs, case: Case, result: Result) -> bool:
+        """True if no known rule explains the failure of `case`, which still has what is needed."""
+        failure = failure_of(case, result)
+        if failure is None or self._explaining(failure, needs) is not None:
+            return False
+        return not needs.some_of or (failure.at is not None and needs.met(failure.features))
+
+    def _alone(self, failure: Failure) -> Failure | None:
+        """Return how the case fails where nothing ran before, a crash after some tries; None if it does not."""
+        self._runner.renew()
+        for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
+            try:
+                found = failure_of(failure.case, self._seen_alone(failure.case))
+            except ConformanceError:  # nobody can say
+                return failure
+            if found is not None:
+                return found
+        return None
+
+    def _afresh(self, case: Case) -> Result:
+        """Return the result of a case where nothing ran before."""
+        self._runner.renew()
+        return self._seen_alone(case)
+
+    def _seen_alone(self, case: Case) -> Result:
+        with self._runner.looking(locates=True, tells_kept=len(case.steps) > 1):
+            return self._runner.run(self._spec, [case])[0]
+
+    def _split(self, group: Group) -> None:
+        """Make groups of those failures that pass on different inputs than the proof does."""
+        parts: list[tuple[Needs, list[Failure]]] = []
+        for failure in sorted(group.failures, key=size):
+            needs = self._needs(failure)
+            part = next((fs for n, fs in parts if not n.conflicts(needs)), None)
+            if part is None:
+                parts.append((needs, [failure]))
+            else:
+                part.append(failure)
+        if len(parts) < 2:
+            return
+        group.failures = []
+        own = next((fs for n, fs in parts if not n.conflicts(group.needs)), None)
+        for needs, failures in parts:
+            if failures is own:
+                group.failures = own
+            else:
+                self._shrunk(failures[0], needs).failures.extend(failures)
+
+    def _look_behind(self, failure: Failure) -> None:
+        """Make a group for each failure that an explained one hides."""
+        with suppress(ConformanceError):
+            for hidden in self._hidden(failure):
+                proof, finished = self._smallest(hidden, partial(self._outside, needs := self._needs(hidden)))
+                if self._explaining(proof) is None:
+                    self._add(Group(proof.kind, self._rule(proof, needs, finished), proof, [failure], needs))
+                    self._join()
+
+    def _hidden(self, failure: Failure) -> Iterator[Failure]:
+        """Yield what fails beside an explained failure although nothing known explains it: of a trajectory any other
+        node, of a single one a variant, unless one like it was looked at before.
+        """
+        if self._late():
+            return
+        if _may_hide(failure):
+            yield from self._beside(failure)
+        elif failure.at is not None and self._is_new(failure):
+            made = itertools.islice(self._variants(failure), VARIANTS)
+            found = (failure_of(case, self._run(case, locates=True)) for case in made)
+            alike = (f for f in found if f is not None and f.kind == failure.kind)
+            yield from itertools.islice((f for f in alike if self._explaining(f) is None), 1)
+
+    def _is_new(self, failure: Failure) -> bool:
+        """True if no failure like it, sizes aside, was asked about before; it is from now on."""
+        new = failure.shape not in self._looked
+        self._looked.add(failure.shape)
+        return new
+
+    def _beside(self, failure: Failure) -> Iterator[Failure]:
+        """Yield each node that is wrong in the same run, alone with what it read there, that nothing known explains."""
+        wrong, ran = self._runner.divergent(self._spec, failure.case)
+        for k, node in wrong:
+            index = failure.case.steps[k].graph.nodes.index(node)
+            at = Failure(failure.case, failure.result, failure.signature, (k, index))
+            known = any(g.is_flaky and g.rule.holds(at.features) for g in self.groups if g.rule.ops)
+            if known or self._late() or not self._is_new(at):
+                continue
+            with suppress(ConformanceError):
+                case = cuts.keep(cuts.Recorded(failure.case, ran), {k: [*cuts.views_of(node), node]})
+                alone = failure_of(case, self._run(case, locates=True))
+                if alone is not None and alone.at is not None and self._explaining(alone) is None:
+                    yield alone
+
+    def _variants(self, failure: Failure) -> Iterator[Case]:
+        """Yield cases a step simpler than the failing one, the largest first, in which no node meets a known rule."""
+        recorded = self._recorded(failure.case)
+        passes = (simplify.parameters, simplify.types, simplify.dims, cuts.nodes)
+        made = [c for make in passes for c in itertools.islice(make(recorded, failure.result), 200)]
+        for case in filter(cuts.is_legal, sorted(made, key=simplify.elements, reverse=True)):
+            rows = [features(case, k, n) for k, _, n in nodes_of(case)]
+            if not any(g.rule.ops and any(map(g.rule.holds, rows)) for g in self.groups):
+                yield case
+
+
+def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
+    """Sort single nodes first, then trajectories, then what no node is at fault in; the first of every signature before
+    the second of any, as time may end before all are looked at.
+    """
+    ranks: Counter[Signature] = Counter()
+    turns = []
+    for failure in sorted(failures, key=size):
+        ranks[failure.signature] += 1
+        error = failure.result.verdict is not Verdict.FAIL
+        whole, several = size(failure)[:2]
+        turns.append((whole, whole and error, several, ranks[failure.signature], error, failure))
+    return [failure for *_, failure in sorted(turns, key=itemgetter(0, 1, 2, 3, 4))]
+
+
+def _may_hide(failure: Failure) -> bool:
+    """True if the case has nodes beside the first wrong one, and they ran."""
+    if failure.result.verdict is not Verdict.FAIL or claim.applies(failure.case):
+        return False
+    return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1
+
+
+def _needs_another(proof: Failure) -> bool:
+    """True if the smallest case still has a node that the failing one does not read, nor the other way round."""
+    node = proof.node
+    others = [n for _, _, n in nodes_of(proof.case) if n is not node]
+    read = {n.root for n in cuts.views_of(node)} | {s.root for s in node.src if s is not None}
+    return any(n.root not in read and node.root not in {s.root for s in n.src if s is not None} for n in others)

@@ -1,0 +1,203 @@
+"""Causes: failures of several faults form as many groups, and each rule is true of its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from trust.copies import Copies
+from trust.faults import FOLDER, Bundle, Fault, read
+
+from conformance.causes.cause import Cause, Condition
+from conformance.causes.failure import failure_of
+from conformance.causes.group import Group, Nodes, cause_of
+from conformance.causes.rule import Rule
+from conformance.causes.search import Search
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.run.session.select import build, case_ids
+
+FAULTS = {f.name: f for f in read([FOLDER])}
+DECODER = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1"
+KERNEL = "conformance/backend/kernel.py"
+READS = "            src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]\n"
+
+
+class _Runner(Copies):
+    locates = True
+
+
+class Found:
+    """The groups of some cases on `cpu` with faults, and what they were found from."""
+
+    def __init__(self, faults: Sequence[Fault], globs: Sequence[str], **options: float) -> None:
+        bundle = Bundle("together", tuple(faults))
+        self.runner = _Runner([bundle])
+        ids = case_ids((), globs, "smoke") or globs
+        results = self.runner.run(bundle.spec, [self.runner.case(i) for i in ids])
+        self.failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(self.runner.case(r.case), r))]
+        passed = [self.runner.case(r.case) for r in results if r.verdict is Verdict.PASS]
+        self.nodes = Nodes(self.failures, passed)
+        self.said: list[str] = []
+        self.search = Search(self.runner, bundle.spec, self.nodes, progress=self.said.append, **options)  # type: ignore[arg-type]
+        self.groups: list[Group] = self.search.run(self.failures)
+
+    @property
+    def causes(self) -> list[Cause]:
+        """Records of the groups."""
+        return [cause_of(g, "cpu", self.nodes) for g in self.groups]
+
+
+def _reads(code: str) -> Fault:
+    """A fault in how each source `s` of a node is read: `code` is the expression for one."""
+    new = f"            src = [None if s is None else ({code}) for i, s in enumerate(node.src)]\n"
+    return Fault("reads", "", "cpu", ("ops",), KERNEL, READS, new)
+
+
+RIGHT = "strided(_buffer(s.root, buffers), s)"
+FROM_START = "strided(_buffer(s.root, buffers), s, 0)"
+ROWS_TOGETHER = (
+    "strided(_buffer(s.root, buffers), type(s)(s.type, s.ne, "
+    "__import__('conformance.ggml.tensor').ggml.tensor.contiguous_nb(s.type, s.ne)), s.view_offs)"
+)
+ON_LEAVES = "s.root.op == 'NONE' and node.op"
+
+
+@pytest.mark.parametrize(
+    ("names", "globs", "expected"),
+    [
+        pytest.param(
+            ("rope-factors-ignored", "expert-input-of-first-slot", "soft-max-sink-forgotten"),
+            ("ops/ROPE-*", "ops/MUL_MAT_ID-*", "ops/SOFT_MAX-*"),
+            {"ROPE": "src[2]", "MUL_MAT_ID": "src[1].ne[1]", "SOFT_MAX": "src[2]"},
+            id="in three kernels",
+        ),
+        pytest.param(
+            ("flash-attn-sink-forgotten", "softcap-before-scale"),
+            ("ops/FLASH_ATTN_EXT-*",),
+            {"FLASH_ATTN_EXT": "src[4]", "FLASH_ATTN_EXT ": "logit_softcap"},
+            id="in one kernel",
+        ),
+        pytest.param(
+            ("soft-max-sink-forgotten", "soft-max-scale-forgotten"),
+            ("ops/SOFT_MAX-*",),
+            {"SOFT_MAX": "src[2]", "SOFT_MAX ": "scale"},
+            id="in one node",
+        ),
+        pytest.param(
+            ("position-restarts-at-256", "rope-whole-head"),
+            ("ops/ROPE-*",),
+            {"ROPE": "src[1].holds", "ROPE ": "n_dims"},
+            id="of positions and of what is turned",
+        ),
+        pytest.param(
+            ("rope-backwards", "gate-and-up-exchanged"),
+            (DECODER,),
+            {"ROPE": "op", "GLU.SWIGLU": "op"},
+            id="one behind the other in a trajectory",
+        ),
+    ],
+)
+def test_faults_together_are_as_many_causes(
+    names: Sequence[str], globs: Sequence[str], expected: dict[str, str]
+) -> None:
+    """Each fault is one cause, and its conditions name what the fault is about."""
+    found = sorted((c.op, {x.key for x in c.conditions}) for c in Found([FAULTS[n] for n in names], globs).causes)
+    assert [op for op, _ in found] == sorted(op.strip() for op in expected), found
+    for op, key in expected.items():
+        assert any(op.strip() == o and key in keys for o, keys in found), (op, key, found)
+
+
+def test_a_fault_of_a_type_is_one_cause_of_several_ops() -> None:
+    """Ops that fail with one type, and only with it, share a cause."""
+    (cause,) = Found([FAULTS["mxfp4-scale-doubled"]], ("ops/GET_ROWS-*", "ops/MUL_MAT-*")).causes
+    assert cause.op == ""
+    assert "mxfp4" in {c.value for c in cause.conditions}
+
+
+def test_strides_and_offsets_are_two_causes() -> None:
+    """Ops that read a view from the start of its buffer pass with strided rows, and those that ignore strides pass with
+    an offset.
+    """
+    offsets, rows = ("SQR", "SIN", "SUM_ROWS"), ("CLAMP", "COS")
+    fault = _reads(
+        f"{FROM_START} if {ON_LEAVES} in {offsets} else {ROWS_TOGETHER} if {ON_LEAVES} in {rows} else {RIGHT}"
+    )
+    found = Found([fault], [f"ops/{op}-*" for op in (*offsets, *rows)])
+    ops = {tuple(sorted({f.features["op"] for f in g.failures})): g.rule for g in found.groups}
+    assert set(ops) == {tuple(sorted(offsets)), tuple(sorted(rows))}, found.causes
+    assert {c.key for c in ops[tuple(sorted(offsets))].rest} == {"src[0].offset view"}
+    assert {str(c) for c in ops[tuple(sorted(rows))].rest} == {"src[0].layout = permuted or strided rows"}
+
+
+def test_strides_of_two_operands_are_two_causes() -> None:
+    """ADD ignores the strides of its second operand and CONT those of its first: no cause mixes both."""
+    fault = _reads(f"{ROWS_TOGETHER} if {ON_LEAVES} == ('CONT', 'ADD')[i if i < 2 else 0] else {RIGHT}")
+    found = Found([fault], ("ops/ADD-*", "ops/CONT-*", "ops/SQR-*"))
+    for group in found.groups:
+        assert len({f.features["op"] for f in group.failures}) == 1, found.causes
+    assert len(found.groups) == 2
+
+
+def test_an_error_that_goes_with_its_view_is_no_cause_of_its_own() -> None:
+    """Ops that read a view wrong and one that raises an error for it, in words of its own, are one cause."""
+    raises = "(_ for _ in ()).throw(ConformanceError('cannot make a shape of 4 dimensions'))"
+    fault = _reads(f"{raises} if s.view_offs and node.op == 'CUMSUM' else {FROM_START}")
+    globs = ("ops/SQR-f32-ne=18*", "ops/SQRT-f32-ne=18*", "ops/SUM_ROWS-f32*", "ops/CUMSUM-f32-ne=18*")
+    (group,) = Found([fault], globs).groups
+    assert {f.result.verdict for f in group.failures} == {Verdict.FAIL, Verdict.OVERCLAIM}
+
+
+def test_one_error_in_the_same_words_is_one_cause() -> None:
+    """Whatever the ops are."""
+    raises = "(_ for _ in ()).throw(ValueError('this op was never finished'))"
+    fault = _reads(f"{raises} if node.op in ('SQR', 'SIN') else {RIGHT}")
+    (group,) = Found([fault], ("ops/SQR-f32-ne=18*", "ops/SIN-f32-ne=18*", "ops/COS-f32-ne=18*")).groups
+    assert group.rule.conditions == (Condition("op", "SIN|SQR"),)
+
+
+def test_a_rule_that_passing_nodes_meet_explains_nothing() -> None:
+    """A case is taken without an experiment only if no node that the rule holds for passes."""
+    wrong, right, other = case_ids((), ("ops/SQR-f32-*",), "standard")[:3]
+    failure, another = (failure_of(build(i), Result(i, "", Verdict.FAIL)) for i in (wrong, other))
+    assert failure is not None
+    assert another is not None
+    group = Group(failure.kind, Rule.of(["SQR"], ()), failure)
+    assert group.explains(another, Nodes([failure, another], []))
+    assert not group.explains(another, Nodes([failure, another], [build(right)]))
+
+
+def test_a_relation_is_the_cause_where_each_run_alone_is_right() -> None:
+    """Weights that a session does not take are a fault of what the relation does, and of no node."""
+    forgets = Fault(
+        "forgets", "", "cpu", ("relations",), KERNEL, "        held[:] = data\n", "        held[:] = held\n"
+    )
+    (group,) = Found([forgets], ("relations/weights-*",)).groups
+    assert [c.key for c in group.rule.conditions] == ["relation"]
+
+
+def test_two_searches_give_the_same_ids() -> None:
+    """An id comes from the failures alone."""
+    first, second = (Found([FAULTS["soft-max-sink-forgotten"]], ("ops/SOFT_MAX-*",)).causes for _ in range(2))
+    assert [c.id for c in first] == [c.id for c in second]
+    assert len(first) == 1
+
+
+def test_every_failure_is_in_a_group_without_time() -> None:
+    """Failures that went to the nearest group, as time was over, are counted in its sentence."""
+    found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"), seconds=0)
+    assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
+    unsure = [g.unsure for g in found.groups if g.unsure]
+    assert unsure
+    assert any(f"{unsure[0]} of them put here at the time limit" in c.sentence for c in found.causes)
+
+
+def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt ends the search and loses no failure."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("conformance.causes.search.shrink", interrupted)
+    found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"))
+    assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
+    assert sum(text.startswith("interrupted") for text in found.said) == 1
