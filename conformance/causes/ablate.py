@@ -32,6 +32,7 @@ from .features import (
     OUTPUT,
     RESULT,
     SHARED,
+    STEP,
     STORES,
     TAIL,
     TYPE,
@@ -86,7 +87,7 @@ def drop(rule: Rule, recorded: Recorded, result: Result, node: Tensor | None) ->
         node: the one at fault, whose op stays; None if no single node is, then as many nodes compute as before.
     """
     makes = dict.fromkeys(make for c in sorted(rule.says, key=str) for make in _makers(property_of(c)))
-    for make in makes or dict.fromkeys([_smaller] if rule.rest else []):
+    for make in makes:
         with suppress(GraphError):
             yield from islice(_fitting(make(recorded, result), rule, recorded.case, node), 1)
 
@@ -108,7 +109,7 @@ def _makers(name: str) -> tuple[Make, ...]:
         return (simplify.types,)
     others: dict[str, tuple[Make, ...]] = {
         OUTPUT: (cuts.outputs,), IN_PLACE: (_apart,), HOLDS: (simplify.each_values,), TAIL: (_whole_blocks,),
-        OP: (), SHARED: (), BROADCAST: (), BESIDE: (),
+        STEP: (), SHARED: (), BROADCAST: (), BESIDE: (),
     }  # fmt: skip
     return others.get(name, (simplify.parameters,))
 
@@ -164,10 +165,6 @@ def _with_views(recorded: Recorded, change: Callable[[Tensor], None]) -> Iterato
 
 
 def _whole_blocks(recorded: Recorded, result: Result) -> Iterator[Case]:
-    yield from simplify.dims(recorded, result, largest=True)
-
-
-def _smaller(recorded: Recorded, result: Result) -> Iterator[Case]:
     """Take away as little of a dimension as can be."""
     yield from simplify.dims(recorded, result, largest=True)
 

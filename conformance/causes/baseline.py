@@ -55,7 +55,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.wrong import Wrong, is_wrong
 from conformance.report.runfile import write_text
 
-from .cause import Cause, Condition
+from .cause import Cause, Condition, Known
 from .same import in_words_of_today, same
 
 HEAD = """\
@@ -70,34 +70,6 @@ MAX_BYTES = 64 << 20
 KNOWABLE = FAILURES - {Verdict.XPASS}
 """Verdicts that a case may be known by."""
 _ADDRESS = re.compile(r"https?://\S+")
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """One entry."""
-
-    id: str
-    sentence: str
-    backend: str
-    verdict: Verdict
-    op: str
-    message: str
-    conditions: tuple[Condition, ...]
-    reason: str = ""
-    link: str = ""
-
-    @classmethod
-    def of(cls, cause: Cause, said: Known | None = None) -> Known:
-        """An entry for `cause`, with the reason and link that were `said` of it before."""
-        words = ("", "") if said is None else (said.reason, said.link)
-        return cls(
-            cause.id, cause.sentence, cause.backend, cause.verdict, cause.op, cause.message, cause.conditions, *words
-        )
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What tells it from all others of its file."""
-        return self.id, self.backend
 
 
 KEYS = tuple(f.name for f in fields(Known))

@@ -92,6 +92,34 @@ class Cause:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a baseline has of a cause."""
+
+    id: str
+    sentence: str
+    backend: str
+    verdict: Verdict
+    op: str
+    message: str
+    conditions: tuple[Condition, ...]
+    reason: str = ""
+    link: str = ""
+
+    @classmethod
+    def of(cls, cause: Cause, said: Known | None = None) -> Known:
+        """An entry for `cause`, with the reason and link that were `said` of it before."""
+        words = ("", "") if said is None else (said.reason, said.link)
+        return cls(
+            cause.id, cause.sentence, cause.backend, cause.verdict, cause.op, cause.message, cause.conditions, *words
+        )
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from all others of its file."""
+        return self.id, self.backend
+
+
 def unique_ids(causes: Sequence[Cause]) -> list[Cause]:
     """`causes` of one backend, each with an id of its own: where several have one, that of the most cases keeps it, and
     the ids of the others are from their predicates, too.

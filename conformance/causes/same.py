@@ -14,17 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import product
-from typing import TYPE_CHECKING
 
 from conformance.report.compare import Key
 
-from .cause import ANY_OF, Cause, Condition
+from .cause import ANY_OF, Cause, Condition, Known
 from .failure import is_flaky
 from .features import BESIDE
 from .rule import Rule, property_of
-
-if TYPE_CHECKING:
-    from .baseline import Known
 
 OLD_WORDS = (
     ("a type=", "any operand.type="),

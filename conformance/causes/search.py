@@ -200,7 +200,7 @@ class Search:
             tails = [
                 Condition(f"src[{i}].{TAIL}", YES)
                 for i, s in enumerate(failure.node.src[:1])
-                if s is not None and s.ne[0] > BLOCK and s.ne[0] % BLOCK
+                if s is not None and s.ne[0] > BLOCK and s.ne[0] % BLOCK and len(failure.all) == 1
             ]
             rule = Rule.of(own.ops, [*own.rest, *tails])
             found = ablate.needs(rule, self._recorded(failure.case), failure.result, failure.node, passes)
