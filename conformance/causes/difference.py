@@ -15,8 +15,8 @@ from conformance.judge.outcome import Outcome, Why, first
 from conformance.judge.verdict import EXECUTED, FAILURES, Missing, Result, Verdict, counted
 from conformance.judge.wrong import worse
 
-from .baseline import Baseline, Known, Ran, Seen, Selection
-from .cause import Cause
+from .baseline import Baseline, Ran, Seen, Selection
+from .cause import Cause, Known
 from .failure import is_flaky
 from .same import same
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.causes.baseline import KNOWABLE, Baseline, Known, Ran, Seen, Selection, parse, ran, read, write
-from conformance.causes.cause import Cause, Condition, unique_ids
+from conformance.causes.baseline import KNOWABLE, Baseline, Ran, Seen, Selection, parse, ran, read, write
+from conformance.causes.cause import Cause, Condition, Known, unique_ids
 from conformance.causes.difference import Difference, compare
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
