@@ -36,6 +36,18 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 )
 """Rooms of `conformance`: each imports itself and those of the floors below."""
 
+BUDGETS = {
+    "backends/cpu": 1_910, "backends/ggml": 1_400, "backends/openvino": 7_650, "backends/xdna2": 310,
+    "conformance/backend": 3_240, "conformance/builds": 710, "conformance/campaign": 1_090, "conformance/case": 2_100,
+    "conformance/causes": 3_830, "conformance/cli": 4_690, "conformance/ggml": 8_240, "conformance/judge": 2_130,
+    "conformance/model": 1_580, "conformance/nightly": 910, "conformance/perf": 3_070, "conformance/process": 1_150,
+    "conformance/release": 1_520, "conformance/report": 3_430, "conformance/run": 9_470, "conformance/suite": 14_500,
+    "conformance/*.py": 1_050, "tests": 48_900,
+}  # fmt: skip
+"""Lines of Python of each package. It grows only with a reason in the message of the same commit."""
+ROOM = 0.03
+"""Share of a budget that may be free; a package that shrank by more gets a smaller budget."""
+
 ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend", "backends")
 """What an adapter imports of ours."""
 
@@ -71,6 +83,27 @@ def _imported(name: str) -> Iterator[str]:
 
 def _room(name: str) -> str:
     return [*name.split("."), ""][1]
+
+
+def _lines(package: str) -> int:
+    files = ROOT.glob(package) if package.endswith(".py") else (ROOT / package).rglob("*.py")
+    return sum(len(path.read_bytes().splitlines()) for path in files)
+
+
+def test_packages_keep_their_budgets() -> None:
+    """No package has more lines than its budget, none much fewer, and each package has one."""
+    wrong = []
+    for package, budget in BUDGETS.items():
+        lines = _lines(package)
+        if lines > budget:
+            wrong.append(
+                f"{package}: {lines} lines, {budget} allowed: make it simpler, or raise the budget with a reason"
+            )
+        elif budget - lines > max(50, ROOM * budget):
+            wrong.append(f"{package}: {lines} lines, {budget} allowed: lower the budget")
+    packages = {f"{tree}/{p.name}" for tree in TREES for p in (ROOT / tree).iterdir() if list(p.rglob("*.py"))}
+    assert wrong == []
+    assert packages - set(BUDGETS) == set()
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
