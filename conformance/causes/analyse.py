@@ -32,10 +32,10 @@ from .rule import Rule
 from .search import Search
 
 CONFIRMING = 1 / 3
-"""Of the time, to see failures again, at most."""
+"""Share of the time to confirm failures, at most."""
 _WRONG = FAILURES - {Verdict.XPASS}
 AFTER = 0.1
-"""Of the time, to count architectures and to write bug reports; the search has what is left."""
+"""Share of the time to count architectures and write bug reports; the search has what is left."""
 COUNTING = 30.0
 """Seconds to count architectures, at most."""
 

@@ -13,7 +13,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 ANY_OF = "|"
 """Between values of a condition, any of which will do."""
 ALWAYS = "always"
-"""Of `Cause.seen`: each confirmed case of it failed alone in a fresh process, each time."""
+"""Value of `Cause.seen`: each confirmed case of it failed alone in a fresh process, each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Cause:
     backend: str
     verdict: Verdict
     op: str
-    """Of the node at fault; empty where no single node is."""
+    """Op of the node at fault; empty if no single node is."""
     message: str
     """The innermost message, without addresses, sizes and lines of source; empty for wrong numbers."""
     conditions: tuple[Condition, ...]
@@ -56,7 +56,7 @@ class Cause:
     """`architectures`: how many of the zoo's hold a node with the conditions, of how many `counted` ones, `of` how many
     there are; `failed`: cases; `passed`: different nodes with the conditions that are right."""
     folder: str | None = None
-    """Of its smallest proof and drafts."""
+    """Folder of its bug report."""
 
     @property
     def smallest(self) -> str:
@@ -74,7 +74,7 @@ class Cause:
         return f"{n} {'architecture has' if n == 1 else 'architectures have'} such a node{only}"
 
     def to_json(self) -> dict[str, JSON]:
-        """As the run file has it."""
+        """Return it as the run file has it."""
         return {
             "id": self.id, "sentence": self.sentence, "backend": self.backend, "verdict": self.verdict.value,
             "op": self.op, "message": self.message, "conditions": [[c.key, c.value] for c in self.conditions],

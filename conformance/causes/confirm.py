@@ -27,7 +27,7 @@ from conformance.run.signature import Signature, signature_of
 from .cause import ALWAYS
 
 TRIES = 10
-"""Of a case alone: one that fails with a probability of 0.3 fails in all of them once in 170,000 times."""
+"""Tries of a case alone: one that fails with a probability of 0.3 fails in all of them once in 170,000 times."""
 SURE = 6
 """Failures in a row below which nothing is called `always`: 0.3 to the sixth power is less than 1 in 1,000."""
 ALONE = 2
@@ -61,7 +61,7 @@ class Seen:
 
     @property
     def unsteady(self) -> bool:
-        """Whether it came in some tries only."""
+        """True if it came in some tries only."""
         return 0 < self.failed < self.runs
 
 
@@ -100,17 +100,17 @@ def confirm(
     own = [r for r in results if r.backend == str(spec)]
     trial = _Trial(spec, own, isolation or DEFAULT, runs, lambda: clock() >= end)
     found: dict[str, Seen] = {}
-    kin: dict[Signature, list[Seen]] = defaultdict(list)
+    alike: dict[Signature, list[Seen]] = defaultdict(list)
     try:
         for at, signature in _in_turn(own):
             failure = own[at]
             if failure.case in found or not trial.makes(failure.case):
                 continue
             earlier = ran_before(own, at) if before is None else before.get(failure.case, ())
-            seen = trial.seen(failure, earlier, kin[signature])
+            seen = trial.seen(failure, earlier, alike[signature])
             if not seen.runs:
                 break
-            kin[signature].append(seen)
+            alike[signature].append(seen)
             found[failure.case] = seen
             progress(f"{failure.case}: {seen.words}")
     finally:
@@ -157,7 +157,7 @@ class _Trial:
         self._runner.close()
 
     def makes(self, case_id: str) -> bool:
-        """Whether its id or its file makes the case."""
+        """True if its id or its file makes the case."""
         return self._case(case_id) is not None
 
     def _case(self, case_id: str) -> Case | None:
@@ -167,15 +167,15 @@ class _Trial:
             return casefile.read_one(self._saved[case_id]) if case_id in self._saved else None
         return None
 
-    def seen(self, failure: Result, before: Sequence[str], kin: Sequence[Seen]) -> Seen:
-        """How `failure` comes again; `kin` are those of its signature so far. Without a run where time is up."""
+    def seen(self, failure: Result, before: Sequence[str], alike: Sequence[Seen]) -> Seen:
+        """How `failure` comes again; `alike` are those of its signature so far. Without a run where time is up."""
         failed = tries = 0
         while tries < self._runs and not self._late():
             harmed = self._harms(failure, (), 1)
             if not harmed and self._late():  # it may have been cut short
                 break
             failed, tries = failed + harmed, tries + 1
-            if len(kin) >= FEW and (failed or any(k.unsteady for k in kin)):
+            if len(alike) >= FEW and (failed or any(k.unsteady for k in alike)):
                 break
             if tries == min(ALONE, self._runs) and not failed and (poison := self._poison(failure, before)):
                 return Seen(f"after {poison}", failed, tries, poison)
@@ -214,7 +214,7 @@ class _Trial:
         return bad
 
     def _harms(self, failure: Result, tail: Sequence[str], times: int) -> bool:
-        """Whether a fresh process dies of `tail` and the failing case, `times` over, or that fails as it did."""
+        """True if a fresh process dies of `tail` and the failing case, `times` over, or that fails as it did."""
         self._runner.renew()
         return any(self._hurts(failure, i) for i in (*tail, *[failure.case] * times))
 

@@ -181,7 +181,7 @@ def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]
 
 
 def _alike(cell: Mapping[str, JSON], cause: Cause) -> bool:
-    """Whether llama.cpp says on the device what the cases of `cause` say there."""
+    """True if llama.cpp says on the device what the cases of `cause` say there."""
     return bool(cause.message) and cell.get("backend") == cause.backend and zoo_message(cell) == cause.message
 
 

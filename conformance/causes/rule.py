@@ -19,7 +19,6 @@ from .cause import ANY_OF, Condition
 from .features import (
     AND,
     BARE,
-    BESIDE,
     BROADCAST,
     CONTIGUOUS,
     FIRST,
@@ -49,8 +48,8 @@ ANY, ANY_SOURCE = "any operand.", "any source."
 """Begin the key of a property that whichever operand has, the result included, or whichever source."""
 OF_ANY = (TYPE, VIEW, OFFSET, LAYOUT, HOLDS, SHARED)
 """Properties that may be those of any operand."""
-OF_SEVERAL = frozenset({*OF_ANY, BROADCAST, IN_PLACE, OUTPUT, BARE, BESIDE})
-"""Properties of which ops of several kernels may share one; parameters, optional sources and sizes are an op's own."""
+GIVEN = "given"
+"""Value of an optional source: which one it is means something else for each op."""
 MATRICES = "ne[2]*ne[3]"
 
 
@@ -133,7 +132,7 @@ def rule_of(case: Case, k: int, node: Tensor) -> Rule:
 
 
 def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
-    yield from (Condition(f"src[{i}]", "given") for i in optional_sources(node))
+    yield from (Condition(f"src[{i}]", GIVEN) for i in optional_sources(node))
     yield from (c for i, s in enumerate(node.src) if s is not None for c in _of_operand(node, i, found))
     yield from (Condition(f.name, _value(f, f.of(node.op_params), found)) for f in parameters_of(node))
     read = [s for i, s in enumerate(node.src) if s is not None and i != STORES.get(node.op)]
@@ -178,7 +177,7 @@ def common(a: Rule, b: Rule) -> Rule | None:
     """Return the rule over both: conditions that each has, maybe at another operand, of the ops of either.
 
     The lower of two sizes is shared; so are two types of one op, and two layouts if an op is the same. None if rules of
-    several ops share nothing but what is each op's own.
+    several ops share nothing but sizes and which sources they have.
     """
     same = a.ops == b.ops
     either = {TYPE} if same else set()  # of one op any of two types, and of rules with a common op any of two layouts
@@ -187,7 +186,7 @@ def common(a: Rule, b: Rule) -> Rule | None:
     named = {property_of(c) for c in shared if not c.key.startswith("any ")}
     shared = {c for c in shared if not (c.key.startswith("any ") and property_of(c) in named)}
     kernels = {op.partition(".")[0].removesuffix("_BACK") for op in (*a.ops, *b.ops)}
-    if len(kernels) > 1 and not any(property_of(c) in OF_SEVERAL for c in shared):
+    if len(kernels) > 1 and all(is_size(c) or c.value == GIVEN or c.key == STEP for c in shared):
         return None
     return Rule.of({*a.ops, *b.ops}, shared)
 

@@ -38,7 +38,7 @@ from .rule import Rule, is_size, meets, rule_of
 EACH = 10.0
 """Seconds to shrink one case at least."""
 SHARE = 1 / 30
-"""Of the time that is left, to shrink one case."""
+"""Share of the time that is left to shrink one case."""
 AGAIN = 3
 """How often a crash gets the chance to come again."""
 NEEDED = 12
@@ -48,7 +48,7 @@ ALIKE = 3
 VARIANTS = 12
 """Variants that run of one explained failure, those nearest to it first."""
 SPLITTING = 0.15
-"""Of the time, to find out what the failures of each group need."""
+"""Share of the time to find out what the failures of each group need."""
 
 
 class Search:

@@ -61,6 +61,7 @@ def test_the_rule_over_two_holds_for_both() -> None:
     ("a", "b", "both"),
     [
         (_of("ROPE", ("src[0].ne[1]", "> 1")), _of("MUL_MAT", ("src[0].ne[1]", "> 2")), None),
+        (_of("NORM", ("eps", "!= 0")), _of("RMS_NORM", ("eps", "!= 0")), _of("NORM|RMS_NORM", ("eps", "!= 0"))),
         (_of("ROPE", ("src[2]", "given")), _of("SOFT_MAX", ("src[2]", "given")), None),
         (_of("ROPE", ("src[0].ne[1]", "> 31")), ROWS, ROWS),
         (

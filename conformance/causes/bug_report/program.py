@@ -128,7 +128,7 @@ def _options(case: Case, spec: Spec) -> Iterator[str]:
 
 
 def is_scheduled(spec: Spec) -> bool:
-    """Whether several devices share a graph."""
+    """True if several devices share a graph."""
     spec = resolve(spec)
     return spec.name == "sched" or dict(spec.options).get("mode") == "sched"
 
