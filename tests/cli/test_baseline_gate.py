@@ -81,7 +81,7 @@ def test_the_same_failures_are_no_failure(backend: Backend) -> None:
         pytest.param("wide", WIDE, id="another bug in other shapes"),
         pytest.param("zeros", "zeros where there were numbers: 3 cases", id="zeros, not 1 % too much"),
         pytest.param("nan", "NaN or Inf where there were numbers: 3 cases", id="NaN, not 1 % too much"),
-        pytest.param("every", "ADD: wrong numbers", id="all of the op"),
+        pytest.param("every", "ADD: wrong results", id="all of the op"),
     ],
 )
 def test_a_new_bug_does_not_hide_behind_a_known_cause(backend: Backend, also: str, says: str) -> None:
