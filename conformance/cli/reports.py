@@ -184,10 +184,11 @@ def causes(
     specs = backends_of(path, sorted(failing_backends(results)), ["conform", "causes", str(path)], backends)
     say = partial(line, err=True)
     found = analyse(results, specs, isolation=isolation, seconds=60 * minutes, again=again, folder=folder, progress=say)
+    results = assigned(results, found)
     for text in cause_lines(found):
         line(text)
     if json_path:
-        rows = [r.to_json() for r in assigned(results, found)]
+        rows = [r.to_json() for r in results]
         write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
     outcome = _outcome(runs)
     if against is None:

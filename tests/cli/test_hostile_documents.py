@@ -64,7 +64,7 @@ def _places(value: JSON, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 
 
 MUTATED = st.tuples(
-    st.integers(0, 5),
+    st.integers(0, len(documents()) - 1),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3),
 )
 

@@ -133,9 +133,9 @@ def test_backends(patch: Patch) -> None:
     _conform("backends", "--backend", "cpu")
 
 
-def test_run(patch: Patch) -> None:
+def test_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason for UNSUPPORTED in the line of its case and among the counted ones."""
-    patch("run.Runner.run", lambda _, spec, cases: [Result(c.id, str(spec), Verdict.UNSUPPORTED, error=Error(EVIL))
+    monkeypatch.setattr("conformance.testrun.Runner.run", lambda _, spec, cases: [Result(c.id, str(spec), Verdict.UNSUPPORTED, error=Error(EVIL))
                                                      for c in cases])  # fmt: skip
     text = _conform("run", "--backend", "cpu", "--case", CASE, "-v", "--color", "no")
     assert "       1  x\\x1b[2J" in text

@@ -63,7 +63,7 @@ def test_a_place_is_read_as_it_was_written(place: Place) -> None:
     row = _through(to_json(place))
     assert _without_nan(place_from_json(row)) == _without_nan(place)
     assert set(row) >= {"fault"}
-    assert None not in {row.get(k, 0) for k in row}
+    assert all(v is not None for v in row.values())
 
 
 @given(ERRORS)

@@ -216,7 +216,7 @@ def test_a_fault_is_named(check: Check, tmp_path: Path, fault: str) -> None:
         assert runner.run(Spec(fault), [small])[0].verdict == "FAIL"
         assert runner.run(Spec("ggml"), [small])[0].verdict == "PASS"
     if fault not in FAULTS:
-        assert first["kind"] == "kept"
+        assert first["kind"] == "stale"
         assert len(small.steps) == step + 1
     else:
         assert sum(len(s.graph) for s in small.steps) <= 3
