@@ -75,7 +75,7 @@ def test_fresh_failures_do_not_fail_a_run() -> None:
 
 def test_a_fresh_failure_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --save-failures it is kept in the default folder, listed, and the command succeeds."""
-    monkeypatch.setattr("conformance.cli.options.fresh_ids", lambda *_: [CRASHES])
+    monkeypatch.setattr("conformance.testrun.fresh_ids", lambda *_: [CRASHES])
     monkeypatch.chdir(tmp_path)
     args = ["run", "--backend", "ggml", "--case", "ops/CONT-f32-a=16*", "--fresh", "1", "--seed", "3"]
     found = CliRunner().invoke(main, args)
