@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from conformance.backend.registry import Spec
 from conformance.case import casefile
+from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import Error
@@ -135,8 +136,11 @@ def test_backends(patch: Patch) -> None:
 
 def test_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason for UNSUPPORTED in the line of its case and among the counted ones."""
-    monkeypatch.setattr("conformance.testrun.Runner.run", lambda _, spec, cases: [Result(c.id, str(spec), Verdict.UNSUPPORTED, error=Error(EVIL))
-                                                     for c in cases])  # fmt: skip
+
+    def refuse(_: object, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+        return [Result(c.id, str(spec), Verdict.UNSUPPORTED, error=Error(EVIL)) for c in cases]
+
+    monkeypatch.setattr("conformance.testrun.Runner.run", refuse)
     text = _conform("run", "--backend", "cpu", "--case", CASE, "-v", "--color", "no")
     assert "       1  x\\x1b[2J" in text
 

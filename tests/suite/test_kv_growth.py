@@ -239,9 +239,8 @@ def test_a_step_is_judged_from_the_caches_it_found() -> None:
     pairs = zip(wanted, found, strict=True)
     equal = [all(np.array_equal(w.caches[t], f.caches[t]) for t in case.caches()) for w, f in pairs]
     assert equal == [True, False, True, True]
-    result = Result(case.id, "", Verdict.PASS)
     ran = Execution(found, backend.open(case).witness(), 0.0)
-    judgement.judge_each_step(result, backend, case, ran, GGML_CPU)
+    result = judgement.judge_each_step(Result(case.id, "", Verdict.PASS), backend, case, ran, GGML_CPU)
     assert result.verdict is Verdict.FAIL
     assert result.detail.startswith("step 1: ")
 
