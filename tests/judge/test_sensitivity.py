@@ -18,7 +18,8 @@ from conformance.run.oracle import Oracle
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
 
-IDS = FAMILIES["ops"].ids("standard")
+IDS = FAMILIES["ops"].ids("standard")[::4]
+"""Every fourth: all of them take a minute of processor time."""
 BATCH = 256
 CONSTANT = ("ops/CLAMP-*,special=nan,min=0.75,max=0.75@*", "ops/COUNT_EQUAL-*")
 """Cases whose data makes no difference to their output, or whose count may be that of other data by chance."""

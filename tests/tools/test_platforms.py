@@ -20,7 +20,7 @@ from conformance.run.session.select import case_ids
 WITHOUT = """
 import importlib.abc, os, select, signal, sys
 import numpy, click, click.shell_completion, subprocess, hypothesis, hypothesis.strategies, pytest, tabulate, tempfile
-import asyncio, multiprocessing.connection, gguf  # all of these know the system that they are on
+import asyncio, multiprocessing.connection, gguf, psutil  # all of these know the system that they are on
 
 LACKING = {
     signal: ("SIGKILL", "SIGALRM", "SIGHUP", "SIGCHLD", "SIGQUIT", "SIGPIPE", "SIGXFSZ", "pthread_kill",
