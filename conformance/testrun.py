@@ -124,9 +124,7 @@ class Chosen:
 
     def to_json(self) -> dict[str, JSON]:
         """As the record of a run has it."""
-        return record_of(
-            self.levels, self.families, self.globs, self.seed, files=self.files, shard=str(self.shard)
-        )  # fmt: skip
+        return record_of(self.levels, self.families, self.globs, self.seed, files=self.files, shard=str(self.shard))
 
     def extra(self) -> dict[str, JSON]:
         """What the record says of the selection, beside its results."""

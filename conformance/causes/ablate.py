@@ -53,10 +53,10 @@ PLACES = frozenset({OFFSET, LAYOUT, VIEW, BARE, IN_PLACE})
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a failure was shown to need, of the conditions that hold for its node."""
+    """Conditions of the failing node that experiments showed to be necessary."""
 
     some_of: tuple[frozenset[Condition], ...] = ()
-    """Of each set at least one: without it the case passes."""
+    """At least one condition of each set is necessary: without it the case passes."""
     idle: frozenset[Condition] = frozenset()
     """Without each of these, and without all, the case fails as before."""
     right: tuple[Features, ...] = ()
@@ -177,7 +177,7 @@ def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: 
         recorded: the failing case.
         result: its result.
         node: the one at fault.
-        passes: returns whether a case does; False if it fails likewise, None if nobody knows.
+        passes: returns True if a case passes, False if it fails in the same way, None if it is unknown.
     """
     said = sorted((c for c in rule.rest if not is_size(c)), key=str)
     op = name_of(node)

@@ -94,7 +94,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a baseline has of a cause."""
+    """A cause as a baseline stores it."""
 
     id: str
     sentence: str
@@ -116,7 +116,7 @@ class Known:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from all others of its file."""
+        """Its unique key in the file: id and backend."""
         return self.id, self.backend
 
 

@@ -71,7 +71,7 @@ class Failure:
 
 
 def is_flaky(verdict: str, message: str) -> bool:
-    """True for wrong numbers and damaged memory: which of them a fault shows as goes by chance."""
+    """True for wrong numbers and damaged memory: one fault may show as either, at random."""
     return verdict == Verdict.FAIL or (verdict == Verdict.CRASH and by_damage(message))
 
 

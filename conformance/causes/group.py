@@ -32,12 +32,12 @@ JOINED = 0.8
 SEVERAL = 3
 """Ops from which on what they share explains another op."""
 FEW = 3
-"""Passing nodes without which nobody can say that a condition excludes none."""
+"""Fewest passing nodes needed to decide that a condition excludes none."""
 GONE = "not seen again in a process of its own, so what ran before may be at fault"
 UNSEEN = "not looked at (time limit), and not of the one cause that is known of its op"
 """Messages of rows of failures of which no more is known."""
 _OF_NO_NODE = (Fault.STALE, Fault.EARLIER, Fault.HANDOVER, Fault.GRAPH, "relation ")
-"""How messages of failures begin that no node by itself is at fault of."""
+"""Prefixes of messages of failures that no single node causes."""
 SAID: dict[str, str] = {
     Fault.STALE: "stale state of the backend",
     Fault.EARLIER: "stale state of the backend, or chance",
@@ -113,7 +113,7 @@ class Group:
     """The smallest case that shows it."""
     failures: list[Failure] = field(default_factory=list)
     needs: Needs = field(default_factory=Needs)
-    """What its first failure was shown to need."""
+    """The necessary conditions of its first failure."""
     unsure: int = 0
     """Failures that are here because time was over, and this is the nearest group."""
 

@@ -38,7 +38,7 @@ OLD_WORDS = (
     ("output=and read later", "output=read by another node"),
     ("step=same shape", "step=same sizes as before"),
 )
-"""What a condition of a saved baseline may say -> what it says today."""
+"""Condition in a baseline of an older version -> the same condition today."""
 
 
 def in_words_of_today(condition: Condition) -> Condition:

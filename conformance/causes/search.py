@@ -315,7 +315,7 @@ class Search:
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
                 found = failure_of(failure.case, self._seen_alone(failure.case))
-            except ConformanceError:  # nobody can say
+            except ConformanceError:  # the run proves nothing, so the failure stands
                 return failure
             if found is not None:
                 return found

@@ -62,7 +62,7 @@ color_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a person sees, and when the run stops."""
+    """What a run prints, and when it stops."""
 
     verbose: bool = False
     """Print a line for each result, and how it compares with what was saved."""

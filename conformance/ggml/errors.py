@@ -47,7 +47,7 @@ class BackendError(ConformanceError):
     side: str = ""
     """Of a relation: the run that failed, in words."""
     words: str = ""
-    """What the library or the adapter said, untouched; empty where the message is all."""
+    """The unmodified message of the library or adapter; empty if the error has no other than its own."""
     died: str = ""
     """How the process ended, such as `SIGABRT`; empty where it did not."""
 

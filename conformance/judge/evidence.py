@@ -9,16 +9,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf, isfinite, nan
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conformance.case.case import JSON
 
-T = TypeVar("T")
-
 
 class Fault(str, enum.Enum):
-    """What is known of a place where a case goes wrong."""
+    """How a failure at a place was diagnosed."""
 
     NODE = "node"
     """The node is wrong, or fails, by itself."""
@@ -67,7 +65,7 @@ class Endpoint:
     step: int
     device: str = ""
     split: int | None = None
-    """Of the graph of its step."""
+    """Index of the split in the graph of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +82,11 @@ class Place:
     tensor: str = ""
     """Type and `ne` of the tensor; of a node that fails, those of its sources too."""
     numbers: Numbers | None = None
-    """Of wrong numbers."""
+    """The worst element; None unless numbers are wrong."""
     source: Endpoint | None = None
-    """Of a hand-over."""
+    """Where the value of a HANDOVER was written."""
     target: Endpoint | None = None
+    """Where it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ class Error:
     message: str
     """For a person: what the backend was asked for, and what came of it."""
     words: str = ""
-    """What the library or the adapter said, untouched; of a process that died its last lines."""
+    """The unmodified message of the library or adapter; for a dead process, the last lines of its stderr."""
     died: str = ""
     """How the process ended, such as `SIGABRT`; empty where it did not."""
     side: str = ""
-    """Of a relation: the run that failed."""
+    """The run of a relation that failed; empty for other cases."""
 
 
 def to_json(evidence: Place | Error | Numbers | Endpoint) -> dict[str, JSON]:
@@ -130,15 +129,11 @@ def place_from_json(row: Mapping[str, JSON]) -> Place:
     if numbers is not None:
         lost = {k: otherwise for k, otherwise in (("expected", nan), ("found", nan), ("nmse", inf))
                 if numbers.get(k) is None}  # fmt: skip
-        numbers = _read(Numbers, {**numbers, **lost, "index": tuple(numbers.get("index", ()))})
-    parsed = {"fault": Fault(row.get("fault")), "numbers": numbers, **{k: _read(Endpoint, v) for k, v in ends.items()}}
-    return _read(Place, {**row, **parsed})
+        numbers = Numbers(**{**numbers, **lost, "index": tuple(numbers.get("index", ()))})
+    parsed = {"fault": Fault(row.get("fault")), "numbers": numbers, **{k: Endpoint(**v) for k, v in ends.items()}}
+    return Place(**{**row, **parsed})
 
 
 def error_from_json(row: Mapping[str, JSON]) -> Error:
     """`to_json` of an error, read. Raises as `place_from_json`."""
-    return _read(Error, row)
-
-
-def _read(kind: type[T], row: Mapping[str, Any]) -> T:
-    return kind(**row)
+    return Error(**row)

@@ -107,7 +107,7 @@ def _place(place: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _unlocated(verdict: str, parts: Sequence[str]) -> dict[str, JSON] | None:
-    """Of a FAIL without a place: its numbers are in words alone, which stay a note."""
+    """The place of a FAIL whose record has none: its numbers stay in the text, as a note."""
     if verdict != "FAIL" or not any(" diverges at [" in p for p in parts[:1]):
         return None
     return None if parts[0].startswith("stored value") else {
@@ -116,7 +116,7 @@ def _unlocated(verdict: str, parts: Sequence[str]) -> dict[str, JSON] | None:
 
 
 def _notes(parts: Sequence[str], where: dict[str, JSON] | None) -> list[str]:
-    """What the words say beyond `where`, which takes from them what its record lacked."""
+    """The notes: parts of the text that `where` does not hold. Fields that `where` lacks are filled from the text."""
     if where is None:
         return list(parts)
     notes: list[str] = []

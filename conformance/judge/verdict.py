@@ -87,7 +87,7 @@ class Result:
     """Steps that ran."""
     witness: dict[str, JSON] | None = None
     where: Place | None = None
-    """Of a failure: where it goes wrong, as far as known."""
+    """Where a failure was located, as far as known."""
     error: Error | None = None
     """Why there are no numbers to judge: the reason of UNSUPPORTED and VACUOUS, or how the backend failed."""
     wrong: Wrong | None = None
@@ -103,7 +103,7 @@ class Result:
     golden: Golden | None = None
     """How its outputs compare with stored values; None where nothing is stored of the case, or it gave no outputs."""
     notes: tuple[str, ...] = ()
-    """What else a person should know. Nothing decides by them."""
+    """Further remarks for a person; no decision depends on them."""
 
     @property
     def detail(self) -> str:
@@ -116,7 +116,7 @@ class Result:
 
     @property
     def unlocated(self) -> bool:
-        """Whether nobody found where it goes wrong."""
+        """True if the failure has not been located."""
         return self.where is None or self.where.fault is Fault.UNLOCATED
 
     @property

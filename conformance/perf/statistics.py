@@ -47,7 +47,7 @@ REGRESSED = "regressed"
 UNDECIDED = "undecided"
 
 CONFIDENCE = 0.95
-"""Of `median_interval`."""
+"""Confidence level of `median_interval`."""
 
 
 @dataclass(frozen=True, slots=True)
