@@ -87,6 +87,8 @@ class Place:
     """Where the value of a HANDOVER was written."""
     target: Endpoint | None = None
     """Where it was read."""
+    steps: int = 1
+    """Number of steps of the case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,17 @@ def renewed(row: Mapping[str, JSON]) -> Mapping[str, JSON]:
     if verdict in {"PASS", "FAIL"}:
         parts = detail.split("; ") if detail else []
         where = _divergence(first, detail) if first else _place(place) if place else _unlocated(verdict, parts)
-        return {**rest, "where": where, "error": None, "notes": [*_notes(parts, where), *notes]}
+        told = _notes(parts, where)
+        return {**rest, "where": _of_steps(where, row), "error": None, "notes": [*told, *notes]}
     where = _place(place) if place else _divergence(first, detail) if first else None
     error = _error(verdict, detail, where) if detail else {}
     more = error.pop("notes", [])
-    return {**rest, "where": where, "error": error or None, "notes": [*more, *notes]}
+    return {**rest, "where": _of_steps(where, row), "error": error or None, "notes": [*more, *notes]}
+
+
+def _of_steps(where: dict[str, JSON] | None, row: Mapping[str, JSON]) -> dict[str, JSON] | None:
+    steps = row.get("steps", 0)
+    return {**where, "steps": steps} if where is not None and steps > 1 else where
 
 
 def _error(verdict: str, detail: str, where: dict[str, JSON] | None) -> dict[str, JSON]:

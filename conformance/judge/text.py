@@ -13,20 +13,20 @@ STALE = {
 }
 
 
-def explain(where: Place | None, error: Error | None, notes: Sequence[str], *, several: bool) -> str:
+def explain(where: Place | None, error: Error | None, notes: Sequence[str]) -> str:
     """Why a result is what it is: how the backend failed or which numbers are wrong, the notes, and what is at fault
-    in place of a kernel; empty where there is nothing to say. `several`: it ran more steps than one.
+    in place of a kernel; empty where there is nothing to say.
     """
-    return "; ".join(filter(None, _parts(where, error, notes, several=several)))
+    return "; ".join(filter(None, _parts(where, error, notes)))
 
 
-def _parts(where: Place | None, error: Error | None, notes: Sequence[str], *, several: bool) -> Iterator[str]:
+def _parts(where: Place | None, error: Error | None, notes: Sequence[str]) -> Iterator[str]:
     if error is not None:
         yield error.message
         if where is not None:
             yield _failed_at(where, error)
     elif where is not None and where.numbers is not None:
-        yield diverges(where, where.numbers, several=several)
+        yield diverges(where, where.numbers)
     yield from notes
     if error is None and where is not None:
         yield STALE.get(where.fault, "")
@@ -34,19 +34,19 @@ def _parts(where: Place | None, error: Error | None, notes: Sequence[str], *, se
             yield _handover(where, where.source, where.target)
 
 
-def diverges(where: Place, numbers: Numbers, *, several: bool) -> str:
-    """How a tensor is wrong; with its step, if the case has `several` or it is not the first."""
+def diverges(where: Place, numbers: Numbers) -> str:
+    """How a tensor is wrong; with its step, if the case has several."""
     what = "cache" if where.op == "NONE" else where.op
     special = f", {numbers.special} NaN/Inf out of place" if numbers.special else ""
     found = f"{numbers.expected:.9g} expected, {numbers.found:.9g} found (NMSE {numbers.nmse:.2g}{special})"
     budget = f"budget {numbers.budget:.2g}" if numbers.budget else "must be equal to the bit"
     by = f" by {numbers.card}" if numbers.card else ""
     name = " ".join(filter(None, (what, where.name, where.tensor)))
-    return f"{_at(where, several=several)}{name} diverges at {list(numbers.index)}: {found}, {budget}{by}"
+    return f"{_at(where)}{name} diverges at {list(numbers.index)}: {found}, {budget}{by}"
 
 
-def _at(where: Place, *, several: bool) -> str:
-    return f"step {where.step}: " if where.step or (where.step is not None and several) else ""
+def _at(where: Place) -> str:
+    return f"step {where.step}: " if where.step is not None and (where.step or where.steps > 1) else ""
 
 
 def _failed_at(where: Place, error: Error) -> str:
@@ -55,7 +55,7 @@ def _failed_at(where: Place, error: Error) -> str:
     how = STALE.get(where.fault, "")
     if where.tensor:
         how = f"{where.tensor} fails {'by itself' if where.fault is Fault.NODE else 'behind the nodes before it'}"
-    at = _at(where, several=bool(where.tensor))
+    at = _at(where) if where.tensor or where.step else ""
     return f"where: {at}{how}".removesuffix(": ") if at or how else ""
 
 

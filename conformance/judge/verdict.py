@@ -108,7 +108,7 @@ class Result:
     @property
     def detail(self) -> str:
         """The evidence and the notes in words, for a person."""
-        return text.explain(self.where, self.error, self.notes, several=self.steps > 1)
+        return text.explain(self.where, self.error, self.notes)
 
     def noted(self, *notes: str) -> Result:
         """With more notes; empty ones are left out."""

@@ -231,6 +231,7 @@ PLACE: dict[str, Rule] = {
     "node": COUNT.optional(),
     **_fields(replace(TEXT, required=False), "op", "name", "tensor"),
     **_fields(OBJECT.optional(), "numbers", "source", "target"),
+    "steps": replace(COUNT, required=False),
 }
 NUMBERS: dict[str, Rule] = {
     "index": _list_of("whole numbers", _whole),

@@ -17,7 +17,6 @@ from conformance.backend.interface import Backend, Session
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError
-from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Expansion
 from conformance.ggml.partial import partial
 from conformance.ggml.tensor import Bytes, Tensor, pack
@@ -175,7 +174,7 @@ def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: B
     copies = list(original)
     found = _first(len(copies), lambda n: _fails(backend, _some(alone, copies[:n]), error))
     if found is not None and _fails(backend, _some(alone, copies[found : found + 1]), error):
-        return _failing(Fault.NODE, graph, k, original[copies[found]])
+        return _failing(Fault.NODE, case, k, original[copies[found]])
     caches = right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()}
     with anew() as fresh:
         return _behind(fresh, case, k, caches, error)
@@ -188,13 +187,14 @@ def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes], 
         _by_itself(fresh, case, k, caches)
     except BackendError:
         found = _first(len(graph), lambda n: _fails(fresh, _beginning(case, k, n, caches), error))
-        return Place(Fault.UNLOCATED, k) if found is None else _failing(Fault.GRAPH, graph, k, graph.nodes[found])
+        return Place(Fault.UNLOCATED, k) if found is None else _failing(Fault.GRAPH, case, k, graph.nodes[found])
     return _stale_at(k)
 
 
-def _failing(fault: Fault, graph: Graph, k: int, node: Tensor) -> Place:
+def _failing(fault: Fault, case: Case, k: int, node: Tensor) -> Place:
     sources = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
-    return Place(fault, k, graph.nodes.index(node), node.op, node.name, f"{node} of {sources}")
+    index = case.steps[k].graph.nodes.index(node)
+    return Place(fault, k, index, node.op, node.name, f"{node} of {sources}", steps=len(case.steps))
 
 
 def _first(n: int, fails: Callable[[int], bool]) -> int | None:

@@ -46,14 +46,14 @@ def describe(judged: Judged, case: Case, fault: Fault = Fault.NODE) -> Place:
     t, d = judged.tensor, judged.difference
     numbers = Numbers(d.index, d.expected, d.found, d.nmse, judged.budget.nmse, d.special, judged.budget.card)
     node = graph.nodes.index(t) if t in graph.nodes else None
-    return Place(fault, judged.step, node, t.op, t.name, f"{t.type}{list(t.ne)}", numbers)
+    return Place(fault, judged.step, node, t.op, t.name, f"{t.type}{list(t.ne)}", numbers, steps=len(case.steps))
 
 
 def sentence(judged: Judged, case: Case) -> str:
     """The same for a person."""
     where = describe(judged, case)
     assert where.numbers is not None
-    return diverges(where, where.numbers, several=len(case.steps) > 1)
+    return diverges(where, where.numbers)
 
 
 def locate(

@@ -577,7 +577,7 @@ def _with_stale(result: Result, stale: blame.Stale, case: Case, first: int = 0) 
 def _with_handover(result: Result, found: Place) -> Result:
     """`result` with where a value is lost; which tensor is wrong by it stays a note."""
     wrong = result.where
-    note = "" if wrong is None or wrong.numbers is None else diverges(wrong, wrong.numbers, several=result.steps > 1)
+    note = "" if wrong is None or wrong.numbers is None else diverges(wrong, wrong.numbers)
     return replace(result, where=found).noted(note)
 
 

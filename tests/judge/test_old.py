@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,12 @@ def test_an_old_record_is_read_as_a_fresh_result(name: str) -> None:
     assert signature_of(read) == signature_of(fresh)
     assert reason(read) == reason(fresh)
     assert refusals([read]) == refusals([fresh])
+
+
+OLD = {
+    name: (row, replace(fresh, where=replace(fresh.where, steps=max(fresh.steps, 1))) if fresh.where else fresh)
+    for name, (row, fresh) in OLD.items()
+}
 
 
 @pytest.mark.parametrize("name", sorted(OLD.keys() - {"flushed", "handover", "relation"}))
