@@ -128,7 +128,8 @@ class Folder:
         """Remove the files."""
         changed = {}
         for file, text in sources.items():
-            path = self.path / file
+            # not beside the hook: the folder is on the path, where `backends/` would be a package without its __init__
+            path = self.path / "changed" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             package = [str((ROOT / file).parent)] if path.name == "__init__.py" else None
