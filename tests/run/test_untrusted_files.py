@@ -171,12 +171,12 @@ PARSES = {
     "causes/bug_report/writing.py": "to say a device's name; opens nothing",
     "cli/cases.py": "--backend",
     "cli/llama.py": "--backend",
-    "cli/memory/__init__.py": "--backend",
-    "cli/model/__init__.py": "--backend",
+    "cli/memory.py": "--backend",
+    "cli/model.py": "--backend",
     "cli/nightly.py": "--backend",
     "cli/perf.py": "names of ours",
-    "cli/release/__init__.py": "to take the library away; untrusted.py decides on the rest",
-    "cli/switch/__init__.py": "--backend",
+    "cli/release.py": "to take the library away; untrusted.py decides on the rest",
+    "cli/switch.py": "--backend",
 }
 """Modules that make a backend of a text -> whose text it is."""
 
