@@ -1,10 +1,14 @@
-"""The hypothesis profile of this run: the same examples each time where CI is set, a growing database elsewhere; and no
-expected values kept on disk.
+"""The hypothesis profile of this run: the same examples each time where CI is set, a growing database elsewhere; no
+expected values kept on disk; and one shrink at a time.
 """
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from conformance.run.shrink import lanes
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("local", print_blob=True, deadline=None, suppress_health_check=_SLOW)
@@ -13,3 +17,11 @@ settings.register_profile(
 )
 os.environ["CONFORMANCE_EXPECTED"] = ""  # tests change kernels: no later run may find their values
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_lane() -> Iterator[None]:
+    """A search shrinks one case at a time: the other processors run other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "MOST", 1)
+        yield
