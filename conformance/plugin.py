@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,17 +26,12 @@ from conformance.perf.bench import Bench
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import command
 from conformance.run import golden
-from conformance.run.isolation.isolate import Isolation
-from conformance.run.session import settings
-from conformance.run.session.select import (
-    lacking,
-    new_seed,
-)
-from conformance.run.session.settings import Waiving, lines_of, today
-from conformance.run.session.shard import WHOLE, parse
+from conformance.run.session.select import lacking
+from conformance.run.session.settings import lines_of
+from conformance.run.session.shard import WHOLE
 from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS
-from conformance.testrun import Chosen, TestRun
+from conformance.testrun import TestRun
 
 from . import plugin_perf
 
@@ -57,27 +51,13 @@ class Suite:
     """One session: a run whose cases are tests."""
 
     def __init__(self, config: pytest.Config) -> None:
-        option = config.getoption
-        if option("fresh") and getattr(config.option, "fresh_seed", None) is None:  # xdist's workers get it
-            config.option.fresh_seed = new_seed() if option("seed") is None else option("seed")
-        self.chosen = Chosen(
-            option("backends"), option("stage"), option("families"), option("globs"), option("level"), option("seed"),
-            option("fresh"), getattr(config.option, "fresh_seed", None), shard=parse(option("shard")),
-            settings=settings.load(_path(config, "config_path")),
-            isolation=Isolation(option("isolate"), option("time_limit"), option("memory_limit")),
-        )  # fmt: skip
+        chosen = options.chosen_of(config)
+        if chosen.fresh and getattr(config.option, "fresh_seed", None) is None:  # xdist's workers get it
+            config.option.fresh_seed = chosen.seed_of_fresh
+        self.chosen = replace(chosen, fresh_seed=getattr(config.option, "fresh_seed", None))
         self.is_worker = hasattr(config, "workerinput")
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
-        waivers = self.chosen.settings.waivers_of(self.chosen.specs, _path(config, "waivers_path"))
-        self.run = TestRun(
-            self.chosen,
-            json_path=_path(config, "json_path"),
-            save_failures=_path(config, "save_failures"),
-            waivers=Waiving(waivers, today()),
-            kept=option("kept"),
-            recovers=not self.is_worker,
-            on_hang=self._hung,
-        )
+        self.run = TestRun(self.chosen, recovers=not self.is_worker, on_hang=self._hung)
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
@@ -198,12 +178,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         suite = config.stash[SUITE] = Suite(config)
         if config.getoption("perf"):
-            plugin_perf.configure(
-                config,
-                Bench(suite.run.runner, suite.chosen.isolation),
-                suite.chosen.specs,
-                suite.chosen.level or LEVELS[0],
-            )
+            plugin_perf.configure(config, Bench(suite.run.runner, suite.chosen.isolation), suite.chosen)
     except UsageError as e:
         raise pytest.UsageError(str(e)) from None
     if not suite.is_worker:
@@ -273,11 +248,6 @@ def device(spec: Spec) -> str:
     adapter = resolve(spec)
     name = dict(adapter.options).get("device", "CPU")
     return adapter.name if name.upper() == "CPU" else name
-
-
-def _path(config: pytest.Config, option: str) -> Path | None:
-    text = config.getoption(option)
-    return Path(text) if text else None
 
 
 def _is_empty(item: pytest.Item) -> bool:

@@ -21,8 +21,9 @@ from conformance.perf.bench import Bench, Row, document
 from conformance.perf.measure import Rounds
 from conformance.perf.units import ROUNDS, Unit, units
 from conformance.run.session.environment import environment
-from conformance.run.session.shard import WHOLE, parse
-from conformance.suite.family import Level
+from conformance.run.session.shard import WHOLE
+from conformance.suite.family import LEVELS, Level
+from conformance.testrun import Chosen
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -90,7 +91,7 @@ class Perf:
 PERF = pytest.StashKey[Perf]()
 
 
-def configure(config: pytest.Config, bench: Bench, specs: list[Spec], level: Level) -> None:
+def configure(config: pytest.Config, bench: Bench, chosen: Chosen) -> None:
     """Make the session one of performance.
 
     Raises:
@@ -98,13 +99,14 @@ def configure(config: pytest.Config, bench: Bench, specs: list[Spec], level: Lev
     """
     if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
         raise UsageError("--perf: several workers would take each other's time; run it without -n")
-    if parse(config.getoption("shard")) != WHOLE or config.getoption("fresh"):
+    if chosen.shard != WHOLE or chosen.fresh:
         raise UsageError("--perf: --shard and --fresh choose cases, not units; choose them with --unit")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise UsageError("--perf: pytest-benchmark is needed and was switched off; run it without -p no:benchmark")
     timing = not config.getoption("benchmark_disable")
-    chosen, rounds = config.getoption("unit_globs"), config.getoption("rounds")
-    perf = config.stash[PERF] = Perf(bench, specs, level, chosen, rounds, timing=timing)
+    globs, rounds = config.getoption("unit_globs"), config.getoption("rounds")
+    level = chosen.level or LEVELS[0]
+    perf = config.stash[PERF] = Perf(bench, chosen.specs, level, globs, rounds, timing=timing)
     config.pluginmanager.register(perf, "conformance-perf")
 
 

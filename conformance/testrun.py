@@ -7,9 +7,10 @@ missing, waivers, the record and the outcome are the same for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
@@ -20,6 +21,7 @@ from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, 
 from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import record, write_json
 from conformance.run.isolation.isolate import DEFAULT, Isolation
+from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected, writeahead
 from conformance.run.session.precision import advice
@@ -33,7 +35,7 @@ ENDED = "the run ended before it"
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which cases run on which backends, as the user asked on either command line."""
+    """What the user asked for on either command line: a field is the `dest` of an option (`cli.options`)."""
 
     backends: Sequence[str] = ()
     """Specs; all installed ones where none is named."""
@@ -55,6 +57,24 @@ class Chosen:
     """Paths of these files."""
     settings: Settings = field(default_factory=Settings)
     isolation: Isolation = DEFAULT
+    json_path: Path | None = None
+    """Where the record goes."""
+    save_failures: Path | None = None
+    """The folder for failing cases; fresh ones are always kept."""
+    waivers_path: Path | None = None
+    """Known failures of the one backend; None: those of the settings."""
+    kept: bool | None = None
+    """Whether expected values are kept on disk; None: by default."""
+    exact: bool = False
+    """Whether results say how far they are from values without declared rounding."""
+
+    @classmethod
+    def of(cls, settings: Settings, values: Mapping[str, Any]) -> Chosen:
+        """From the values of options by their `dest`; those of limits make the isolation."""
+        limits = {f.name for f in fields(Isolation)}
+        own = {k: v for k, v in values.items() if k not in limits}
+        isolation = Isolation(**{k: v for k, v in values.items() if k in limits})
+        return cls(**own, settings=settings, isolation=isolation)
 
     @cached_property
     def specs(self) -> list[Spec]:
@@ -88,8 +108,11 @@ class Chosen:
     @cached_property
     def _ids(self) -> dict[Level, list[str]]:
         used = {self.level or LEVELS[0], *self.levels.values()} if self.by_id else set()
-        chosen = {n: case_ids(self.families, self.globs, n) for n in sorted(used, key=LEVELS.index)}
-        return {n: [reseeded(i, self.seed) for i in ids] for n, ids in chosen.items()}
+        return {n: self.at(n) for n in sorted(used, key=LEVELS.index)}
+
+    def at(self, level: Level) -> list[str]:
+        """The ids that a level lists, of all shards. UsageError as of `ids`."""
+        return [reseeded(i, self.seed) for i in case_ids(self.families, self.globs, level)]
 
     @cached_property
     def fresh_cases(self) -> list[str]:
@@ -142,12 +165,8 @@ class TestRun:
         self,
         chosen: Chosen,
         *,
-        json_path: Path | None = None,
         journal: Journal | None = None,
-        save_failures: Path | None = None,
         waivers: Waiving | None = None,
-        kept: bool | None = None,
-        exact: bool = False,
         recovers: bool = True,
         on_hang: Callable[[], None] | None = None,
     ) -> None:
@@ -155,24 +174,20 @@ class TestRun:
 
         Args:
             chosen: what runs.
-            json_path: where the record goes.
             journal: has what an earlier start gave, and takes each new result.
-            save_failures: the folder for failing cases; fresh ones are always kept.
-            waivers: known failures; None: those of the settings.
-            kept: whether expected values are kept on disk; None: by default.
-            exact: whether results say how far they are from values without declared rounding.
+            waivers: known failures; None: those that were chosen.
             recovers: whether cases that an interrupted run left are looked for.
             on_hang: called before the process ends as a backend in it does not return; None: the record is written.
         """
-        self.chosen = chosen
-        self.json_path, self._journal = json_path, journal
-        save = save_failures or (Path(FOLDER) if chosen.fresh else None)
+        self.chosen, self._journal = chosen, journal
+        settings = chosen.settings
+        if waivers is None:
+            waivers = Waiving(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
+        self.waiving, self.in_force = waivers, in_force(settings, waivers)
+        save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
         self._folder = save or writeahead.default_folder()
         self.left = self.recovered() if recovers else []
         """Sentences about what an interrupted run left."""
-        settings = chosen.settings
-        self.waiving = Waiving(settings.waivers_of(chosen.specs, None), today()) if waivers is None else waivers
-        self.in_force = in_force(settings, self.waiving)
         self._on_hang = on_hang
         self.runner = Runner(
             save_failures=save,
@@ -180,8 +195,7 @@ class TestRun:
             write_ahead=self._folder,
             waiving=self.waiving,
             on_hang=self._hung,
-            exact=exact,
-            kept=expected.here(kept),
+            oracle=Oracle(exact=chosen.exact, kept=expected.here(chosen.kept)),
         )
         self.request = Request()
         self.results: list[Result] = []
@@ -200,13 +214,13 @@ class TestRun:
     @property
     def is_recorded(self) -> bool:
         """Whether a record or a journal was asked for."""
-        return self.json_path is not None or self._journal is not None
+        return self.chosen.json_path is not None or self._journal is not None
 
     def ask(self, request: Request, *, gating: bool, writes: bool = True) -> None:
         """Know what must have a result, before anything runs. `writes`: whether this process writes the record."""
         self.request, self.gating = request, gating
-        if self.json_path is not None and self._journal is None and writes:
-            self._partial = Partial(self.json_path, request)
+        if self.chosen.json_path is not None and self._journal is None and writes:
+            self._partial = Partial(self.chosen.json_path, request)
             if self._partial.left:
                 self.left.append(self._partial.left)
 
@@ -239,8 +253,8 @@ class TestRun:
         try:
             self.missing = self.request.missing(self.results, why, self.reasons, cause)
             self.waiver_problems = self.waiving.problems(self.results)
-            if self.json_path is not None:
-                write_json(self.json_path, {**(self._record() if extra is None else extra), **self.chosen.extra()})
+            if (path := self.chosen.json_path) is not None:
+                write_json(path, {**(self._record() if extra is None else extra), **self.chosen.extra()})
                 written = True
         finally:
             if self._partial is not None and (message := self._partial.close(written=written)):

@@ -25,7 +25,7 @@ from conformance.case.case import JSON
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause, assigned
 from conformance.cli import options
-from conformance.cli.options import Selection, backend_option, isolation, selection, settings_here
+from conformance.cli.options import chosen
 from conformance.cli.output import cause_lines, fail, leave, line
 from conformance.cli.run import color_option, sentence, table_of
 from conformance.ggml.errors import UnavailableError, UsageError
@@ -33,10 +33,10 @@ from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import FAILURES, Result, Totals, counted
 from conformance.report.runfile import read_document
 from conformance.report.runs import command
-from conformance.run.isolation.isolate import Isolation
-from conformance.run.session.select import LARGEST, available, case_ids, fresh_ids, new_seed, parse_specs, reseeded
+from conformance.run.session.select import LARGEST, fresh_ids, new_seed, parse_specs
 from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.suite.family import LEVELS
+from conformance.testrun import Chosen
 
 ROUND = 2000
 """Fresh cases of each backend in one leg: the size of its files."""
@@ -55,9 +55,7 @@ def duration(text: str) -> float:
 @click.command()
 @click.option("-o", "folder", type=options.Folder, metavar="DIR", default="campaign", show_default=True,
               help="Where everything goes; what was begun there with the same words goes on.")  # fmt: skip
-@backend_option
-@selection
-@click.option("--only-fresh", is_flag=True, help="With --for: nothing that a level lists.")
+@chosen(options.BACKEND, options.CONFIG, *options.SELECTION, options.ONLY_FRESH, options.WAIVERS, *options.LIMITS)
 @click.option("--for", "seconds", type=duration, metavar="TIME",
               help="Then fresh random cases until TIME since the start is over: 90s, 30m, 2h, 1.5d.")  # fmt: skip
 @click.option(
@@ -70,22 +68,16 @@ def duration(text: str) -> float:
 @click.option("--causes", "minutes", type=click.FloatRange(min=0), metavar="MINUTES",
               help="Group failures by cause, here, for so long per backend and leg at most.")  # fmt: skip
 @click.option("--store", type=options.File, metavar="FILE", help="The history; default: history.sqlite in DIR.")
-@options.WAIVERS.click()
-@isolation
 @color_option
 def campaign(
     folder: Path,
-    backends: Sequence[str],
-    selection: Selection,
-    only_fresh: bool,
+    chosen: Chosen,
     seconds: float | None,
     workers: int | None,
     scheduler: str,
     slurm: bool,
     minutes: float | None,
     store: Path | None,
-    waivers_path: Path | None,
-    isolation: Isolation,
 ) -> None:
     """Run cases on many workers; each pair of backend and case gets one result, whatever dies meanwhile.
 
@@ -94,16 +86,16 @@ def campaign(
     codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, 5 stopped by --for or Ctrl-C:
     see docs/exit-codes.md.
     """
-    if only_fresh and seconds is None:
+    if chosen.only_fresh and seconds is None:
         raise UsageError("--only-fresh: --for TIME expected with it, or nothing would run")
-    if selection.fresh:
+    if chosen.fresh:
         raise UsageError("--fresh: a campaign has fresh cases for a time; --for TIME expected")
-    specs = _specs(backends, isolation)
+    specs = _specs(chosen)
     devices = tuple(dict.fromkeys(filter(None, map(device_of, specs))))
     shared = frozenset[str]() if scheduler or slurm else _in_software(specs)
     where = Where(workers or os.cpu_count() or 1, scheduler, slurm, devices, shared)
     it = _Campaign(
-        folder, specs, selection, isolation, minutes, store or folder / "history.sqlite", waivers_path, only_fresh,
+        folder, specs, chosen, minutes, store or folder / "history.sqlite",
         inf if seconds is None else time.monotonic() + seconds, continuous=seconds is not None,
     )  # fmt: skip
     try:
@@ -119,14 +111,13 @@ def campaign(
     leave(outcome)
 
 
-def _specs(texts: Sequence[str], isolation: Isolation) -> list[Spec]:
+def _specs(chosen: Chosen) -> list[Spec]:
     """The backends: those named, which workers need to have, or all that are here."""
-    specs = list(dict.fromkeys(parse_specs(texts)))
-    if not texts:
-        found, lacking = available(specs, isolation)
-        for spec, why in lacking.items():
-            line(f"{spec}: not available: {why}", err=True)
-        return found
+    if not chosen.backends:
+        for name, why in chosen.lacking.items():
+            line(f"{name}: not available: {why}", err=True)
+        return chosen.specs
+    specs = parse_specs(chosen.backends)
     for spec in specs:
         if not registry.is_taken(registry.resolve(spec).name):
             raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
@@ -152,12 +143,9 @@ def _in_software(specs: Sequence[Spec]) -> frozenset[str]:
 class _Campaign:
     folder: Path
     specs: Sequence[Spec]
-    selection: Selection
-    isolation: Isolation
+    chosen: Chosen
     minutes: float | None
     store: Path
-    waivers_path: Path | None
-    only_fresh: bool
     ends: float
     continuous: bool
     topic: str = field(default_factory=lambda: f"conform-{uuid.uuid4().hex[:12]}")
@@ -165,12 +153,12 @@ class _Campaign:
 
     def run(self, pool: Pool) -> Outcome:
         """Run the legs, and write each down at its end."""
-        settings = settings_here()
-        waiving = Waiving(settings.waivers_of(list(self.specs), self.waivers_path), today())
+        settings = self.chosen.settings
+        waiving = Waiving(settings.waivers_of(list(self.specs), self.chosen.waivers_path), today())
         known, outcome, executed, fresh = set(self._causes()), Outcome(), 0, 0
         for leg in self._legs():
             ended, stopped = run_leg(
-                leg, pool, request=self._request(), topic=self.topic, isolation=limited(self.isolation),
+                leg, pool, request=self._request(), topic=self.topic, isolation=limited(self.chosen.isolation),
                 waiving=waiving, save=self.folder / "failures", show=_show, say=partial(line, err=True),
                 ends=self.ends if leg.fresh else inf,
             )  # fmt: skip
@@ -197,30 +185,29 @@ class _Campaign:
         return outcome.without(Why.UNEXECUTED) if executed else outcome
 
     def _legs(self) -> Iterator[Leg]:
-        if not self.only_fresh:
+        if not self.chosen.only_fresh:
             yield Leg("run", self.folder, self._listed())
         seed, n = self._seed(), 0
         while self.continuous and time.monotonic() < self.ends:
             n += 1
             ids = fresh_ids(
-                self.selection.families, self.selection.globs, self.selection.level or LEVELS[0], ROUND,
-                (seed + n) % LARGEST,
-            )  # fmt: skip
+                self.chosen.families, self.chosen.globs, self.chosen.level or LEVELS[0], ROUND, (seed + n) % LARGEST
+            )
             yield Leg(f"fresh-{n:04}", self.folder, dict.fromkeys(self.specs, ids), fresh=True)
 
     def _listed(self) -> dict[Spec, list[str]]:
-        chosen, settings = self.selection, settings_here()
-        levels = {s: settings.level(s, chosen.level) for s in self.specs}
-        listed = {n: case_ids(chosen.families, chosen.globs, n) for n in set(levels.values())}
-        return {s: list(dict.fromkeys(reseeded(i, chosen.seed) for i in listed[n])) for s, n in levels.items()}
+        chosen = self.chosen
+        levels = {s: chosen.settings.level(s, chosen.level) for s in self.specs}
+        listed = {n: list(dict.fromkeys(chosen.at(n))) for n in set(levels.values())}
+        return {s: listed[n] for s, n in levels.items()}
 
     def _seed(self) -> int:
         """Of fresh cases; the same at each start in this folder."""
         if not self.continuous:
             return 0
         kept = self.folder / "seed"
-        if self.selection.seed is not None:
-            seed = self.selection.seed
+        if self.chosen.seed is not None:
+            seed = self.chosen.seed
         elif kept.is_file() and re.fullmatch("[0-9]{1,9}", text := kept.read_text(encoding="utf-8").strip(), re.ASCII):
             seed = int(text)
         else:
@@ -231,10 +218,10 @@ class _Campaign:
 
     def _request(self) -> dict[str, JSON]:
         """The words that must be the same where a campaign goes on."""
-        s, waivers = self.selection, self.waivers_path
+        s = self.chosen
         return {
             "backends": [str(b) for b in self.specs], "families": list(s.families), "cases": list(s.globs),
-            "level": s.level, "seed": s.seed, "waivers": str(waivers or ""),
+            "level": s.level, "seed": s.seed, "waivers": str(s.waivers_path or ""),
         }  # fmt: skip
 
     def _causes(self, only: Path | None = None) -> dict[tuple[str, str], Cause]:
@@ -252,7 +239,7 @@ class _Campaign:
         ended.causes = analyse(
             ended.results,
             {str(s): s for s in self.specs},
-            isolation=self.isolation,
+            isolation=self.chosen.isolation,
             seconds=60 * minutes,
             progress=say,
         )

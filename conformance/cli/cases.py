@@ -27,14 +27,15 @@ from conformance.run.scheduler.backend import SchedBackend
 from conformance.run.scheduler.plan import HEADER
 from conformance.run.scheduler.plan import rows as split_rows
 from conformance.run.session import failures, settings
-from conformance.run.session.select import build, case_ids, parse_specs, probe, reseeded
+from conformance.run.session.select import build, parse_specs, probe
 from conformance.run.session.untrusted import backends_of
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 from conformance.suite.family import LEVELS
+from conformance.testrun import Chosen
 
 from . import options
-from .options import File, Selection, backend_option, isolation, json_option, selection, settings_here
+from .options import File, backend_option, chosen, isolation, json_option, say_seed, settings_here
 from .output import line, table
 
 HEAD = 1 << 16
@@ -76,11 +77,12 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
 
 
 @click.command()
-@selection
-def cases(selection: Selection) -> None:
+@chosen(*options.SELECTION)
+def cases(chosen: Chosen) -> None:
     """List case ids, smallest first within a family."""
-    ids = case_ids(selection.families, selection.globs, selection.level or LEVELS[0])
-    for i in [*(reseeded(i, selection.seed) for i in ids), *selection.fresh_ids(selection.seed)]:
+    ids = chosen.at(chosen.level or LEVELS[0])
+    say_seed(chosen)
+    for i in [*ids, *chosen.fresh_cases]:
         line(i)
 
 

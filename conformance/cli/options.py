@@ -20,11 +20,12 @@ from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import settings
-from conformance.run.session.select import available, fresh_ids, lacking, new_seed, parse_specs
+from conformance.run.session.select import available, lacking, parse_specs
 from conformance.run.session.settings import Settings
 from conformance.run.session.shard import parse
 from conformance.suite import FAMILIES
-from conformance.suite.family import LEVELS, Level
+from conformance.suite.family import LEVELS
+from conformance.testrun import Chosen
 
 from .output import line
 
@@ -92,6 +93,8 @@ class Option:
             "default": self.default, "multiple": self.repeatable, "show_default": self.default is not None,
             "shell_complete": self.complete,
         }  # fmt: skip
+        if self.type is click.BOOL and "/" not in self.name:
+            words |= {"is_flag": True, "default": False, "show_default": False}
         return click.option(self.name, self.dest, **{**words, **changes})
 
     def pytest(self, group: pytest.OptionGroup) -> None:
@@ -106,6 +109,13 @@ class Option:
         shown = "" if self.default is None else f" [default: {self.default}]"
         group.addoption(self.name.partition("/")[0], dest=self.dest, help=f"{self.help}{shown}".replace("%", "%%"),
                         **words)  # fmt: skip
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401  # as pytest has it
+        """The value of an option of pytest, of the type that a command gets."""
+        if value is None or "/" in self.name:
+            return value
+        kind = click.types.convert_type(self.type)
+        return [kind.convert(v, None, None) for v in value] if self.repeatable else kind.convert(str(value), None, None)
 
 
 def _simple(kind: object, text: str) -> str | float:
@@ -157,9 +167,15 @@ PERF = Option("--perf", "perf", "Time backends instead, each case once it has pa
 KEPT = Option("--kept/--no-kept", "kept",
               "Take expected values that earlier runs kept on disk, and keep new ones; default: yes.",
               click.BOOL)  # fmt: skip
+EXACT = Option("--exact", "exact", "Also record the NMSE from values without the rounding that a backend declares.",
+               click.BOOL)  # fmt: skip
+ONLY_FRESH = Option("--only-fresh", "only_fresh", "Only what --fresh adds, nothing that a level lists.", click.BOOL)
 
-RUN = (BACKEND, CONFIG, WAIVERS, STAGE, FAMILY, CASE, LEVEL, SEED, FRESH, SHARD, SAVE, ISOLATE, TIME_LIMIT,
-       MEMORY_LIMIT, JSON, KEPT)  # fmt: skip
+SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
+"""What chooses ids."""
+LIMITS = (ISOLATE, TIME_LIMIT, MEMORY_LIMIT)
+"""What becomes an `Isolation`."""
+RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON, KEPT, EXACT)
 """What `conform run` and `pytest conformance` share."""
 PERF_RUN = (UNIT, ROUNDS)
 """What `conform perf run` and `pytest conformance --perf` share."""
@@ -226,35 +242,30 @@ def together(name: str, make: Callable[..., object], *chosen: Option) -> Callabl
     return decorate
 
 
-isolation = together("isolation", Isolation, ISOLATE, TIME_LIMIT, MEMORY_LIMIT)
+isolation = together("isolation", Isolation, *LIMITS)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which cases: --family, --case, --level, --seed and --fresh."""
+def chosen(*table: Option) -> Callable[[Command], Command]:
+    """Options as the parameter `chosen` of a command; of --config it has the settings."""
 
-    families: Sequence[str]
-    globs: Sequence[str]
-    level: Level | None
-    seed: int | None
-    fresh: int
+    def make(**values: Any) -> Chosen:  # noqa: ANN401  # as click gives them
+        found = Chosen.of(click.get_current_context().meta.get(SETTINGS, Settings()), values)
+        if FAMILY in table and not found.families and not found.globs:
+            for name, why in lacking(()).items():
+                line(f"{name}: not run: {why}", err=True)
+        return found
 
-    def fresh_ids(self, seed: int | None) -> list[str]:
-        """What --fresh adds; prints the seed it took, with which --seed makes the same cases."""
-        if not self.fresh:
-            return []
-        chosen = new_seed() if seed is None else seed
-        line(f"--fresh {self.fresh}: seed {chosen}", err=True)
-        return fresh_ids(self.families, self.globs, self.level or LEVELS[0], self.fresh, chosen)
+    decorate = together("chosen", make, *(o for o in table if o is not CONFIG))
+    return (lambda f: decorate(config_option(f))) if CONFIG in table else decorate
 
 
-def _selected(**values: Any) -> Selection:  # noqa: ANN401  # as click gives them
-    chosen = Selection(**values)
-    if not chosen.families and not chosen.globs:
-        for name, why in lacking(()).items():
-            line(f"{name}: not run: {why}", err=True)
-    return chosen
+def say_seed(chosen: Chosen) -> None:
+    """Print the seed of fresh cases, with which --seed makes them again."""
+    if chosen.fresh:
+        line(f"--fresh {chosen.fresh}: seed {chosen.seed_of_fresh}", err=True)
 
 
-selection = together("selection", _selected, FAMILY, CASE, LEVEL, SEED, FRESH)
-"""The options that choose cases."""
+def chosen_of(config: pytest.Config) -> Chosen:
+    """What a session of pytest was asked for."""
+    values = {o.dest: o.read(config.getoption(o.dest)) for o in RUN}
+    return Chosen.of(settings.load(values.pop(CONFIG.dest)), values)

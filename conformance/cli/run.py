@@ -25,17 +25,16 @@ from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusals
-from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import failures
 from conformance.run.session.settings import Waiving, lines_of, today
-from conformance.run.session.shard import WHOLE, Shard
+from conformance.run.session.shard import WHOLE
 from conformance.run.session.untrusted import backends_of
 from conformance.suite.batch import groups
 from conformance.testrun import ENDED, Chosen, TestRun
 
 from . import options
 from .cases import CasePath, read_cases
-from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
+from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
 FEW = 8
@@ -79,12 +78,7 @@ class Shown:
 
 
 @click.command()
-@backend_option
-@options.STAGE.click()
-@selection
-@click.option("--only-fresh", is_flag=True, help="Only what --fresh adds, nothing that a level lists.")
-@options.SHARD.click()
-@json_option
+@chosen(*options.RUN, options.ONLY_FRESH)
 @click.option(
     "--journal",
     "journal_path",
@@ -92,10 +86,6 @@ class Shown:
     metavar="FILE",
     help="Append each result to FILE as it comes; what is there from an earlier start does not run again.",
 )
-@options.SAVE.click()
-@options.WAIVERS.click()
-@isolation
-@options.KEPT.click()
 @click.option(
     "--causes",
     "minutes",
@@ -115,8 +105,6 @@ class Shown:
 @click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
 @click.option("--reasons", is_flag=True, help="Count the reasons for UNSUPPORTED; -v does so too.")
-@click.option("--exact", is_flag=True,
-              help="Also record the NMSE from values without the rounding that a backend declares.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, type=options.ExistingFile, metavar="FILE",
               help="Also the ops of a file of test-backend-ops; repeatable.")  # fmt: skip
 @click.option("--test-file-of", "numbers", default="", metavar="BUILD",
@@ -124,17 +112,8 @@ class Shown:
 @color_option
 @click.argument("files", nargs=-1, type=CasePath)
 def run(
-    backends: Sequence[str],
-    stage: str | None,
-    selection: Selection,
-    only_fresh: bool,
-    shard: Shard,
-    json_path: Path | None,
+    chosen: Chosen,
     journal_path: Path | None,
-    save_failures: Path | None,
-    waivers_path: Path | None,
-    isolation: Isolation,
-    kept: bool | None,
     minutes: float | None,
     allowed: float | None,
     exitfirst: bool,
@@ -142,7 +121,6 @@ def run(
     verbose: bool,
     quiet: bool,
     reasons: bool,
-    exact: bool,
     test_files: Sequence[Path],
     numbers: str,
     files: Sequence[Path],
@@ -154,46 +132,36 @@ def run(
     docs/exit-codes.md.
     """
     cases = [c for f in files for c in read_cases(f)] + _imported(test_files, numbers)
-    settings = settings_here()
-    chosen = Chosen(
-        backends, stage, selection.families, selection.globs, selection.level, selection.seed, selection.fresh,
-        only_fresh=only_fresh, shard=shard, cases=cases, files=[*map(str, files), *map(str, test_files)],
-        settings=settings, isolation=isolation,
-    )  # fmt: skip
-    request = {**chosen.to_json(), "fresh": [selection.fresh, only_fresh], "waivers": str(waivers_path or "")}
+    chosen = replace(chosen, cases=cases, files=[*map(str, files), *map(str, test_files)])
+    request = {
+        **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
+    }  # fmt: skip
     journal = Journal(journal_path, request) if journal_path else None
     if journal:
         click.get_current_context().call_on_close(journal.close)
-        chosen = replace(chosen, fresh_seed=journal.seed if selection.seed is None else None)
-    if selection.fresh:
-        line(f"--fresh {selection.fresh}: seed {chosen.seed_of_fresh}", err=True)
-    waiving = Waiving(settings.waivers_of(chosen.specs, waivers_path), today())
-    gating = shard == WHOLE and (chosen.is_whole_level or (bool(backends) and not only_fresh))
-    it = TestRun(chosen, json_path=json_path, journal=journal, save_failures=save_failures, waivers=waiving, kept=kept,
-                 exact=exact)  # fmt: skip
+        chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
+    say_seed(chosen)
+    gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
     shown = Shown(verbose, quiet, reasons or verbose, 1 if exitfirst else maxfail, inf if allowed is None else allowed,
                   minutes)  # fmt: skip
-    leave(_Execution(it, shown, gating=gating).run())
+    leave(_Execution(TestRun(chosen, journal=journal), shown, gating=gating).run())
 
 
 @click.command()
 @click.argument("file", type=CasePath)
-@backend_option
-@options.STAGE.click()
-@json_option
-@isolation
+@chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
 @color_option
-def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Path | None, isolation: Isolation) -> None:
+def repro(file: Path, chosen: Chosen) -> None:
     """Run the cases of FILE again, and print whether verdict, numbers and first divergence are as they were saved.
     Without --backend: on the backend that each was saved for.
     """
     cases = read_cases(file)
-    if not backends:
+    chosen = replace(chosen, cases=cases, files=[str(file)])
+    if not chosen.backends:
         texts = [r["backend"] for r in map(failures.record_of, cases) if r]
-        backends = list(backends_of(file, texts, ["conform", "repro", str(file)]))
+        chosen = replace(chosen, backends=list(backends_of(file, texts, ["conform", "repro", str(file)])))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
-    chosen = Chosen(backends, stage, cases=cases, files=[str(file)], settings=settings_here(), isolation=isolation)
-    leave(_Execution(TestRun(chosen, json_path=json_path, waivers=bare), Shown(verbose=True), gating=False).run())
+    leave(_Execution(TestRun(chosen, waivers=bare), Shown(verbose=True), gating=False).run())
 
 
 def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
@@ -259,7 +227,7 @@ class _Execution:
         if error is not None:
             fail_by(error)
         if self._fault is not None:
-            end(self._fault, f"; what ran is in {self._run.json_path}" if self._run.json_path else "")
+            end(self._fault, f"; what ran is in {path}" if (path := self._run.chosen.json_path) else "")
         return self._run.outcome()
 
     def _all(self) -> None:

@@ -67,10 +67,12 @@ class NoSecondOpinionError(UnavailableError):
 
 
 class Oracle:
-    """Computes expected values and caches the latest; `exact`: also without the rounding that a backend declares."""
+    """Computes expected values and caches the latest."""
 
     def __init__(self, *, exact: bool = False, kept: Expected | None = None) -> None:
-        """`kept`: values on disk, of earlier runs and for later ones."""
+        """`exact`: also without the rounding that a backend declares, which costs the reference a second time. `kept`:
+        values on disk, of earlier runs and for later ones.
+        """
         self._exact = exact
         self._kept = kept
         self._reference = open_backend(Spec(REFERENCE))

@@ -40,7 +40,6 @@ from .oracle import REFERENCE, Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.backend import SchedBackend
 from .scheduler.handover import Scheduler
 from .session import failures, select
-from .session.expected import Expected
 from .session.kept import Kept
 from .session.precision import undeclared
 from .session.settings import Waiving
@@ -64,8 +63,7 @@ class Runner:
         write_ahead: Path | None = None,
         waiving: Waiving | None = None,
         on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
-        exact: bool = False,
-        kept: Expected | None = None,
+        oracle: Oracle | None = None,
         spares: Spares | None = None,
     ) -> None:
         """Open no backend yet.
@@ -73,9 +71,8 @@ class Runner:
         `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
         failing ones that no id makes again. `on_hang` is called in a thread of its own before the process is ended
         (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
-        this `run`, and why. It writes what the run has so far. `exact`: results also say how far they are from values
-        without the rounding that a backend declares, which costs the reference a second time. `kept`: expected values
-        on disk, of earlier runs and for later ones. `spares`: processes that start before they are needed, for runs
+        this `run`, and why. It writes what the run has so far. `oracle` computes expected values, and is closed
+        with the runner. `spares`: processes that start before they are needed, for runs
         that often end one.
         """
         self._isolation = isolation or DEFAULT
@@ -88,7 +85,7 @@ class Runner:
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
         self.undeclared: dict[Spec, None] = {}
         """Backends of which a case was judged by upstream's limits, in order."""
-        self.oracle = Oracle(exact=exact, kept=kept)
+        self.oracle = Oracle() if oracle is None else oracle
         self._backends: dict[Spec, Backend] = {}
         self._guards: dict[Spec, Guarded] = {}
         self._broken: dict[Spec, ConformanceError] = {}

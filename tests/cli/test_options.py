@@ -27,7 +27,6 @@ RUN_ONLY = {
     "verbose",
     "quiet",
     "reasons",
-    "exact",
     "color",
     "files",
 }
