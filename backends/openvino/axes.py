@@ -56,7 +56,7 @@ def require(holds: bool, t: Tensor, what: str) -> None:  # reads as an assertion
         raise FixedError(f"{t}: {what}")
 
 
-class AxisWalk:
+class AxisContext:
     """What rules ask, forward through the nodes; leaves get their axes from the first node that reads them.
 
     Args:
@@ -143,7 +143,7 @@ class AxisWalk:
         return Axis(self.cells[cells]), Axis(self.tokens) if self.tokens.size > 1 else None, None, None
 
 
-Rule: TypeAlias = Callable[[AxisWalk, Tensor], Axes]
+Rule: TypeAlias = Callable[[AxisContext, Tensor], Axes]
 """The axes of a node from those of its sources; FixedError where they do not fit."""
 
 
@@ -153,7 +153,7 @@ def others(t: Tensor) -> list[Tensor]:
     return [s for s in t.src if s is not None and s is not t]
 
 
-def alike(w: AxisWalk, t: Tensor) -> Axes:
+def alike(w: AxisContext, t: Tensor) -> Axes:
     """Element by element; a src of fewer elements is repeated."""
     a = operand(t)
     axes = w.of(a, w.tokens_where(a, 1))
@@ -166,7 +166,7 @@ def alike(w: AxisWalk, t: Tensor) -> Axes:
     return axes
 
 
-def row_alike(w: AxisWalk, t: Tensor) -> Axes:
+def row_alike(w: AxisContext, t: Tensor) -> Axes:
     """Whole rows, each by itself."""
     axes = alike(w, t)
     require(axes[0] is None, t, "mixes what lies along a row of tokens or cells")

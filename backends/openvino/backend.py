@@ -23,11 +23,11 @@ from conformance.ggml.tensor import Tensor, computes
 from conformance.ggml.types import BF16, F16, F32, I32
 
 from .compile import CompiledModel, ModelCache, compiler, executed, one_of
-from .forms import BLOCKS
+from .storage import BLOCKS
 
 if TYPE_CHECKING:
-    from .bind import Emitted, HostMemory, Request
-    from .walk import Walk
+    from .bind import EmittedGraph, HostMemory, Request
+    from .emit_context import EmitContext
 
 
 ATTENTION = ("manual", "sdpa", "sdpa5d")
@@ -167,26 +167,29 @@ class OpenVinoStateless(TranslatingBackend):
         return HostMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
-        """Walk and emit, compile, make the request."""
+        """EmitContext and emit, compile, make the request."""
         from .bind import Request  # noqa: PLC0415  # as above
-        from .walk import Walk  # noqa: PLC0415  # as above
+        from .emit_context import EmitContext  # noqa: PLC0415  # as above
 
-        request = self.request(plan, Walk(plan, memory), Request)
+        request = self.request(plan, EmitContext(plan, memory), Request)
         request.otherwise = self._whole
         return request
 
     def _whole(self, plan: Plan, memory: HostMemory) -> Request:
         """As `translate`, with no cache narrowed to the cells that are read."""
         from .bind import Request  # noqa: PLC0415  # as above
-        from .walk import Walk  # noqa: PLC0415  # as above
+        from .emit_context import EmitContext  # noqa: PLC0415  # as above
 
-        return self.request(plan, Walk(plan, memory, whole=True), Request)
+        return self.request(plan, EmitContext(plan, memory, whole=True), Request)
 
     def request(
-        self, plan: Plan, walk: Walk, make: Callable[[CompiledModel | None, Emitted, int | None], Request]
+        self,
+        plan: Plan,
+        context: EmitContext,
+        make: Callable[[CompiledModel | None, EmittedGraph, int | None], Request],
     ) -> Request:
-        """Let `walk` emit `plan`, compile, and `make` the request of it."""
-        emitted = walk.run(self.emitters())
+        """Let `context` emit `plan`, compile, and `make` the request of it."""
+        emitted = context.run(self.emitters())
         if not emitted.results and not emitted.sinks:
             return make(None, emitted, None)
         plan.check_assumptions()
@@ -194,7 +197,7 @@ class OpenVinoStateless(TranslatingBackend):
             compiled = self._compiled(plan, emitted)
         return make(compiled, emitted, peak.bytes)
 
-    def _compiled(self, plan: Plan, emitted: Emitted) -> CompiledModel:
+    def _compiled(self, plan: Plan, emitted: EmittedGraph) -> CompiledModel:
         served = "weight" in plan.roles.values()
         nodes = emitted.results, emitted.parameters, emitted.sinks
         compile_ = partial(self._compiler.compiled, *nodes, served=served, halves=emitted.halves)
@@ -231,7 +234,7 @@ class OpenVinoSession(TranslatingSession):
 CONSTANTS = frozenset({"Const", "Constant"})
 """Layer type, or type of a node of a model that is interpreted."""
 VIEWS = "views "
-"""First word of the walk's notes on views; the last word says how they were read or written."""
+"""First word of the context's notes on views; the last word says how they were read or written."""
 
 
 def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:

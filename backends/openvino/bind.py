@@ -19,15 +19,15 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 
+from .cache_window import Order
 from .compile import CompiledModel, words
-from .forms import NUMBER, VALUE, decode, encode, held, narrow, value
 from .nodes import origin
+from .storage import NUMBER, VALUE, decode, encode, held, narrow, value
 from .weights import WeightStore
-from .windows import Order
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CacheWrite:
     """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
 
     index: int
@@ -45,7 +45,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class InputBinding:
     """One parameter of the model: which tensor of the plan it takes, in which form."""
 
     index: int
@@ -53,26 +53,26 @@ class Feed:
 
 
 @dataclass(slots=True)
-class Emitted:
+class EmittedGraph:
     """A plan as OpenVINO nodes, not yet a model."""
 
     parameters: list[Node] = field(default_factory=list)
-    feeds: list[Feed] = field(default_factory=list)
+    feeds: list[InputBinding] = field(default_factory=list)
     results: list[Node] = field(default_factory=list)
     outputs: list[tuple[int, str]] = field(default_factory=list)
     """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
     first_cache: int = 0
     """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[CacheWrite] = field(default_factory=list)
     sinks: list[Node] = field(default_factory=list)
     """What assigns the variables of the model."""
-    variables: list[Feed] = field(default_factory=list)
+    variables: list[InputBinding] = field(default_factory=list)
     """Which cache each variable holds, in which form."""
     written: set[int] = field(default_factory=set)
     """Caches in variables that a run changes."""
     symbols: dict[Expr, Node] = field(default_factory=dict)
     """Expression -> parameter of its value; the last parameters, in this order."""
-    orders: dict[Feed, Order] = field(default_factory=dict)
+    orders: dict[InputBinding, Order] = field(default_factory=dict)
     """Caches that the model takes in another order than ggml's."""
     inside: set[tuple[int, int]] = field(default_factory=set)
     """Leaves of the plan that hold indices, and what each must be less than for the model to be right."""
@@ -150,7 +150,7 @@ class HostMemory(Memory):
 class Request(Program):
     """A compiled model with its one infer request."""
 
-    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
+    def __init__(self, compiled: CompiledModel | None, emitted: EmittedGraph, peak: int | None = None) -> None:
         self.compiled = compiled
         self.peak = peak
         self.notes = emitted.notes
@@ -286,10 +286,10 @@ class Request(Program):
         self._targets = [self._target(plan, memory, c) for c in self._commits]
         self._bound = memory.stamp, plan.caches
 
-    def _target(self, plan: Plan, memory: HostMemory, c: Commit) -> Target:
+    def _target(self, plan: Plan, memory: HostMemory, c: CacheWrite) -> Target:
         cache = plan.tensors[c.index]
         table = memory.table(cache, c.form)
-        if Feed(c.index, c.form) not in self._orders:
+        if InputBinding(c.index, c.form) not in self._orders:
             table = table.reshape([self._number(n) for n in c.extents])
         exact = c.exact and c.form == NUMBER  # a scale is as wide as the model computed it
         return Target(c, cache, table, narrow(cache.type, c.form) and not exact, memory.counted(cache, c.form))
@@ -344,7 +344,7 @@ class Request(Program):
 class Target:
     """Where the rows of a commit go."""
 
-    commit: Commit
+    commit: CacheWrite
     cache: Tensor
     table: NDArray[Any]
     """The cache, in the commit's shape, over its own memory."""

@@ -19,7 +19,7 @@ from conformance.ggml.errors import BackendError
 from conformance.ggml.quants.blocks import KVALUES_FP4
 from conformance.ggml.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
-from .forms import BLOCKS
+from .storage import BLOCKS
 
 Value: TypeAlias = Any
 """A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
-from backends.openvino.forms import BLOCKS, decode, encode
 from backends.openvino.nodes import Constants, round_bf16, round_f16
+from backends.openvino.storage import BLOCKS, decode, encode
 from backends.openvino.views import read, region, write
 from conformance.backend.interface import Backend
 from conformance.case.case import Case, Step

@@ -174,7 +174,7 @@ def test_a_rewind_overwrites_cells(ov: OpenVinoStateful, type_: GGMLType) -> Non
 
 def test_a_log_with_little_left_of_it_is_laid_out_anew(ov: OpenVinoStateful, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing the same cells over and over does not let the variables grow without end."""
-    monkeypatch.setattr("backends.openvino.state.log.SPARE", 3)
+    monkeypatch.setattr("backends.openvino.state.append_log.SPARE", 3)
     t = Trajectory()
     t.attend([[0, 1, 2]])
     for i in range(12):

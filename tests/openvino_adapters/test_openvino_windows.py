@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
-from backends.openvino.windows import Order
+from backends.openvino.cache_window import Order
 from conformance.backend.interface import Backend, Witness
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step

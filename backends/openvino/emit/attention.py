@@ -9,9 +9,9 @@ import openvino.opset15 as o
 from openvino import Node, PartialShape, Type
 from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.axes import Axes, AxisWalk, FixedError, Rule, at, require
+from backends.openvino.axes import Axes, AxisContext, FixedError, Rule, at, require
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym, same
 from conformance.ggml.ops.op import optional
@@ -31,7 +31,7 @@ def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype
     return np.array(rows, np.float32)
 
 
-def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
+def _mask(e: EmitContext, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
     """Slope times mask, which may be larger than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
     if mask is None:
         return None
@@ -41,16 +41,16 @@ def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value
     return o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1))) if max_bias > 0 else m
 
 
-def _flash_mask(e: Walk, node: Tensor) -> Value | None:
+def _flash_mask(e: EmitContext, node: Tensor) -> Value | None:
     q, k, mask = src(node, 0), src(node, 1), optional(node, 3)
     return mask and _mask(e, mask, (q.ne[3], q.ne[2], q.ne[1], k.ne[1]), node.params.max_bias)
 
 
-def _sinks(e: Walk, sinks: Tensor | None, heads: int) -> Value | None:
+def _sinks(e: EmitContext, sinks: Tensor | None, heads: int) -> Value | None:
     return None if sinks is None else reshape(e.c, e.number(sinks), (1, heads, 1, 1))
 
 
-def _soft_max(e: Walk, node: Tensor) -> None:
+def _soft_max(e: EmitContext, node: Tensor) -> None:
     x = e.number(src(node, 0))
     scale, max_bias = node.params.scale, node.params.max_bias
     if scale != 1.0:
@@ -68,7 +68,7 @@ def _soft_max(e: Walk, node: Tensor) -> None:
     e.store(node, o.divide(w, total))
 
 
-def _flash_attn_ext(e: Walk, node: Tensor) -> None:
+def _flash_attn_ext(e: EmitContext, node: Tensor) -> None:
     """Written by hand so that K and V stay at their own head counts; a row whose mask hides everything gives zeros.
 
     What a mask hides is never read in ggml, so it may be NaN: hidden scores are replaced, and V where no row sees it.
@@ -108,7 +108,7 @@ def _is_one_row(c: Constants, x: Value) -> bool:
     return all(not isinstance(n, Sym) and n == 1 for n in (n3, rows))
 
 
-def _seen(e: Walk, v: Value, mask: Value) -> Value:
+def _seen(e: EmitContext, v: Value, mask: Value) -> Value:
     """K or V with zeros in the cells that `mask`, (ne3 or 1, heads or 1, rows, n), hides from every row."""
     c, shape, own = e.c, shape_of(e.c, v), shape_of(e.c, mask)
     apart = same(own[0], shape[0])
@@ -118,7 +118,7 @@ def _seen(e: Walk, v: Value, mask: Value) -> Value:
     return c.shaped(o.select(cells, v, c.f32(0.0)), shape)
 
 
-def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
+def _operator(e: EmitContext, node: Tensor, *, wide: bool) -> None:
     """The SDPA operator, or `_flash_attn_ext` for what it cannot express (softcap, sinks).
 
     `wide`: K and V are repeated to all heads; else the heads of one group stand in a dimension of their own.
@@ -160,7 +160,7 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
 
 
 def _diag_mask(value: float) -> Emitter:
-    def emit(e: Walk, node: Tensor) -> None:
+    def emit(e: EmitContext, node: Tensor) -> None:
         c, (n0, n1) = e.c, node.ne[:2]
         column = o.range(c.axis(0), c.axis(n0), c.axis(1), "i64")
         row = o.unsqueeze(o.range(c.axis(0), c.axis(n1), c.axis(1), "i64"), c.i64(1))
@@ -171,7 +171,7 @@ def _diag_mask(value: float) -> Emitter:
     return emit
 
 
-def _lightning_indexer(e: Walk, node: Tensor) -> None:
+def _lightning_indexer(e: EmitContext, node: Tensor) -> None:
     c, (q, k, w, mask) = e.c, (src(node, i) for i in range(4))
     n, heads, n_t, n_s = q.ne
     n_kv = k.ne[2]
@@ -182,7 +182,7 @@ def _lightning_indexer(e: Walk, node: Tensor) -> None:
     e.store(node, o.add(y, tile(c, e.number(mask), (n_s, *mask.ne[2::-1]))))
 
 
-def _hc_comb(e: Walk, node: Tensor) -> None:
+def _hc_comb(e: EmitContext, node: Tensor) -> None:
     c, hc, n = e.c, e.c.fixed(node.ne[0]), node.ne[2]
     eps, mixes = c.f32(node.params.eps), src(node, 0)
     scale = cut(c, e.number(src(node, 1)), [2], [3], [3])
@@ -198,7 +198,7 @@ def _hc_comb(e: Walk, node: Tensor) -> None:
     e.store(node, c.shaped(x, node.shape))
 
 
-def _hc_pre(e: Walk, node: Tensor) -> None:
+def _hc_pre(e: EmitContext, node: Tensor) -> None:
     c, x, w, scale = e.c, src(node, 0), src(node, 1), node.params.scale
     n_embd, hc, n, _ = x.ne
     share = o.sigmoid(e.number(w)) if node.params.gated else reshape(c, e.number(w), (1, n, hc, 1))
@@ -206,7 +206,7 @@ def _hc_pre(e: Walk, node: Tensor) -> None:
     e.store(node, o.multiply(y, c.f32(scale)) if scale != 1.0 else y)
 
 
-def _hc_post(e: Walk, node: Tensor) -> None:
+def _hc_post(e: EmitContext, node: Tensor) -> None:
     c, (n_embd, hc, n, _), comb = e.c, node.ne, optional(node, 3)
     x = reshape(c, e.number(src(node, 0)), (1, n, 1, n_embd))
     new = o.multiply(x, reshape(c, e.number(src(node, 2)), (1, n, hc, 1)))
@@ -217,7 +217,7 @@ def _hc_post(e: Walk, node: Tensor) -> None:
 
 
 # -- axes -------------------------------------------------------------------------------------------------------------
-def _mask_axes(w: AxisWalk, mask: Tensor) -> Axes:
+def _mask_axes(w: AxisContext, mask: Tensor) -> Axes:
     axes = w.of(mask, w.mask_axes(mask.ne[0]))
     leaf = mask.root if mask.op == "NONE" else src(mask, 0) if mask.op == "CPY" else mask
     require(leaf.op == "NONE" and leaf not in w.persistent, mask, "a mask must be an input, or an input cast")
@@ -225,7 +225,7 @@ def _mask_axes(w: AxisWalk, mask: Tensor) -> Axes:
     return axes
 
 
-def _soft_max_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _soft_max_axes(w: AxisContext, t: Tensor) -> Axes:
     axes, mask = w.of(src(t, 0)), optional(t, 1)
     if mask is None:
         require(axes[0] is None, t, "a row of cells without a mask")
@@ -235,7 +235,7 @@ def _soft_max_axes(w: AxisWalk, t: Tensor) -> Axes:
     return axes
 
 
-def _flash_attn_ext_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _flash_attn_ext_axes(w: AxisContext, t: Tensor) -> Axes:
     q, k, v = (src(t, i) for i in range(3))
     mask = optional(t, 3)
     if mask is None:

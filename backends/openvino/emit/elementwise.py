@@ -7,9 +7,9 @@ from collections.abc import Callable
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.axes import Axes, AxisWalk, Rule, alike, others, require, row_alike
+from backends.openvino.axes import Axes, AxisContext, Rule, alike, others, require, row_alike
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
@@ -22,14 +22,14 @@ def _map(make: Callable[[Value], Value]) -> Emitter:
 def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
     """src[1] is repeated whole to src[0]'s shape: `ggml_can_repeat`."""
 
-    def emit(e: Walk, node: Tensor) -> None:
+    def emit(e: EmitContext, node: Tensor) -> None:
         a, b = e.number(src(node, 0)), e.number(src(node, 1))
         e.store(node, make(a, broadcastable(e.c, b, shape_of(e.c, a))))
 
     return emit
 
 
-def _divide(e: Walk, node: Tensor) -> None:
+def _divide(e: EmitContext, node: Tensor) -> None:
     """Scale both sides: the CPU plugin multiplies by the reciprocal, which overflows for extreme divisors."""
     c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
     b = broadcastable(c, b, shape_of(c, a))
@@ -39,7 +39,7 @@ def _divide(e: Walk, node: Tensor) -> None:
     e.store(node, o.divide(o.multiply(a, by), o.multiply(b, by)))
 
 
-def _add_id(e: Walk, node: Tensor) -> None:
+def _add_id(e: EmitContext, node: Tensor) -> None:
     """Add row `ids[i1, i2]` of src[1] to row (i1, i2) of src[0]."""
     a, b, ids = (e.number(src(node, i)) for i in range(3))
     table = reshape(e.c, cut(e.c, b, [0, 0], [1, 1], [0, 1]), shape_of(e.c, b)[2:])
@@ -47,30 +47,30 @@ def _add_id(e: Walk, node: Tensor) -> None:
     e.store(node, o.add(a, rows))
 
 
-def _scale(e: Walk, node: Tensor) -> None:
+def _scale(e: EmitContext, node: Tensor) -> None:
     x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.params.s))
     bias = node.params.b
     e.store(node, o.add(x, e.c.f32(bias)) if bias else x)
 
 
-def _clamp(e: Walk, node: Tensor) -> None:
+def _clamp(e: EmitContext, node: Tensor) -> None:
     low, high = e.c.f32(node.params.min), e.c.f32(node.params.max)
     x = e.number(src(node, 0))
     x = o.select(o.less(x, high), x, high)  # NaN is max in ggml; OpenVINO's minimum gives what its executor does
     e.store(node, o.maximum(x, low))
 
 
-def _leaky_relu(e: Walk, node: Tensor) -> None:
+def _leaky_relu(e: EmitContext, node: Tensor) -> None:
     c, x = e.c, e.number(src(node, 0))
     below = o.multiply(o.minimum(x, c.f32(0.0)), c.f32(node.params.negative_slope))
     e.store(node, o.add(o.maximum(x, c.f32(0.0)), below))
 
 
-def _fill(e: Walk, node: Tensor) -> None:
+def _fill(e: EmitContext, node: Tensor) -> None:
     e.store(node, e.c.shaped(o.broadcast(e.c.f32(node.params.c), e.c.i64(*node.shape)), node.shape))
 
 
-def _arange(e: Walk, node: Tensor) -> None:
+def _arange(e: EmitContext, node: Tensor) -> None:
     """`start + i * step`, as ggml computes it, and not a running sum."""
     c, n = e.c, node.ne[0]
     places = o.convert(o.range(c.axis(0), c.axis(n), c.axis(1), "i64"), Type.f32)
@@ -118,7 +118,7 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
 """Sub-op of UNARY -> its formula; XIELU takes parameters and stands apart."""
 
 
-def _xielu(e: Walk, node: Tensor) -> None:
+def _xielu(e: EmitContext, node: Tensor) -> None:
     """`op_xielu`, with parameters as ggml has already combined them."""
     x, p = e.number(src(node, 0)), node.params
     alpha_n, alpha_p, beta, eps = map(e.c.f32, (p.alpha_n, p.alpha_p, p.beta, p.eps))
@@ -127,7 +127,7 @@ def _xielu(e: Walk, node: Tensor) -> None:
     e.store(node, o.add(o.select(o.greater(x, e.c.f32(0.0)), rising, falling), o.multiply(beta, x)))
 
 
-def _unary(e: Walk, node: Tensor) -> None:
+def _unary(e: EmitContext, node: Tensor) -> None:
     name = node.params.op
     if name == "XIELU":
         _xielu(e, node)
@@ -135,28 +135,28 @@ def _unary(e: Walk, node: Tensor) -> None:
         e.store(node, UNARY[name](e.c, e.number(src(node, 0))))
 
 
-def _limited(e: Walk, node: Tensor, x: Value, y: Value) -> tuple[Value, Value]:
+def _limited(e: EmitContext, node: Tensor, x: Value, y: Value) -> tuple[Value, Value]:
     limit = node.params.limit
     high = e.c.f32(limit)
     return o.minimum(x, high), o.maximum(o.minimum(y, high), e.c.f32(-limit))
 
 
-def _swiglu_oai(e: Walk, node: Tensor, x: Value, y: Value) -> Value:
+def _swiglu_oai(e: EmitContext, node: Tensor, x: Value, y: Value) -> Value:
     x, y = _limited(e, node, x, y)
     gate = o.multiply(x, o.sigmoid(o.multiply(x, e.c.f32(node.params.alpha))))
     return o.multiply(gate, o.add(y, e.c.f32(1.0)))
 
 
-def _swiglu_clamp(e: Walk, node: Tensor, x: Value, y: Value) -> Value:
+def _swiglu_clamp(e: EmitContext, node: Tensor, x: Value, y: Value) -> Value:
     x, y = _limited(e, node, x, y)
     return o.multiply(o.swish(x), y)
 
 
-def _gated(name: str) -> Callable[[Walk, Tensor, Value, Value], Value]:
+def _gated(name: str) -> Callable[[EmitContext, Tensor, Value, Value], Value]:
     return lambda e, _, x, y: o.multiply(UNARY[name](e.c, x), y)
 
 
-GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
+GLU: dict[str, Callable[[EmitContext, Tensor, Value, Value], Value]] = {
     "REGLU": _gated("RELU"),
     "GEGLU": _gated("GELU"),
     "SWIGLU": _gated("SILU"),
@@ -168,7 +168,7 @@ GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
 """Sub-op of GLU -> f(gate, up)."""
 
 
-def _glu(e: Walk, node: Tensor) -> None:
+def _glu(e: EmitContext, node: Tensor) -> None:
     """Gate and up are two tensors, or the halves of one, perhaps swapped."""
     x = e.number(src(node, 0))
     up = optional(node, 1)
@@ -181,7 +181,7 @@ def _glu(e: Walk, node: Tensor) -> None:
     e.store(node, GLU[node.params.op](e, node, x, y))
 
 
-def _glu_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _glu_axes(w: AxisContext, t: Tensor) -> Axes:
     axes = row_alike(w, t)
     for s in others(t):
         require(w.of(s) == axes, t, "its two sources count different things")

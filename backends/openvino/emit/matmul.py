@@ -8,9 +8,9 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
-from backends.openvino.axes import NONE, Axes, AxisWalk, Rule, require
+from backends.openvino.axes import NONE, Axes, AxisContext, Rule, require
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
 from conformance.ggml.ops.matmul import TRI_TYPE
@@ -40,7 +40,7 @@ def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
     return reshape(c, x, (n13, n12, n, m))
 
 
-def _mul_mat(e: Walk, node: Tensor) -> None:
+def _mul_mat(e: EmitContext, node: Tensor) -> None:
     """A weight of two dimensions stays compressed and meets `x` as a matrix, which the device packs once."""
     a, x, w = src(node, 0), e.number(src(node, 1)), e.weight(node)
     if a.ne[2] * a.ne[3] == 1 and (w is not None or e.baked(a)):
@@ -51,7 +51,7 @@ def _mul_mat(e: Walk, node: Tensor) -> None:
     e.store(node, grouped(e.c, full, x, transposed=True))
 
 
-def _picked(e: Walk, node: Tensor, ids: Value) -> Value:
+def _picked(e: EmitContext, node: Tensor, ids: Value) -> Value:
     """The experts `ids`, of shape (tokens, used): (tokens, used, M, K)."""
     experts, w = src(node, 0), e.weight(node)
     if w is None:
@@ -62,7 +62,7 @@ def _picked(e: Walk, node: Tensor, ids: Value) -> Value:
     return e.c.shaped(w.rows(rows), (*shape_of(e.c, ids), m, k))
 
 
-def _mul_mat_id(e: Walk, node: Tensor) -> None:
+def _mul_mat_id(e: EmitContext, node: Tensor) -> None:
     """Row (i1, i2) of the result is row (i1 modulo, i2) of src[1] times the expert `ids[i1, i2]`."""
     x, ids = e.number(src(node, 1)), e.number(src(node, 2))
     m, used, tokens, _ = node.ne
@@ -73,7 +73,7 @@ def _mul_mat_id(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(e.c, o.matmul(rows, picked, False, True), (1, tokens, used, m)))
 
 
-def _out_prod(e: Walk, node: Tensor) -> None:
+def _out_prod(e: EmitContext, node: Tensor) -> None:
     """`sum_k a[i0, k] b[i1, k]`: the first operand is a matrix that is not transposed before its product."""
     a, b = e.number(src(node, 0)), e.number(src(node, 1))
     n3, n2, k, n = shape_of(e.c, b)
@@ -94,13 +94,13 @@ def _masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
     return o.select(o.constant(where), x, c.f32(0.0))
 
 
-def _tri(e: Walk, node: Tensor) -> None:
+def _tri(e: EmitContext, node: Tensor) -> None:
     n = e.c.fixed(node.ne[0])
     keep = _TRIANGLES[node.params.type](np.ones((n, n), np.bool_))
     e.store(node, _masked(e.c, keep, e.number(src(node, 0))))
 
 
-def _diag(e: Walk, node: Tensor) -> None:
+def _diag(e: EmitContext, node: Tensor) -> None:
     n = e.c.fixed(node.ne[0])
     e.store(node, e.c.shaped(_masked(e.c, np.eye(n, dtype=np.bool_), e.number(src(node, 0))), node.shape))
 
@@ -115,7 +115,7 @@ def _solve_row(c: Constants, x: Value, rows: list[Value], whole: list[Value]) ->
     return y, o.add(x, o.multiply(o.unsqueeze(at, c.i64(-1)), o.unsqueeze(y, axis)))
 
 
-def _solve_tri(e: Walk, node: Tensor) -> None:
+def _solve_tri(e: EmitContext, node: Tensor) -> None:
     c, b = e.c, e.number(src(node, 1))
     n = c.fixed(node.ne[1])
     a = c.shaped(_masked(c, np.tril(np.ones((n, n), np.bool_)), e.number(src(node, 0))), src(node, 0).shape)
@@ -125,7 +125,7 @@ def _solve_tri(e: Walk, node: Tensor) -> None:
     e.store(node, c.shaped(x, node.shape))
 
 
-def _mul_mat_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _mul_mat_axes(w: AxisContext, t: Tensor) -> Axes:
     a, b = src(t, 0), src(t, 1)
     x, y = w.of(a), w.of(b, w.tokens_where(b, 1))
     require(x[2] is None and x[3] is None, t, "src[0] has tokens or cells in its outer dimensions")
@@ -135,7 +135,7 @@ def _mul_mat_axes(w: AxisWalk, t: Tensor) -> Axes:
     return x[1], y[1], y[2], y[3]
 
 
-def _mul_mat_id_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _mul_mat_id_axes(w: AxisContext, t: Tensor) -> Axes:
     a, x, y = (w.of(src(t, i)) for i in range(3))
     require(a == NONE and x[0] is None, t, "adds up tokens or cells")
     require(y[0] is None and y[1] == x[2], t, "ids and src[1] count different things")

@@ -12,8 +12,8 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Model, Node, Type
 
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym
 from conformance.ggml.tensor import Tensor
@@ -91,7 +91,7 @@ def _flat(c: Constants, x: Value, shape: Shape) -> Value:
     return reshape(c, c.shaped(x, shape), (math.prod(shape),))
 
 
-def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:
+def _finish(e: EmitContext, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:
     """Outputs of `y_shape` and behind them the states; `missing` elements that nobody writes are zero."""
     c = e.c
     pieces = [_flat(c, y, y_shape), *(_flat(c, s, shape_of(c, s)) for s in states)]
@@ -102,8 +102,8 @@ def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Va
 
 
 def _run(
-    e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape,
-    *, count: int = 1
+    e: EmitContext, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value],
+    y_shape: Shape, *, count: int = 1
 ) -> None:  # fmt: skip
     """Store a scan over axis 1 and its last `count` states, the latest first; `y_shape`: sequences and tokens first."""
     c, shape, tokens = e.c, shape_of(e.c, state), y_shape[1]
@@ -147,7 +147,7 @@ def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tu
     return _dot(s, c_), s
 
 
-def _ssm_scan(e: Walk, node: Tensor) -> None:
+def _ssm_scan(e: EmitContext, node: Tensor) -> None:
     """Heads stand in groups that share B and C, so nothing is repeated."""
     c = e.c
     s, x, dt, a, b = (src(node, i) for i in range(5))
@@ -166,7 +166,7 @@ def _ssm_scan(e: Walk, node: Tensor) -> None:
 
 
 # -- linear attention -------------------------------------------------------------------------------------------------
-def _apart(e: Walk, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
+def _apart(e: EmitContext, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
     """Src `which` as (n_seqs, tokens, H, S), the state, src `last`, as (n_seqs, H, S, S), and the former shape."""
     size, heads, tokens, _ = src(node, which[0]).ne
     n_seqs = src(node, last).ne[1]
@@ -182,7 +182,7 @@ def _wkv6_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> t
     return y, o.add(o.multiply(s, o.unsqueeze(decay, c.i64(-1))), kv)
 
 
-def _wkv6(e: Walk, node: Tensor) -> None:
+def _wkv6(e: EmitContext, node: Tensor) -> None:
     xs, state, shape = _apart(e, node, (0, 1, 2, 4), 5)
     first = reshape(e.c, e.number(src(node, 3)), (1, *shape[2:]))
     _run(e, node, _wkv6_step, state, xs, [first], shape)
@@ -195,7 +195,7 @@ def _wkv7_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple
     return _dot(s, r), s
 
 
-def _wkv7(e: Walk, node: Tensor) -> None:
+def _wkv7(e: EmitContext, node: Tensor) -> None:
     xs, state, shape = _apart(e, node, (0, 1, 2, 3, 4, 5), 6)
     _run(e, node, _wkv7_step, state, xs, [], shape)
 
@@ -206,7 +206,7 @@ def _gla_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[
     return _down(q, s), s
 
 
-def _gated_linear_attn(e: Walk, node: Tensor) -> None:
+def _gated_linear_attn(e: EmitContext, node: Tensor) -> None:
     (k, v, q, g), state, shape = _apart(e, node, (0, 1, 2, 3), 4)
     q = e.c.shaped(o.multiply(q, e.c.f32(node.params.scale)), shape)
     _run(e, node, _gla_step, state, [k, v, q, g], [], shape)
@@ -221,7 +221,7 @@ def _delta_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tupl
     return _dot(s, q), s
 
 
-def _gated_delta_net(e: Walk, node: Tensor) -> None:
+def _gated_delta_net(e: EmitContext, node: Tensor) -> None:
     c, v = e.c, src(node, 2)
     size, heads, n_t, n_s = v.ne
     q, k = (_spread(e, src(node, i), v) for i in (0, 1))
@@ -233,7 +233,7 @@ def _gated_delta_net(e: Walk, node: Tensor) -> None:
     _run(e, node, _delta_step, state, inputs, [], shape, count=node.params.K)
 
 
-def _spread(e: Walk, x: Tensor, v: Tensor) -> Value:
+def _spread(e: EmitContext, x: Tensor, v: Tensor) -> Value:
     """Repeat heads (cyclically) and sequences (each for its neighbours) to those of `v`."""
     c, value = e.c, e.number(x)
     _, heads, n_t, n_s = v.ne

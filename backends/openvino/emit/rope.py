@@ -12,9 +12,9 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Type
 
-from backends.openvino.axes import NONE, Axes, AxisWalk, Rule, at, require
+from backends.openvino.axes import NONE, Axes, AxisContext, Rule, at, require
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym
 from conformance.ggml.ops.op import optional
@@ -86,7 +86,7 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
     return rounded(x) if math.isfinite(x) else x
 
 
-def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
+def _theta(e: EmitContext, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
     """Radians per token and pair, shape (ne2, pairs)."""
     n = node.ne[2]
     if angles.p.mode & ROPE_TYPE.MROPE:
@@ -117,7 +117,7 @@ def _split(turns: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     return [*parts, rest]
 
 
-def _divided(e: Walk, turns: NDArray[np.float64], ff: Value) -> list[Value]:
+def _divided(e: EmitContext, turns: NDArray[np.float64], ff: Value) -> list[Value]:
     """`turns / ff` in the parts that `STEPS` says.
 
     Each part times `ff` is subtracted from what is left of `turns` without a rounding: `ff` in two halves of 12 bits,
@@ -135,14 +135,14 @@ def _divided(e: Walk, turns: NDArray[np.float64], ff: Value) -> list[Value]:
     return [*parts, o.divide(o.add(rest, fine), ff)]
 
 
-def _reduced(e: Walk, p: Value, coarse: Value, fine: Value, rest: Value) -> Value:
+def _reduced(e: EmitContext, p: Value, coarse: Value, fine: Value, rest: Value) -> Value:
     """2 pi times p * (coarse + fine + rest), minus most whole turns, beside which float32 would lose the fraction."""
     one = e.c.f32(1.0)
     turned, finer = (o.floor_mod(o.multiply(p, x), one) for x in (coarse, fine))
     return o.multiply(o.add(o.add(turned, finer), o.multiply(p, rest)), e.c.f32(2 * math.pi))
 
 
-def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
+def _turns(e: EmitContext, node: Tensor, angles: Angles) -> tuple[Value, Value]:
     """Cosine and sine, each (ne3 * ne2, pairs), made once for all nodes of equal positions and parameters."""
     frequency_factors = optional(node, 2)
     positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
@@ -226,7 +226,7 @@ class Turning:
     pairs: int
     """Of `size`; the rest stays as it is."""
 
-    def table(self, e: Walk, name: str, make: Callable[[], Value]) -> Value:
+    def table(self, e: EmitContext, name: str, make: Callable[[], Value]) -> Value:
         """The table that a form makes of cos and sin, once for all nodes that share them."""
         key = (name, id(self.cos))
         if key not in e.shared:
@@ -234,7 +234,7 @@ class Turning:
         return e.shared[key]
 
 
-def _neox(e: Walk, t: Turning) -> Value:
+def _neox(e: EmitContext, t: Turning) -> Value:
     """Channel i turns with channel i + pairs: fuses."""
     c, wide = e.c, (t.tokens, 1, 1, 2 * t.pairs)
 
@@ -245,14 +245,14 @@ def _neox(e: Walk, t: Turning) -> Value:
     return rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
 
 
-def _normal(e: Walk, t: Turning) -> Value:
+def _normal(e: EmitContext, t: Turning) -> Value:
     """Channel 2i turns with channel 2i + 1: fuses, because the number of tokens is hidden from the compiler."""
     turns = t.table(e, "turns", lambda: o.concat([t.sin, t.cos], 1))
     count = -1 if isinstance(t.tokens, Sym) else t.tokens
     return rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
 
 
-def _normal_static(e: Walk, t: Turning) -> Value:
+def _normal_static(e: EmitContext, t: Turning) -> Value:
     """The same in plain operations, for devices that take no sizes at run time."""
     c, width = e.c, 2 * t.pairs
     each = o.constant(np.repeat(np.arange(t.pairs, dtype=np.int32), 2))
@@ -271,7 +271,7 @@ def _normal_static(e: Walk, t: Turning) -> Value:
     return reshape(c, c.shaped(y, (t.tokens, t.heads, 1, t.size)), (1, t.tokens, t.heads, t.size))
 
 
-def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
+def _rope(e: EmitContext, node: Tensor, *, static: bool = False) -> None:
     """Channels before `n_offs` and behind the last pair stay as they are."""
     c, x, p, size = e.c, e.number(src(node, 0)), node.params, e.c.fixed(node.ne[0])
     vision = p.mode == ROPE_TYPE.VISION
@@ -288,7 +288,7 @@ def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
     e.store(node, y)
 
 
-def _axes(w: AxisWalk, t: Tensor) -> Axes:
+def _axes(w: AxisContext, t: Tensor) -> Axes:
     a, pos = src(t, 0), src(t, POSITIONS[t.op])
     axes = w.of(a)
     require(axes[0] is None, t, "turns pairs of tokens or cells")

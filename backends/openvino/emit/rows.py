@@ -6,11 +6,11 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.axes import NONE, Axes, Axis, AxisWalk, Rule, Span, at, require, row_alike
-from backends.openvino.forms import NUMBER, NUMBERS, parts
+from backends.openvino.axes import NONE, Axes, Axis, AxisContext, Rule, Span, at, require, row_alike
+from backends.openvino.emit_context import ROUND, EmitContext, src
 from backends.openvino.nodes import Constants, Value, cut, quantized, reshape, shape_of, tile
+from backends.openvino.storage import NUMBER, NUMBERS, parts
 from backends.openvino.views import Rows, scatter
-from backends.openvino.walk import ROUND, Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, is_empty
@@ -30,18 +30,18 @@ def rms(c: Constants, x: Value, eps: float) -> Value:
     return o.multiply(x, o.divide(c.f32(1.0), o.sqrt(o.add(power, c.f32(eps)))))
 
 
-def _norm(e: Walk, node: Tensor) -> None:
+def _norm(e: EmitContext, node: Tensor) -> None:
     x = e.number(src(node, 0))
     e.store(node, rms(e.c, o.subtract(x, o.reduce_mean(x, e.c.i64(3), True)), node.params.eps))
 
 
-def _l2_norm(e: Walk, node: Tensor) -> None:
+def _l2_norm(e: EmitContext, node: Tensor) -> None:
     x = e.number(src(node, 0))
     length = o.sqrt(o.reduce_sum(o.multiply(x, x), e.c.i64(3), True))
     e.store(node, o.divide(x, o.maximum(length, e.c.f32(node.params.eps))))
 
 
-def _group_norm(e: Walk, node: Tensor) -> None:
+def _group_norm(e: EmitContext, node: Tensor) -> None:
     c, groups, eps = e.c, node.params.n_groups, node.params.eps
     n3, n2, n1, n0 = node.shape
     if n2 % groups:
@@ -60,14 +60,14 @@ def _normed(c: Constants, x: Value, axes: tuple[int, ...], eps: float) -> Value:
     return o.divide(x, o.sqrt(o.add(o.reduce_mean(o.multiply(x, x), c.i64(*axes), True), c.f32(eps))))
 
 
-def _argsort(e: Walk, node: Tensor) -> None:
+def _argsort(e: EmitContext, node: Tensor) -> None:
     """Equal elements keep their order; ggml leaves it open."""
     mode = "max" if node.params.order == SORT_ORDER.DESC else "min"
     order = o.topk(e.number(src(node, 0)), e.c.axis(node.ne[0]), 3, mode, "value", stable=True)
     e.store(node, order.output(1))
 
 
-def _top_k(e: Walk, node: Tensor) -> None:
+def _top_k(e: EmitContext, node: Tensor) -> None:
     """The k largest, the first two swapped as ggml does to show that their order means nothing."""
     k = e.c.fixed(node.ne[0])
     x: Value = o.topk(e.number(src(node, 0)), e.c.axis(k), 3, "max", "value", stable=True).output(1)
@@ -76,7 +76,7 @@ def _top_k(e: Walk, node: Tensor) -> None:
     e.store(node, x)
 
 
-def _argmax(e: Walk, node: Tensor) -> None:
+def _argmax(e: EmitContext, node: Tensor) -> None:
     """The last of equals, so the first of the reversed row."""
     c, n, rows = e.c, src(node, 0).ne[0], node.ne[0]
     backwards = o.slice(e.number(src(node, 0)), c.i64(-1), c.i64(-(2**31)), c.i64(-1), c.i64(3))
@@ -86,7 +86,7 @@ def _argmax(e: Walk, node: Tensor) -> None:
 
 
 # -- rows picked and replaced -----------------------------------------------------------------------------------------
-def _get_rows(e: Walk, node: Tensor) -> None:
+def _get_rows(e: EmitContext, node: Tensor) -> None:
     """Row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
     w, ids = e.weight(node), e.number(src(node, 1))
     if w is not None:
@@ -106,7 +106,7 @@ def _get_rows(e: Walk, node: Tensor) -> None:
     e.store(node, x)
 
 
-def _row_ids(e: Walk, node: Tensor) -> Value:
+def _row_ids(e: EmitContext, node: Tensor) -> Value:
     """Rows of the whole destination, flat: `ids` repeated over dimensions 2 and 3, plus where each matrix starts."""
     rows, (_, ne1, ne2, ne3) = src(node, 0), node.ne
     ids = tile(e.c, reshape(e.c, e.number(src(node, 1)), src(node, 1).shape[1:]), (ne3, ne2, rows.ne[1]))
@@ -117,7 +117,7 @@ def _row_ids(e: Walk, node: Tensor) -> Value:
     return reshape(e.c, ids, (rows.ne[1] * ne2 * ne3,))
 
 
-def _set_rows(e: Walk, node: Tensor) -> None:
+def _set_rows(e: EmitContext, node: Tensor) -> None:
     """Rows of src[0] replace rows `ids` of the destination, which `node` is a view of; the rest stays as it is."""
     if is_empty(src(node, 0)):
         return
@@ -148,13 +148,13 @@ def _set_rows(e: Walk, node: Tensor) -> None:
 
 
 # -- axes -------------------------------------------------------------------------------------------------------------
-def _sum_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _sum_axes(w: AxisContext, t: Tensor) -> Axes:
     axes = w.of(src(t, 0))
     require(axes[0] is None, t, "adds up tokens or cells")
     return axes
 
 
-def _get_rows_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _get_rows_axes(w: AxisContext, t: Tensor) -> Axes:
     axes, ids = w.of(src(t, 0)), src(t, 1)
     require(axes[0] is None, t, "rows over tokens or cells")
     if axes[1] is None:
@@ -166,7 +166,7 @@ def _get_rows_axes(w: AxisWalk, t: Tensor) -> Axes:
     return None, own[0], own[1], own[2]
 
 
-def _set_rows_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _set_rows_axes(w: AxisContext, t: Tensor) -> Axes:
     b, ids, a = (src(t, i) for i in range(3))
     axes = w.of(b)
     require(axes == at(1, axes[1]), t, "stores tokens or cells otherwise than as rows")

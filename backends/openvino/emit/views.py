@@ -8,11 +8,11 @@ from math import prod
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.axes import NONE, Axes, Axis, AxisWalk, FixedError, Rule, alike, at, require
-from backends.openvino.forms import NUMBERS, parts
+from backends.openvino.axes import NONE, Axes, Axis, AxisContext, FixedError, Rule, alike, at, require
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose, windows
+from backends.openvino.storage import NUMBERS, parts
 from backends.openvino.views import Region, read, write
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.views import part
 from conformance.ggml.ops.windows import OP_POOL
@@ -20,7 +20,7 @@ from conformance.ggml.tensor import Tensor, is_empty, nelements
 from conformance.ggml.types import I32
 
 
-def _copy(e: Walk, node: Tensor) -> None:
+def _copy(e: EmitContext, node: Tensor) -> None:
     """`ggml_compute_forward_dup`: elements in order, whatever the two shapes; equal types keep their bytes."""
     a = src(node, 0)
     if a.type is node.type:
@@ -37,7 +37,7 @@ def _copy(e: Walk, node: Tensor) -> None:
     e.store(node, x)
 
 
-def _concat(e: Walk, node: Tensor) -> None:
+def _concat(e: EmitContext, node: Tensor) -> None:
     axis = 3 - node.params.dim
     full = [s for s in (src(node, 0), src(node, 1)) if not is_empty(s)]
     if node.type in NUMBERS:
@@ -48,7 +48,7 @@ def _concat(e: Walk, node: Tensor) -> None:
     e.store_parts(node, {p.name: o.concat([f[p.name] for f in sources], axis) for p in parts(node.type)})
 
 
-def _repeat(e: Walk, node: Tensor) -> None:
+def _repeat(e: EmitContext, node: Tensor) -> None:
     a = src(node, 0)
     if node.type in NUMBERS:
         e.store(node, tile(e.c, e.number(a), node.shape), exact=True)
@@ -60,7 +60,7 @@ def _repeat(e: Walk, node: Tensor) -> None:
 def _part(*, add: bool) -> Emitter:
     """In place: write only the part, through a view. Otherwise: a new value, `src[0]` with the part replaced."""
 
-    def emit(e: Walk, node: Tensor) -> None:
+    def emit(e: EmitContext, node: Tensor) -> None:
         a, b = src(node, 0), src(node, 1)
         ne, nb, offset = part(node)
         new = e.number(b)
@@ -78,7 +78,7 @@ def _part(*, add: bool) -> Emitter:
 
 
 # -- windows along an axis ---------------------------------------------------------------------------------------------
-def _ssm_conv(e: Walk, node: Tensor) -> None:
+def _ssm_conv(e: EmitContext, node: Tensor) -> None:
     """Each channel's window of d_conv inputs times the channel's own weights, per token."""
     x, w = e.number(src(node, 0)), e.number(src(node, 1))
     n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
@@ -91,7 +91,7 @@ def _ssm_conv(e: Walk, node: Tensor) -> None:
     e.store(node, transpose(e.c, e.c.shaped(reduce(o.add, terms), (n_s, inner, n_t)), (0, 2, 1)))
 
 
-def _pool_2d(e: Walk, node: Tensor) -> None:
+def _pool_2d(e: EmitContext, node: Tensor) -> None:
     """Padding counts as zeros in a mean, and is never the maximum."""
     p = node.params
     x, strides, pads, kernel = e.number(src(node, 0)), [p.s1, p.s0], [p.p1, p.p0], [p.k1, p.k0]
@@ -102,7 +102,7 @@ def _pool_2d(e: Walk, node: Tensor) -> None:
     e.store(node, e.c.shaped(y, node.shape))
 
 
-def _im2col(e: Walk, node: Tensor) -> None:
+def _im2col(e: EmitContext, node: Tensor) -> None:
     """One strided slice of the padded input for each element of the kernel."""
     p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
     s0, s1, p0, p1, d0, d1 = p.s0, p.s1, p.p0, p.p1, p.d0, p.d1
@@ -121,7 +121,7 @@ def _im2col(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
 
 
-def _conv_2d_dw(e: Walk, node: Tensor) -> None:
+def _conv_2d_dw(e: EmitContext, node: Tensor) -> None:
     """Slices of the padded input times their element of the kernel: `Model.evaluate` has no GroupConvolution."""
     p, c, a = node.params, e.c, src(node, 0)
     kh, kw, channels = c.fixed(a.ne[1]), c.fixed(a.ne[0]), c.fixed(a.ne[3])
@@ -135,7 +135,7 @@ def _conv_2d_dw(e: Walk, node: Tensor) -> None:
     e.store(node, c.shaped(reduce(o.add, terms), node.shape))
 
 
-def _pad(e: Walk, node: Tensor) -> None:
+def _pad(e: EmitContext, node: Tensor) -> None:
     c, padding = e.c, node.params.padding
     x = e.number(src(node, 0))
     before, after = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
@@ -152,22 +152,22 @@ def _pad(e: Walk, node: Tensor) -> None:
     e.store(node, x, exact=True)
 
 
-def _roll(e: Walk, node: Tensor) -> None:
+def _roll(e: EmitContext, node: Tensor) -> None:
     x = o.roll(e.number(src(node, 0)), e.c.i64(*node.params.shifts[::-1]), e.c.i64(0, 1, 2, 3))
     e.store(node, e.c.shaped(x, node.shape), exact=True)
 
 
 # -- axes, also of the ops that only view -----------------------------------------------------------------------------
-def _alias_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _alias_axes(w: AxisContext, t: Tensor) -> Axes:
     require(t.view_src in w.persistent and t.view_src not in w.transposed, t, "a view of a tensor without an op")
     return NONE
 
 
-def _unknown_size(_: AxisWalk, t: Tensor) -> Axes:
+def _unknown_size(_: AxisContext, t: Tensor) -> Axes:
     raise FixedError(f"{t}: its size is not its sources'")
 
 
-def _cpy_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _cpy_axes(w: AxisContext, t: Tensor) -> Axes:
     a, b = src(t, 0), t.src[1]
     casts_mask = a.op == "NONE" and a not in w.persistent and a.ne[0] in w.cells and a.ne[1] >= w.tokens.size
     axes = w.of(a, w.mask_axes(a.ne[0]) if casts_mask else NONE)
@@ -176,13 +176,13 @@ def _cpy_axes(w: AxisWalk, t: Tensor) -> Axes:
     return axes
 
 
-def _permute_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _permute_axes(w: AxisContext, t: Tensor) -> Axes:
     own = w.of(src(t, 0))
     order = t.params.axes if t.op == "PERMUTE" else (1, 0, 2, 3)
     return tuple(own[order.index(i)] for i in range(4))
 
 
-def _reshape_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _reshape_axes(w: AxisContext, t: Tensor) -> Axes:
     """Tokens are the outermost of what is reshaped, so they are the outermost of the result."""
     a = src(t, 0)
     own = w.of(a)
@@ -197,7 +197,7 @@ def _reshape_axes(w: AxisWalk, t: Tensor) -> Axes:
     return at(j, Axis(axis.span, step // inner))
 
 
-def _view_axes(w: AxisWalk, t: Tensor) -> Axes:
+def _view_axes(w: AxisContext, t: Tensor) -> Axes:
     a = src(t, 0)
     own = w.of(a)
     if t.view_src in w.transposed:

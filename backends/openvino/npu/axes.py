@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from backends.openvino.axes import NONE, Axes, AxisWalk, FixedError, Span, others, require
-from backends.openvino.state.log import reached
+from backends.openvino.axes import NONE, Axes, AxisContext, FixedError, Span, others, require
+from backends.openvino.state.append_log import reached
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import VIEW_OPS, Tensor, computes
@@ -50,7 +50,7 @@ def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
     live = reached(n for n in graph if computes(n))
     tensors = [t for t in graph.tensors() if t in live]
     masks = {t: mask for t in tensors if t.op in AXES and (mask := source(t, "mask")) is not None}
-    w = AxisWalk(tensors, masks, persistent, chunk)
+    w = AxisContext(tensors, masks, persistent, chunk)
     for t in tensors:
         if t.op == "NONE" and t.view_src is None:
             if t in persistent:
@@ -67,7 +67,7 @@ def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
     return Spans({t: w.axes[t] for t in tensors}, w.tokens, w.masks, tuple(w.rows))
 
 
-def _check_reads(w: AxisWalk, t: Tensor) -> None:
+def _check_reads(w: AxisContext, t: Tensor) -> None:
     """Refuse a read past the masks: it would see cells before later tokens have written them."""
     for i, s in enumerate(t.src):
         stored_into = t.op == "SET_ROWS" and i == STORE
@@ -75,7 +75,7 @@ def _check_reads(w: AxisWalk, t: Tensor) -> None:
             raise FixedError(f"{t}: reads a cache past the masks")
 
 
-def _untouched(w: AxisWalk, t: Tensor) -> Axes:
+def _untouched(w: AxisContext, t: Tensor) -> Axes:
     """An op without a rule: allowed as long as it sees neither tokens nor cells."""
     for s in others(t):
         require(w.of(s) == NONE, t, f"{t.op} over tokens or cells has no rule")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from backends.openvino.axes import Axis, FixedError, Span
 from backends.openvino.emit.rope import POSITIONS
-from backends.openvino.state.log import fused, logs, roles_in
+from backends.openvino.state.append_log import fused, logs, roles_in
 from conformance.backend.translating.lift import structure, values
 from conformance.backend.translating.plan import Role
 from conformance.ggml.errors import BackendError

@@ -22,8 +22,8 @@ from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
 from backends.openvino.bind import HostMemory
 from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
-from backends.openvino.state.log import caches_of, roles_in
-from backends.openvino.state.variables import StateWalk
+from backends.openvino.state.append_log import caches_of, roles_in
+from backends.openvino.state.variables import StateContext
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
 from conformance.backend.translating.engine import traced
@@ -193,9 +193,9 @@ class LlmSession(OpenVinoSession):
         with assumptions() as notes:
             symbolic = traced(template, plan, values(tensors), notes)
             leaves = [symbolic.tensors[index[t]] for t in (first.tokens, first.positions)]
-            walk = LlmWalk(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
-            walk.run(self._emitters)
-            model = walk.decoder(symbolic.outputs[0])
+            context = LlmContext(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
+            context.run(self._emitters)
+            model = context.decoder(symbolic.outputs[0])
         for n in sizes:
             wrong = next((a for a in notes if not a.holds((n,))), None)
             if wrong is not None:
@@ -264,8 +264,8 @@ def _input(name: str, type_: Type, rank: int) -> Node:
     return node
 
 
-class LlmWalk(StateWalk):
-    """The walk of a decoder in its `Form`, traced over one symbol: the number of tokens."""
+class LlmContext(StateContext):
+    """The context of a decoder in its `Form`, traced over one symbol: the number of tokens."""
 
     def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
         super().__init__(plan, memory)

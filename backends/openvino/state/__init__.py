@@ -15,7 +15,7 @@ from conformance.case.case import Case
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 
-from .log import Logged, appendings, fused, logs, roles_in
+from .append_log import Logged, appendings, fused, logs, roles_in
 
 if TYPE_CHECKING:
     from backends.openvino.bind import HostMemory, Request
@@ -36,10 +36,10 @@ class OpenVinoStateful(OpenVinoStateless):
         return StateMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
-        """Walk and emit, compile, make the request."""
-        from .variables import StatefulRequest, StateWalk  # noqa: PLC0415  # as above
+        """EmitContext and emit, compile, make the request."""
+        from .variables import StateContext, StatefulRequest  # noqa: PLC0415  # as above
 
-        return self.request(plan, StateWalk(plan, memory), StatefulRequest)
+        return self.request(plan, StateContext(plan, memory), StatefulRequest)
 
     def open(self, case: Case) -> StatefulSession:
         """A session whose witness says in which form caches were held."""

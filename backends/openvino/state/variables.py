@@ -1,4 +1,4 @@
-"""Caches that live in a model's variables: the walk that emits them, the host's account, and the requests.
+"""Caches that live in a model's variables: the context that emits them, the host's account, and the requests.
 
 A variable is read at its first use and assigned at the end of the graph.
 """
@@ -18,12 +18,12 @@ from openvino import Node, Output, PartialShape, Type
 from openvino import Tensor as OvTensor
 from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.bind import Emitted, Feed, HostMemory, Request
+from backends.openvino.bind import EmittedGraph, HostMemory, InputBinding, Request
 from backends.openvino.compile import CompiledModel
 from backends.openvino.emit.attention import remembered, sdpa
-from backends.openvino.forms import NUMBER, VALUE, decode, encode, part_shape, parts
+from backends.openvino.emit_context import ROUND, EmitContext, Held, src
 from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
-from backends.openvino.walk import ROUND, Held, Walk, src
+from backends.openvino.storage import NUMBER, VALUE, decode, encode, part_shape, parts
 from conformance.backend.translating.plan import AnyMemory, Emitter, Plan
 from conformance.backend.translating.sym import Sym
 from conformance.case.case import Case
@@ -32,7 +32,7 @@ from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import F16
 
-from .log import NOTHING, Appending, Logged, Table, is_logged, logs, to_load
+from .append_log import NOTHING, Appending, Logged, Table, is_logged, logs, to_load
 
 LOG = "log"
 """The form of a cache held as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
@@ -45,15 +45,15 @@ make float32, and then drops the rounding between the two: so there are none, an
 FLOATS = ("<f4", "<f2")
 
 
-class StateWalk(Walk):
+class StateContext(EmitContext):
     """Caches of logs grow by concatenation and are attended to in the fused form; all others are whole variables."""
 
     bound = False
 
     def __init__(self, plan: Plan, memory: HostMemory) -> None:
         super().__init__(plan, memory)
-        self._own: dict[Feed, tuple[Variable, Value]] = {}
-        self._assigned: set[Feed] = set()
+        self._own: dict[InputBinding, tuple[Variable, Value]] = {}
+        self._assigned: set[InputBinding] = set()
         self._whole: dict[Tensor, Value] = {}
         self._logs = _logs(plan)
         self._log_of = {t: i for i, log in enumerate(self._logs) for t in log.caches}
@@ -68,12 +68,12 @@ class StateWalk(Walk):
             return super()._parameter(t, form, dtype, shape)
         index = self._plan.index[t]
         if dtype not in FLOATS:
-            return self._variable(Feed(index, form), dtype, shape)
-        x = self._variable(Feed(index, form), "<f4", shape)
-        minus = self._variable(Feed(index, form + MINUS), "|u1", shape)
+            return self._variable(InputBinding(index, form), dtype, shape)
+        x = self._variable(InputBinding(index, form), "<f4", shape)
+        minus = self._variable(InputBinding(index, form + MINUS), "|u1", shape)
         return o.select(o.convert(minus, Type.boolean), self.c.f32(-0.0), x)
 
-    def _variable(self, feed: Feed, dtype: str, shape: Shape) -> Value:
+    def _variable(self, feed: InputBinding, dtype: str, shape: Shape) -> Value:
         if feed not in self._own:
             info = VariableInfo()
             info.data_shape, info.data_type = PartialShape([_dim(n) for n in shape]), TYPES[dtype]
@@ -85,8 +85,8 @@ class StateWalk(Walk):
             self._out.variables.append(feed)
         return self._own[feed][1]
 
-    def _assign(self, feed: Feed, x: Value) -> None:
-        minus = Feed(feed.index, feed.form + MINUS)
+    def _assign(self, feed: InputBinding, x: Value) -> None:
+        minus = InputBinding(feed.index, feed.form + MINUS)
         if minus in self._own:
             x = o.convert(x, Type.f32)
             self._assign(minus, o.convert(o.equal(o.divide(self.c.f32(1.0), x), self.c.f32(-math.inf)), Type.u8))
@@ -126,7 +126,7 @@ class StateWalk(Walk):
         before = len(self._out.results)
         super()._cache(t, index)
         for result, (i, form) in zip(self._out.results[before:], self._out.outputs[before:], strict=True):
-            self._assign(Feed(i, form), result.input_value(0))
+            self._assign(InputBinding(i, form), result.input_value(0))
         del self._out.results[before:], self._out.outputs[before:]
 
     # -- logs -----------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class StateWalk(Walk):
             new = ROUND[cache.type](self.c, new)
             new = new if shape is None else self.c.shaped(new, shape)
         new = transpose(self.c, new, (0, 2, 1, 3))
-        feed = Feed(self._plan.index[cache], LOG)
+        feed = InputBinding(self._plan.index[cache], LOG)
         beam, variable = self._beams[self._log_of[cache]], self._log_name(cache)
         self._whole[cache], assign = remembered(self.c, new, beam, variable, int(log.heads), int(log.head_size))
         self._out.sinks.append(assign)
@@ -156,7 +156,7 @@ class StateWalk(Walk):
         self._out.written.add(feed.index)
 
     def _log_name(self, cache: Tensor) -> str:
-        return name(Feed(self._plan.index[cache], LOG))
+        return name(InputBinding(self._plan.index[cache], LOG))
 
     def _attend(self, node: Tensor) -> None:
         q, k, v = (src(node, i) for i in range(3))
@@ -170,7 +170,7 @@ class StateWalk(Walk):
 
     # -- all ------------------------------------------------------------------------------------------------------
 
-    def run(self, emitters: Mapping[str, Emitter]) -> Emitted:
+    def run(self, emitters: Mapping[str, Emitter]) -> EmittedGraph:
         """As the base; then caches that are only read are assigned their own value.
 
         The parameters of logs, a beam and a mask each, stand between those of feeds and those of symbols.
@@ -217,7 +217,7 @@ def _bare(x: Value) -> bool:
     return kind in ("Parameter", "Constant")
 
 
-def name(feed: Feed) -> str:
+def name(feed: InputBinding) -> str:
     """The name of the variable that holds a cache's part."""
     return f"{feed.index}.{feed.form}"
 
@@ -356,7 +356,7 @@ class StateMemory(HostMemory):
 class StatefulRequest(Request):
     """A compiled model with its one infer request, whose variables hold caches of one session at a time."""
 
-    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
+    def __init__(self, compiled: CompiledModel | None, emitted: EmittedGraph, peak: int | None = None) -> None:
         super().__init__(compiled, emitted, peak)
         self.holds: dict[int, Tensor] = {}
         """Place of a cache in a plan -> the cache of `owner` that its variables hold."""

@@ -7,8 +7,8 @@ from functools import reduce
 
 import openvino.opset15 as o
 
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, shape_of, transpose, windows
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.tensor import Tensor, is_empty
 
@@ -23,12 +23,12 @@ def _convolution(node: Tensor, x: Value, filters: Value, axes: int) -> Value:
     return o.convolution(x, filters, strides, before, after, dilation)
 
 
-def _zeros(e: Walk, node: Tensor) -> None:
+def _zeros(e: EmitContext, node: Tensor) -> None:
     """What a kernel without elements leaves, which OpenVINO has not."""
     e.store(node, e.c.shaped(o.broadcast(e.c.f32(0.0), e.c.i64(*node.shape)), node.shape), exact=True)
 
 
-def _conv_2d(e: Walk, node: Tensor) -> None:
+def _conv_2d(e: EmitContext, node: Tensor) -> None:
     if is_empty(src(node, 0)):
         _zeros(e, node)
         return
@@ -36,7 +36,7 @@ def _conv_2d(e: Walk, node: Tensor) -> None:
     e.store(node, e.c.shaped(y, node.shape))
 
 
-def _conv_3d(e: Walk, node: Tensor) -> None:
+def _conv_3d(e: EmitContext, node: Tensor) -> None:
     p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
     if is_empty(a):
         _zeros(e, node)
@@ -47,7 +47,7 @@ def _conv_3d(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, c.shaped(y, (p.n, p.oc, *node.shape[1:])), node.shape))
 
 
-def _im2col_3d(e: Walk, node: Tensor) -> None:
+def _im2col_3d(e: EmitContext, node: Tensor) -> None:
     """One strided slice of the padded volumes for each element of the kernel."""
     p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
     kernel = (c.fixed(a.ne[2]), c.fixed(a.ne[1]), c.fixed(a.ne[0]))
@@ -61,7 +61,7 @@ def _im2col_3d(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, c.shaped(y, (n, *out, p.IC, len(columns))), node.shape))
 
 
-def _transposed(e: Walk, x: Value, filters: Value, strides: Sequence[int]) -> Value:
+def _transposed(e: EmitContext, x: Value, filters: Value, strides: Sequence[int]) -> Value:
     """Filters (IC, OC, H, W), turned around, over pixels (N, IC, H, W) with zeros between them.
 
     `Model.evaluate` has no ConvolutionBackpropData.
@@ -87,7 +87,7 @@ def _transposed(e: Walk, x: Value, filters: Value, strides: Sequence[int]) -> Va
     return c.shaped(y, (n, out, *(a + p for a, p in zip(size, pads, strict=True))))
 
 
-def _conv_transpose_1d(e: Walk, node: Tensor) -> None:
+def _conv_transpose_1d(e: EmitContext, node: Tensor) -> None:
     """In two dimensions, of which one has one element."""
     c, a, b = e.c, src(node, 0), src(node, 1)
     x = reshape(c, e.number(b), (1, b.ne[1], 1, b.ne[0]))
@@ -95,12 +95,12 @@ def _conv_transpose_1d(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, _transposed(e, x, filters, (1, node.params.s0)), node.shape))
 
 
-def _conv_transpose_2d(e: Walk, node: Tensor) -> None:
+def _conv_transpose_2d(e: EmitContext, node: Tensor) -> None:
     x, filters = e.number(src(node, 1)), e.number(src(node, 0))
     e.store(node, _transposed(e, x, filters, (node.params.stride,) * 2))
 
 
-def _col2im_1d(e: Walk, node: Tensor) -> None:
+def _col2im_1d(e: EmitContext, node: Tensor) -> None:
     """Pieces of a stride's length lie side by side; those of a column's later pieces so many strides further right."""
     p, c, a = node.params, e.c, src(node, 0)
     n, k = c.fixed(a.ne[1]), c.fixed(a.ne[0]) // p.oc

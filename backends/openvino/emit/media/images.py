@@ -7,15 +7,15 @@ import math
 import numpy as np
 import openvino.opset15 as o
 
+from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, transpose
-from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.media.images import taps
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 
 
-def _upscale(e: Walk, node: Tensor) -> None:
+def _upscale(e: EmitContext, node: Tensor) -> None:
     """A gather along each dimension that takes the nearest, a product with shares along the others.
 
     OpenVINO's Interpolate has neither ggml's rounding of positions nor its antialiasing.
@@ -35,7 +35,7 @@ def _upscale(e: Walk, node: Tensor) -> None:
     e.store(node, x, exact=exact)
 
 
-def _win_part(e: Walk, node: Tensor) -> None:
+def _win_part(e: EmitContext, node: Tensor) -> None:
     p, c, a = node.params, e.c, src(node, 0)
     channels, width, height = a.ne[:3]
     x = reshape(c, e.number(a), (height, width, channels))
@@ -44,7 +44,7 @@ def _win_part(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, transpose(c, x, (0, 2, 1, 3, 4)), node.shape), exact=True)
 
 
-def _win_unpart(e: Walk, node: Tensor) -> None:
+def _win_unpart(e: EmitContext, node: Tensor) -> None:
     c, w, (channels, width, height) = e.c, node.params.w, node.ne[:3]
     nx, ny = -(-width // w), -(-height // w)
     x = reshape(c, e.number(src(node, 0)), (ny, nx, w, w, channels))
@@ -52,14 +52,14 @@ def _win_unpart(e: Walk, node: Tensor) -> None:
     e.store(node, cut(c, x, [0, 0], [height, width], [1, 2]), exact=True)
 
 
-def _get_rel_pos(e: Walk, node: Tensor) -> None:
+def _get_rel_pos(e: EmitContext, node: Tensor) -> None:
     c, n = e.c, e.c.fixed(node.ne[1])
     rows = [n - 1 - key + query for query in range(n) for key in range(n)]
     x = o.gather(e.number(src(node, 0)), c.i64(*rows), c.axis(2))
     e.store(node, reshape(c, c.shaped(x, (1, 1, n * n, node.ne[0])), node.shape), exact=True)
 
 
-def _add_rel_pos(e: Walk, node: Tensor) -> None:
+def _add_rel_pos(e: EmitContext, node: Tensor) -> None:
     c, pw = e.c, src(node, 1)
     n, width, height, heads = pw.ne
     columns = reshape(c, e.number(pw), (heads, height * width, 1, n))
@@ -69,7 +69,7 @@ def _add_rel_pos(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, y, node.shape))
 
 
-def _pool_1d(e: Walk, node: Tensor) -> None:
+def _pool_1d(e: EmitContext, node: Tensor) -> None:
     """A mean over the window, by how much of it is no padding: AvgPool has no window of nothing else."""
     p, a, x = node.params, src(node, 0), e.number(src(node, 0))
     kernel, strides, pads = [1, p.k0], [1, p.s0], [0, p.p0]
@@ -83,13 +83,13 @@ def _pool_1d(e: Walk, node: Tensor) -> None:
     e.store(node, e.c.shaped(y, node.shape))
 
 
-def _pad_reflect_1d(e: Walk, node: Tensor) -> None:
+def _pad_reflect_1d(e: EmitContext, node: Tensor) -> None:
     p, c = node.params, e.c
     x = o.pad(e.number(src(node, 0)), c.i64(0, 0, 0, p.p0), c.i64(0, 0, 0, p.p1), "reflect")
     e.store(node, c.shaped(x, node.shape), exact=True)
 
 
-def _timestep_embedding(e: Walk, node: Tensor) -> None:
+def _timestep_embedding(e: EmitContext, node: Tensor) -> None:
     c, times = e.c, src(node, 0)
     dim, n = c.fixed(node.params.dim), times.ne[0]
     half = dim // 2

@@ -1,4 +1,4 @@
-"""The walk: the value that each root holds as the nodes run, read and written through views. All that emitters see."""
+"""The context of emitters: the value that each root holds as the nodes run, read and written through views."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor, computes, is_empty
 from conformance.ggml.types import BF16, F16, I64, GGMLType
 
-from .bind import Commit, Emitted, Feed, HostMemory
-from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
+from .bind import CacheWrite, EmittedGraph, HostMemory, InputBinding
+from .cache_window import Window, windows
 from .nodes import TYPES, Constants, Shape, Value, numbers, origin, quantized, reshape, round_bf16, round_f16, shape_of
+from .storage import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
 from .views import Region, Rows, arranged, place, read, region, scatter
 from .weights import Stored
-from .windows import Window, windows
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
 
@@ -62,7 +62,7 @@ class Held:
     """All that was written into a cache since the step began; None where that does not say what the cache holds."""
 
 
-class Walk:
+class EmitContext:
     """The context that emitters get."""
 
     bound: ClassVar[bool] = True
@@ -78,9 +78,9 @@ class Walk:
         self._tensors = plan.own if isinstance(plan, TracedPlan) else plan.tensors
         """The plan's tensors as `memory` knows them."""
         self._held: dict[Tensor, Held] = {}
-        self._leaves: dict[Feed, Value] = {}
+        self._leaves: dict[InputBinding, Value] = {}
         self._given: dict[int, tuple[int, Value]] = {}
-        self._out = Emitted()
+        self._out = EmittedGraph()
         self._windows = windows(plan) if self.bound and not whole else {}
         self._last_read = {s.root: plan.index[n] for n in plan.graph if computes(n) for s in n.src if s is not None}
 
@@ -90,7 +90,7 @@ class Walk:
     # -- leaves ---------------------------------------------------------------------------------------------------
 
     def _parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
-        feed = Feed(self._plan.index[t], form)
+        feed = InputBinding(self._plan.index[t], form)
         if feed not in self._leaves:
             if self._plan.roles[t] == "weight":
                 data = self._memory.look(self._known(t))
@@ -109,7 +109,7 @@ class Walk:
         shape = part_shape(t, p)
         if self._plan.roles[t] == "cache" and self.bound:
             if t in self._windows:
-                order = self._out.orders[Feed(self._plan.index[t], p.name)] = self._windows[t].order
+                order = self._out.orders[InputBinding(self._plan.index[t], p.name)] = self._windows[t].order
                 shape = order.shape
             return self._parameter(t, p.name, held_dtype(p), shape)
         if p.name == NUMBER and t.type is F16 and self._plan.roles[t] != "cache":
@@ -122,7 +122,7 @@ class Walk:
         log: list[Written] | None = [] if self._plan.roles[root] == "cache" else None
         if whole or root.type in NUMBERS or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
             return Held({p.name: self._part(root, p) for p in parts(root.type)}, log=log)
-        if Feed(self._plan.index[root], VALUE) not in self._leaves:
+        if InputBinding(self._plan.index[root], VALUE) not in self._leaves:
             self._out.notes[f"leaves {'dequantised' if root.type.is_quantized else 'cast'} on the host"] += 1
         return Held({NUMBER: self._parameter(root, VALUE, "<i4" if root.type is I64 else "<f4", root.shape)})
 
@@ -312,7 +312,7 @@ class Walk:
             for p in parts(t.type):
                 extents = (*w.where.extents, *((p.width,) if p.width else ()))
                 rows = self._out_of(w.rows[p.name])
-                commit = Commit(index, p.name, extents, w.where.axis, ids, rows, leaf is not None, w.exact)
+                commit = CacheWrite(index, p.name, extents, w.where.axis, ids, rows, leaf is not None, w.exact)
                 self._out.commits.append(commit)
 
     def _leaf_of(self, ids: Value) -> int | None:
@@ -334,7 +334,7 @@ class Walk:
         self._out.results.append(o.result(x))
         self._out.outputs.append((index, form))
 
-    def run(self, emitters: Mapping[str, Emitter]) -> Emitted:
+    def run(self, emitters: Mapping[str, Emitter]) -> EmittedGraph:
         """Emit every computed node, outputs right after theirs, caches at the end; BackendError if one cannot be."""
         wanted = set(self._plan.outputs)
         computed = set()

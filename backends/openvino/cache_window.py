@@ -21,8 +21,8 @@ from conformance.backend.translating.plan import Plan
 from conformance.backend.translating.sym import Sym, same
 from conformance.ggml.tensor import Tensor, computes
 
-from .forms import NUMBERS
 from .nodes import Constants, Value, cut, reshape, shape_of, transpose
+from .storage import NUMBERS
 from .views import factored, region
 
 
