@@ -6,31 +6,51 @@ missing, waivers, the record and the outcome are the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.causes.cause import Cause, assigned
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.judge.outcome import Outcome, Why, judge
-from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result
+from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
+from conformance.report.compare import Pair, Side
 from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import record, write_json
+from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import DEFAULT, Isolation
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected, writeahead
 from conformance.run.session.precision import advice
-from conformance.run.session.select import FOLDER, build, case_ids, choose, fresh_ids, new_seed, record_of, reseeded
+from conformance.run.session.select import (
+    FOLDER,
+    build,
+    case_ids,
+    case_name,
+    choose,
+    fresh_ids,
+    new_seed,
+    record_of,
+    reseeded,
+)
 from conformance.run.session.settings import Settings, Waiving, in_force, report, today
 from conformance.run.session.shard import WHOLE, Shard
+from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS, Level
 
 ENDED = "the run ended before it"
+FIRST, MOST = 8, 32
+"""Cases of the first group, and of any, where the time is counted: what has begun is finished."""
+SLOW = 5.0
+"""Seconds from which the next group is smaller, so that the time is kept."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,8 @@ class Chosen:
     """Whether expected values are kept on disk; None: by default."""
     exact: bool = False
     """Whether results say how far they are from values without declared rounding."""
+    against: str | None = None
+    """What results are compared with: a backend that runs the same cases, or the path of an earlier run's record."""
 
     @classmethod
     def of(cls, settings: Settings, values: Mapping[str, Any]) -> Chosen:
@@ -89,6 +111,20 @@ class Chosen:
     @cached_property
     def _chosen(self) -> tuple[list[Spec], dict[Spec, str]]:
         return choose(self.backends, self.stage, self.isolation)
+
+    @cached_property
+    def base(self) -> Spec | None:
+        """The backend that `against` names; None where it is a record, or there is none. UsageError for an unknown name
+        or one of the backends itself, UnavailableError if this machine lacks it.
+        """
+        if self.against is None or Path(self.against).is_file():
+            return None
+        found, lacking = choose([self.against], self.stage, self.isolation)
+        for why in lacking.values():
+            raise UnavailableError(f"--against {self.against}: not available: {why}")
+        if found[0] in self.specs:
+            raise UsageError(f"--against {self.against}: another backend, or a run's record, expected")
+        return found[0]
 
     @cached_property
     def levels(self) -> dict[Spec, Level]:
@@ -153,7 +189,8 @@ class Chosen:
         """What the record says of the selection, beside its results."""
         every = [*(c.id for c in self.cases), *(i for ids in self._ids.values() for i in ids)]
         shard = {} if self.shard == WHOLE else {"shard": self.shard.to_json(every)}
-        return {"selection": self.to_json(), **shard}
+        against = {} if self.against is None else {"against": str(self.base or self.against)}
+        return {"selection": {**self.to_json(), **against}, **shard}
 
 
 class TestRun:
@@ -199,8 +236,16 @@ class TestRun:
         )
         self.request = Request()
         self.results: list[Result] = []
+        self.before: dict[tuple[str, str], Result] | None = None
+        """Backend and case -> what its result is compared with; None where nothing is."""
+        if chosen.against is not None:
+            own = {str(s) for s in chosen.specs}
+            rows = [] if chosen.base else [r.value for r in read_runs([Path(chosen.against)]).results]
+            self.before = {(r.backend, r.case): r for r in rows if r.backend in own}
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case, or "" for all of its cases -> why there is no result."""
+        self._bases: dict[str, Result] = {}
+        """Case -> result of the base."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
         """None: nobody looked for them."""
@@ -234,6 +279,92 @@ class TestRun:
         """The result that an earlier start gave, once."""
         return None if self._journal is None else self._journal.take(str(backend), case_id)
 
+    def play(
+        self,
+        spec: Spec,
+        cases: Sequence[Case | str],
+        *,
+        ends: float = inf,
+        stop: Callable[[], bool] = lambda: False,
+        at: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[tuple[Case | None, Result]]:
+        """Give the results of cases on a backend in order, each once it is on disk; the base runs what has run.
+
+        Args:
+            spec: the backend.
+            cases: cases, or their ids.
+            ends: of `time.monotonic`; no group of cases starts later, and who has no time to answer has no result.
+            stop: asked before each group of cases; true ends it.
+            at: takes what is under way.
+
+        Yields:
+            The case, None where the journal has its result, and the result.
+        """
+        fresh = frozenset(self.chosen.fresh_cases)
+        full = self.runner.batch_size(spec)
+        start, size = 0, full if ends == inf else FIRST
+        while batch := cases[start : start + size]:
+            began = time.monotonic()
+            earlier = [self.take(spec, case_name(c)) for c in batch]
+            left = [c for c, k in zip(batch, earlier, strict=True) if k is None]
+            new = self._new(spec, left, ends, stop, at)
+            done = 0
+            for known in earlier:
+                found = next(new, None) if known is None else (None, known)
+                if found is None:  # it stopped before this one
+                    break
+                result = replace(found[1], fresh=found[1].case in fresh)
+                self.results.append(result)
+                yield found[0], result
+                done += 1
+            if self.chosen.base is not None:
+                self._base(spec, self.chosen.base, batch[:done], at)
+            if done < len(batch):
+                return
+            start += done
+            if ends < inf:
+                size = max(1, done // 4) if time.monotonic() - began > SLOW else min(MOST, full, 2 * size)
+
+    def _new(
+        self,
+        spec: Spec,
+        cases: Sequence[Case | str],
+        ends: float,
+        stop: Callable[[], bool],
+        at: Callable[[str], None],
+    ) -> Iterator[tuple[Case, Result]]:
+        fresh = frozenset(self.chosen.fresh_cases)
+        for group in groups(self._case(c, at) for c in cases):
+            left = ends - time.monotonic()
+            if stop() or left <= 0:
+                return
+            at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
+            with self.runner.within(left, here=False):
+                results = self.runner.run(spec, group)
+            if time.monotonic() > ends:  # whoever had no time to answer has not failed
+                cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
+                results = results[: next(cut, len(results))]
+            results = [replace(r, fresh=r.case in fresh) for r in results]
+            self.keep(results)
+            yield from zip(group, results, strict=False)
+
+    def _base(self, spec: Spec, base: Spec, cases: Sequence[Case | str], at: Callable[[str], None]) -> None:
+        assert self.before is not None
+        waiting = {case_name(c): c for c in cases if case_name(c) not in self._bases}
+        self._bases |= {i: r for i in waiting if (r := self.take(base, i)) is not None}
+        left = [c for i, c in waiting.items() if i not in self._bases]
+        self._bases |= {r.case: r for _, r in self._new(base, left, inf, lambda: False, at)}
+        self.before |= {(str(spec), i): self._bases[i] for i in map(case_name, cases)}
+
+    def _case(self, case: Case | str, at: Callable[[str], None]) -> Case:
+        at(f"making {case_name(case)}")
+        return self.runner.case(case) if isinstance(case, str) else case
+
+    def pairs(self) -> list[Pair]:
+        """Each result beside what it is compared with."""
+        known = self.before or {}
+        return [Pair(r.case, r.backend, Side.of(known.get((r.backend, r.case))), Side.of(r)) for r in self.results]
+
     def explain(self, causes: list[Cause]) -> None:
         """Take over the causes of its failures."""
         self.causes, self.results = causes, assigned(self.results, causes)
@@ -251,7 +382,7 @@ class TestRun:
         """
         written = False
         try:
-            self.missing = self.request.missing(self.results, why, self.reasons, cause)
+            self.missing = self.request.missing(self._rows, why, self.reasons, cause)
             self.waiver_problems = self.waiving.problems(self.results)
             if (path := self.chosen.json_path) is not None:
                 write_json(path, {**(self._record() if extra is None else extra), **self.chosen.extra()})
@@ -260,9 +391,13 @@ class TestRun:
             if self._partial is not None and (message := self._partial.close(written=written)):
                 self.faults.append(message)
 
+    @property
+    def _rows(self) -> list[Result]:
+        return [*self.results, *self._bases.values()]
+
     def _record(self) -> dict[str, JSON]:
         document = record(
-            self.results, self.chosen.lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
+            self._rows, self.chosen.lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
             settings=self.in_force, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
@@ -270,12 +405,14 @@ class TestRun:
 
     def unproven(self) -> dict[str, str]:
         """Backend -> a sentence, for each on which nothing passed."""
-        return self.request.unproven(self.results, self.missing)
+        return self.request.unproven(self._rows, self.missing)
 
     def outcome(self) -> Outcome:
         """What decides the exit code."""
         unproven = self.unproven() if self.gating else {}
-        found = judge(self.results, self.missing, waivers=self.waiver_problems[0], unproven=unproven.values())
+        found = judge(
+            self.results, self.missing, waivers=self.waiver_problems[0], unproven=unproven.values(), before=self.before
+        )
         return found + Outcome.of(Why.BROKEN, self.faults)
 
     def notes(self) -> list[str]:

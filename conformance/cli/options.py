@@ -169,6 +169,9 @@ KEPT = Option("--kept/--no-kept", "kept",
               click.BOOL)  # fmt: skip
 EXACT = Option("--exact", "exact", "Also record the NMSE from values without the rounding that a backend declares.",
                click.BOOL)  # fmt: skip
+AGAINST = Option("--against", "against",
+                 "Run the same cases there, or take its record, and fail only for what is new since.",
+                 metavar="NAME|FILE")  # fmt: skip
 ONLY_FRESH = Option("--only-fresh", "only_fresh", "Only what --fresh adds, nothing that a level lists.", click.BOOL)
 
 SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)

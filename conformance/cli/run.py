@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +20,17 @@ from conformance.ggml.errors import CaseFileError, ConformanceError, Unavailable
 from conformance.ggml.text import printable
 from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
+from conformance.report.compare import State
+from conformance.report.compare import sentence as compared
 from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusals
 from conformance.run.session import failures
+from conformance.run.session.select import case_name
 from conformance.run.session.settings import Waiving, lines_of, today
 from conformance.run.session.shard import WHOLE
 from conformance.run.session.untrusted import backends_of
-from conformance.suite.batch import groups
 from conformance.testrun import ENDED, Chosen, TestRun
 
 from . import options
@@ -37,8 +38,7 @@ from .cases import CasePath, read_cases
 from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
-FEW = 8
-"""Cases at a time where the minutes are counted: what has begun is finished."""
+_CHANGES = (State.NEW, State.CHANGED, State.FIXED)
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
@@ -78,7 +78,7 @@ class Shown:
 
 
 @click.command()
-@chosen(*options.RUN, options.ONLY_FRESH)
+@chosen(*options.RUN, options.ONLY_FRESH, options.AGAINST)
 @click.option(
     "--journal",
     "journal_path",
@@ -135,6 +135,7 @@ def run(
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *map(str, test_files)])
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
+        **({} if chosen.against is None else {"against": chosen.against}),
     }  # fmt: skip
     journal = Journal(journal_path, request) if journal_path else None
     if journal:
@@ -194,14 +195,16 @@ class _Execution:
         self._chosen: dict[Spec, list[Case | str]] = {
             s: [*it.chosen.own_cases, *it.chosen.ids.get(s, ())] for s in it.chosen.specs
         }
-        it.ask(Request({str(s): map(_id, of) for s, of in self._chosen.items()}), gating=gating)
+        asked = {str(s): list(map(case_name, of)) for s, of in self._chosen.items()}
+        if it.chosen.base is not None:
+            asked[str(it.chosen.base)] = list(dict.fromkeys(i for ids in asked.values() for i in ids))
+        it.ask(Request(asked), gating=gating)
         for text in it.left:
             line(text, err=True)
         it.left.clear()
         self._ends = time.monotonic() + 60 * shown.allowed
         self._failures = 0
         self._progress = Progress()
-        self._steps = Steps("", 0)
         self._fault: OSError | None = None
         """Why stdout cannot be written any more; the run goes on in silence."""
 
@@ -254,47 +257,17 @@ class _Execution:
 
     def _backend(self, spec: Spec) -> None:
         """Each case of one backend, in order: from the journal, or run now and written down."""
-        it, chosen = self._run, self._chosen[spec]
+        chosen = self._chosen[spec]
         if not chosen or self._is_full():
             return
-        fresh = frozenset(it.chosen.fresh_cases)
-        size = it.runner.batch_size(spec) if self._shown.allowed == inf else FEW
-        self._steps = Steps(str(spec), len(chosen))
-        with self._progress.of(lambda: str(self._steps)):
-            for start in range(0, len(chosen), size):
-                batch = chosen[start : start + size]
-                earlier = [it.take(spec, _id(c)) for c in batch]
-                new = self._new(spec, [c for c, k in zip(batch, earlier, strict=True) if k is None], fresh)
-                for k in earlier:
-                    result = k or next(new, None)
-                    if result is None:  # it stopped before this one
-                        return
-                    it.results.append(replace(result, fresh=result.case in fresh))
-                    self._steps.done += 1
-
-    def _new(self, spec: Spec, chosen: Sequence[Case | str], fresh: AbstractSet[str]) -> Iterator[Result]:
-        it = self._run
-        for cases in groups(map(self._case, chosen)):
-            left = self._ends - time.monotonic()
-            if self._is_full() or left <= 0:
-                return
-            self._steps.at(cases[0].id if len(cases) == 1 else f"{cases[0].id} and {len(cases) - 1} more")
-            with it.runner.within(left, here=False):
-                results = it.runner.run(spec, cases)
-            if time.monotonic() > self._ends:  # whoever had no time to answer has not failed
-                cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
-                results = results[: next(cut, len(results))]
-            results = [replace(r, fresh=r.case in fresh) for r in results]
-            it.keep(results)
-            for case, result in zip(cases, results, strict=False):
-                if not self._is_full():
-                    self._show(case, result)
-                self._failures += result.fails_run
-                yield result
-
-    def _case(self, case: Case | str) -> Case:
-        self._steps.at(f"making {_id(case)}")
-        return self._run.runner.case(case) if isinstance(case, str) else case
+        steps = Steps(str(spec), len(chosen))
+        with self._progress.of(lambda: str(steps)):
+            for case, result in self._run.play(spec, chosen, ends=self._ends, stop=self._is_full, at=steps.at):
+                steps.done += 1
+                if case is not None:  # the journal had the others
+                    if not self._is_full():
+                        self._show(case, result)
+                    self._failures += result.fails_run
 
     def _is_full(self) -> bool:
         """Whether there are as many failures as the user wants to see."""
@@ -348,6 +321,7 @@ class _Execution:
         else:
             lines += table_of(groups, it.chosen.lacking).split("\n")
         lines += _refusals(it.results) if shown.reasons else []
+        lines += _compared(it, quiet=shown.quiet)
         lines += cause_lines(it.causes or ())
         self._print([*map(printable, lines), *it.notes()])
 
@@ -358,10 +332,6 @@ def sentence(r: Result) -> str:
     return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
 
 
-def _id(case: Case | str) -> str:
-    return case if isinstance(case, str) else case.id
-
-
 def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
     """The totals of each backend's results, and why others are not here."""
     rows = [
@@ -370,6 +340,16 @@ def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str])
     ]
     rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
     return grid(rows, ["backend", "verdicts", "budget used, at most", "ran for"], disable_numparse=True)
+
+
+def _compared(it: TestRun, *, quiet: bool) -> list[str]:
+    """What became of each case since the run that it is compared with."""
+    if it.before is None:
+        return []
+    pairs = it.pairs()
+    changed = [p for p in pairs if p.state in _CHANGES] if not quiet else []
+    lines = [f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}" for p in changed]
+    return [*lines, compared([str(it.chosen.base or it.chosen.against)], pairs)]
 
 
 def _refusals(results: Sequence[Result]) -> list[str]:

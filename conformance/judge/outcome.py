@@ -42,7 +42,7 @@ class Why(str, enum.Enum):
     FAILED = "failed"
     """Cases or cells that fail, a limit that is exceeded."""
     NEW = "new"
-    """A cause that the baseline lacks."""
+    """A cause, or a failing case, that the run compared with lacks."""
     WIDER = "wider"
     """A failing case that the baseline does not know, or knows with a smaller error."""
     GONE = "gone"
@@ -138,6 +138,7 @@ def judge(
     *,
     waivers: Sequence[str] = (),
     unproven: Iterable[str] = (),
+    before: Mapping[tuple[str, str], Result] | None = None,
 ) -> Outcome:
     """The outcome of cases on backends.
 
@@ -146,9 +147,17 @@ def judge(
         missing: those without a result.
         waivers: a sentence for each waiver that is wrong.
         unproven: a sentence for each backend on which nothing passed, where that matters.
+        before: backend and case -> the result that its result is compared with. Failures that were there do not count,
+            and a case that passed and is not executed any more does.
     """
     rows = list(results)
-    reasons = [*_failed([r for r in rows if r.fails_run]), *_missing(missing)]
+    failed = [r for r in rows if r.fails_run]
+    if before is None:
+        reasons = _failed(Why.FAILED, failed, "failure")
+    else:
+        new = [r for r in failed if (r.backend, r.case) not in before or not before[r.backend, r.case].fails_run]
+        reasons = [*_failed(Why.NEW, new, "new failure"), *_lost(before, rows, missing).reasons]
+    reasons += _missing(missing)
     reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
     reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
     if not any(r.verdict in EXECUTED for r in rows):
@@ -157,10 +166,20 @@ def judge(
     return Outcome(tuple(reasons))
 
 
-def _failed(failed: Sequence[Result]) -> list[Reason]:
+def _failed(why: Why, failed: Sequence[Result], noun: str) -> list[Reason]:
     counts = Counter(r.verdict for r in failed)
     each = ", ".join(f"{counts[v]} {v}" for v in Verdict if v in counts)
-    return [Reason(Why.FAILED, f"{counted(len(failed), 'failure')}: {each}")] if failed else []
+    return [Reason(why, f"{counted(len(failed), noun)}: {each}")] if failed else []
+
+
+def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], missing: Sequence[Missing]) -> Outcome:
+    """Coverage lost by cases that were asked for again."""
+    passed: dict[str, list[str]] = {}
+    for r in results:
+        then = before.get((r.backend, r.case))
+        if then is not None and then.verdict is Verdict.PASS and not then.fresh:
+            passed.setdefault(r.backend, []).append(r.case)
+    return coverage(lost_coverage(passed, results, missing), passed)
 
 
 def _missing(missing: Sequence[Missing]) -> list[Reason]:

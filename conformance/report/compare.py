@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -54,6 +54,11 @@ class Side:
     detail: str = ""
     machine: str = ""
     written: str = ""
+
+    @classmethod
+    def of(cls, result: Result | None) -> Side:
+        """One result, of this machine and run; None: there is none."""
+        return _NONE if result is None else cls(str(result.verdict), result.cause, result.detail)
 
     @property
     def fails(self) -> bool:
@@ -113,9 +118,13 @@ class Comparison:
 
     def sentence(self) -> str:
         """The counts in one line: `against base.json: 2 new, 1 fixed, …`."""
-        counts = self.counts()
-        names = dict.fromkeys(d.path.name for d in self.base.documents)
-        return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State)}"
+        return sentence(dict.fromkeys(d.path.name for d in self.base.documents), self.pairs)
+
+
+def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
+    """How many pairs came to what, in one line; `names` are what they are compared with."""
+    counts = Counter(p.state for p in pairs)
+    return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State)}"
 
 
 def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:

@@ -21,6 +21,7 @@ RUN_ONLY = {
     "numbers",
     "allowed",
     "only_fresh",
+    "against",
     "journal_path",
     "exitfirst",
     "maxfail",

@@ -251,6 +251,11 @@ def stage_hint(verdict: Verdict, translation: Result) -> str:
     return f"the translation cannot be checked by itself: {translation.detail}"
 
 
+def case_name(case: Case | str) -> str:
+    """The id of a case, which may be the id alone."""
+    return case if isinstance(case, str) else case.id
+
+
 def choose(
     texts: Sequence[str], stage: str | None, isolation: Isolation | None = None
 ) -> tuple[list[Spec], dict[Spec, str]]:

@@ -1,0 +1,95 @@
+"""`conform run --against`: only what is new since another backend or an earlier run fails."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import conform_here as conform
+
+WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
+"""Fails on `ggml`."""
+RIGHT = "ops/GET_ROWS-i32+i32-a=33x7,n=12@833"
+BOTH = ("--backend", "ggml", "--case", WRONG, "--case", RIGHT)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """The record of a run of both cases."""
+    path = tmp_path / "before.json"
+    assert conform("run", *BOTH, "--json", str(path)).exit_code == 1
+    return path
+
+
+def _changed(record: Path, case: str, verdict: str) -> Path:
+    """A record in which `case` had another verdict."""
+    document = _document(record)
+    for row in document["results"]:
+        if row["case"] == case:
+            row["verdict"] = verdict
+    record.write_text(json.dumps(document))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "code", "says"),
+    [
+        (WRONG, "FAIL", 0, "0 new, 0 changed, 0 gone, 1 still"),
+        (WRONG, "PASS", 1, f"new: FAIL {WRONG} on ggml, was PASS"),
+        (WRONG, "UNSUPPORTED", 1, "1 new failure: 1 FAIL"),
+        (RIGHT, "FAIL", 0, f"fixed: PASS {RIGHT} on ggml, was FAIL"),
+    ],
+)
+def test_only_what_is_new_since_a_record_fails(record: Path, case: str, before: str, code: int, says: str) -> None:
+    """A failure that the record has does not; one that it lacks does, and what is fixed is said."""
+    done = conform("run", *BOTH, "--against", str(_changed(record, case, before)))
+    assert done.exit_code == code, done.output
+    assert says in done.output
+
+
+def test_a_case_that_passed_and_is_refused_fails(record: Path) -> None:
+    """Coverage that is lost is no success; a case that nobody asked for again is not lost."""
+    record.write_text(record.read_text().replace('"ggml"', '"xdna2"'))
+    done = conform("run", "--backend", "xdna2", "--case", RIGHT, "--against", str(record))
+    assert done.exit_code == 1, done.output
+    assert f"coverage lost on xdna2: 1 of 1 case that passed (1 UNSUPPORTED): {RIGHT}" in done.output
+
+
+def test_a_second_backend_runs_the_same_cases(tmp_path: Path) -> None:
+    """The record has the results of both, and a second start runs nothing again."""
+    path, journal = tmp_path / "both.json", tmp_path / "both.journal"
+    words = ("run", *BOTH, "--against", "cpu", "--json", str(path), "--journal", str(journal))
+    done = conform(*words)
+    assert done.exit_code == 0, done.output
+    assert "against cpu: 0 new, 0 changed, 0 gone, 1 still, 0 added, 0 fixed, 1 same" in done.output
+    document = _document(path)
+    assert Counter((r["backend"], r["case"]) for r in document["results"]) == Counter(
+        (b, i) for b in ("ggml", "cpu") for i in (WRONG, RIGHT)
+    )
+    assert (document["asked"], document["missing"]) == ({"ggml": 2, "cpu": 2}, [])
+    assert document["selection"]["against"] == "cpu"
+    lines = journal.read_text()
+    assert conform(*words).exit_code == 0
+    assert journal.read_text() == lines
+
+
+@pytest.mark.parametrize(
+    ("against", "says"),
+    [
+        ("ggml", "--against ggml: another backend, or a run's record, expected"),
+        ("nope", "backend 'nope' is not installed"),
+    ],
+)
+def test_what_cannot_be_compared_with_is_one_line(against: str, says: str) -> None:
+    """Exit code 2, and nothing runs."""
+    done = conform("run", *BOTH, "--against", against)
+    assert done.exit_code == 2
+    assert says in done.output
