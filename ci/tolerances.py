@@ -1,4 +1,4 @@
-"""The measured side of docs/suite/tolerances.md: the worst figures per op and type out of `conform run --json` records.
+"""Print the tables of docs/measurements/tolerances.md: worst figures per op and type of `conform run --json` records.
 
 First `conform run --family ops --level full --exact --json run.json`, then `python ci/tolerances.py run.json`.
 """

@@ -5,7 +5,7 @@ The rows of the table stand in the declarations of the ops (`ggml.ops.op.Roundin
 The expected value is computed in the backend's *declared* arithmetic, so a budget covers rounding only: of float32
 sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
 errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
-docs/suite/tolerances.md has measurements of right backends, and the budgets that have another reason than rounding.
+docs/suite/tolerances.md gives the budgets that have another reason than rounding.
 """
 
 from __future__ import annotations

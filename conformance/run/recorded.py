@@ -34,7 +34,7 @@ from .oracle import REFERENCE, Expectation, Oracle
 
 FACTOR = 4.0
 """Multiple of the reference's own figure that an arithmetic may cost: it is one draw of roundings, another device's is
-another, and few logits scatter (docs/suite/tolerances.md)."""
+another, and few logits scatter (docs/measurements/tolerances.md)."""
 WHOLE_BYTES = 1 << 28
 """Bytes of all nodes' values of a step, up to which it is judged node by node without a record."""
 
