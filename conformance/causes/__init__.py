@@ -1,1 +1,1 @@
-"""From failures to causes: few bugs, each with a predicate, its smallest proof and whom it hurts."""
+"""Group the failures of a run into causes, each with a rule, a smallest case and its reach."""

@@ -1,7 +1,7 @@
-"""Run a failing case again without one property: what it passes without is needed, and part of the cause.
+"""Run a failing case without one property; if it then passes, the property is necessary.
 
 A property that cannot be removed without the failure going away must stay while the case is shrunk, or shrinking would
-slip to another fault. Two failures of which one passes without a property and the other does not have two causes.
+drift to another bug. If one failure passes without a property and another still fails, they have different causes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from .rule import Rule, is_size, meets, property_of
 
 Make = Callable[[Recorded, Result], Iterator[Case]]
 TRIED = 200
-"""Candidates of a pass that are looked at."""
+"""Maximum candidates of a pass to examine."""
 PLACES = frozenset({OFFSET, LAYOUT, VIEW, BARE, IN_PLACE})
-"""Properties that say where an operand or the result lies: the numbers are the same without them."""
+"""Properties of the memory layout of an operand or result; they do not change the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +56,35 @@ class Needs:
     """Conditions of the failing node that experiments showed to be necessary."""
 
     some_of: tuple[frozenset[Condition], ...] = ()
-    """At least one condition of each set is necessary: without it the case passes."""
+    """At least one condition of each set is necessary: without the set the case passes."""
     idle: frozenset[Condition] = frozenset()
-    """Without each of these, and without all, the case fails as before."""
+    """The case fails as before without any one of these, and without all of them."""
     right: tuple[Features, ...] = ()
-    """Nodes of the op in cases that pass, and differ in where operands lie alone."""
+    """Nodes of the op in passing cases that differ only in where operands are stored."""
 
     @property
     def alone(self) -> frozenset[Condition]:
-        """The conditions that are needed, each by itself."""
+        """Conditions that are each necessary."""
         return frozenset(c for some in self.some_of if len(some) == 1 for c in some)
 
     def met(self, found: Features) -> bool:
-        """True if a node with these features still has what is needed."""
+        """Return True if a node with these features still meets the necessary conditions."""
         return all(any(meets(c, found) for c in some) for some in self.some_of)
 
     def conflicts(self, other: Needs) -> bool:
-        """True if one passes without a property of where an operand lies, and the other fails without it."""
+        """Return True if one passes without a layout property and the other fails without it."""
         mine, theirs = ({property_of(c) for c in n.alone} & PLACES for n in (self, other))
         return bool(mine & {property_of(c) for c in other.idle} or theirs & {property_of(c) for c in self.idle})
 
 
 def drop(rule: Rule, recorded: Recorded, result: Result, node: Tensor | None) -> Iterator[Case]:
-    """Yield cases in which no node meets `rule`, all else as it was: one for each way to remove what it says.
+    """Yield one otherwise unchanged case per way to remove `rule`, so that no node meets it.
 
     Args:
-        rule: what shall not hold.
+        rule: the rule that must not hold.
         recorded: the failing case.
         result: its result.
-        node: the one at fault, whose op stays; None if no single node is, then as many nodes compute as before.
+        node: the failing node, whose op stays; if None, as many nodes compute as before.
     """
     makes = dict.fromkeys(make for c in sorted(rule.says, key=str) for make in _makers(property_of(c)))
     for make in makes:
@@ -102,7 +102,7 @@ def _fitting(made: Iterator[Case], rule: Rule, case: Case, node: Tensor | None) 
 
 
 def _makers(name: str) -> tuple[Make, ...]:
-    """Return the passes that remove a property, the one that changes least first."""
+    """Return the passes that remove a property, least change first."""
     if name in {OFFSET, LAYOUT, VIEW, BARE}:
         return {OFFSET: (_from_start, _flat), LAYOUT: (_close_rows, _flat)}.get(name, (_flat,))
     if name in {TYPE, RESULT}:
@@ -115,7 +115,7 @@ def _makers(name: str) -> tuple[Make, ...]:
 
 
 def _apart(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Give what need not write in place memory of its own."""
+    """Allocate separate results for nodes that need not write in place."""
     graphs = {k: s.graph.nodes for k, s in enumerate(recorded.case.steps)}
     ops = {n.op for nodes in graphs.values() for n in nodes if n.view_src is not None and n.op not in VIEW_OPS}
     yield cuts.keep(recorded, graphs, apart=ops - STORES.keys())
@@ -138,12 +138,12 @@ def _flat(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def _from_start(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Let each view begin where what it is a view of begins."""
+    """Set the offset of each view to 0."""
     yield from _with_views(recorded, lambda t: set_param(t, "offset", 0))
 
 
 def _close_rows(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Let the rows of each view follow one another."""
+    """Make each view contiguous."""
 
     def close(view: Tensor) -> None:
         view.nb = contiguous_nb(view.type, view.ne)
@@ -152,7 +152,7 @@ def _close_rows(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def _with_views(recorded: Recorded, change: Callable[[Tensor], None]) -> Iterator[Case]:
-    """Yield the case with `change` made to each VIEW of an input or a weight."""
+    """Yield the case with `change` applied to each VIEW of an input or a weight."""
     case = recorded.case
     copy = cuts.keep(recorded, {k: s.graph.nodes for k, s in enumerate(case.steps)})
     caches = set(copy.caches())
@@ -165,19 +165,19 @@ def _with_views(recorded: Recorded, change: Callable[[Tensor], None]) -> Iterato
 
 
 def _whole_blocks(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """Take away as little of a dimension as can be."""
+    """Shrink dimensions by as little as possible."""
     yield from simplify.dims(recorded, result, largest=True)
 
 
 def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: Callable[[Case], bool | None]) -> Needs:
-    """Find what the failing `node` needs of `rule`, its own.
+    """Find which conditions of its own `rule` the failing `node` needs.
 
     Args:
-        rule: what may be needed.
+        rule: the conditions to test.
         recorded: the failing case.
         result: its result.
-        node: the one at fault.
-        passes: returns True if a case passes, False if it fails in the same way, None if it is unknown.
+        node: the failing node.
+        passes: returns True if a case passes, False if it fails in the same way, None if unknown.
     """
     said = sorted((c for c in rule.rest if not is_size(c)), key=str)
     op = name_of(node)
@@ -199,7 +199,7 @@ def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: 
             elif passed is False and len(gone) == 1:
                 idle |= gone
     if len(idle) > 1 and not _fails_without(idle, op, recorded, result, node, passes):
-        idle = set()  # two faults, each of which shows without what the other needs
+        idle = set()  # two bugs, each of which shows without what the other needs
     return Needs(tuple(some_of), frozenset(idle), tuple(right))
 
 

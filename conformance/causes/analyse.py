@@ -1,4 +1,4 @@
-"""The causes of a run's failures, from its results alone: cases are built again by their ids, or read from files."""
+"""Find the causes of a run's failures from its results and their cases, rebuilt or read."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .rule import Rule
 from .search import Search
 
 CONFIRMING = 1 / 3
-"""Share of the time to confirm failures, at most."""
+"""Maximum share of the time to confirm failures."""
 _WRONG = FAILURES - {Verdict.XPASS}
 AFTER = 0.1
-"""Share of the time to count architectures and write bug reports; the search has what is left."""
+"""Share of the time to count architectures and write bug reports; the search has the rest."""
 COUNTING = 30.0
-"""Seconds to count architectures, at most."""
+"""Maximum seconds to count architectures."""
 
 
 def analyse(
@@ -50,13 +50,13 @@ def analyse(
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Cause]:
-    """The causes of all failures in `results`, the most urgent first (`cause.assigned` gives results their ids).
+    """Return the causes of all failures in `results`, most urgent first.
 
-    `specs` are the backends that failed (`failing_backends`), by their names in results: nothing that a result says is
-    opened. `seconds` bound the search on each backend. Ctrl-C ends a part of it, and what is left is grouped by what is
-    known. If `again`, failures first run again, each alone in a fresh process, for a third of that time at most.
-    `folder` takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out,
-    and so is a backend that is not here; `progress` says so.
+    `cause.assigned` adds their ids to results. `specs` maps the names of the failing backends (`failing_backends`) to
+    what is opened; names in results are never opened. `seconds` bounds the search per backend. Ctrl-C ends a phase, and
+    the remaining failures are grouped by what is known. If `again`, failures first run again, each alone in a fresh
+    process, for at most a third of that time. `folder` receives the bug reports. A failure whose case cannot be rebuilt
+    is left out, and so is a backend that is not installed; `progress` reports both.
     """
     found: list[tuple[Cause, Group]] = []
     failing = failing_backends(results)
@@ -71,7 +71,7 @@ def analyse(
 
 
 def failing_backends(results: Sequence[Result]) -> set[str]:
-    """The backends that `analyse` opens: those with a failure."""
+    """Return the names of the backends with a failure, which `analyse` opens."""
     return {r.backend for r in results if r.verdict in _WRONG}
 
 
@@ -123,7 +123,7 @@ def _of_backend(
 
 @contextmanager
 def _interruptible(without: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C ends what is in the block, and no more; `without` says what is missing then."""
+    """Let Ctrl-C end the block only; `without` says what is missing then."""
     try:
         yield
     except KeyboardInterrupt:
@@ -131,12 +131,12 @@ def _interruptible(without: str, progress: Callable[[str], None]) -> Iterator[No
 
 
 def _after(failure: Failure, seen: Mapping[str, Seen]) -> str:
-    """The case that poisons the process of a failure; empty where none is known."""
+    """Return the case that poisons the process of a failure; empty if unknown."""
     return seen[failure.case.id].after if failure.case.id in seen else ""
 
 
 def _poisoned(failures: Sequence[Failure], seen: Mapping[str, Seen]) -> list[Group]:
-    """A group for each case after which others fail."""
+    """Return a group for each case after which others fail."""
     groups: dict[str, Group] = {}
     for f in failures:
         if after := _after(f, seen):
@@ -145,14 +145,14 @@ def _poisoned(failures: Sequence[Failure], seen: Mapping[str, Seen]) -> list[Gro
 
 
 def _words(group: Group, seen: Mapping[str, Seen]) -> str:
-    """How the failures of a group came again: as the steadiest of them."""
+    """Return how reliably the failures of a group reproduce, from the most reliable one."""
     tried = [seen[f.case.id] for f in group.failures if f.case.id in seen]
     best = max(tried, key=lambda s: (s.words == ALWAYS, s.failed, s.runs), default=None)
     return "" if best is None else best.words
 
 
 def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Path) -> Cause:
-    """`cause` with the folder of its proof and drafts."""
+    """Write the bug report and return `cause` with its folder."""
     case = group.proof.case
     expectation = None
     with suppress(ConformanceError):  # without it there is no C++, and the folder says so
@@ -163,13 +163,13 @@ def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Pa
 
 
 def _telling(results: Sequence[Result], failures: Sequence[Failure]) -> list[Result]:
-    """The passes that may hold a node such as failed: trajectories, and single cases of the same ops."""
+    """Return the passes that may contain such nodes: trajectories, and cases of the same ops."""
     at = {name_of(f.case.steps[f.at[0]].graph.nodes[f.at[1]]) for f in failures if f.at is not None}
     return [r for r in results if r.verdict is Verdict.PASS and _op(r.case) in {*at, ""}]
 
 
 def _op(case_id: str) -> str:
-    """The op of a case of the family `ops`; of others nothing."""
+    """Return the op of an `ops` case; empty for other families."""
     family, _, body = case_id.partition("/")
     return body.partition("-")[0] if family == ops.NAME else ""
 
@@ -183,7 +183,7 @@ def _failure(result: Result, progress: Callable[[str], None]) -> Failure | None:
 
 
 def _case(result: Result) -> Case | None:
-    """The case of a result, from the file that it was saved in, or by its id; None where neither gives it."""
+    """Return the case of a result from its saved file, or by its id; None if neither works."""
     if result.saved and Path(result.saved).is_file():
         with suppress(ConformanceError):
             return next((c for c in casefile.read(Path(result.saved)) if c.id == result.case), None)

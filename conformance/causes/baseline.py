@@ -1,40 +1,39 @@
-"""A baseline: what a run is known to fail by, and with which cases; in two files that belong together.
+"""A baseline: the known causes of failures and the verdict of each case, in two files.
 
-The file that people read holds the causes, each with room for a reason and a link, and what was run:
+The causes file is for people; each cause has a reason and a link, each run its selection:
 
     [[run]]
     backend = "npu"
-    level = "standard"                                 # empty where the run's record did not say
-    seed = 7                                           # left out where each case had its own
+    level = "standard"                                 # empty if the run's record lacks it
+    seed = 7                                           # left out if each case had its own
     families = []
     cases = []
     files = []
     shard = "1/1"
     passed = 3301
     failed = 141
-    digest = "5e0c…"                                   # of its part of the other file
+    digest = "5e0c…"                                   # of its lines in the cases file
 
     [[cause]]
-    id = "3f9a0c2e"                                    # what a run's cause is found by, or one like it (`same.py`)
+    id = "3f9a0c2e"                                    # causes of a run are matched by id, or as in `same.py`
     sentence = "MUL_MAT with src[0].type = q4_K is wrong"
     backend = "npu"
     verdict = "FAIL"
     op = "MUL_MAT"
     message = ""
     conditions = [["src[0].type", "q4_K"], ["src[1].ne[2]", ">1"]]
-    reason = ""                                        # for a person to fill in
-    link = ""                                          # as above: an http(s) address
+    reason = ""                                        # to be filled in
+    link = ""                                          # likewise, an http(s) address
 
-The other, `NAME.cases` beside it, holds a line of JSON for each case that passed or failed, sorted by id, so that a
-case that changes is one changed line:
+The cases file, `NAME.cases`, has a line of JSON for each case that passed or failed, sorted by id, so that a changed
+case is one changed line:
 
     {"backend": "npu"}
     ["ops/ADD-f32+f32-a=13x5@1", "PASS"]
     ["ops/ADD-f32+f32-a=13x5,b=13@2", "FAIL", "numbers", 1e-4, ["ADD-3f9a0c2e"]]
 
-`conform baseline` leaves reason and link empty. A baseline counts as it is, so that it can be tried at once;
-`Baseline.unfilled` names the entries that still want a word. A file without `[[run]]` is of an older version: it is
-read, and knows causes only.
+`conform baseline` leaves reason and link empty. Such a baseline is valid at once; `Baseline.unfilled` lists the entries
+without a reason. A file without `[[run]]` is of an older version and has causes only.
 """
 
 from __future__ import annotations
@@ -64,21 +63,21 @@ HEAD = """\
 # is dealt with. What each case gave is in the file beside this one; `conform baseline` writes both.
 """
 BESIDE = ".cases"
-"""Suffix of the other file, after the name of the first."""
+"""Suffix that the cases file adds to the name of the causes file."""
 MAX_BYTES = 64 << 20
-"""Limit of the file of cases; `full` takes 5 MB for one backend."""
+"""Size limit of the cases file; `full` takes 5 MB for one backend."""
 KNOWABLE = FAILURES - {Verdict.XPASS}
-"""Verdicts that a case may be known by."""
+"""Verdicts that a baseline accepts for a known case."""
 _ADDRESS = re.compile(r"https?://\S+")
 
 
 KEYS = tuple(f.name for f in fields(Known))
-"""All are there in each entry."""
+"""Keys required in each entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which cases a run asked of a backend; runs with equal ones are of the same cases."""
+    """The cases that a run selected for a backend; equal selections mean the same cases."""
 
     level: str = ""
     seed: int | None = None
@@ -90,7 +89,7 @@ class Selection:
 
     @classmethod
     def of(cls, selected: Mapping[str, Any], backend: str) -> Selection | None:
-        """From the `selection` of a run's document; None where it does not say, or the backend was not asked."""
+        """Read the `selection` of a run's document; None if it lacks the backend."""
         level = selected.get("levels", {}).get(backend)
         if level is None:
             return None
@@ -109,23 +108,23 @@ class Seen:
 
     verdict: Verdict
     wrong: Wrong | None = None
-    """The error of a FAIL."""
+    """The error metrics of a FAIL."""
     causes: tuple[str, ...] = ()
     """Ids of the entries that explain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Verdicts of the cases of one backend."""
+    """Verdicts of one backend's cases."""
 
     backend: str
     selection: Selection | None = None
     passed: frozenset[str] = frozenset()
     failed: Mapping[str, Seen] = field(default_factory=dict)
-    """Case -> how; failures that no cause explains are not among them, so they stay unknown."""
+    """Case -> how it failed; failures without a cause are left out, so they stay unknown."""
 
     def lines(self) -> Iterator[str]:
-        """Its part of the file of cases."""
+        """Yield the lines for the cases file."""
         yield json.dumps({"backend": self.backend})
         rows: dict[str, list[JSON]] = {case: [case, str(Verdict.PASS)] for case in self.passed}
         for case, s in self.failed.items():
@@ -135,17 +134,17 @@ class Ran:
 
     @property
     def digest(self) -> str:
-        """Hash of its lines."""
+        """Hash of the lines."""
         return sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
 
 def _rounded(value: JSON) -> JSON:
-    """A number with three digits: the last bits may differ from run to run."""
+    """Round to three digits; the last bits may differ from run to run."""
     return float(f"{value:.2e}") if isinstance(value, float) else value
 
 
 def ran(results: Iterable[Result], causes: Iterable[Cause], selected: Mapping[str, Any]) -> list[Ran]:
-    """What each backend of a run gave, by its results, the causes that explain them, and its document's `selection`."""
+    """Return the verdicts per backend, from the results, causes and `selection` of a run."""
     explained: dict[tuple[str, str], list[str]] = {}
     for c in causes:
         for case in c.cases:
@@ -168,19 +167,19 @@ def ran(results: Iterable[Result], causes: Iterable[Cause], selected: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Known causes, and what the cases gave in the run that they are of."""
+    """Known causes and the verdicts of the run they were found in."""
 
     path: str
     entries: tuple[Known, ...] = ()
     runs: tuple[Ran, ...] = ()
-    """One for each backend; none in a file of an older version."""
+    """One per backend; empty for a file of an older version."""
 
     def where(self, entry: Known) -> str:
-        """The place of an entry, for messages."""
+        """Return the location of an entry, for messages."""
         return f"{self.path}: cause {self.entries.index(entry) + 1} ({printable(entry.id)})"
 
     def unfilled(self) -> list[str]:
-        """A sentence for each entry without a reason."""
+        """Return a message for each entry without a reason."""
         return [f"{self.where(e)} reason: fill it in" for e in self.entries if not e.reason.strip()]
 
     def run_of(self, backend: str) -> Ran | None:
@@ -188,7 +187,7 @@ class Baseline:
         return next((r for r in self.runs if r.backend == backend), None)
 
     def unseeing(self) -> list[str]:
-        """A sentence where entries have no cases."""
+        """Return a message if entries have no cases."""
         if all(self.run_of(e.backend) for e in self.entries):
             return []
         missing = "whether a known cause hits more cases, or hits them harder, or cases no longer run"
@@ -196,19 +195,19 @@ class Baseline:
         return [f"{self.path}: of an older version, which does not show {missing}; write it again: {again}"]
 
     def renewed(self, causes: Sequence[Cause], runs: Sequence[Ran] = ()) -> Baseline:
-        """The baseline of `causes` and `runs`; of causes that it has already, reason and link stay."""
+        """Return the baseline of `causes` and `runs`; known causes retain reason and link."""
         said = {e.key: e for e in self.entries}
         known = same(self.entries, causes)
         entries = (Known.of(c, said[known[key]] if (key := (c.id, c.backend)) in known else None) for c in causes)
         return Baseline(self.path, tuple(entries), tuple(runs))
 
     def to_toml(self) -> str:
-        """The text of the file of causes."""
+        """Return the text of the causes file."""
         runs = (f"\n[[run]]\n{_run_table(r)}" for r in self.runs)
         return HEAD + "".join((*runs, *(f"\n[[cause]]\n{_table(e)}" for e in self.entries)))
 
     def to_cases(self) -> Iterator[str]:
-        """The file of cases, line by line."""
+        """Yield the lines of the cases file."""
         return (f"{line}\n" for r in self.runs for line in r.lines())
 
 
@@ -235,20 +234,18 @@ def _run_table(r: Ran) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's, but for characters that only JSON takes as they are."""
+    """Return a TOML string: JSON's, with DEL escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse(text: str, path: str, cases: bytes | None = None) -> Baseline:
-    """The baseline of a file of causes and its file of cases; UsageError names the file, the entry (the first is 1) and
-    the key.
-    """
+    """Parse a causes file and its cases file; UsageError names file, entry (from 1) and key."""
     entries, tables = _entries(text, path)
     return Baseline(path, entries, _runs(tables, path, cases) if tables else ())
 
 
 def _entries(text: str, path: str) -> tuple[tuple[Known, ...], list[dict[str, Any]]]:
-    """The entries of a file of causes, and the tables of its runs, which are not checked yet."""
+    """Return the entries of a causes file and its run tables, which are not checked yet."""
     document = parse_toml(text, path)
     only(document, ("run", "cause"), path)
     tables = {name: document.get(name, []) for name in ("run", "cause")}
@@ -336,7 +333,7 @@ def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> t
 
 
 def _cases(raw: bytes, path: str) -> dict[str, tuple[set[str], dict[str, Seen]]]:
-    """Backend -> the cases that passed, and those that failed; UsageError names the line."""
+    """Return the passed and failed cases by backend; UsageError names the line."""
     memory, found = Memory(64 * MAX_BYTES, 0), {}  # type: tuple[Memory, dict[str, tuple[set[str], dict[str, Seen]]]]
     passed, failed = set(), {}  # type: tuple[set[str], dict[str, Seen]]
     for n, line in enumerate(raw.splitlines(), 1):
@@ -372,7 +369,7 @@ def _is_case(row: JSON) -> bool:
 
 
 def read(path: Path) -> Baseline:
-    """The baseline of a file, and of the one beside it; UsageError if one cannot be read, or is malformed."""
+    """Read a baseline and its cases file; UsageError if one is unreadable or malformed."""
     text, beside = read_text(path), Path(f"{path}{BESIDE}")
     try:
         with beside.open("rb") as f:
@@ -385,7 +382,7 @@ def read(path: Path) -> Baseline:
 
 
 def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] = ()) -> Baseline:
-    """Write the baseline of `causes` and `runs`; of causes that the file has already, reason and link stay.
+    """Write the baseline of `causes` and `runs`; reasons and links in the file are preserved.
 
     Args:
         path: the file; it need not exist.
@@ -397,7 +394,7 @@ def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] 
         UsageError: what stands there is no baseline, or the file cannot be written.
     """
     before = Baseline(str(path))
-    if path.exists():  # its cases are made anew, so those that stand there need not fit
+    if path.exists():  # its cases file is replaced, so it need not match
         before = Baseline(str(path), _entries(read_text(path), str(path))[0])
     made = before.renewed(causes, runs)
     write_text(Path(f"{path}{BESIDE}"), made.to_cases(), option)

@@ -1,4 +1,4 @@
-"""A cause: what failures of one backend have in common, as experiments show it."""
+"""A cause: the failures of one backend that share a rule confirmed by experiments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 ANY_OF = "|"
-"""Between values of a condition, any of which will do."""
+"""Separator between alternative values of a condition."""
 ALWAYS = "always"
-"""Value of `Cause.seen`: each confirmed case of it failed alone in a fresh process, each time."""
+"""Value of `Cause.seen` if each confirmed case failed in every try, in fresh processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One property of a node or of its step, and the value that it has: `src[1].ne[2]` is `> 1`."""
+    """A property of a node or its step and the value it must have, such as `src[1].ne[2]` `> 1`."""
 
     key: str
     value: str
@@ -32,40 +32,39 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Failures of one backend that one fault explains."""
+    """Failures of one backend that one bug explains."""
 
     id: str
-    """The same in every run and build, as far as a search ends alike: from how it fails, and from the predicate where
-    wrong numbers are of an op, or where two causes share the rest.
-    """
+    """Stable across runs and builds if the searches end alike: a hash of backend and error. Wrong numbers add the rule,
+    and so does a second cause that would get the same id."""
     sentence: str
-    """For a person: the op, the conditions, how it fails, and the counts behind them."""
+    """A summary for people: the op, the error, the conditions and the counts."""
     backend: str
     verdict: Verdict
     op: str
-    """Op of the node at fault; empty if no single node is."""
+    """Op of the failing node; empty if there is no single failing node."""
     message: str
-    """The innermost message, without addresses, sizes and lines of source; empty for wrong numbers."""
+    """The innermost message without addresses, sizes and lines; empty for wrong numbers."""
     conditions: tuple[Condition, ...]
-    """All hold for a node at fault; none passes that has them all."""
+    """Each failing node meets all of them. `rank["passed"]` counts the passing nodes that do."""
     cases: tuple[str, ...]
-    """Ids, smallest first."""
+    """Case ids, smallest case first."""
     seen: str = ""
-    """`always`, `k of n`, `after CASE`; empty where it was not confirmed."""
+    """`always`, `k of n` or `after CASE`; empty if the cause was not confirmed."""
     rank: Mapping[str, int] = field(default_factory=dict)
-    """`architectures`: how many of the zoo's hold a node with the conditions, of how many `counted` ones, `of` how many
-    there are; `failed`: cases; `passed`: different nodes with the conditions that are right."""
+    """`architectures` have a matching node, of the `counted` ones, `of` all in the zoo; `failed` cases; `passed`:
+    distinct passing nodes that meet the conditions."""
     folder: str | None = None
-    """Folder of its bug report."""
+    """Folder of the bug report."""
 
     @property
     def smallest(self) -> str:
-        """The smallest case."""
+        """Id of the smallest failing case."""
         return self.cases[0]
 
     @property
     def hits(self) -> str:
-        """Return how many architectures hold such a node, for a person; empty where none were counted."""
+        """Describe how many architectures contain a matching node; empty if none were counted."""
         if "architectures" not in self.rank:
             return ""
         counted, of = self.rank.get("counted", 0), self.rank.get("of", 0)
@@ -74,7 +73,7 @@ class Cause:
         return f"{n} {'architecture has' if n == 1 else 'architectures have'} such a node{only}"
 
     def to_json(self) -> dict[str, JSON]:
-        """Return it as the run file has it."""
+        """Return the JSON object for the run file."""
         return {
             "id": self.id, "sentence": self.sentence, "backend": self.backend, "verdict": self.verdict.value,
             "op": self.op, "message": self.message, "conditions": [[c.key, c.value] for c in self.conditions],
@@ -84,7 +83,7 @@ class Cause:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Cause:
-        """`to_json`, read; the row has the fields that `report.runfile` checks."""
+        """Read a cause written by `to_json`; `report.runfile` has checked the fields of `row`."""
         conditions = tuple(Condition(k, v) for k, v in row["conditions"])
         return cls(
             row["id"], row["sentence"], row["backend"], Verdict(row["verdict"]), row["op"], row["message"], conditions,
@@ -94,7 +93,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A cause as a baseline stores it."""
+    """A cause as stored in a baseline."""
 
     id: str
     sentence: str
@@ -108,7 +107,7 @@ class Known:
 
     @classmethod
     def of(cls, cause: Cause, said: Known | None = None) -> Known:
-        """An entry for `cause`, with the reason and link that were `said` of it before."""
+        """Make an entry for `cause`, with the reason and link of the earlier entry `said`."""
         words = ("", "") if said is None else (said.reason, said.link)
         return cls(
             cause.id, cause.sentence, cause.backend, cause.verdict, cause.op, cause.message, cause.conditions, *words
@@ -116,14 +115,12 @@ class Known:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Its unique key in the file: id and backend."""
+        """Unique key in the file: id and backend."""
         return self.id, self.backend
 
 
 def unique_ids(causes: Sequence[Cause]) -> list[Cause]:
-    """`causes` of one backend, each with an id of its own: where several have one, that of the most cases keeps it, and
-    the ids of the others are from their predicates, too.
-    """
+    """Return `causes` of one backend; all but the largest of several with one id get new ids."""
     keeps: dict[str, Cause] = {}
     for c in sorted(causes, key=lambda c: (-len(c.cases), str(c.conditions))):
         keeps.setdefault(c.id, c)
@@ -136,12 +133,12 @@ def _of_predicate(cause: Cause) -> str:
 
 
 def digest(*words: str) -> str:
-    """What tells the words of one cause from those of another."""
+    """Return 8 hex digits of the SHA-256 of `words`, for ids."""
     return sha256("\n".join(words).encode()).hexdigest()[:8]
 
 
 def in_order(causes: Sequence[Cause]) -> list[Cause]:
-    """Most urgent first: wrong numbers in silence before errors, then by how many architectures they hit."""
+    """Sort causes by urgency: silent wrong numbers first, then by verdict and architectures hit."""
     silent = {Verdict.FAIL: 0, Verdict.CRASH: 1, Verdict.TIMEOUT: 2, Verdict.OVERCLAIM: 3}
     return sorted(
         causes,
@@ -150,7 +147,7 @@ def in_order(causes: Sequence[Cause]) -> list[Cause]:
 
 
 def assigned(results: Iterable[Result], causes: Sequence[Cause]) -> list[Result]:
-    """The results, each failing one with the id of the first of `causes` that has its case."""
+    """Return the results; each failure gets the id of the first cause that has its case."""
     ids: dict[tuple[str, str], str] = {}
     for cause in causes:
         for case in cause.cases:

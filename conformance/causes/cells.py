@@ -1,7 +1,7 @@
-"""The causes of what has no case to shrink: cells of `conform zoo` and of `conform audit` that fail alike.
+"""Group failing cells of `conform zoo` and `conform audit`, which have no case to shrink.
 
-Two cells have one cause where the backend, the verdict and the innermost message are the same, without numbers, shapes
-and who passed it on (`run.signature`). A zoo cell whose message is that of a cause of cases fails by that cause.
+Two cells have one cause if backend, verdict and innermost message are equal, without numbers, shapes and the functions
+that passed the error on (`run.signature`). A zoo cell with the message of a cause of cases belongs to that cause.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from conformance.suite.zoo.play import PASSES
 from .cause import digest
 
 WRONG = "FAIL"
-"""The verdict of a zoo cell whose numbers are wrong: its detail says where, which goes by chance."""
+"""Verdict of a zoo cell with wrong numbers; the location in its detail is not deterministic."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellCause:
-    """Cells of one backend that fail alike."""
+    """Cells of one backend that fail in the same way."""
 
     id: str
     backend: str
     verdict: str
     message: str
     cells: tuple[str, ...]
-    """`ARCHITECTURE, RUN` of the zoo; `CASE: WEIGHT in BUFFER` of an audit."""
+    """`ARCHITECTURE, RUN` for the zoo; `CASE: WEIGHT in BUFFER` for an audit."""
 
     @property
     def sentence(self) -> str:
-        """For a person."""
+        """A summary for people."""
         return f"{self.verdict}: {self.message} ({len(self.cells)} cells)"
 
     def to_json(self) -> dict[str, JSON]:
-        """As the document has it."""
+        """Return the JSON object for the run file."""
         return {
             "id": self.id, "backend": self.backend, "verdict": self.verdict, "message": self.message,
             "sentence": self.sentence, "cells": list(self.cells),
@@ -47,7 +47,7 @@ class CellCause:
 
 
 def of_zoo(rows: Sequence[dict[str, JSON]]) -> list[CellCause]:
-    """The causes of the zoo's cells, those of most cells first; each failing row gets the id of its own as `cause`."""
+    """Return the causes of zoo cells, most cells first; sets `cause` of failing rows."""
     failing = [r for r in rows if r.get("verdict") not in PASSES]
     named = [f"{r.get('architecture')}, {r.get('run')}" for r in failing]
     causes, ids = _grouped([(str(r.get("backend")), str(r.get("verdict")), zoo_message(r)) for r in failing], named)
@@ -57,7 +57,7 @@ def of_zoo(rows: Sequence[dict[str, JSON]]) -> list[CellCause]:
 
 
 def zoo_message(row: Mapping[str, JSON]) -> str:
-    """What tells a zoo cell's failure from others."""
+    """Return the text that identifies the failure of a zoo cell."""
     if row.get("verdict") != WRONG:
         return innermost(error_of(str(row.get("detail", ""))))
     since = "the first batch" if not row.get("batch") else "a later batch"
@@ -65,9 +65,7 @@ def zoo_message(row: Mapping[str, JSON]) -> str:
 
 
 def of_audit(backend: str, cells: Sequence[Cell]) -> list[CellCause]:
-    """The causes of an audit's findings on `backend`, those of most cells first; each of these cells gets the id of its
-    own.
-    """
+    """Return the causes of an audit's findings, most cells first; sets `cause` of these cells."""
     found = [c for c in cells if c.finding in FOUND]
     named = [f"{c.case}: {c.name or 'the trajectory'} in {c.buffer}" for c in found]
     causes, ids = _grouped([(backend, str(c.finding), audit_message(c)) for c in found], named)
@@ -77,13 +75,13 @@ def of_audit(backend: str, cells: Sequence[Cell]) -> list[CellCause]:
 
 
 def audit_message(cell: Cell) -> str:
-    """What tells a cell's finding from others: with the type of a weight, or the op_param, which an audit varies."""
+    """Return the text that identifies an audit finding, with the weight type or op_param."""
     what = {"weight": f"{cell.type} in {cell.buffer}", "op_param": cell.name}.get(cell.subject, "")
     return ": ".join(filter(None, (what, cell.fault or innermost(error_of(cell.detail)))))
 
 
 def _grouped(keys: Sequence[tuple[str, str, str]], named: Sequence[str]) -> tuple[list[CellCause], list[str]]:
-    """The causes, and of each of `keys` the id of its own."""
+    """Return the causes, and for each of `keys` the id of its cause."""
     counts = Counter(keys)
     ids = {key: f"{key[1]}-{digest(*key)}" for key in counts}
     causes = [

@@ -1,10 +1,10 @@
-"""Confirm failures: a failure counts once it came again, in a fresh process.
+"""Confirm failures: a failure counts once it is reproduced in a fresh process.
 
-Each try starts a process of its own. A case that fails alone in each is at fault itself. One that never fails alone may
-have stumbled over what another left behind: it runs again after the last few cases that ran before it in its process,
-then after more of them, until the process dies or the case fails. The shortest such tail begins with the poison.
-Nothing is left out between the poison and the end, so a fault that waits for a number of cases meets as many again.
-The poison is named if it does the same with the failing case alone, many times over, and that does nothing without it.
+Each try starts a new process. A case that fails alone every time is itself at fault. One that never fails alone may
+depend on an earlier case: it runs again after the last few cases that preceded it in its process, then after more of
+them, until the process dies or the case fails. The shortest such tail begins with the poison. No case between the
+poison and the failing one is left out, so a bug that depends on the number of cases meets as many again. The poison is
+reported only if it has the same effect with the failing case alone, repeated, which has none without it.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from conformance.run.signature import Signature, signature_of
 from .cause import ALWAYS
 
 TRIES = 10
-"""Tries of a case alone: one that fails with a probability of 0.3 fails in all of them once in 170,000 times."""
+"""Tries of a case alone; at a failure probability of 0.3 all ten fail once in 170,000 times."""
 SURE = 6
-"""Failures in a row below which nothing is called `always`: 0.3 to the sixth power is less than 1 in 1,000."""
+"""Minimum failures in a row to report `always`; 0.3 ** 6 is less than 1 in 1,000."""
 ALONE = 2
-"""Tries without a failure after which what ran before is suspected."""
+"""Tries without a failure after which earlier cases are suspected."""
 FEW = 3
-"""Cases of a signature that get all tries. Another gets one, and the others only if it does not fail like those."""
+"""Cases per signature that get all tries; others get one, and more only if it passes."""
 AGAIN = 2
-"""How often a poison must do harm without the cases between it and the end, and those none without it."""
+"""Runs that must fail with the poison alone, and runs that must pass without it."""
 SPARE = 8
-"""How many times more the failing case runs after a tail, and once more for four cases of it."""
+"""Extra repeats of the failing case after a tail, plus one per four cases of the tail."""
 PATIENCE = (1, 16)
-"""Factors of that: a damaged heap may last longer when it is damaged again."""
+"""Repeat multipliers: heap damage is not deterministic."""
 STRIDE = 8
-"""The first tail that is tried, and by how much the next one is longer."""
+"""Length of the first tail, and growth factor of the next ones."""
 DEADLY = frozenset({Verdict.CRASH, Verdict.TIMEOUT})
 """Verdicts that end the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How a failure came again."""
+    """How reliably a failure was reproduced."""
 
     words: str
-    """`always`; `k of n`; `after CASE`."""
+    """`always`, `k of n` or `after CASE`."""
     failed: int
-    """Tries alone that failed."""
+    """Failed tries, alone."""
     runs: int
-    """Tries alone."""
+    """All tries, alone."""
     after: str = ""
-    """Id of the case that poisons the process; empty where none is known."""
+    """Id of the case that poisons the process; empty if unknown."""
 
     @property
     def unsteady(self) -> bool:
-        """True if it came in some tries only."""
+        """True if only some tries failed."""
         return 0 < self.failed < self.runs
 
 
@@ -76,22 +76,22 @@ def confirm(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Seen]:
-    """How each failure among `results` came again on the backend behind `spec`, by the id of its case.
+    """Return how reliably each failure in `results` reproduces on `spec`, by case id.
 
-    A try fails where the verdict is the same or the process dies. The first few cases of each signature get `runs`
-    tries; what times out comes last. A case that neither its id nor its file makes again is left out, and so is one
-    that got no try in `time_budget` seconds; a request in progress may exceed them by the time limit of `isolation`.
+    A try fails if the verdict is the same or the process dies. The first few cases of each signature get `runs` tries;
+    timeouts come last. A case that neither its id nor its file reproduces is left out, and so is one that got no try
+    within `time_budget` seconds; a request in progress may exceed them by the time limit of `isolation`.
 
     Args:
         spec: the backend.
-        results: of a run, in its order; those of other backends are ignored.
-        before: id of a failing case -> ids of those that ran before it in its process, in order; where None, those
-            since the last result that ended the process.
+        results: results of a run, in its order; those of other backends are ignored.
+        before: failing case id -> ids that ran before it in its process, in order; if None, those since the last result
+            that ended the process.
         isolation: limits of a process.
-        runs: tries of a case alone; nothing is `always` with fewer than `SURE`.
+        runs: tries of a case alone; fewer than `SURE` never give `always`.
         time_budget: seconds.
-        progress: gets a line for each case.
-        clock: gives seconds.
+        progress: receives a line per case.
+        clock: returns seconds.
 
     Raises:
         UsageError: the backend or one of its options is unknown.
@@ -119,13 +119,13 @@ def confirm(
 
 
 def ran_before(results: Sequence[Result], at: int) -> list[str]:
-    """Ids of the `results` of one backend since a process of it died last, up to the one at index `at`."""
+    """Return the case ids that ran in the process of `results[at]` before it."""
     died = (k for k in range(at - 1, -1, -1) if (results[k].waived or results[k].verdict) in DEADLY)
     return [r.case for r in results[next(died, -1) + 1 : at]]
 
 
 def _in_turn(results: Sequence[Result]) -> Iterator[tuple[int, Signature]]:
-    """Index and signature of each failure: the first of every signature, then the second of every one, and so on."""
+    """Yield index and signature of each failure: the first of every signature, then the seconds."""
     ranks: Counter[Signature] = Counter()
     turns = []
     for at, result in enumerate(results):
@@ -138,13 +138,13 @@ def _in_turn(results: Sequence[Result]) -> Iterator[tuple[int, Signature]]:
 
 
 class _Fresh(Runner):
-    """A runner that finds out whether a case fails, and not where."""
+    """A runner that does not locate failures."""
 
     locates = False
 
 
 class _Trial:
-    """Tries on one backend; once it is late, a try is cut short and does no harm."""
+    """Tries on one backend; a try that is cut short by the time limit counts as harmless."""
 
     def __init__(
         self, spec: Spec, results: Sequence[Result], isolation: Isolation, runs: int, late: Callable[[], bool]
@@ -157,7 +157,7 @@ class _Trial:
         self._runner.close()
 
     def makes(self, case_id: str) -> bool:
-        """True if its id or its file makes the case."""
+        """Return True if the case can be built from its id or its file."""
         return self._case(case_id) is not None
 
     def _case(self, case_id: str) -> Case | None:
@@ -168,7 +168,7 @@ class _Trial:
         return None
 
     def seen(self, failure: Result, before: Sequence[str], alike: Sequence[Seen]) -> Seen:
-        """How `failure` comes again; `alike` are those of its signature so far. Without a run where time is up."""
+        """Return how `failure` reproduces, given those of its signature so far; no runs if late."""
         failed = tries = 0
         while tries < self._runs and not self._late():
             harmed = self._harms(failure, (), 1)
@@ -182,13 +182,11 @@ class _Trial:
         return Seen(ALWAYS if failed == tries >= SURE else f"{failed} of {tries}", failed, tries)
 
     def _poison(self, failure: Result, before: Sequence[str]) -> str:
-        """The case of `before` after which, whatever came before it, the process dies or the failing case fails; empty
-        where there is none.
-        """
+        """Return the earlier case that makes the process die or the failing case fail; else ""."""
         for patience in PATIENCE:
             bad = self._shortest(failure, before, patience)
             poison, rest, times = _last(before, bad)[:1], _last(before, bad - 1), _times(bad, max(PATIENCE))
-            # one more in the poison's place: what counts cases, or comes and goes, does harm without it too
+            # one more run in place of the poison: a bug that counts cases, or is random, shows without it too
             if (
                 bad
                 and all(self._harms(failure, poison, times) for _ in range(AGAIN))
@@ -199,7 +197,7 @@ class _Trial:
         return ""
 
     def _shortest(self, failure: Result, before: Sequence[str], patience: int) -> int:
-        """How many of the last of `before` do harm, if one fewer does none; 0 where not even all of them do."""
+        """Return the length of the shortest harmful tail of `before`; 0 if all of it is harmless."""
         fine, bad = 0, min(STRIDE, len(before))
         while fine < bad and not self._harms(failure, _last(before, bad), _times(bad, patience)):
             fine, bad = bad, min(STRIDE * bad, len(before))
@@ -214,7 +212,7 @@ class _Trial:
         return bad
 
     def _harms(self, failure: Result, tail: Sequence[str], times: int) -> bool:
-        """True if a fresh process dies of `tail` and the failing case, `times` over, or that fails as it did."""
+        """Return True if `tail` and `times` runs of the case kill a fresh process or fail as before."""
         self._runner.renew()
         return any(self._hurts(failure, i) for i in (*tail, *[failure.case] * times))
 
@@ -231,5 +229,5 @@ def _last(before: Sequence[str], n: int) -> Sequence[str]:
 
 
 def _times(tail: int, patience: int) -> int:
-    """How often the failing case runs after a tail of so many."""
+    """Return how often the failing case runs after a tail of that length."""
     return 1 + patience * (SPARE + tail // 4)

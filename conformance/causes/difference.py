@@ -1,7 +1,7 @@
-"""What a run adds to a baseline, and what it lacks: causes, cases of known causes, and coverage.
+"""Compare a run with a baseline: causes, cases of known causes, and coverage.
 
-Causes are matched by `same.py`, cases by their ids. A rule such as `op = ADD` also holds for nodes that are right, so
-that a known cause says nothing of a case that it did not have: only the case's own verdict and error do.
+Causes are matched by `same.py`, cases by their ids. A rule such as `op = ADD` also holds for passing nodes, so a known
+cause does not excuse a case that was not in its baseline; only the case's own verdict and error do.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from .same import same
 
 @dataclass(frozen=True, slots=True)
 class Wider:
-    """A failing case that a known cause is no excuse for."""
+    """A failing case that the baseline does not excuse."""
 
     backend: str
     case: str
     why: str
-    """`it passed`, `CRASH where it was FAIL`, `zeros where there were numbers`."""
+    """Such as `CRASH where it was FAIL` or `zeros where there were numbers`."""
     cause: str = ""
-    """The id of the known cause that it is grouped with; empty where it is with none."""
+    """Id of the known cause it is grouped with; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A case of the baseline that has no verdict any more."""
+    """A baseline case that was refused or no longer has a result."""
 
     backend: str
     case: str
     why: str
-    """`passed, UNSUPPORTED now`."""
+    """Such as `passed, UNSUPPORTED now`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unasked:
-    """Cases of the baseline that a run of another selection did not ask for."""
+    """Baseline cases that a run with another selection did not include."""
 
     backend: str
     cases: tuple[str, ...]
     of: int
-    """Cases of the baseline."""
+    """Number of cases in the baseline."""
     known: Selection | None
     here: Selection | None
-    """None where the run did not ask the backend."""
+    """None if the run did not use the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class Difference:
     """In the order of the baseline."""
     known: tuple[Cause, ...]
     wider: tuple[Wider, ...] = ()
-    """By backend and cause."""
+    """Sorted by backend and cause."""
     lost: tuple[Lost, ...] = ()
-    """By backend and reason."""
+    """Sorted by backend and reason."""
     unasked: tuple[Unasked, ...] = ()
-    """One for each backend that has some."""
+    """At most one per backend."""
 
     def outcome(self) -> Outcome:
-        """One reason for each finding, cases with the same reason together; none where nothing differs."""
+        """Return one reason per finding, with equal cases combined; no reasons if nothing differs."""
         new = (f"new: {_named(c)} (smallest case of {len(c.cases):,}: {c.smallest})" for c in self.new)
         gone = (f"gone: {_named(e)}{f' ({e.reason})' if e.reason else ''}" for e in self.gone)
         found = {Why.NEW: new, Why.GONE: gone, Why.WIDER: self._wider(), Why.COVERAGE: self._lost(),
@@ -108,11 +108,11 @@ def _unasked(u: Unasked) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One backend of the run that is compared."""
+    """The results of one backend in the run under comparison."""
 
     results: Mapping[str, Result]
     missing: frozenset[str]
-    """Cases that were asked for and have no result; `outcome.judge` reports them."""
+    """Cases without a result although they were selected; `outcome.judge` reports them."""
     selection: Selection | None
     is_asked: bool
 
@@ -125,15 +125,14 @@ def compare(
     missing: Iterable[Missing] = (),
     selected: Mapping[str, object] | None = None,
 ) -> Difference:
-    """Compare a run with what is known.
+    """Compare a run with a baseline.
 
     Args:
-        baseline: what is known.
-        causes: those of the run.
-        results: all of the run; those that failed name their cause.
-        missing: what the run asked for and has no result of; a reason of its own, and no lost coverage.
-        selected: the `selection` of the run's document; None where it has none. A case that is not there was asked for
-            then, and is lost.
+        baseline: the known causes and cases.
+        causes: causes of the run.
+        results: all results of the run; failures name their cause.
+        missing: selected cases without a result; they are reported separately and are not lost coverage.
+        selected: the `selection` of the run's document; if None, every baseline case without a result is lost.
     """
     rows, absent = list(results), list(missing)
     known = same(baseline.entries, causes)
@@ -190,7 +189,7 @@ def _wider(
     known: Mapping[tuple[str, str], tuple[str, str]],
     new: Collection[tuple[str, str]],
 ) -> Iterator[Wider]:
-    """Failures that neither a new cause shows nor the baseline has as they are."""
+    """Yield failures that neither belong to a new cause nor match the baseline."""
     ran, entries = baseline.run_of(backend), {e.key: e for e in baseline.entries}
     for case, r in run.results.items():
         key = (r.cause or "", backend)
@@ -204,7 +203,7 @@ def _wider(
 
 
 def _why(ran: Ran, was: Seen | None, r: Result, entry: Known | None, entries: Mapping[tuple[str, str], Known]) -> str:
-    """How a failing case of a known cause, or of none, differs from what is known of it; empty where it does not."""
+    """Return how a failing case differs from the baseline; empty if it does not."""
     if was is None:
         return f"{r.verdict} where it passed" if r.case in ran.passed else f"{r.verdict}, not known to fail"
     if was.verdict is not r.verdict:
@@ -218,7 +217,7 @@ def _why(ran: Ran, was: Seen | None, r: Result, entry: Known | None, entries: Ma
 
 
 def _lost(ran: Ran, run: _Run) -> tuple[list[Lost], Unasked | None]:
-    """What passed and is refused now, and what has no result at all: lost if it was asked for, or of one selection."""
+    """Return baseline cases refused now or missing, and those outside this run's selection."""
     lost, unasked = [], []  # type: tuple[list[Lost], list[str]]
     comparable = run.is_asked and (run.selection is None or ran.selection is None or run.selection == ran.selection)
     for case in sorted((*ran.passed, *ran.failed)):

@@ -18,22 +18,22 @@ from conformance.suite.relations import claim
 from .features import OP, Features, features, nodes_of
 
 Kind = tuple[str, str]
-"""How something fails: the verdict, and the message or the kind of wrong numbers."""
+"""How a case fails: the verdict, and the error message or the kind of wrong numbers."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failing case with the node at fault, if there is one."""
+    """A failing case with its failing node, if there is one."""
 
     case: Case
     result: Result
     signature: Signature
     at: tuple[int, int] | None
-    """Step and index of the node."""
+    """Step index and node index of the failing node."""
 
     @property
     def kind(self) -> Kind:
-        """How it fails; of a relation with its name, as each does something else."""
+        """The verdict and message; wrong numbers of a relation include its name."""
         wrong, kind = self.result.verdict is Verdict.FAIL, self.signature.kind
         if wrong and self.at is not None:
             kind = kind.partition(",")[2].lstrip()
@@ -43,18 +43,18 @@ class Failure:
 
     @property
     def is_flaky(self) -> bool:
-        """True for wrong numbers and damaged memory."""
+        """True for wrong numbers and memory corruption."""
         return is_flaky(*self.kind)
 
     @cached_property
     def node(self) -> Tensor:
-        """The node at fault."""
+        """The failing node."""
         assert self.at is not None
         return self.case.steps[self.at[0]].graph.nodes[self.at[1]]
 
     @cached_property
     def features(self) -> Features:
-        """Properties of the node at fault."""
+        """Properties of the failing node."""
         assert self.at is not None
         return features(self.case, self.at[0], self.node)
 
@@ -65,24 +65,24 @@ class Failure:
 
     @property
     def shape(self) -> frozenset[tuple[str, str]]:
-        """How it fails and the properties of its node, or its ops, without sizes: alike failures have equal ones."""
+        """The kind and node properties, or else all ops, without sizes; equal for similar failures."""
         rows = ({(OP, f[OP]) for f in self.all} if self.at is None else self.features.items()) | {self.kind}
         return frozenset((k, v if not v.isdigit() else "1" if v == "1" else "n") for k, v in rows)
 
 
 def is_flaky(verdict: str, message: str) -> bool:
-    """True for wrong numbers and damaged memory: one fault may show as either, at random."""
+    """Return True for wrong numbers and memory corruption; a bug may show as either, at random."""
     return verdict == Verdict.FAIL or (verdict == Verdict.CRASH and by_damage(message))
 
 
 def failure_of(case: Case, result: Result) -> Failure | None:
-    """Return `result` as a failure; None if it is none."""
+    """Return `result` as a failure; None if it did not fail."""
     signature = signature_of(result)
     return None if signature is None else Failure(case, result, signature, _at(case, result))
 
 
 def _at(case: Case, result: Result) -> tuple[int, int] | None:
-    """Return step and index of the node at fault; of the one that computes, if no other does."""
+    """Return step and node index of the failing node, or else of the only computing node."""
     found = result.where or Place(Fault.UNLOCATED)
     k, i = found.step, found.node
     if claim.applies(case) or found.fault in {Fault.STALE, Fault.EARLIER, Fault.HANDOVER}:
@@ -94,6 +94,6 @@ def _at(case: Case, result: Result) -> tuple[int, int] | None:
 
 
 def size(failure: Failure) -> tuple[bool, bool, int, str]:
-    """Sort single nodes first, then trajectories, then what no node is at fault in; of each the smallest first."""
+    """Return a sort key: single nodes, then trajectories, then no failing node; by size."""
     case = failure.case
     return failure.at is None, len(case.steps) > 1, simplify.elements(case), case.id

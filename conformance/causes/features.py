@@ -1,4 +1,4 @@
-"""Properties of a node and of its step that a rule may name."""
+"""Node and step properties that the conditions of a rule can name."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from conformance.run.shrink.simplify import TURNED, as_floats, turns_all
 from conformance.run.signature import NORMAL
 
 Features = Mapping[str, str]
-"""Property -> its value."""
+"""Property name -> value."""
 OP, STEP, IN_PLACE, OUTPUT, RESULT, BESIDE = "op", "step", "in place", "output", "result.type", "another node"
 TYPE, LAYOUT, VIEW, OFFSET, BARE = "type", "layout", "view of", "offset view", "bare view"
 HOLDS, BROADCAST, SHARED, TAIL = "holds", "broadcast", "shared buffer", "tail of a block"
-"""Properties of one operand: their keys begin with `src[0].` or the like. A bare view is one that no op makes, as
-`ggml_view_tensor` gives; a shared buffer is also written by a node before, whose result the operand is not."""
+"""Properties of one operand; their keys begin with `src[0].` or the like. A bare view has no op, as from
+`ggml_view_tensor`. A shared buffer is a leaf that an earlier node, whose result the operand is not, also writes."""
 YES, CONTIGUOUS, STRIDED, FIRST, PART = "yes", "contiguous", "strided rows", "first", "part of "
 REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
 """Ops that broadcast `src[1]`."""
 STORES = {"SET_ROWS": 2, "CPY": 1}
-"""Ops that write into another tensor, such as a cache -> the source that is it: its type is the result's."""
+"""Ops that write into a source, such as a cache -> its index; its type is the result's."""
 BLOCK = 32
-"""Elements of a block or tile, for its tail."""
+"""Elements per block or tile; a remainder is the tail."""
 AND = ", "
-"""Separates what an operand holds."""
+"""Separator between the special values in an operand's `holds` property."""
 LOOKED_AT = 4096
-"""Elements of a leaf up to which its values are looked at."""
+"""Maximum elements of a leaf whose values are examined."""
 F16_MAX = 65504.0
 SUBNORMAL = "subnormal numbers"
 
@@ -57,7 +57,7 @@ def name_of(node: Tensor) -> str:
 
 
 def nodes_of(case: Case) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield step, index and node of everything that a case computes."""
+    """Yield step index, node index and node for each node of `case` that computes."""
     for k, step in enumerate(case.steps):
         for i, node in enumerate(step.graph):
             if computes(node) and node.op not in VIEW_OPS:
@@ -106,14 +106,14 @@ def _operand(case: Case, k: int, node: Tensor, s: Tensor) -> Iterator[tuple[str,
 
 
 def _output(step: Step, node: Tensor) -> str | None:
-    """Return what else uses the memory of a result that is an output; None if nothing does."""
+    """Return how others use the memory of an output `node`; None if they do not."""
     if node in step.outputs and any(node in n.src for n in step.graph if n is not node):
         return "read by another node"
     return "shown by a view" if any(t.view_src is node and t.op in VIEW_OPS for t in step.outputs) else None
 
 
 def _is_written_before(graph: Graph, node: Tensor, src: Tensor) -> bool:
-    """True if a node before writes into the leaf that `src` shows, and `src` is not the result of that node."""
+    """Return True if an earlier node writes the leaf behind `src` and `src` is not its result."""
     if src.root in graph.nodes:
         return False
     shown: list[Tensor] = []
@@ -126,7 +126,7 @@ def _is_written_before(graph: Graph, node: Tensor, src: Tensor) -> bool:
 
 
 def root_of(case: Case, k: int, t: Tensor) -> str:
-    """Return what owns the bytes of `t` in step `k`: backends treat inputs, weights and caches differently."""
+    """Return what owns the bytes of `t` in step `k`: a node, an input, a weight or a cache."""
     graph = case.steps[k].graph
     if t.root in graph.nodes:
         return "a node"
@@ -137,7 +137,7 @@ def root_of(case: Case, k: int, t: Tensor) -> str:
 
 
 def _held(case: Case, k: int, t: Tensor) -> str:
-    """Return which special values a small leaf holds; empty for large ones, blocks and nodes."""
+    """Return the special values in a small leaf; empty for large leaves, block types and nodes."""
     root = t.root
     data = case.steps[k].inputs.get(root, case.persistent.get(root))
     if data is None or nelements(root) > LOOKED_AT or root.type.blck_size > 1:
@@ -166,14 +166,14 @@ def _layout(t: Tensor) -> str:
 
 
 def word(value: object) -> str:
-    """Return a parameter's value as a condition has it."""
+    """Format a parameter value for a condition."""
     if isinstance(value, IntEnum):
         return value.name
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def _step(case: Case, k: int) -> str:
-    """Return how the sizes of step `k` follow from those of the step before."""
+    """Return how the tensor sizes of step `k` relate to those of the previous step."""
     if k == 0:
         return FIRST
     now, before = ([n.ne for n in case.steps[j].graph] for j in (k, k - 1))

@@ -1,12 +1,12 @@
-"""The page of findings: each cause of some runs with its proof and whom it hits, and room for a person's words.
+"""Write the findings page: each cause with its proof and reach, and a section for comments.
 
-Everything between two marks is a person's and survives the next writing of the page:
+Text between two marks belongs to the user and is preserved when the page is written again:
 
     <!-- words: SUM-85602951 -->
     Fault of the backend, see …
     <!-- end -->
 
-So does the title. The words on a cause stand with it, by its id; those on a cause that is no more move to the end.
+So is the title. Comments are matched to causes by id; those on causes no longer found move to the end.
 """
 
 from __future__ import annotations
@@ -33,30 +33,28 @@ from .cells import CellCause, of_zoo, zoo_message
 
 TITLE = "# Findings"
 PAGE, GONE = "page", "## No longer found"
-"""The key of the words on the page as a whole; the heading over words on causes that are no more."""
+"""Key of the comments on the whole page; heading over comments on causes no longer found."""
 _WORDS = re.compile(r"^<!-- words: (?P<key>[^\n]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (words: |end -->)", re.MULTILINE)
 _FOLDER = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+:[0-9])")
-"""The folder, of somebody's machine, of a file with a line."""
+"""The local folder of a source file with a line number."""
 ARCHITECTURES = 2000
-"""Characters of their names; there are 123."""
+"""Maximum characters for architecture names; there are 123 of them."""
 DETAIL = 400
-"""Characters of what the smallest case says."""
+"""Maximum characters of the smallest case's detail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a person wrote on a page of findings."""
+    """The comments that people wrote on a findings page."""
 
     title: str = TITLE
     of: Mapping[str, str] = field(default_factory=dict)
-    """Id of a cause, or `PAGE` -> text, which ends with a newline or is empty."""
+    """Cause id, or `PAGE` -> text, empty or ending with a newline."""
 
 
 def read_words(text: str, path: str) -> Words:
-    """A person's words on the page `text`; UsageError if it has marks without their ends, or one key twice, or if it is
-    no page that `write` made.
-    """
+    """Return the comments on the page `text`; UsageError for unbalanced marks or another page."""
     found = list(_WORDS.finditer(text))
     if not any(m["key"] == PAGE for m in found):
         raise UsageError(f"{path}: a page that `conform findings` wrote expected, none found; name another file")
@@ -71,7 +69,7 @@ def read_words(text: str, path: str) -> Words:
 
 
 def write(path: Path, runs: Runs, option: str) -> int:
-    """Write the page of `runs`; the words of a page that stands at `path` stay.
+    """Write the page of `runs`, preserving the comments of an existing page at `path`.
 
     Args:
         path: the page; it need not exist.
@@ -94,14 +92,14 @@ def write(path: Path, runs: Runs, option: str) -> int:
 
 
 def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     proofs = {(p.value.case, p.value.backend): p.value for p in runs.proofs()}
     lines = [words.title, "", *_marked(PAGE, words), *_head(runs, causes)]
     written = {PAGE}
     for n, alike in enumerate(_by_id(causes), 1):
         key = _key(alike[0].id)
         lines += ["", f"## {n}. {key}", "", *_section(alike, proofs[alike[0].smallest, alike[0].backend], runs)]
-        if key not in written:  # ids of two files may differ in what no key has
+        if key not in written:  # two ids may map to one key
             lines += ["", *_marked(key, words)]
         written.add(key)
     for zoo_cause in of_zoo([dict(c.value) for c in runs.zoo()]):
@@ -115,7 +113,7 @@ def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
 
 
 def _by_id(causes: Sequence[Cause]) -> list[list[Cause]]:
-    """Those of one id together: one fault that several backends have."""
+    """Group causes by id: one bug on several backends."""
     alike: dict[str, list[Cause]] = {}
     for c in causes:
         alike.setdefault(c.id, []).append(c)
@@ -123,7 +121,7 @@ def _by_id(causes: Sequence[Cause]) -> list[list[Cause]]:
 
 
 def _key(cause_id: str) -> str:
-    """An id, whosever file it is from, without what ends a mark or a heading."""
+    """Return an id without the characters that end a mark or a heading."""
     return re.sub(r"[^\w+.-]|--", "?", cause_id)
 
 
@@ -132,7 +130,7 @@ def _marked(key: str, words: Words) -> list[str]:
 
 
 def _head(runs: Runs, causes: Sequence[Cause]) -> Iterator[str]:
-    """The runs, their verdicts by family, and a table of the causes."""
+    """Yield the runs, their verdicts by family, and a table of the causes."""
     yield ""
     for d in runs.documents:
         yield f"- {d.kind}, {d.written[:10]}, {inline(str(d.environment.get('cpu') or d.machine), 120)}"
@@ -165,7 +163,7 @@ def _row(alike: Sequence[Cause]) -> tuple[str, ...]:
 
 
 def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]:
-    """What a cause is, in the words of its first backend, whom it hits, the command that shows it, and its answer."""
+    """Yield the description of a cause: sentence, counts, architectures, detail and command."""
     yield f"{inline(alike[0].sentence)}."
     yield ""
     for cause in alike:
@@ -181,12 +179,12 @@ def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]
 
 
 def _alike(cell: Mapping[str, JSON], cause: Cause) -> bool:
-    """True if llama.cpp says on the device what the cases of `cause` say there."""
+    """Return True if llama.cpp reports the error of `cause` on the same backend."""
     return bool(cause.message) and cell.get("backend") == cause.backend and zoo_message(cell) == cause.message
 
 
 def _of_zoo(zoo_cause: CellCause, causes: Sequence[Cause]) -> Iterator[str]:
-    """What a cause of zoo cells is, its cells by their run, and the cause of cases that says the same."""
+    """Yield the description of a zoo cause: cells by run, architectures, cases that fail alike."""
     yield f"{inline(zoo_cause.sentence)} on {code(zoo_cause.backend)}."
     yield ""
     runs = Counter(cell.rpartition(", ")[2] for cell in zoo_cause.cells)
@@ -199,7 +197,7 @@ def _of_zoo(zoo_cause: CellCause, causes: Sequence[Cause]) -> Iterator[str]:
 
 
 def _command(proof: Result) -> str:
-    """By the case's id where that makes it: a file of this machine is nobody else's."""
+    """Return the command by case id if that rebuilds the case; a local file is no use to others."""
     with suppress(ConformanceError):
         build(proof.case)
         return command(replace(proof, saved=None))

@@ -1,13 +1,13 @@
-"""Groups of failures with one cause, and the evidence for it: the nodes that fail and those that pass.
+"""Groups of failures with one cause, and their evidence: the failing and the passing nodes.
 
-Two groups are one only if
+Two groups are joined only if
 
-- the error is the same in the same words,
-- it is one op with several types, or
-- one rule over both separates failures from passes as well as each alone.
+- the error message is the same,
+- they fail at one op and differ only in types, or
+- one rule for both separates failures from passes as well as each rule alone.
 
-A rule that also matches nodes that pass explains no other failure. Two failures of which one passes without a property
-that the other fails without are apart, whatever the rest.
+A rule that also matches passing nodes explains no other failure. If one failure passes without a property and another
+still fails without it, they stay separate.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .features import OP, TYPE, Features, features, nodes_of
 from .rule import Rule, common, is_size, meets, property_of
 
 JOINED = 0.8
-"""How much of the share of failures must be left where two groups are joined."""
+"""Minimum share of failures that a joint rule must retain, relative to each rule alone."""
 SEVERAL = 3
-"""Ops from which on what they share explains another op."""
+"""Number of ops from which a shared rule may explain further ops."""
 FEW = 3
 """Fewest passing nodes needed to decide that a condition excludes none."""
 GONE = "not seen again in a process of its own, so what ran before may be at fault"
 UNSEEN = "not looked at (time limit), and not of the one cause that is known of its op"
-"""Messages of rows of failures of which no more is known."""
+"""Messages of groups of failures whose cause is unknown."""
 _OF_NO_NODE = (Fault.STALE, Fault.EARLIER, Fault.HANDOVER, Fault.GRAPH, "relation ")
-"""Prefixes of messages of failures that no single node causes."""
+"""Message prefixes of failures without a single failing node."""
 SAID: dict[str, str] = {
     Fault.STALE: "stale state of the backend",
     Fault.EARLIER: "stale state of the backend, or chance",
@@ -45,11 +45,11 @@ SAID: dict[str, str] = {
     Fault.HANDOVER: "between two devices of a scheduler",
     Fault.OUTPUT: "an output, first wrong node unknown",
 }
-"""Kind of wrong numbers -> what a sentence says."""
+"""Kind of wrong numbers -> its text in the summary."""
 
 
 class Nodes:
-    """The different nodes that fail, and those that pass, by op."""
+    """Distinct failing and passing nodes, by op."""
 
     def __init__(self, failures: Iterable[Failure], passed: Iterable[Case]) -> None:
         self._failed = _by_op(f.features for f in failures if f.at is not None)
@@ -57,7 +57,7 @@ class Nodes:
         self._counts: dict[Rule, tuple[int, int]] = {}
 
     def add_passed(self, rows: Iterable[Features]) -> None:
-        """Add nodes of cases that an experiment made, and that pass."""
+        """Add nodes of passing cases that an experiment generated."""
         for op, found in _by_op(rows).items():
             self._passed.setdefault(op, []).extend(found)
             self._counts.clear()
@@ -80,11 +80,11 @@ class Nodes:
         return failed / max(1, failed + passed)
 
     def separates(self, rule: Rule, *parts: Rule) -> bool:
-        """True if `rule` separates failures from passes as well as each of `parts`, of the ops of each."""
+        """Return True if `rule` separates failures as well as each of `parts`, on its ops."""
         return all(self.share(Rule.of(p.ops, rule.rest)) >= JOINED * self.share(p) for p in parts)
 
     def simplest(self, rule: Rule, needed: Collection[Condition]) -> Rule:
-        """Return `rule` without conditions, beside those `needed`, that exclude no node that passes."""
+        """Return `rule` without the conditions that exclude no passing node, except those `needed`."""
         if sum(len(self._passed.get(op, ())) for op in rule.ops) < FEW:
             return rule
         for c in sorted(rule.rest - frozenset(needed), key=lambda c: (not is_size(c), str(c))):
@@ -94,7 +94,7 @@ class Nodes:
 
 
 def _by_op(rows: Iterable[Features]) -> dict[str, list[Features]]:
-    """Return the different ones by their op."""
+    """Group distinct feature sets by op."""
     found: dict[str, list[Features]] = {}
     for f in {frozenset(f.items()): f for f in rows}.values():
         found.setdefault(f[OP], []).append(f)
@@ -108,26 +108,26 @@ class Group:
     kind: Kind
     """How `proof` fails."""
     rule: Rule
-    """Without conditions if no single node is at fault."""
+    """Has no conditions if there is no single failing node."""
     proof: Failure
-    """The smallest case that shows it."""
+    """The smallest failing case."""
     failures: list[Failure] = field(default_factory=list)
     needs: Needs = field(default_factory=Needs)
-    """The necessary conditions of its first failure."""
+    """Necessary conditions of its first failure."""
     unsure: int = 0
-    """Failures that are here because time was over, and this is the nearest group."""
+    """Failures assigned to this nearest group because time ran out."""
 
     @property
     def is_flaky(self) -> bool:
-        """True for wrong numbers and damaged memory."""
+        """True for wrong numbers and memory corruption."""
         return is_flaky(*self.kind)
 
     def fails_as(self, kind: Kind) -> bool:
-        """True if what fails in this way may have the same cause."""
+        """Return True if a failure of this kind may have the same cause."""
         return kind == self.kind or (bool(self.rule.ops) and self.is_flaky and is_flaky(*kind))
 
     def explains(self, failure: Failure, nodes: Nodes) -> bool:
-        """True for the same error in the same words, and for wrong numbers where the rule holds and none passes."""
+        """Return True if the error is equal, or a wrong node meets the rule and no pass does."""
         if not self.is_flaky or not self.rule.ops or failure.kind[1].startswith(_OF_NO_NODE):
             return failure.kind == self.kind
         if not self.fails_as(failure.kind):
@@ -142,7 +142,7 @@ class Group:
         return len(self.rule.ops) >= SEVERAL and wider.holds(found) and nodes.passed(wider) == 0
 
     def take(self, failure: Failure) -> None:
-        """Add a failure, and its op to the rule; the rule of an error says no more than is true of each failure."""
+        """Add a failure; the rule gains its op, and for errors drops conditions not met."""
         self.failures.append(failure)
         if failure.at is not None and self.rule.ops:
             met = [c for c in self.rule.rest if meets(c, failure.features)]
@@ -150,7 +150,7 @@ class Group:
                 self.rule = Rule.of({*self.rule.ops, failure.features[OP]}, met)
 
     def join(self, other: Group, rule: Rule) -> None:
-        """Take all of `other`: the smaller proof stands for both, wrong numbers before damage."""
+        """Absorb `other`; the smaller proof is retained, wrong numbers preferred over crashes."""
         first = min(self, other, key=lambda g: (g.kind[0] != Verdict.FAIL, size(g.proof)))
         self.kind, self.proof, self.needs, self.rule = first.kind, first.proof, first.needs, rule
         self.failures += other.failures
@@ -158,7 +158,7 @@ class Group:
 
 
 def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
-    """Return the rule of two groups that are one; None if they are two."""
+    """Return the rule that covers both groups; None if they are different causes."""
     if not (a.fails_as(b.kind) and b.fails_as(a.kind)) or a.needs.conflicts(b.needs):
         return None
     if not (a.rule.ops and b.rule.ops):
@@ -177,11 +177,11 @@ def _but_for_types(rule: Rule) -> frozenset[Condition]:
 
 
 Apart = set[tuple[int, Rule, int, Rule]]
-"""Pairs of groups that are two."""
+"""Pairs of groups, with their rules, that cannot be joined."""
 
 
 def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart) -> list[Group]:
-    """Join groups until no two are one, but for those that are known to be `apart`."""
+    """Join groups until no pair can be joined; skips and extends the pairs in `apart`."""
     left = list(groups)
     again = True
     while again:
@@ -199,7 +199,7 @@ def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart) -> list[Group]
 
 
 def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
-    """Return the record of a group; `seen` says how it came again."""
+    """Return the record of a group; `seen` says how reliably it failed again."""
     result, rule = group.proof.result, group.rule
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(rule)
@@ -218,7 +218,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
 
 
 def _id(group: Group, backend: str) -> str:
-    """Return an id from what each search finds: the words of an error; ops and properties of wrong numbers."""
+    """Return a stable id: a hash of backend and error, and of the rule for wrong numbers."""
     ops = group.rule.ops
     name = "+".join(ops[:2]) if ops and (group.is_flaky or len(ops) < SEVERAL) else group.kind[0]
     told = sorted(map(str, group.rule.says)) + list(ops) if group.is_flaky else []
@@ -237,5 +237,5 @@ def _sentence(group: Group, failed: int, passed: int) -> str:
 
 
 def relation_rule(name: str) -> Rule:
-    """Return the rule of a relation each of whose runs is right alone."""
+    """Return the rule for a relation whose runs each pass alone."""
     return Rule((Condition(claim.KEY, name),))

@@ -22,18 +22,18 @@ from .features import OP, Features, features, nodes_of
 from .rule import Rule
 
 BLOCKS = "blocks"
-"""Family whose cases are a sublayer of one architecture each, `blocks/ARCHITECTURE-…`."""
+"""Family with one case per sublayer of an architecture, `blocks/ARCHITECTURE-…`."""
 LAYS_OUT = "xllamacpp"
-"""The package whose llama.cpp lays out the architectures that the builder does not know."""
+"""Package with the llama.cpp that builds the architectures unknown to the suite."""
 MAKING = ("ggml", "case", "suite")
-"""The packages whose code says what a block's nodes are."""
+"""Packages whose code determines the nodes of a block."""
 TELLS = 0.1
-"""The share of failures below which a rule does not say whom it hits."""
+"""Minimum share of failures among matching nodes for a rule to be counted."""
 EVERY = 10
-"""Architectures between two lines of progress."""
+"""Architectures between two progress lines."""
 
 Table = dict[str, list[Features]]
-"""Architecture -> the different nodes of its blocks."""
+"""Architecture -> distinct nodes of its blocks."""
 
 
 def count_architectures(
@@ -42,11 +42,11 @@ def count_architectures(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Cause]:
-    """Return `causes` with the number of `architectures` that hold a matching node, and of how many `counted` ones.
+    """Return `causes` with the number of `architectures` that contain a matching node.
 
-    To lay out all of them takes a minute, so `seconds` bound it; a file keeps those that are done, for the code that
-    made them, and the next call goes on there. A cause of no single node, or whose rule nearly all right nodes meet, is
-    returned as it is.
+    Building all blocks takes a minute, so `seconds` bounds it; `counted` says how many were examined. A file caches
+    them for the code that made them, and the next call continues from there. Causes without a failing node, or whose
+    rule is met mostly by passing nodes, are returned unchanged.
     """
     ranked = [c for c in causes if _tells(c)]
     if not ranked:
@@ -67,7 +67,7 @@ def _counted(cause: Cause, table: Table, of: int) -> Cause:
 
 
 def _laid_out(end: float, progress: Callable[[str], None], clock: Callable[[], float]) -> tuple[Table, int]:
-    """Return the table of as many architectures as fit, and how many there are."""
+    """Return the table of as many architectures as fit, and the total number."""
     ids: dict[str, list[str]] = {}
     for case_id in FAMILIES[BLOCKS].ids("full"):
         name = case_id.removeprefix(f"{BLOCKS}/").partition(",")[0].rpartition("-")[0]
@@ -101,7 +101,7 @@ def _nodes(case_ids: Sequence[str]) -> list[Features]:
 
 
 def _digest() -> str:
-    """Return the digest of the code that makes blocks and their features, and of the llama.cpp that it asks."""
+    """Return the digest of the code that makes blocks and features, and of llama.cpp's version."""
     root = Path(conformance.__file__).parent
     digest = sha256()
     made = [path for room in MAKING for path in (root / room).rglob("*.py")]
@@ -113,7 +113,7 @@ def _digest() -> str:
 
 
 def _checked(found: object, names: Mapping[str, object]) -> Table:
-    """Return what a file holds; ValueError if that is no such table."""
+    """Return the contents of a cached table; ValueError if it is not a valid one."""
     if isinstance(found, dict) and found.keys() <= names.keys() and all(map(_are_features, found.values())):
         return found
     raise ValueError("a table of nodes expected")

@@ -1,7 +1,7 @@
-"""A rule: the properties that the smallest failing case of a cause still has.
+"""Rules: the properties that the smallest failing case of a cause still has.
 
-Shrinking tried to remove each view, type, optional source, parameter and dimension. What is left is a condition:
-without it the case passed, failed in another way, or was no legal graph.
+Shrinking tried to remove each view, type, optional source, parameter and dimension. Whatever is left is a condition:
+without it the case passed, failed in another way, or was not a valid graph.
 """
 
 from __future__ import annotations
@@ -43,68 +43,68 @@ from .features import (
 )
 
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
-"""Sizes that a condition names: kernels, blocks and caches change there."""
+"""Sizes that a condition names: kernels, blocks and caches change behaviour there."""
 ANY, ANY_SOURCE = "any operand.", "any source."
-"""Begin the key of a property that whichever operand has, the result included, or whichever source."""
+"""Key prefixes for a property of any operand, including the result, or of any source."""
 OF_ANY = (TYPE, VIEW, OFFSET, LAYOUT, HOLDS, SHARED)
-"""Properties that may be those of any operand."""
+"""Properties that can apply to any operand."""
 GIVEN = "given"
-"""Value of an optional source: which one it is means something else for each op."""
+"""Value for a present optional source; the meaning of its index depends on the op."""
 MATRICES = "ne[2]*ne[3]"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A conjunction of conditions on one node; none where no single node is at fault."""
+    """A conjunction of conditions on one node; empty if there is no single failing node."""
 
     conditions: tuple[Condition, ...]
 
     @classmethod
     def of(cls, ops: Collection[str], rest: Collection[Condition]) -> Rule:
-        """Return the rule of nodes of any of `ops` that meet all of `rest`."""
+        """Return the rule for nodes of any of `ops` that meet all of `rest`."""
         return cls((Condition(OP, ANY_OF.join(sorted(ops))), *sorted(set(rest), key=str)))
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The ops that it is about; none where no single node is at fault."""
+        """Ops the rule applies to; empty if there is no single failing node."""
         return tuple(next((c.value.split(ANY_OF) for c in self.conditions if c.key == OP), ()))
 
     @property
     def rest(self) -> frozenset[Condition]:
-        """The conditions beside the op."""
+        """Conditions other than the op."""
         return frozenset(c for c in self.conditions if c.key != OP)
 
     @property
     def says(self) -> frozenset[Condition]:
-        """The conditions beside op and sizes."""
+        """Conditions other than op and sizes."""
         return frozenset(c for c in self.rest if not is_size(c))
 
     def holds(self, found: Features) -> bool:
-        """True if a node with these features meets all conditions."""
+        """Return True if a node with these features meets all conditions."""
         return all(meets(c, found) for c in self.conditions)
 
     def beside_op(self, found: Features) -> bool:
-        """True if a node of any op meets the rest."""
+        """Return True if a node with these features meets all conditions other than the op."""
         return all(meets(c, found) for c in self.rest)
 
     def but(self, gone: Collection[Condition]) -> Rule:
-        """Return the same without these conditions."""
+        """Return the rule without the conditions in `gone`."""
         return Rule(tuple(c for c in self.conditions if c not in gone))
 
 
 def is_size(condition: Condition) -> bool:
-    """True if it is about how large an operand is."""
+    """Return True if the condition is about the size of an operand."""
     return ".ne[" in condition.key
 
 
 def property_of(condition: Condition) -> str:
-    """Return the property, whichever operand has it: `offset view` of `src[1].offset view`."""
+    """Return the property name without the operand: `offset view` for `src[1].offset view`."""
     operand, dot, name = condition.key.rpartition(".")
     return name if dot and operand.startswith(("src[", "any ", "result")) else condition.key
 
 
 def meets(condition: Condition, found: Features) -> bool:
-    """True if a node with these features has the property."""
+    """Return True if a node with these features meets the condition."""
     if condition.key.startswith((ANY, ANY_SOURCE)):
         name, among = property_of(condition), ("src[", "result") if condition.key.startswith(ANY) else ("src[",)
         own = (v for k, v in found.items() if k.endswith(f".{name}") and k.startswith(among))
@@ -120,14 +120,14 @@ def meets(condition: Condition, found: Features) -> bool:
 
 
 def _is(wanted: str, value: str, key: str) -> bool:
-    """True if `value` is one of those `wanted`, or, of what an operand holds, includes all of it."""
+    """Return True if `value` is one of `wanted`, or for `holds`, includes all of them."""
     if key.endswith(HOLDS):
         return set(wanted.split(AND)) <= set(value.split(AND))
     return value in wanted.split(ANY_OF)
 
 
 def rule_of(case: Case, k: int, node: Tensor) -> Rule:
-    """Return the rule of a case that cannot be smaller, and fails at `node` of step `k`."""
+    """Return the rule of a minimal case that fails at `node` in step `k`."""
     return Rule((Condition(OP, name_of(node)), *_conditions(node, features(case, k, node))))
 
 
@@ -159,13 +159,13 @@ def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
         if src + key in found:
             yield Condition(src + key, found[src + key])
     for d, n in enumerate(t.ne):
-        said = any(s is not None and s.ne[d] == n for s in node.src[:i])  # mostly the same dimension
+        said = any(s is not None and s.ne[d] == n for s in node.src[:i])  # usually the same dimension
         if n > (t.type.blck_size if d == 0 else 1) and not said:
             yield Condition(f"{src}ne[{d}]", f"> {max(b for b in BORDERS if b < n)}")
 
 
 def _value(parameter: Field, value: object, found: Features) -> str:
-    """Return a member of an enumeration by its name, and a number as not neutral."""
+    """Return the value for a condition: an enum member's name, or `!=` the neutral number."""
     if parameter.name == TURNED:
         return found[TURNED]
     if parameter.members is not None or not isinstance(value, (int, float)):
@@ -174,13 +174,14 @@ def _value(parameter: Field, value: object, found: Features) -> str:
 
 
 def common(a: Rule, b: Rule) -> Rule | None:
-    """Return the rule over both: conditions that each has, maybe at another operand, of the ops of either.
+    """Return the rule that covers both: the shared conditions and the ops of both.
 
-    The lower of two sizes is shared; so are two types of one op, and two layouts if an op is the same. None if rules of
-    several ops share nothing but sizes and which sources they have.
+    A property may be shared at different operands. The lower of two sizes is shared; so are two types of the same op,
+    and two layouts if the rules share an op. Returns None if rules of different ops share only sizes, given sources and
+    the step.
     """
     same = a.ops == b.ops
-    either = {TYPE} if same else set()  # of one op any of two types, and of rules with a common op any of two layouts
+    either = {TYPE} if same else set()  # types may differ for the same ops, layouts for a common op
     either |= {LAYOUT} if set(a.ops) & set(b.ops) else set()
     shared = {c for x in a.rest for y in b.rest if (c := _both(x, y, either)) is not None}
     named = {property_of(c) for c in shared if not c.key.startswith("any ")}
@@ -192,9 +193,7 @@ def common(a: Rule, b: Rule) -> Rule | None:
 
 
 def _both(a: Condition, b: Condition, either: Collection[str]) -> Condition | None:
-    """Return the condition that holds wherever one of two does; None if they have nothing in common. Of properties
-    named by `either` they may have different values.
-    """
+    """Return the condition common to `a` and `b`, or None; values of `either` may differ."""
     if a == b:
         return a
     if is_size(a) and is_size(b):

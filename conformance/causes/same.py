@@ -1,12 +1,12 @@
-"""Match the causes of two runs: a search may end with other sizes, one type more or one op less.
+"""Match the causes of two runs, whose rules may differ in a size, a type or an op.
 
-Causes with equal ids are the same. Of the others, two of one backend are the same if they fail alike and
+Causes with equal ids match. Otherwise two causes of one backend match if they fail alike and
 
-- an error tells itself by its words: some op of one is of the other, too, or no op is at fault in one of them;
-- wrong numbers and damaged memory, whatever signal it ends with: some op is the same, and so are the properties that
-  they name beside sizes, of which there is one at least.
+- for errors: they share an op, or one of them has no failing op;
+- for wrong numbers and memory corruption, whatever the signal: they share an op and name the same properties apart from
+  sizes, at least one.
 
-A cause is the same as one other at most, the likest first.
+Each cause matches at most one other; the most similar pairs match first.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ OLD_WORDS = (
     ("output=and read later", "output=read by another node"),
     ("step=same shape", "step=same sizes as before"),
 )
-"""Condition in a baseline of an older version -> the same condition today."""
+"""Text of a condition in an old baseline -> its current text."""
 
 
 def in_words_of_today(condition: Condition) -> Condition:
-    """Return a condition of a file that an older version may have written."""
+    """Convert a condition written by an older version to the current names."""
     text = said = f"{condition.key}={condition.value}"
     for old, new in OLD_WORDS:
         text = text.replace(old, new)
@@ -51,7 +51,7 @@ def in_words_of_today(condition: Condition) -> Condition:
 
 
 def same(before: Sequence[Cause | Known], after: Sequence[Cause | Known]) -> dict[Key, Key]:
-    """Map the key of a cause of `after` to that of the same of `before`, if there is one."""
+    """Map the key of each cause in `after` to its match in `before`, if there is one."""
     old, new = ({(c.id, c.backend): c for c in causes} for causes in (before, after))
     found = {key: key for key in new if key in old}
     pairs = [
@@ -66,7 +66,7 @@ def same(before: Sequence[Cause | Known], after: Sequence[Cause | Known]) -> dic
 
 
 def _likeness(a: Cause | Known, b: Cause | Known) -> float | None:
-    """Return how much two causes share, from 0 to 2; None if they are two."""
+    """Return the similarity of two causes, from 0 to 2; None if they do not match."""
     flaky = is_flaky(a.verdict, a.message) and is_flaky(b.verdict, b.message)
     if (a.backend, a.verdict) != (b.backend, b.verdict) or (a.message != b.message and not flaky):
         return None
@@ -82,12 +82,12 @@ def _likeness(a: Cause | Known, b: Cause | Known) -> float | None:
 
 
 def _share(a: AbstractSet[object], b: AbstractSet[object]) -> float:
-    """Return how many of all that is in two sets are in both."""
+    """Return the Jaccard index of two sets."""
     return len(a & b) / max(1, len(a | b))
 
 
 def _named(rule: Rule) -> dict[str, set[str]]:
-    """Map each property that a rule names, whichever operand has it, to its values."""
+    """Map each property name in a rule, for any operand, to its values."""
     found: dict[str, set[str]] = {}
     for c in rule.says:
         if c.key != BESIDE:

@@ -1,8 +1,8 @@
-"""The search for causes: failures of one backend, one after another.
+"""Search for the causes of one backend's failures, one failure after another.
 
-A failure that no known rule explains runs again without each of its properties, and is shrunk outside of all known
-rules: what is left is the rule of another cause. An explained failure may hide a second fault, so variants of it that
-meet no known rule run, too.
+A failure that no known rule explains runs again without each of its properties and is shrunk outside all known rules;
+what remains is the rule of another cause. An explained failure may hide a second bug, so variants that meet no known
+rule run too.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from .group import GONE, SEVERAL, UNSEEN, Apart, Group, Nodes, join_all, relatio
 from .rule import Rule, is_size, meets, rule_of
 
 EACH = 10.0
-"""Seconds to shrink one case at least."""
+"""Minimum seconds to shrink one case."""
 SHARE = 1 / 30
-"""Share of the time that is left to shrink one case."""
+"""Share of the remaining time to shrink one case."""
 AGAIN = 3
-"""How often a crash gets the chance to come again."""
+"""Attempts to reproduce a crash."""
 NEEDED = 12
-"""Cases that run to know what a failure needs."""
+"""Maximum number of cases that run to find out what a failure needs."""
 ALIKE = 3
-"""Failures of one shape that are shrunk; if all have one rule, so do the others."""
+"""Failures of one shape to shrink; if all have one rule, the others of the shape get it too."""
 VARIANTS = 12
-"""Variants that run of one explained failure, those nearest to it first."""
+"""Maximum number of variants that run per explained failure, nearest first."""
 SPLITTING = 0.15
-"""Share of the time to find out what the failures of each group need."""
+"""Share of the time reserved to find out what the failures of each group need."""
 
 
 class Search:
-    """Groups the failures of `spec`; `seconds` bound all of it. `lanes` run cases at the same time, if given."""
+    """Groups the failures of `spec` within `seconds`; `lanes` run cases in parallel, if given."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class Search:
         self._whole_end = clock() + seconds
         self._end = self._whole_end - SPLITTING * seconds
         self._needs_of: dict[frozenset[tuple[str, str]], Needs] = {}
-        """Shape of a failure -> what it needs."""
+        """Shape of a failure -> its necessary conditions."""
         self._shrunk_of: dict[frozenset[tuple[str, str]], list[Failure]] = {}
-        """Shape of a failure -> those of its shape that were shrunk."""
+        """Shape of a failure -> the failures of that shape that were shrunk."""
         self._looked: set[frozenset[tuple[str, str]]] = set()
         self._apart: Apart = set()
         self.nodes = nodes
         self.groups: list[Group] = []
 
     def run(self, failures: Sequence[Failure]) -> list[Group]:
-        """Return the groups; each failure is in one of them at least."""
+        """Return the groups; each failure is in at least one of them."""
         in_turn = _in_turn(failures)
         for words, do in (("failures", self._take), ("looked behind", self._look_behind)):
             for n, failure in enumerate(in_turn, 1):
@@ -106,7 +106,7 @@ class Search:
         self.groups = join_all([g for g in self.groups if g.failures], self.nodes, self._apart)
 
     def _take(self, failure: Failure) -> None:
-        """Put `failure` into a group."""
+        """Assign `failure` to a group."""
         group = self._explaining(failure) or self._cured_by(failure) or self._alike(failure)
         if group is None and self._late() and (group := self._nearest(failure)) is not None:
             group.unsure += 1
@@ -115,19 +115,19 @@ class Search:
             self._join()
 
     def _explaining(self, failure: Failure, apart: Needs | None = None) -> Group | None:
-        """Return a group that explains `failure`; not one that `apart` conflicts with."""
+        """Return a group that explains `failure` and does not conflict with `apart`."""
         found = (g for g in self.groups if g.explains(failure, self.nodes))
         return next((g for g in found if apart is None or not apart.conflicts(g.needs)), None)
 
     def _alike(self, failure: Failure) -> Group | None:
-        """Return the group of failures of the same shape, if the first few all have it."""
+        """Return the group of failures of the same shape if the first few are all in it."""
         known = self._shrunk_of.get(failure.shape, ())
         if len(known) < ALIKE:
             return None
         return next((g for g in self.groups if all(any(f is k for f in g.failures) for k in known)), None)
 
     def _cured_by(self, failure: Failure) -> Group | None:
-        """Return a group of several ops without whose rule `failure`, which says something else, passes."""
+        """Return a group of several ops whose rule, if removed, makes `failure` pass."""
         if failure.kind[1].startswith((Fault.STALE, Fault.EARLIER)) or claim.applies(failure.case):
             return None
         rows = failure.all if failure.at is None else [failure.features]
@@ -139,7 +139,7 @@ class Search:
         ), None)  # fmt: skip
 
     def _cured(self, failure: Failure, rule: Rule) -> bool:
-        """True if the case passes as soon as no node meets `rule`."""
+        """Return True if the case passes once no node meets `rule`."""
         if self._late():
             return False
         with suppress(ConformanceError):
@@ -149,7 +149,7 @@ class Search:
         return False
 
     def _run(self, case: Case, *, locates: bool = False) -> Result:
-        """Return the result of one case, in the process that there is."""
+        """Return the result of one case in the current process."""
         with self._runner.looking(locates=locates, tells_kept=False):
             return self._runner.run(self._spec, [case])[0]
 
@@ -158,7 +158,7 @@ class Search:
         return cuts.record(case, reference)
 
     def _nearest(self, failure: Failure) -> Group | None:
-        """Return the one group that fails alike at the same op, sizes aside; else the row of those not looked at."""
+        """Return the only group with the same error, op and non-size conditions, else a catch-all."""
         alike = [g for g in self.groups if g.kind == failure.kind]
         if failure.at is None:
             return next((g for g in alike if not g.rule.ops), None)
@@ -168,7 +168,7 @@ class Search:
         return near[0] if len(near) == 1 else self._row(failure, UNSEEN) if same else None
 
     def _row(self, failure: Failure, message: str) -> Group:
-        """Return the group of failures of which no more is known than `message`."""
+        """Return the group of failures of which only `message` is known."""
         kind = (failure.result.verdict.value, message)
         group = next((g for g in self.groups if g.kind == kind), None)
         if group is None:
@@ -177,7 +177,7 @@ class Search:
         return group
 
     def _needs(self, failure: Failure) -> Needs:
-        """Find what the failure needs of its node, once for each shape; what passes is evidence from now on."""
+        """Find what the failure needs of its node, once per shape; passing variants become evidence."""
         if failure.at is None or failure.signature.kind == Fault.OUTPUT:
             return Needs()
         if failure.shape in self._needs_of or self._late():
@@ -209,21 +209,21 @@ class Search:
         return found
 
     def _fails_likewise(self, case: Case, failure: Failure) -> bool:
-        """True if `case` fails at the op of `failure` in its words."""
+        """Return True if `case` fails at the op of `failure` with the same error."""
         found = failure_of(case, self._run(case, locates=True))
         if found is None or found.at is None:
             return False
         return found.kind == failure.kind and found.features[OP] == failure.features[OP]
 
     def _new(self, failure: Failure) -> Group:
-        """Return the group of a failure that no other explains."""
+        """Return the group of a failure that no other group explains."""
         if self._late():
             rule = Rule(()) if failure.at is None else rule_of(failure.case, failure.at[0], failure.node)
             return self._add(Group(failure.kind, Rule.of(rule.ops, rule.says) if rule.ops else rule, failure))
         alone = self._alone(failure)
         if alone is None:
             return self._row(failure, GONE)
-        if (group := self._explaining(alone)) is not None:  # what ran before made it another
+        if (group := self._explaining(alone)) is not None:  # earlier cases had changed the error
             return group
         if claim.applies(failure.case):
             return self._of_relation(failure)
@@ -231,7 +231,7 @@ class Search:
         return self._needing(alone, needs) or self._shrunk(alone, needs)
 
     def _needing(self, failure: Failure, needs: Needs) -> Group | None:
-        """Return the group of the same op whose first failure needs the same, if its rule holds but for sizes."""
+        """Return the group of the same op, rule (without sizes) and necessary conditions."""
         if failure.at is None or not needs.alone:
             return None
         found = failure.features
@@ -245,7 +245,7 @@ class Search:
         return group
 
     def _of_relation(self, failure: Failure) -> Group:
-        """Return the group of the first run that fails alone; if each is right, the relation is the cause."""
+        """Return the group of the first run that fails alone; the relation's own if each passes."""
         with suppress(ConformanceError):
             for case in claim.cases_of(failure.case):
                 found = failure_of(case, self._runner.run(self._spec, [case])[0])
@@ -254,7 +254,7 @@ class Search:
         return self._add(Group(failure.kind, relation_rule(claim.read(failure.case).name), failure))
 
     def _shrunk(self, failure: Failure, needs: Needs) -> Group:
-        """Return the group of the smallest case outside of all known rules that fails as `failure` does."""
+        """Return the group of the smallest case outside all known rules that fails like `failure`."""
         proof, finished = failure, False
         with suppress(ConformanceError):
             proof, finished = self._smallest(failure, partial(self._outside, needs))
@@ -266,14 +266,14 @@ class Search:
         return group
 
     def _rule(self, proof: Failure, needs: Needs, finished: bool) -> Rule:
-        """Return the rule of the smallest case: what is left of it, but for what it was shown not to need."""
+        """Return the rule of the smallest case without the conditions shown to be unnecessary."""
         if proof.at is None:
             return Rule(())
         rule = rule_of(proof.case, proof.at[0], proof.node).but(needs.idle)
         found, more = proof.features, {c for c in needs.alone if c.key.endswith(TAIL) and meets(c, proof.features)}
         if any(int(found[f"{c.key.partition('.')[0]}.ne[0]"]) > BLOCK for c in more):
-            more = set()  # a size says as much
-        if needs.alone and not needs.alone <= rule.rest:  # a type that another of few bits stands for
+            more = set()  # a size condition implies it
+        if needs.alone and not needs.alone <= rule.rest:  # the type may have become a similar one
             more |= {c for c in needs.alone if meets(c, found)}
         if proof.case.id.startswith(cuts.PREFIX) and _needs_another(proof):
             more.add(Condition(BESIDE, YES))
@@ -282,9 +282,9 @@ class Search:
         return rule if finished or not self.nodes.separates(loose, rule) else loose
 
     def _smallest(self, failure: Failure, outside: Callable[[Case, Result], bool]) -> tuple[Failure, bool]:
-        """Shrink `failure`; return what still fails alike in a process where nothing ran before, and whether it ended.
+        """Shrink `failure`; return what still fails alike in a fresh process, and if it finished.
 
-        Wrong numbers and damage go by what ran before, so a smallest case that is right alone is no proof.
+        Wrong numbers and memory corruption depend on what ran before, so a smallest case that passes alone is no proof.
         """
         if failure.is_flaky:
             self._runner.renew()
@@ -303,14 +303,14 @@ class Search:
         return found, small.finished
 
     def _outside(self, needs: Needs, case: Case, result: Result) -> bool:
-        """True if no known rule explains the failure of `case`, which still has what is needed."""
+        """Return True if no known rule explains the failure of `case` and it still meets its needs."""
         failure = failure_of(case, result)
         if failure is None or self._explaining(failure, needs) is not None:
             return False
         return not needs.some_of or (failure.at is not None and needs.met(failure.features))
 
     def _alone(self, failure: Failure) -> Failure | None:
-        """Return how the case fails where nothing ran before, a crash after some tries; None if it does not."""
+        """Return how the case fails in a fresh process, a crash after some tries; None if it passes."""
         self._runner.renew()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
@@ -322,7 +322,7 @@ class Search:
         return None
 
     def _afresh(self, case: Case) -> Result:
-        """Return the result of a case where nothing ran before."""
+        """Return the result of a case in a fresh process."""
         self._runner.renew()
         return self._seen_alone(case)
 
@@ -331,7 +331,7 @@ class Search:
             return self._runner.run(self._spec, [case])[0]
 
     def _split(self, group: Group) -> None:
-        """Make groups of those failures that pass on different inputs than the proof does."""
+        """Move failures whose needs conflict with those of the proof to new groups."""
         parts: list[tuple[Needs, list[Failure]]] = []
         for failure in sorted(group.failures, key=size):
             needs = self._needs(failure)
@@ -351,7 +351,7 @@ class Search:
                 self._shrunk(failures[0], needs).failures.extend(failures)
 
     def _look_behind(self, failure: Failure) -> None:
-        """Make a group for each failure that an explained one hides."""
+        """Add a group for each failure hidden behind an explained one."""
         with suppress(ConformanceError):
             for hidden in self._hidden(failure):
                 proof, finished = self._smallest(hidden, partial(self._outside, needs := self._needs(hidden)))
@@ -360,9 +360,7 @@ class Search:
                     self._join()
 
     def _hidden(self, failure: Failure) -> Iterator[Failure]:
-        """Yield what fails beside an explained failure although nothing known explains it: of a trajectory any other
-        node, of a single one a variant, unless one like it was looked at before.
-        """
+        """Yield failures beside an explained one that no rule explains: other nodes, or a variant."""
         if self._late():
             return
         if _may_hide(failure):
@@ -374,13 +372,13 @@ class Search:
             yield from itertools.islice((f for f in alike if self._explaining(f) is None), 1)
 
     def _is_new(self, failure: Failure) -> bool:
-        """True if no failure like it, sizes aside, was asked about before; it is from now on."""
+        """Return True if no failure of this shape was examined before; marks the shape as examined."""
         new = failure.shape not in self._looked
         self._looked.add(failure.shape)
         return new
 
     def _beside(self, failure: Failure) -> Iterator[Failure]:
-        """Yield each node that is wrong in the same run, alone with what it read there, that nothing known explains."""
+        """Yield other wrong nodes that fail alone on the run's values and that no rule explains."""
         wrong, ran = self._runner.divergent(self._spec, failure.case)
         for k, node in wrong:
             index = failure.case.steps[k].graph.nodes.index(node)
@@ -395,7 +393,7 @@ class Search:
                     yield alone
 
     def _variants(self, failure: Failure) -> Iterator[Case]:
-        """Yield cases a step simpler than the failing one, the largest first, in which no node meets a known rule."""
+        """Yield cases one step simpler than the failing one, largest first, that meet no known rule."""
         recorded = self._recorded(failure.case)
         passes = (simplify.parameters, simplify.types, simplify.dims, cuts.nodes)
         made = [c for make in passes for c in itertools.islice(make(recorded, failure.result), 200)]
@@ -406,8 +404,9 @@ class Search:
 
 
 def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
-    """Sort single nodes first, then trajectories, then what no node is at fault in; the first of every signature before
-    the second of any, as time may end before all are looked at.
+    """Sort failures: single nodes first, then trajectories, then cases without a failing node.
+
+    The first of every signature precedes the second of any, because time may run out.
     """
     ranks: Counter[Signature] = Counter()
     turns = []
@@ -420,14 +419,14 @@ def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _may_hide(failure: Failure) -> bool:
-    """True if the case has nodes beside the first wrong one, and they ran."""
+    """Return True if the case has nodes beside the first wrong one and they ran."""
     if failure.result.verdict is not Verdict.FAIL or claim.applies(failure.case):
         return False
     return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1
 
 
 def _needs_another(proof: Failure) -> bool:
-    """True if the smallest case still has a node that the failing one does not read, nor the other way round."""
+    """Return True if the smallest case has a node independent of the failing one."""
     node = proof.node
     others = [n for _, _, n in nodes_of(proof.case) if n is not node]
     read = {n.root for n in cuts.views_of(node)} | {s.root for s in node.src if s is not None}

@@ -1,4 +1,4 @@
-"""A bug report for each cause: the smallest case, what shows it without this project, the draft of an issue."""
+"""Bug reports: the smallest case, a standalone proof and the draft of an issue per cause."""
 
 from .compiled import Ended, prove
 from .folder import write_report

@@ -1,4 +1,4 @@
-"""Compile a program and run it: whether it says of a library what it should."""
+"""Compile and run a program that proves a bug, and check its verdict on a library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.process import Tail, end_group, spawn_command
 
 COMPILERS = ("c++", "g++", "clang++")
 LIMIT = 300.0
-"""Seconds that compiling or running may take."""
+"""Time limit in seconds to compile or run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Ended:
     """How a program ended."""
 
     code: int
-    """0: right, 1: wrong, 2: not tried, negative: the signal that ended it."""
+    """0: correct, 1: wrong, 2: not tried, negative: the signal that ended it."""
     said: str
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Ended:
 
 
 def headers_in(source: Path) -> Path:
-    """The folder of ggml's public headers in a checkout of ggml or llama.cpp; UnavailableError if it has none."""
+    """Return the headers folder of a ggml or llama.cpp checkout; UnavailableError without one."""
     for folder in (source / "include", source / "ggml/include"):
         if (folder / "ggml-backend.h").is_file():
             return folder
@@ -43,9 +43,9 @@ def headers_in(source: Path) -> Path:
 def prove(
     program: Path, *, headers: Path, libraries: Sequence[Path], args: Sequence[str] = (), limit: float = LIMIT
 ) -> Ended:
-    """Compile `program` with `headers`, link it against `libraries` (files), and run it with `args`.
+    """Compile `program` against `headers`, link `libraries` (files), and run it with `args`.
 
-    UnavailableError if there is no compiler, or it does not compile; says what the compiler said.
+    UnavailableError if there is no compiler, or it does not compile, with the compiler's output.
     """
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
@@ -53,7 +53,7 @@ def prove(
     with tempfile.TemporaryDirectory() as folder:
         made = str(Path(folder) / "program")
         linked = [word for path in libraries for word in (str(path.resolve()), f"-Wl,-rpath,{path.resolve().parent}")]
-        # A Python module brings ggml along, and wants of Python what this program never calls.
+        # A Python module with ggml inside has Python symbols that this program never calls.
         loose = ["-Wl,--unresolved-symbols=ignore-in-shared-libs"] if sys.platform == "linux" else []
         built = _run([compiler, "-std=c++17", f"-I{headers}", str(program), *linked, *loose, "-o", made], limit)
         if built.code:

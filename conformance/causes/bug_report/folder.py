@@ -1,4 +1,4 @@
-"""The folder of one cause."""
+"""Write the bug report folder of one cause."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def write_report(
     info: DeviceInfo | None = None,
     since: str = "",
 ) -> Path:
-    """Write `folder/<cause.id>/`: the case, what shows its failure, a README and the draft of an issue; its path.
+    """Write the folder `folder/<cause.id>/` with case, proof, README and draft issue; return it.
 
-    It appears whole or not at all, and takes the place of one that an earlier run wrote.
+    The folder appears whole or not at all, and replaces one from an earlier run.
 
     Args:
-        folder: made where it is missing.
-        cause: whose smallest case this is.
+        folder: created if missing.
+        cause: the cause of this smallest case.
         case: the smallest case.
-        result: of `case` on the backend of the cause.
-        expectation: of `case` on that backend (`Runner.expectation`); without it there is no C++.
-        info: what really executed, as the backend says.
-        since: the first version that fails, where somebody looked.
+        result: the result of `case` on the backend of the cause.
+        expectation: expected values of `case` on that backend (`Runner.expectation`); without them there is no C++.
+        info: the device as the backend reports it.
+        since: the first failing version, if known.
 
     Raises:
-        UsageError: it cannot be written, or something else stands in its place.
+        UsageError: it cannot be written, or the path is not such a folder.
         CaseFileError: the case cannot be written.
     """
     target = folder / (failures.file_name(cause.id).removesuffix(".gguf").strip(".") or "cause")
@@ -80,7 +80,7 @@ def _texts(
 def _python(case: Case) -> str:
     try:
         return python(case)
-    except UsageError:  # a graph that no constructor of ggml makes
+    except UsageError:  # a graph that no ggml constructor can build
         return ""
 
 

@@ -1,7 +1,7 @@
-"""A case as a C++ program of one file against ggml's public API, which says whether a device computes it right.
+"""Generate a one-file C++ program that checks a case on a device through ggml's public API.
 
-`frame.cpp` allocates, computes and compares as the adapter `ggml` does. Here is what it takes of the case: tensors,
-graphs, bytes, expected values and what they may be off by.
+`frame.cpp` allocates, computes and compares as the adapter `ggml` does. This module generates the case: tensors,
+graphs, bytes, expected values and error limits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from conformance.run.oracle import Expectation
 
 FRAME = Path(__file__).with_name("frame.cpp")
 MOST_DATA = 1 << 20
-"""Bytes of leaves and expected values that a program can hold."""
+"""Maximum bytes of leaves and expected values in a program."""
 SPELLED_OUT = 256
-"""Bytes up to which they are numbers; beyond, hexadecimal text, which a compiler reads a hundred times faster."""
+"""Maximum bytes written as numbers; hexadecimal text beyond that compiles 100 times faster."""
 PLACE = "//CASE//\n"
-"""The line of the frame that the case takes."""
+"""The line of the frame that is replaced by the case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Wanted:
 
 
 def wanted_of(case: Case, expectation: Expectation) -> list[Wanted]:
-    """What a run is judged by, less outputs that a later node of their step overwrites: they are gone after it."""
+    """Return the judged values, except outputs that a later node of their step overwrites."""
     values = expectation.values
     judged, _ = expectation.judge(case, Execution(values, Witness("", ""), 0.0))
     return [
@@ -60,7 +60,7 @@ def _is_overwritten(step: Step, t: Tensor) -> bool:
 
 
 def program(case: Case, wanted: Sequence[Wanted], spec: Spec) -> str:
-    """The program; `spec` says of the adapter `ggml` which device, scheduler, memory and buffer type failed."""
+    """Return the source; `spec` gives device, scheduler, memory mode and buffer type."""
     before, place, after = _frame().partition(PLACE)
     assert place
     head = (
@@ -80,11 +80,11 @@ def _frame() -> str:
 
 
 PRINTED = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.()")
-"""What stands for itself in a literal."""
+"""Bytes that need no escape in a string literal."""
 
 
 def literal(text: str) -> str:
-    """A C++ string literal that holds exactly the bytes of `text`, whatever they are."""
+    """Return a C++ string literal for the UTF-8 bytes of `text`."""
     data = text.encode("utf-8", "surrogatepass")
     return '"' + "".join(chr(c) if c in PRINTED else f"\\{c:03o}" for c in data) + '"'
 
@@ -128,7 +128,7 @@ def _options(case: Case, spec: Spec) -> Iterator[str]:
 
 
 def is_scheduled(spec: Spec) -> bool:
-    """True if several devices share a graph."""
+    """Return True if a scheduler splits the graph over several devices."""
     spec = resolve(spec)
     return spec.name == "sched" or dict(spec.options).get("mode") == "sched"
 
@@ -192,7 +192,7 @@ def _body(
 
 
 def _marks(t: Tensor, name: str, more: int, own: int = 0) -> Iterator[str]:
-    """Name and flags; `own` are the flags that ggml gives it by itself."""
+    """Yield the lines that set name and flags; `own` are the flags that ggml sets itself."""
     yield f"ggml_set_name({name}, {literal(t.name)});"
     flags = t.flags | more
     if flags & ~(FLAG_INPUT | FLAG_OUTPUT) != own:
@@ -217,6 +217,6 @@ def _double(x: float) -> str:
 
 
 def size_of(case: Case, wanted: Iterable[Wanted]) -> int:
-    """Bytes that a program has to hold."""
+    """Return the bytes of leaves and expected values in a program."""
     leaves = [*case.persistent.values(), *(data for s in case.steps for data in s.inputs.values())]
     return sum(data.nbytes for data in leaves) + sum(w.expected.nbytes for w in wanted)

@@ -1,4 +1,4 @@
-"""What shows a failure without this project: a `test_case` of ggml's own, else a program; and why not."""
+"""Choose a standalone proof: a `test_case` for ggml, else a program, else a reason why not."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from conformance.suite.relations import claim
 from .program import MOST_DATA, Wanted, is_scheduled, program, size_of, wanted_of
 
 DEFAULT_NMSE = 1e-7
-"""What test-backend-ops allows a `test_case` that says nothing else."""
+"""The default NMSE limit of test-backend-ops."""
 ROUNDED_NMSE = 5e-4
-"""What it allows where one side rounds activations and the other does not."""
+"""Its limit where one side rounds activations and the other does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The sources that show a failure, each empty where it cannot."""
+    """The sources that show a failure; an empty one cannot show it."""
 
     test_case: str = ""
     program: str = ""
     why: str = ""
-    """Why there is no `test_case`, and where there is no program either, why not that."""
+    """Why there is no `test_case`, and if there is no program either, why not."""
 
 
 def proof_of(case: Case, result: Result, expectation: Expectation | None, seen: str = "") -> Proof:
-    """The `test_case` where that fails on the backend of `result` as `case` does, else the program, else neither.
+    """Return the `test_case` if it fails as `case` does, else the program, else neither.
 
-    A right backend passes both. `expectation` is of `case` on that backend; None where nothing could compute it. `seen`
-    is the cause's.
+    A correct backend passes both. `expectation` is for `case` on the backend of `result`; None if nothing could compute
+    it. `seen` is `Cause.seen`.
     """
     spec = Spec.parse(result.backend)
     wanted = wanted_of(case, expectation) if expectation is not None and not claim.applies(case) else []
@@ -86,7 +86,7 @@ def _beyond_test_case(case: Case, result: Result, spec: Spec, allowed: float) ->
 
 
 def _allowed(case: Case, result: Result, expectation: Expectation, wanted: Sequence[Wanted]) -> float:
-    """The NMSE that a `test_case` must allow, because the reference there is ggml's CPU device."""
+    """Return the NMSE that a `test_case` must allow, because its reference is ggml's CPU device."""
     if touches(case, GGML_CPU) and expectation.arithmetic.name != GGML_CPU.name:
         return ROUNDED_NMSE
     if result.nmse is None or result.nmse > DEFAULT_NMSE:

@@ -1,6 +1,6 @@
-"""The texts of a folder: a README, and the draft of an issue in the form that llama.cpp asks for.
+"""Write the README and the draft issue in llama.cpp's template.
 
-What a stranger may have written (ids, names, messages) stands in code spans and fences that it cannot end.
+Text that others may have written (ids, names, messages) stands in code spans and fences that it cannot end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ HOW = {
     Verdict.OVERCLAIM: "`supports_op` accepts it, then computing it fails",
 }
 LONGEST = 4000
-"""Characters of a message."""
+"""Maximum characters of a message."""
 NODES = 40
-"""Nodes that an issue lists."""
+"""Maximum nodes listed in an issue."""
 EMBEDDED = 20_000
-"""Characters of source that stand in an issue; beyond, the file is attached."""
+"""Maximum characters of source embedded in an issue; a longer file is attached."""
 DAMAGE = (
     "",
     "It damages memory, which ends a process by chance. Where the program ends well, glibc's checked heap may tell:",
     "",
     "```\nGLIBC_TUNABLES=glibc.malloc.check=3 LD_PRELOAD=libc_malloc_debug.so.0 ./program DEVICE LIB\n```",
 )
-"""What a folder says of a crash without a word."""
+"""README text for a crash without a message."""
 WHAT = {
     "case.gguf": "the smallest case, with the result; `conform repro` runs it",
     "case.py": "a Python program that builds the case",
@@ -49,7 +49,7 @@ WHAT = {
 
 
 def readme(cause: Cause, result: Result, what: Proof, files: Sequence[str]) -> str:
-    """What is in the folder, and the commands."""
+    """Return the README: the files and the commands."""
     lines = [f"# {_said(cause.id)}", "", _said(cause.sentence), "", "| file | what |", "|---|---|"]
     lines += [f"| {name} | {WHAT[name]} |" for name in (*files,)]
     lines += ["| issue.md | the draft of an issue |", "", "Again, from this folder:", "", _repro(result.backend), ""]
@@ -83,7 +83,7 @@ def _repro(backend: str) -> str:
 
 
 def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None, since: str) -> str:
-    """The draft: what, which version and since when, the smallest proof, who is hit."""
+    """Return the draft: the bug, the version, since when, the smallest proof and its reach."""
     where = environment()
     told = (
         ("Name and Version", _version(info, result)),
@@ -111,7 +111,7 @@ def _title(cause: Cause) -> str:
 
 def _version(info: DeviceInfo | None, result: Result) -> str:
     if info is not None and info.versions:
-        told = ((name, version) for name, version in info.versions.items() if name != "library")  # a path of here
+        told = ((name, version) for name, version in info.versions.items() if name != "library")  # a local path
         return ", ".join(f"{_said(name)} {code(version, 80)}" for name, version in told)
     packages = environment()["packages"]
     own = packages.get("xllamacpp") if isinstance(packages, dict) else None
@@ -183,13 +183,13 @@ def _shape(t: Tensor) -> str:
 
 
 def _said(text: str) -> str:
-    """A line of prose that has no markup, calls nobody and links to nothing."""
+    """Return a line of prose without markup, mentions and links."""
     line = inline(printable(text, LONGEST), LONGEST)
     return line.replace("\\@", "@&#8203;").replace("\\#", "#&#8203;").replace("://", ":&#8203;//")
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A block of code behind a fence that is longer than any run of backticks in it."""
+    """Return a code block whose fence is longer than any run of backticks in it."""
     lines = [printable(line) for line in text.split("\n")]
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
