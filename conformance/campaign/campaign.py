@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +20,7 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
-from conformance.report.runfile import RESULT, check
+from conformance.report.runfile import checked
 from conformance.run.isolation.isolate import Isolation
 
 from .chunk import Chunk, Reply, unpack_rows
@@ -307,8 +308,7 @@ class Campaign:
     def _results(self, rows: JSON) -> None:
         new = []
         for row in rows:
-            check(Path("results of a worker"), "", row, RESULT)
-            result = Result.from_json(row)
+            result = checked(Path("results of a worker"), "", partial(Result.from_json, row))
             key = result.backend, result.case
             if key in self._asked and key not in self.results:
                 self.results[key] = result

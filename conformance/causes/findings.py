@@ -133,7 +133,7 @@ def _head(runs: Runs, causes: Sequence[Cause]) -> Iterator[str]:
     """Yield the runs, their verdicts by family, and a table of the causes."""
     yield ""
     for d in runs.documents:
-        yield f"- {d.kind}, {d.written[:10]}, {inline(str(d.environment.get('cpu') or d.machine), 120)}"
+        yield f"- {d.kind}, {d.written[:10]}, {inline(d.environment.cpu or d.machine, 120)}"
     results = [r.value for r in runs.results]
     verdicts = [v for v in Verdict if any(r.verdict is v for r in results)]
     counts = Counter((r.backend, r.case.partition("/")[0], r.verdict) for r in results)

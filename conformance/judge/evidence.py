@@ -9,10 +9,20 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import inf, isfinite, nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, ValidationError
 
 if TYPE_CHECKING:
     from conformance.case.case import JSON
+
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+"""Beyond, JSON readers disagree on integers."""
+Amount = Annotated[float, Meta(ge=0)]
+Number = Annotated[float, Meta(extra_json_schema={"nullable": True})]
+"""NaN or Inf is null in JSON."""
+ErrorAmount = Annotated[float, Meta(ge=0, extra_json_schema={"nullable": True})]
+"""A squared error; Inf is null in JSON."""
 
 
 class Fault(str, enum.Enum):
@@ -43,16 +53,15 @@ class Fault(str, enum.Enum):
 class Numbers:
     """The worst element of a wrong tensor, and its errors."""
 
-    index: tuple[int, ...]
+    index: tuple[Count, ...]
     """By `ne`, fastest first."""
-    expected: float
-    """NaN or Inf is null in JSON."""
-    found: float
-    nmse: float
-    """Inf, null in JSON, where NaN or Inf is out of place, or zeros are expected."""
-    budget: float
+    expected: Number
+    found: Number
+    nmse: ErrorAmount
+    """Inf where NaN or Inf is out of place, or zeros are expected."""
+    budget: Amount
     """The NMSE that is allowed; 0: equal to the bit."""
-    special: int = 0
+    special: Count = 0
     """Elements where NaN or Inf is out of place."""
     card: str = ""
     """The card that the budget comes from."""
@@ -62,9 +71,9 @@ class Numbers:
 class Endpoint:
     """The device of a scheduler that computed a value, or that read it."""
 
-    step: int
+    step: Count
     device: str = ""
-    split: int | None = None
+    split: Count | None = None
     """Index of the split in the graph of the step."""
 
 
@@ -73,8 +82,8 @@ class Place:
     """Where a case goes wrong or its backend fails."""
 
     fault: Fault
-    step: int | None = None
-    node: int | None = None
+    step: Count | None = None
+    node: Count | None = None
     """Index in the graph of the step; None for a cache, and where no node is known."""
     op: str = ""
     """`NONE` of a cache."""
@@ -87,7 +96,7 @@ class Place:
     """Where the value of a HANDOVER was written."""
     target: Endpoint | None = None
     """Where it was read."""
-    steps: int = 1
+    steps: Count = 1
     """Number of steps of the case."""
 
 
@@ -120,22 +129,25 @@ def _plain(value: Any) -> JSON:  # noqa: ANN401  # of any field
     return str(value) if isinstance(value, Fault) else value
 
 
-def place_from_json(row: Mapping[str, JSON]) -> Place:
-    """`to_json` of a place, read.
+def readable(evidence: Mapping[str, JSON], at: str = "$") -> dict[str, JSON]:
+    """`where` and `error` of a row as msgspec reads them, NaN and Inf in place of null.
 
-    Raises:
-        TypeError: a field is unknown, or a needed one is missing.
-        ValueError: the fault is none of `Fault`.
+    msgspec.ValidationError for a field that no evidence has.
     """
-    numbers, ends = row.get("numbers"), {k: row[k] for k in ("source", "target") if row.get(k) is not None}
-    if numbers is not None:
-        lost = {k: otherwise for k, otherwise in (("expected", nan), ("found", nan), ("nmse", inf))
-                if numbers.get(k) is None}  # fmt: skip
-        numbers = Numbers(**{**numbers, **lost, "index": tuple(numbers.get("index", ()))})
-    parsed = {"fault": Fault(row.get("fault")), "numbers": numbers, **{k: Endpoint(**v) for k, v in ends.items()}}
-    return Place(**{**row, **parsed})
+    read: dict[str, JSON] = {}
+    for name, value in evidence.items():
+        read[name] = value
+        if name in _PARTS and isinstance(value, dict):
+            kind = _PARTS[name]
+            if extra := sorted(value.keys() - {f.name for f in fields(kind)}):
+                raise ValidationError(f"fields of `{kind.__name__}` expected, {extra[0]!a} found - at `{at}.{name}`")
+            lost = {k: v for k, v in _UNWRITTEN.items() if value.get(k) is None} if kind is Numbers else {}
+            read[name] = {**readable(value, f"{at}.{name}"), **lost}
+    return read
 
 
-def error_from_json(row: Mapping[str, JSON]) -> Error:
-    """`to_json` of an error, read. Raises as `place_from_json`."""
-    return Error(**row)
+_PARTS: dict[str, type[Place | Error | Numbers | Endpoint]] = {
+    "where": Place, "error": Error, "numbers": Numbers, "source": Endpoint, "target": Endpoint
+}  # fmt: skip
+_UNWRITTEN = {"expected": nan, "found": nan, "nmse": inf}
+"""Fields of `Numbers` that may be null in JSON."""

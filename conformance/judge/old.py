@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .evidence import Error, Fault, to_json
+import msgspec
+
+from .evidence import Amount, Count, Endpoint, Error, Fault, to_json
 from .text import STALE
 
 if TYPE_CHECKING:
@@ -49,12 +51,44 @@ def error_of(detail: str) -> Error:
     return Error(detail, words if words == asked else _FILE.sub("", words))
 
 
+class _Node(msgspec.Struct):
+    """`first_divergence` and `place`."""
+
+    kind: str = ""
+    op: str = ""
+    name: str = ""
+    side: str = ""
+    step: Count = 0
+    node: Count | None = None
+    alone: bool = True
+    index: list[Count] | None = None
+    expected: float | None = None
+    found: float | None = None
+    nmse: Amount | None = None
+    budget: Amount | None = None
+    source: Endpoint | None = None
+    target: Endpoint | None = None
+
+
+class _Row(msgspec.Struct):
+    """What is read of a result."""
+
+    verdict: str
+    detail: str
+    waived: str | None = None
+    steps: Count = 0
+    first_divergence: _Node | None = None
+    place: _Node | None = None
+
+
 def renewed(row: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """A row with `where`, `error` and `notes` in place of `first_divergence`, `place` and `detail`; its fields are of
-    the types that `report.runfile` checks.
+    """A row with `where`, `error` and `notes` in place of `first_divergence`, `place` and `detail`.
+
+    msgspec.ValidationError for a field of another type.
     """
     if "notes" in row or "detail" not in row:
         return row
+    msgspec.convert(row, _Row)
     rest = {k: v for k, v in row.items() if k not in {"first_divergence", "place", "detail"}}
     waived = _WAIVED.match(row["detail"])
     detail = row["detail"] if waived is None else row["detail"][waived.end() :]

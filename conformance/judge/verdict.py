@@ -6,16 +6,17 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from conformance.case.case import JSON
 from conformance.ggml.text import printable
 
 from . import text
-from .evidence import Error, Fault, Place, error_from_json, place_from_json, to_json
+from .evidence import Amount, Count, Error, Fault, Place, readable, to_json
 from .old import renewed
 from .wrong import Wrong
 
@@ -74,16 +75,16 @@ class Result:
     case: str
     backend: str
     verdict: Verdict
-    budget_used: float | None = None
+    budget_used: Amount | None = None
     """Largest fraction of its budget that a checked tensor used; over 1 fails. None if nothing was checked, Inf (null
     in JSON) if a budget of 0 was exceeded."""
-    nmse: float | None = None
+    nmse: Amount | None = None
     """Largest NMSE of a checked tensor, against the reference in the backend's declared arithmetic."""
-    nmse_exact: float | None = None
+    nmse_exact: Amount | None = None
     """The same against the exact value, if the declared arithmetic differs."""
-    seconds: float = 0.0
+    seconds: Amount = 0.0
     """Wall time of the backend's part."""
-    steps: int = 0
+    steps: Count = 0
     """Steps that ran."""
     witness: dict[str, JSON] | None = None
     where: Place | None = None
@@ -96,7 +97,7 @@ class Result:
     """The case file that reproduces it."""
     fresh: bool = False
     """The case has a new random seed: a failure is filed, but does not fail the run."""
-    waived: str | None = None
+    waived: Verdict | None = None
     """Its verdict before a waiver made it XFAIL or XPASS."""
     cause: str | None = None
     """The id of the cause that explains its failure, among the `causes` of its run."""
@@ -136,24 +137,24 @@ class Result:
         return {**{f.name: _strict(getattr(self, f.name)) for f in fields(self)}, "detail": self.detail}
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Result:
-        """`to_json`, read; the row has the fields that `report.runfile` checks. TypeError for a field of no result."""
-        row = renewed(row)
-        wrong, golden, where, error = (row.get(k) for k in ("wrong", "golden", "where", "error"))
-        typed = {
-            "verdict": Verdict(row["verdict"]),
-            "where": None if where is None else place_from_json(where),
-            "error": None if error is None else error_from_json(error),
-            "wrong": wrong and Wrong.from_json(wrong),
-            "golden": None if golden is None else Golden(golden),
-            "notes": tuple(row.get("notes", ())),
-        }
-        return cls(**{**{k: v for k, v in row.items() if k != "detail"}, **typed})
+    def from_json(cls, row: JSON) -> Result:
+        """`to_json`, read, also of an older record. msgspec.ValidationError for another value."""
+        return msgspec.convert(readable_result(row), cls)
 
     def sentence(self) -> str:
         """One line for a person."""
         line = f"{self.verdict} {printable(self.case)} on {printable(self.backend)}"
         return f"{line}: {printable(' '.join(self.detail.split()))}" if self.detail else line
+
+
+def readable_result(row: JSON) -> JSON:
+    """A result of a record of whatever age, as msgspec reads a `Result`. msgspec.ValidationError for wrong evidence."""
+    if not isinstance(row, dict):
+        return row
+    row = dict(renewed(row))
+    if isinstance(wrong := row.get("wrong"), dict) and wrong.get("nmse", 0) is None:
+        row["wrong"] = {**wrong, "nmse": inf}
+    return {**row, **readable({k: row.get(k) for k in ("where", "error")})}
 
 
 def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds

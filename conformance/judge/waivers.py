@@ -163,14 +163,14 @@ def waive(waivers: Waivers, result: Result, today: date) -> Result:
     holding = [(i, w) for i, w in covering if not w.expired(today)]
     if result.verdict is Verdict.PASS and holding:
         index, waiver = holding[0]
-        passed = replace(result, waived=str(Verdict.PASS), verdict=Verdict.XPASS)
+        passed = replace(result, waived=Verdict.PASS, verdict=Verdict.XPASS)
         return passed.noted(f"it passes, and {waivers.where(index)} says {waiver.verdict}")
     if result.verdict not in WAIVABLE:
         return result
     same = [(i, w, w.beyond(result)) for i, w in holding if w.verdict is result.verdict]
     excuse = next((w for _, w, beyond in same if not beyond), None)
     if excuse is not None:
-        known = replace(result, waived=str(result.verdict), verdict=Verdict.XFAIL)
+        known = replace(result, waived=result.verdict, verdict=Verdict.XFAIL)
         return known.noted(f"waived until {excuse.expiry} ({excuse.reason}; {excuse.link})")
     if same:
         index, _, beyond = same[0]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
+from .evidence import ErrorAmount
+
 if TYPE_CHECKING:
     from conformance.case.case import JSON
 
@@ -27,7 +29,7 @@ class Wrong:
     """The worst of the wrong tensors of a case."""
 
     kind: Kind
-    nmse: float
+    nmse: ErrorAmount
     """The largest; Inf where NaN or Inf stands out of place, or zeros are expected."""
 
     @classmethod

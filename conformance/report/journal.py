@@ -15,7 +15,10 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+from msgspec import convert
 
 from conformance.case import strict
 from conformance.case.case import JSON
@@ -25,7 +28,7 @@ from conformance.judge.verdict import Request, Result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.select import new_seed
 
-from .runfile import COUNT, HEADER, JOURNAL, JOURNAL_BEGINS, MAX_MEMORY, check, check_result, one_of
+from .runfile import JOURNAL, JOURNAL_BEGINS, MAX_MEMORY, Begun, checked
 
 BESIDE = ".partial.jsonl"
 """Suffix of a `Partial`, after the name of the file that its run writes at its end."""
@@ -33,8 +36,6 @@ PATIENCE = 10.0
 """Seconds to wait for the lock of a run that is about to end."""
 SAME = ("machine", "python", "packages")
 """Parts of the environment that may not change between the starts of a run."""
-HEAD = {**HEADER, "kind": one_of(JOURNAL), "seed": COUNT}
-"""Fields of the first line."""
 
 
 class Journal:
@@ -104,7 +105,7 @@ class Journal:
         head = rows[0]
         if head.get("kind") != JOURNAL or head.get("schema") != SCHEMA:
             raise self._error("no journal of a run")
-        check(self.path, "line 1", head, HEAD)
+        checked(self.path, "line 1", partial(convert, head, Begun))
         self._check("was asked for", head.get("asked"), asked, asked)
         self._check("had", head.get("environment"), header(JOURNAL)["environment"], SAME)
         os.ftruncate(self._descriptor, len(raw) - len(torn))
@@ -132,11 +133,7 @@ class Journal:
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
         results: dict[tuple[str, str], deque[Result]] = defaultdict(deque)
         for n, row in enumerate(rows, 2):
-            check_result(self.path, f"line {n}", row)
-            try:
-                result = Result.from_json(row)
-            except TypeError:  # a field that no result has
-                raise self._error(f"line {n}: the result of a case expected") from None
+            result = checked(self.path, f"line {n}", partial(Result.from_json, row))
             results[result.backend, result.case].append(result)
         return results
 

@@ -156,9 +156,8 @@ def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[S
 
 def _properties(d: Document) -> dict[str, str]:
     env = d.environment
-    facts = {"run": d.run, **{k: env.get(k) for k in ("machine", "system", "cpu", "cores", "python")}}
-    packages = env.get("packages") or {}
-    return {k: str(v) for k, v in {**facts, **packages}.items() if v is not None}
+    facts = {"run": d.run, **{k: getattr(env, k) for k in ("machine", "system", "cpu", "cores", "python")}}
+    return {k: str(v) for k, v in {**facts, **(env.packages or {})}.items() if v is not None}
 
 
 def _counts(name: str, tests: Sequence[Test], tags: Mapping[str, str]) -> dict[str, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .compare import Comparison, Pair, State
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation_of
+from .runfile import Environment
 from .runs import Fields, Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
@@ -94,16 +95,16 @@ def _head(runs: Runs) -> Iterator[str]:
     yield ""
     for d in runs.documents[-DOCUMENTS:]:
         env = d.environment
-        machine = f"{env.get('cpu') or 'unknown processor'}, {env.get('cores') or '?'} cores, {env.get('system') or ''}"
+        machine = f"{env.cpu or 'unknown processor'}, {env.cores or '?'} cores, {env.system or ''}"
         on = f"{inline(d.machine, 40)} ({inline(machine, 120)})"
         yield f"- {d.kind}, {d.written}: {code(d.path.name, 120)}, run {d.run[:8]} on {on}{_origin(env)}"
     if (more := len(runs.documents) - DOCUMENTS) > 0:
         yield f"- and {more} older run files"
 
 
-def _origin(environment: Mapping[str, JSON]) -> str:
+def _origin(environment: Environment) -> str:
     """Commit, branch and CI job, if the run file has them."""
-    commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
+    commit, branch, ci = (v or "" for v in (environment.commit, environment.branch, environment.ci))
     note = f"commit {code(commit[:12], 12)}" if commit else ""
     note += f" of {code(branch, 80)}" if branch else ""
     return "".join(f", {word.strip()}" for word in (note, f"CI {code(ci, 300)}" if ci else "") if word)

@@ -9,30 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import chain
-from math import isfinite
 from pathlib import Path
+from typing import Annotated, Literal, TypeVar, get_args
+
+from msgspec import Meta, Struct, ValidationError, convert
 
 from conformance.case import strict
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.evidence import Fault
-from conformance.judge.old import renewed
-from conformance.judge.verdict import FAILURES, Golden, Missing, MissingCause, Request, Result, Totals, Verdict
-from conformance.judge.wrong import is_wrong
+from conformance.judge.evidence import Amount, Count
+from conformance.judge.verdict import Missing, MissingCause, Request, Result, Totals, Verdict, readable_result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
-KINDS = ("conformance", "perf", "audit", "phases", "zoo")
 JOURNAL = "journal"
 """Kind of the first line of a journal (`report.journal`), which holds one JSON document a line."""
 JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
@@ -42,8 +41,9 @@ MAX_BYTES = 256 << 20
 """Of one file; 20,000 results with their witnesses take a tenth of it."""
 MAX_MEMORY = 4 << 30
 """Bytes that reading one file may take."""
-_COUNT = 2**53
-"""Beyond, JSON readers disagree on integers."""
+
+T = TypeVar("T")
+Failure = Literal["FAIL", "OVERCLAIM", "CRASH", "TIMEOUT", "VACUOUS", "XPASS"]
 
 
 def record(
@@ -111,208 +111,190 @@ def interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What a field may hold, in words and as a test."""
-
-    what: str
-    ok: Callable[[JSON], bool]
-    required: bool = True
-
-    def optional(self, *, required: bool = False) -> Rule:
-        """The same, or null; or left out, unless `required`."""
-        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v), required)
+Time = Annotated[str, Meta(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]
+Names = Annotated[list[str], Meta(min_length=1)]
+Scalar = str | bool | Annotated[int, Meta(gt=-(2**53), lt=2**53)] | float | None
 
 
-def _number(v: JSON) -> bool:
-    if isinstance(v, int):
-        return not isinstance(v, bool) and abs(v) < _COUNT
-    return isinstance(v, float) and isfinite(v)
+class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a run took place (`run.session.environment`)."""
+
+    machine: str
+    system: str | None = None
+    cpu: str | None = None
+    python: str | None = None
+    commit: str | None = None
+    branch: str | None = None
+    ci: str | None = None
+    cores: Count | None = None
+    packages: dict[str, JSON] | None = None
+    settings: dict[str, JSON] | None = None
+    waivers: JSON = None
+    """Of older records."""
+    unavailable: dict[str, str] | None = None
+    """Backend -> why this machine lacks it."""
 
 
-def _whole(v: JSON) -> bool:
-    return isinstance(v, int) and not isinstance(v, bool) and 0 <= v < _COUNT
+class ShardOf(Struct, frozen=True):
+    """`Shard.to_json`."""
+
+    whole: str
+    index: Annotated[int, Meta(ge=1, le=LARGEST)]
+    of: Annotated[int, Meta(ge=1, le=LARGEST)]
+
+    def __post_init__(self) -> None:
+        if self.index > self.of:
+            raise ValueError(f"Expected `index` <= `of`, got {self.index} of {self.of}")
 
 
-def _countable(v: JSON) -> bool:
-    if isinstance(v, dict):
-        return all(map(_countable, v.values()))
-    return v is None or isinstance(v, (str, bool)) or _number(v)
+class Selection(Struct, frozen=True):
+    """What a run selected (`select.record_of`)."""
+
+    levels: dict[str, str]
+    families: list[str]
+    cases: list[str]
+    files: list[str]
+    seed: Count | None
+    shard: str
 
 
-def one_of(*words: str) -> Rule:
-    """One of these words."""
-    return Rule(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
+class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """What every record begins with, and what it may hold beside its rows."""
+
+    schema: Literal[1]
+    run: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    """Two files with the same one hold the same run."""
+    written: Time
+    """UTC; sorts as text."""
+    environment: Environment
+    totals: dict[str, JSON] | None = None
+    waivers: list[str] | None = None
+    """Sentences about waivers that need a look."""
+    gating: bool | None = None
+    """Whether a backend on which nothing passed fails the run."""
+    selection: Selection | None = None
+    shard: ShardOf | None = None
+
+    def __post_init__(self) -> None:
+        datetime.strptime(self.written, WRITTEN)  # noqa: DTZ007  # Z is part of the format
 
 
-def _time(v: JSON) -> bool:
+class CauseRow(Struct, frozen=True):
+    """`causes.cause.Cause`."""
+
+    id: Annotated[str, Meta(pattern=r"\S")]
+    sentence: str
+    backend: str
+    verdict: Failure
+    op: str
+    message: str
+    conditions: list[tuple[str, str]]
+    cases: Names
+    smallest: str
+    seen: str
+    rank: dict[str, Count]
+    folder: str | None
+
+
+class MissingRow(Struct, frozen=True):
+    """`judge.verdict.Missing`."""
+
+    backend: str
+    case: str
+    reason: str
+    cause: MissingCause | None = None
+
+
+class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
+    """Cases on backends."""
+
+    results: list[Result]
+    asked: dict[str, Count] = {}
+    """Backend -> number of cases."""
+    missing: list[MissingRow] = []
+    causes: list[CauseRow] = []
+
+
+class Unit(Struct, frozen=True):
+    """A work unit on a backend (`perf.bench.Row`)."""
+
+    unit: str
+    model: str
+    case: str
+    backend: str
+    of: str
+    reason: str
+    verdict: Verdict
+    work: Amount
+    seconds: list[Amount]
+    rounds: Count
+    rate: Amount | None
+    counters: dict[str, Scalar | dict[str, Scalar]]
+    memory: dict[str, Count | None]
+
+
+class Gate(Struct, frozen=True):
+    """The answer to a gate (`perf.gates.Answer`)."""
+
+    gate: str
+    unit: str
+    backend: str
+    kind: Literal["counter", "ratio", "absolute"]
+    answer: Literal["fine", "regressed", "undecided", "not run"]
+    against: str | None = None
+    reason: str | None = None
+    limit: float | None = None
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    detectable: float | None = None
+    rounds: Count | None = None
+    seconds: Amount | None = None
+
+
+class Perf(Header, frozen=True, kw_only=True, tag="perf"):
+    """Measurements."""
+
+    units: list[Unit]
+    gates: list[Gate] = []
+
+
+class Audit(Header, frozen=True, tag="audit"):
+    """`conform audit`."""
+
+
+class Phases(Header, frozen=True, tag="phases"):
+    """`conform phases`."""
+
+
+class Zoo(Header, frozen=True, tag="zoo"):
+    """`conform zoo`."""
+
+
+class Begun(Header, frozen=True, kw_only=True, tag=JOURNAL):
+    """The first line of a journal (`report.journal`); each other line is a `Result`."""
+
+    asked: JSON
+    seed: Count
+
+
+Record = Conformance | Perf | Audit | Phases | Zoo
+"""One run, as `--json` writes it. Fields of newer versions are passed over."""
+KINDS = tuple(str(k.__struct_config__.tag) for k in get_args(Record))
+
+
+def checked(path: Path, place: str, read: Callable[[], T]) -> T:
+    """What `read` makes of the value at `place` of a file.
+
+    Raises:
+        UsageError: a field is wrong; names file and field, what was expected and what came.
+    """
     try:
-        return bool(datetime.strptime(v, WRITTEN))  # noqa: DTZ007  # Z is part of the format
-    except (TypeError, ValueError):
-        return False
-
-
-def _list_of(what: str, ok: Callable[[JSON], bool]) -> Rule:
-    return Rule(f"a list of {what}", lambda v: isinstance(v, list) and all(map(ok, v)))
-
-
-def _object_of(what: str, ok: Callable[[JSON], bool]) -> Rule:
-    return Rule(f"an object of {what}", lambda v: isinstance(v, dict) and all(map(ok, v.values())))
-
-
-TEXT = Rule("text", lambda v: isinstance(v, str))
-FLAG = Rule("true or false", lambda v: isinstance(v, bool))
-NUMBER = Rule("a finite number", _number)
-AMOUNT = Rule("a finite number from 0", lambda v: _number(v) and v >= 0)
-COUNT = Rule("a whole number from 0", _whole)
-OBJECT = Rule("an object", lambda v: isinstance(v, dict))
-COUNTERS = _object_of("numbers", _countable)
-LIST = Rule("a list", lambda v: isinstance(v, list))
-TEXTS = _object_of("texts", TEXT.ok)
-AMOUNTS = _list_of("finite numbers from 0", AMOUNT.ok)
-MEMORY = _object_of("whole numbers or null", lambda v: v is None or _whole(v))
-VERDICT = one_of(*map(str, Verdict))
-FAILURE = one_of(*(str(v) for v in Verdict if v in FAILURES))
-
-
-def _fields(rule: Rule, *names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names, rule)
-
-
-HEADER: dict[str, Rule] = {
-    "schema": Rule(f"{SCHEMA} (a newer version of this program wrote a newer one)", lambda v: v == SCHEMA),
-    "kind": one_of(*KINDS),
-    "run": Rule("32 hex digits", lambda v: isinstance(v, str) and bool(re.fullmatch("[0-9a-f]{32}", v, re.ASCII))),
-    "written": Rule("a time like 2026-01-31T12:00:00Z", _time),
-    "environment": OBJECT,
-}
-
-
-def _is_shard(v: JSON) -> bool:
-    if not isinstance(v, dict) or not isinstance(v.get("whole"), str):
-        return False
-    index, of = v.get("index", 0), v.get("of", 0)
-    return _whole(index) and _whole(of) and 1 <= index <= of <= LARGEST
-
-
-BODY: dict[str, Rule] = {
-    "totals": OBJECT.optional(),
-    "waivers": _list_of("texts", TEXT.ok).optional(),
-    "gating": FLAG.optional(),
-    "selection": OBJECT.optional(),
-    "shard": Rule(f"a shard: index, of (at most {LARGEST}) and whole", _is_shard).optional(),
-}
-"""What any document may hold beside its rows."""
-ENVIRONMENT: dict[str, Rule] = {
-    "machine": TEXT,
-    **_fields(TEXT.optional(), "system", "cpu", "python", "commit", "branch", "ci"),
-    "cores": COUNT.optional(),
-    **_fields(OBJECT.optional(), "packages", "settings"),
-    "unavailable": TEXTS.optional(),
-}
-RESULT: dict[str, Rule] = {
-    **_fields(TEXT, "case", "backend", "detail"),
-    "notes": replace(_list_of("texts", TEXT.ok), required=False),
-    "verdict": VERDICT,
-    **_fields(AMOUNT.optional(), "budget_used", "nmse", "nmse_exact"),
-    "seconds": AMOUNT,
-    "steps": COUNT,
-    **_fields(OBJECT.optional(), "witness", "where", "error", "first_divergence", "place"),
-    "wrong": Rule("an object of kind and nmse", is_wrong).optional(),
-    "saved": TEXT.optional(),
-    "fresh": FLAG,
-    "waived": VERDICT.optional(),
-    "cause": TEXT.optional(),
-    "golden": one_of(*map(str, Golden)).optional(),
-}
-PLACE: dict[str, Rule] = {
-    "fault": one_of(*map(str, Fault)),
-    "step": COUNT.optional(),
-    "node": COUNT.optional(),
-    **_fields(replace(TEXT, required=False), "op", "name", "tensor"),
-    **_fields(OBJECT.optional(), "numbers", "source", "target"),
-    "steps": replace(COUNT, required=False),
-}
-NUMBERS: dict[str, Rule] = {
-    "index": _list_of("whole numbers", _whole),
-    **_fields(NUMBER.optional(), "expected", "found"),
-    "nmse": AMOUNT.optional(),
-    "budget": AMOUNT,
-    "special": replace(COUNT, required=False),
-    "card": replace(TEXT, required=False),
-}
-ENDPOINT: dict[str, Rule] = {"step": COUNT, "device": replace(TEXT, required=False), "split": COUNT.optional()}
-ERROR: dict[str, Rule] = {"message": TEXT, **_fields(replace(TEXT, required=False), "words", "died", "side")}
-NODE: dict[str, Rule] = {
-    **_fields(replace(TEXT, required=False), "kind", "op", "name", "side"),
-    "step": replace(COUNT, required=False),
-    "node": COUNT.optional(),
-    "alone": replace(FLAG, required=False),
-    "index": _list_of("whole numbers", _whole).optional(),
-    **_fields(NUMBER.optional(), "expected", "found"),
-    **_fields(AMOUNT.optional(), "nmse", "budget"),
-}
-"""`first_divergence` and `place` of a result of an older record; other fields are kept as they are."""
-CAUSE: dict[str, Rule] = {
-    "id": Rule("a text that is not empty", lambda v: isinstance(v, str) and bool(v.strip())),
-    **_fields(TEXT, "sentence", "backend", "op", "message", "smallest", "seen"),
-    "verdict": FAILURE,
-    "conditions": _list_of("pairs of texts", lambda v: _list_of("texts", TEXT.ok).ok(v) and len(v) == 2),
-    "cases": Rule("a list of texts, one at least", lambda v: _list_of("texts", TEXT.ok).ok(v) and bool(v)),
-    "rank": _object_of("whole numbers", _whole),
-    "folder": TEXT.optional(required=True),
-}
-UNIT: dict[str, Rule] = {
-    **_fields(TEXT, "unit", "model", "case", "backend", "of", "reason"),
-    "verdict": VERDICT,
-    "work": AMOUNT,
-    "seconds": AMOUNTS,
-    "rounds": COUNT,
-    "rate": AMOUNT.optional(required=True),
-    "counters": COUNTERS,
-    "memory": MEMORY,
-}
-GATE: dict[str, Rule] = {
-    **_fields(TEXT, "gate", "unit", "backend"),
-    "kind": one_of("counter", "ratio", "absolute"),
-    "answer": one_of("fine", "regressed", "undecided", "not run"),
-    **_fields(TEXT.optional(), "against", "reason"),
-    **_fields(NUMBER.optional(), "limit", "estimate", "low", "high", "detectable"),
-    "rounds": COUNT.optional(),
-    "seconds": AMOUNT.optional(),
-}
-MISSING: dict[str, Rule] = {
-    **_fields(TEXT, "backend", "case", "reason"),
-    "cause": one_of(*map(str, MissingCause)).optional(),
-}
-ROWS: dict[str, dict[str, dict[str, Rule]]] = {
-    "conformance": {"results": RESULT, "missing": MISSING, "causes": CAUSE},
-    "perf": {"units": UNIT, "gates": GATE},
-}
-"""Kind -> list in its document -> the fields of each row. Other fields are kept as they are."""
-OPTIONAL_LISTS = frozenset({"gates", "missing", "causes"})
-ASKED: dict[str, Rule] = {"asked": replace(_object_of("whole numbers", _whole), required=False)}
-"""Of conformance runs: how many cases were requested of each backend."""
-
-
-SELECTION: dict[str, Rule] = {
-    "levels": TEXTS,
-    **_fields(_list_of("texts", TEXT.ok), "families", "cases", "files"),
-    "seed": COUNT.optional(required=True),
-    "shard": TEXT,
-}
-"""Of conformance runs that say what was selected."""
-
-
-def check(path: Path, place: str, fields: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
-    """UsageError if a field of an object breaks its rule: file, place and field, what was expected and what came."""
-    for name, rule in rules.items():
-        where = f"{path}: {place}{place and '.'}{name}"
-        if name not in fields:
-            if rule.required:
-                raise UsageError(f"{where}: {rule.what} expected, the field is missing")
-        elif not rule.ok(fields[name]):
-            raise UsageError(f"{where}: {rule.what} expected, {_short(fields[name])} found")
+        return read()
+    except (ValidationError, OverflowError) as e:
+        what, _, at = str(e).partition(" - at `$")
+        where = f"{place}{at.removesuffix('`')}".lstrip(".")
+        raise UsageError(f"{path}: {where}{where and ': '}{what}") from None
 
 
 def _short(value: JSON) -> str:
@@ -320,48 +302,41 @@ def _short(value: JSON) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def check_result(path: Path, place: str, row: Mapping[str, JSON]) -> None:
-    """UsageError if a field of a result breaks its rule, or one of the node where it fails."""
-    check(path, place, row, RESULT)
-    for name in ("first_divergence", "place"):
-        check(path, f"{place}.{name}", row.get(name) or {}, NODE)
-    row = renewed(row)
-    _check_part(path, f"{place}.error", row.get("error"), ERROR)
-    if (where := row.get("where")) is not None:
-        _check_part(path, f"{place}.where", where, PLACE)
-        for name, rules in (("numbers", NUMBERS), ("source", ENDPOINT), ("target", ENDPOINT)):
-            _check_part(path, f"{place}.where.{name}", where.get(name), rules)
-
-
-def _check_part(path: Path, place: str, fields: Mapping[str, JSON] | None, rules: Mapping[str, Rule]) -> None:
-    """UsageError if a field of evidence breaks its rule, or is none of those there are."""
-    if fields is None:
-        return
-    check(path, place, fields, rules)
-    if extra := [k for k in fields if k not in rules]:
-        raise UsageError(f"{path}: {place}: the fields {', '.join(rules)} expected, {_short(extra[0])} found")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
     """One run file."""
 
     path: Path
-    kind: str
-    run: str
-    """32 hex digits; two files with the same name hold the same run."""
-    written: str
-    """UTC, like `2026-01-31T12:00:00Z`: sorts as text."""
-    environment: Mapping[str, JSON]
+    record: Record
     body: Mapping[str, JSON]
-    """The whole document."""
+    """The whole document, as it is in the file."""
     digest: str
     """Of its bytes: two copies of a file are one document."""
 
     @property
+    def kind(self) -> str:
+        """One of `KINDS`."""
+        return str(self.record.__struct_config__.tag)
+
+    @property
+    def run(self) -> str:
+        """32 hex digits."""
+        return self.record.run
+
+    @property
+    def written(self) -> str:
+        """UTC, like `2026-01-31T12:00:00Z`."""
+        return self.record.written
+
+    @property
+    def environment(self) -> Environment:
+        """Where it ran."""
+        return self.record.environment
+
+    @property
     def machine(self) -> str:
         """A name of its kind of machine."""
-        return str(self.environment["machine"])
+        return self.record.environment.machine
 
 
 def read_document(path: Path, *, named: bool = True) -> Document | None:
@@ -412,46 +387,38 @@ def _check_unicode(path: Path, value: JSON, place: str) -> None:
 def _document(path: Path, body: JSON, digest: str) -> Document:
     if not isinstance(body, dict):
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
-    check(path, "", body, {**HEADER, **BODY})
-    check(path, "environment", body["environment"], ENVIRONMENT)
-    if body["kind"] == "conformance":
-        check(path, "", body, ASKED)
-        check(path, "selection", body.get("selection") or {}, SELECTION if body.get("selection") else {})
-    for name, rules in ROWS.get(body["kind"], {}).items():
-        if name in OPTIONAL_LISTS and name not in body:
-            continue
-        check(path, "", body, {name: LIST})
-        for i, row in enumerate(body[name]):
-            if not isinstance(row, dict):
-                raise UsageError(f"{path}: {name}[{i}]: an object expected, {_short(row)} found")
-            if rules is RESULT:
-                check_result(path, f"{name}[{i}]", row)
-            else:
-                check(path, f"{name}[{i}]", row, rules)
-    if body["kind"] == "conformance":
-        _check_causes(path, body)
-    return Document(path, body["kind"], body["run"], body["written"], body["environment"], body, digest)
+    if (schema := body.get("schema")) != SCHEMA:
+        raise UsageError(f"{path}: schema: {SCHEMA} expected (newer versions write others), {_short(schema)} found")
+    readable = body
+    if body.get("kind") == "conformance" and isinstance(rows := body.get("results"), list):
+        readable = {**body, "results": [
+            checked(path, f"results[{i}]", partial(readable_result, r)) for i, r in enumerate(rows)
+        ]}  # fmt: skip
+    found: Record = checked(path, "", partial(convert, readable, Record))
+    if isinstance(found, Conformance):
+        _check_causes(path, found)
+    return Document(path, found, body, digest)
 
 
-def _check_causes(path: Path, body: Mapping[str, JSON]) -> None:
+def _check_causes(path: Path, record: Conformance) -> None:
     """Refuse two causes with one id on one backend, one whose smallest case is not the first of its cases, and a result
     with a cause that its file does not have.
     """
     known: set[tuple[str, str]] = set()
-    for i, c in enumerate(body.get("causes", ())):
-        if (c["id"], c["backend"]) in known:
+    for i, c in enumerate(record.causes):
+        if (c.id, c.backend) in known:
             raise UsageError(
-                f"{path}: causes[{i}].id: one that no other cause of its backend has expected, {_short(c['id'])} found"
+                f"{path}: causes[{i}].id: one that no other cause of its backend has expected, {_short(c.id)} found"
             )
-        if c["smallest"] != c["cases"][0]:
-            what = f"the first of its cases expected, {_short(c['smallest'])} found"
+        if c.smallest != c.cases[0]:
+            what = f"the first of its cases expected, {_short(c.smallest)} found"
             raise UsageError(f"{path}: causes[{i}].smallest: {what}")
-        known.add((c["id"], c["backend"]))
-    for i, r in enumerate(body["results"]):
-        if r.get("cause") is not None and (r["cause"], r["backend"]) not in known:
+        known.add((c.id, c.backend))
+    for i, r in enumerate(record.results):
+        if r.cause is not None and (r.cause, r.backend) not in known:
             raise UsageError(
                 f"{path}: results[{i}].cause: the id of a cause of this file and backend, or null expected, "
-                f"{_short(r['cause'])} found"
+                f"{_short(r.cause)} found"
             )
 
 
@@ -485,14 +452,13 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
 
 
 def _requested_cases(head: Mapping[str, JSON]) -> Request:
-    asked = head.get("asked")
-    cases = asked.get("cases") if isinstance(asked, dict) else None
-    if not isinstance(cases, dict) or not all(map(_list_of("texts", TEXT.ok).ok, cases.values())):
+    try:
+        return Request(convert(head["asked"]["cases"], dict[str, list[str]]))
+    except (KeyError, TypeError, ValidationError):
         raise CaseFileError(
             "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
             "`conform run` again, which goes on from there and writes --json)"
-        )  # fmt: skip
-    return Request(cases)
+        ) from None  # fmt: skip
 
 
 def _names_pair(row: JSON) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,13 +15,12 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.verdict import Result, Verdict
 
-from .runfile import ROWS, Document, read_document
+from .runfile import Conformance, Document, Perf, read_document
 
 T = TypeVar("T")
 Fields = Mapping[str, JSON]
 
 KEYS: dict[str, tuple[str, ...]] = {
-    "results": ("case", "backend"),
     "missing": ("case", "backend"),
     "units": ("unit", "model", "case", "backend"),
     "gates": ("gate", "unit", "backend", "against"),
@@ -69,17 +69,17 @@ class Runs:
         """Backends that no machine had -> the newest reason."""
         reasons: dict[str, str] = {}
         for d in self.documents:
-            reasons.update(d.environment.get("unavailable") or {})
+            reasons.update(d.environment.unavailable or {})
         ran = {r.value.backend for r in self.results}
         return {name: why for name, why in reasons.items() if name not in ran}
 
     def unlisted(self) -> list[tuple[Document, str, int]]:
         """Documents that requested more of a backend than they list as results and missing, and by how many."""
         lacking = []
-        for d in self.of("conformance"):
-            listed = Counter(row["backend"] for name in ("results", "missing") for row in d.body.get(name, ()))
-            requested = d.body.get("asked", {}).items()
-            lacking += [(d, backend, n - listed[backend]) for backend, n in requested if n > listed[backend]]
+        for d in self.documents:
+            if isinstance(r := d.record, Conformance):
+                listed = Counter([*(row.backend for row in r.results), *(row.backend for row in r.missing)])
+                lacking += [(d, backend, n - listed[backend]) for backend, n in r.asked.items() if n > listed[backend]]
         return lacking
 
     def first_seen(self) -> list[Document]:
@@ -148,17 +148,17 @@ def read_runs(paths: Sequence[Path]) -> Runs:
     if not documents:
         raise UsageError(f"a run file (written with --json) expected, none found in {', '.join(map(str, paths))}")
     ordered = sorted(documents.values(), key=lambda d: d.written)
-    merged = {name: _merge(ordered, name) for name in KEYS}
-    answered = {_pair(r): r.document.written for r in merged["results"][0]}
-    missing = [r for r in merged["missing"][0] if answered.get(_pair(r), "") <= r.document.written]
+    results, superseded = _merge(ordered, "results", _results)
+    missing, units, gates = (_merge(ordered, name, partial(_rows, name))[0] for name in ("missing", "units", "gates"))
+    answered = {(r.document.machine, r.value.case, r.value.backend): r.document.written for r in results}
     return Runs(
         documents=tuple(ordered),
-        results=tuple(_result(r) for r in merged["results"][0]),
-        missing=tuple(missing),
-        units=tuple(merged["units"][0]),
-        gates=tuple(merged["gates"][0]),
-        superseded=tuple(_result(r) for r in merged["results"][1]),
-        causes=tuple(_standing_causes(ordered, merged["results"][0], answered)),
+        results=tuple(results),
+        missing=tuple(r for r in missing if answered.get(_pair(r), "") <= r.document.written),
+        units=tuple(units),
+        gates=tuple(gates),
+        superseded=tuple(superseded),
+        causes=tuple(_standing_causes(ordered, results, answered)),
         passed_over=tuple(passed_over),
     )
 
@@ -174,18 +174,30 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
                 yield f, f is path
 
 
-def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Fields]], list[Row[Fields]]]:
+def _results(document: Document) -> Iterator[tuple[tuple[JSON, ...], Result]]:
+    if isinstance(document.record, Conformance):
+        for r in document.record.results:
+            yield (r.case, r.backend), r
+
+
+def _rows(name: str, document: Document) -> Iterator[tuple[tuple[JSON, ...], Fields]]:
+    if isinstance(document.record, (Conformance, Perf)):
+        for row in document.body.get(name, ()):
+            yield tuple(row.get(k) for k in KEYS[name]), row
+
+
+def _merge(
+    documents: Sequence[Document], name: str, rows_of: Callable[[Document], Iterable[tuple[tuple[JSON, ...], T]]]
+) -> tuple[list[Row[T]], list[Row[T]]]:
     """The newest row of each thing, in the order in which the things first came; and the older rows.
 
     Equal rows of one document, as of a case that also ran from a file, all stay.
     """
-    newest: dict[tuple[JSON, ...], list[Row[Fields]]] = {}
-    older: list[Row[Fields]] = []
+    newest: dict[tuple[JSON, ...], list[Row[T]]] = {}
+    older: list[Row[T]] = []
     for d in documents:
-        if name not in ROWS.get(d.kind, {}):
-            continue
-        for i, value in enumerate(d.body.get(name, ())):
-            rows = newest.setdefault((d.machine, *(value.get(k) for k in KEYS[name])), [])
+        for i, (key, value) in enumerate(rows_of(d)):
+            rows = newest.setdefault((d.machine, *key), [])
             if rows and rows[0].document is not d:
                 older += rows
                 rows.clear()
@@ -194,10 +206,10 @@ def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Fields]],
 
 
 def _standing_causes(
-    documents: Sequence[Document], results: Iterable[Row[Fields]], answered: Mapping[tuple[JSON, ...], str]
+    documents: Sequence[Document], results: Iterable[Row[Result]], answered: Mapping[tuple[JSON, ...], str]
 ) -> Iterator[Row[Fields]]:
     """The newest row of each cause that a newest result names, or of which a case did not run again since."""
-    named = {(r.value.get("cause"), r.value["backend"]) for r in results}
+    named = {(r.value.cause, r.value.backend) for r in results}
     newest: dict[tuple[str, str], Row[Fields]] = {}
     for d in reversed([d for d in documents if d.kind == "conformance"]):
         for i, c in enumerate(d.body.get("causes", ())):
@@ -221,16 +233,7 @@ def _pair(row: Row[Fields]) -> tuple[JSON, ...]:
     return row.document.machine, *(row.value.get(k) for k in KEYS["missing"])
 
 
-_RESULT_FIELDS = (*(f.name for f in fields(Result)), "detail", "first_divergence", "place")
-"""Also those of older records."""
-
-
-def _result(row: Row[Fields]) -> Row[Result]:
-    known = {k: row.value[k] for k in _RESULT_FIELDS if k in row.value}
-    return Row(Result.from_json(known), row.document, row.place)
-
-
-# Of documents other than `ROWS` describes nothing is checked: what is not of the expected type is passed over.
+# Of documents of `conform zoo`, `phases` and `audit` the head alone is checked: what is of another type is passed over.
 
 
 def _objects(value: JSON) -> Iterator[tuple[int, Fields]]:

@@ -183,7 +183,7 @@ def test_ran_before(simulate: Callable[[Rule], Process]) -> None:
     results = [made(str(k), v) for k, v in enumerate(verdicts)]
     assert ran_before(results, 1) == ["0"]
     assert ran_before(results, 6) == ["2", "3", "4", "5"]
-    results[3] = replace(results[3], waived="CRASH")
+    results[3] = replace(results[3], waived=Verdict.CRASH)
     assert ran_before(results, 6) == ["4", "5"]
     simulate(lambda ids: verdicts[int(ids[-1])])
     assert list(confirm(SPEC, results)) == ["1", "4", "6"]

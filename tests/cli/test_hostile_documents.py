@@ -155,7 +155,7 @@ def test_a_unit_without_its_rate_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps(made))
     done = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
     assert (done.exit_code, len(done.output.splitlines())) == (2, 1)
-    assert "units[0].rate: a finite number from 0 or null expected, the field is missing" in done.output
+    assert "units[0]: Object missing required field `rate`" in done.output
 
 
 def test_no_cell_is_a_formula(tmp_path: Path) -> None:

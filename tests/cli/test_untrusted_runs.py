@@ -114,12 +114,12 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
         ({"first_divergence": None, "place": {"step": "x"}}, "results[0].place.step"),
         ({"where": _where(node="/")}, "results[0].where.node"),
         ({"where": _where(fault="none of ours")}, "results[0].where.fault"),
-        ({"where": _where(numbers={"index": ["x"]})}, "results[0].where.numbers.index"),
+        ({"where": _where(numbers={"index": ["x"]})}, "results[0].where.numbers.index[0]"),
         ({"where": _where(source={"step": -1})}, "results[0].where.source.step"),
         ({"where": _where(guess=1)}, "results[0].where"),
-        ({"error": {"words": "no message"}}, "results[0].error.message"),
+        ({"error": {"words": "no message"}}, "results[0].error"),
         ({"error": {"message": "x", "guess": 1}}, "results[0].error"),
-        ({"notes": [1]}, "results[0].notes"),
+        ({"notes": [1]}, "results[0].notes[0]"),
     ],
 )
 def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, JSON], field: str) -> None:

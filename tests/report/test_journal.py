@@ -102,7 +102,7 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, conten
 
 
 @pytest.mark.parametrize("line", ["{}", "null", "not JSON", '{"case": "a", "backend": "b", "verdict": "GOOD"}',
-                                  '{"case": "a", "backend": "b", "verdict": "PASS", "more": 1}'])  # fmt: skip
+                                  '{"case": "a", "backend": "b", "verdict": "PASS", "steps": "1"}'])  # fmt: skip
 def test_a_broken_line_within_is_named(tmp_path: Path, line: str) -> None:
     """Only the last line may be torn; any other is an error with its number, since a lost result would run twice."""
     path = tmp_path / "j"

@@ -12,12 +12,14 @@ from datetime import datetime, timezone
 from importlib.resources import files
 from string import Template
 
+from msgspec import to_builtins
+
 from conformance import __version__
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES
 from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
-from conformance.report.runfile import WRITTEN, Document
+from conformance.report.runfile import WRITTEN, Conformance, Document
 from conformance.report.runs import Row, Runs
 
 from . import tables
@@ -99,9 +101,9 @@ def _document(d: Document) -> JSON:
         "kind": d.kind,
         "run": d.run,
         "written": d.written,
-        "environment": dict(d.environment),
+        "environment": to_builtins(d.environment),
         "lists": lists,
-        "totals": d.body.get("totals"),
-        "asked": asked if isinstance(asked := d.body.get("asked"), dict) else {},
-        "waivers": d.body.get("waivers", []),
+        "totals": d.record.totals,
+        "asked": d.record.asked if isinstance(d.record, Conformance) else {},
+        "waivers": d.record.waivers or [],
     }

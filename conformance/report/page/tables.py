@@ -20,7 +20,7 @@ from conformance.perf.history import History, Series, changes, series
 from conformance.perf.statistics import median_interval
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
-from conformance.report.runfile import Document
+from conformance.report.runfile import Document, Environment, Perf
 from conformance.report.runs import Fields, Row, Runs
 
 T = TypeVar("T")
@@ -298,8 +298,9 @@ def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
     for one in every:
         for p in one.points:
             if p.run not in documents:
-                environment = {"machine": one.machine, "packages": dict(p.packages)}
-                documents[p.run] = Document(path, "perf", p.run, p.written, environment, {}, f"history {p.run}")
+                where = Environment(machine=one.machine, packages=dict(p.packages))
+                run = Perf(schema=1, run=p.run, written=p.written, environment=where, units=[])
+                documents[p.run] = Document(path, run, {}, f"history {p.run}")
             value = {**_named(one), "rate": p.rate, "low": p.low, "high": p.high, "rounds": p.rounds, "verdict": "PASS"}
             rows.append(Row(value, documents[p.run], "timings"))
     return rows

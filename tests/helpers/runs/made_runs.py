@@ -120,7 +120,7 @@ def _result(rng: random.Random, case: str, backend: str, given: Verdict | None) 
     r = Result(case, backend, verdict, used, used * 1e-13, exact, seconds, steps, witness, fresh=chance > 0.9995)
     if verdict is Verdict.XFAIL:
         words = "step 0: MUL_MAT node_0 diverges at [0, 0, 0, 0]: as a waiver says"
-        return replace(r, waived="FAIL", budget_used=3.5).noted(words)
+        return replace(r, waived=Verdict.FAIL, budget_used=3.5).noted(words)
     if verdict is Verdict.FAIL:
         return _failed(r, rng)
     if verdict in {Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM}:
@@ -132,7 +132,7 @@ def _result(rng: random.Random, case: str, backend: str, given: Verdict | None) 
         )  # fmt: skip
     if verdict is Verdict.VACUOUS:
         return replace(r, error=Error("its demand compiles <= 2 is unmet: 5 compiles"))
-    return replace(r, waived="FAIL") if verdict is Verdict.XPASS else r
+    return replace(r, waived=Verdict.FAIL) if verdict is Verdict.XPASS else r
 
 
 def _verdict(chance: float, case: str, backend: str) -> Verdict:

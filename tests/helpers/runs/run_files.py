@@ -29,10 +29,10 @@ def result(case: str, backend: str, verdict: str, **more: Any) -> dict[str, Any]
     word, _, waived = verdict.partition(":")
     detail = more.get("detail", "" if word == "PASS" else f"it is {word}")
     if not isinstance(detail, str) or not more.keys().isdisjoint({"first_divergence", "place"}):
-        row = Result(case, backend, Verdict(word), waived=waived or None).to_json()
+        row = Result(case, backend, Verdict(word), waived=Verdict(waived) if waived else None).to_json()
         return {k: v for k, v in row.items() if k not in {"where", "error", "notes"}} | {"detail": detail, **more}
     said: dict[str, Any] = {"notes": (detail,)} if {word, waived} & {"PASS", "FAIL"} else {"error": Error(detail)}
-    made = Result(case, backend, Verdict(word), waived=waived or None, **(said if detail else {}))
+    made = Result(case, backend, Verdict(word), waived=Verdict(waived) if waived else None, **(said if detail else {}))
     return {**made.to_json(), **more}
 
 
