@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,131 +26,124 @@ from conformance.perf.statistics import median_interval
 APPLICATION = 0x67676D6C
 """SQLite's `application_id`, which identifies the file: "ggml"."""
 
-_KEY = "run INTEGER NOT NULL REFERENCES runs (id)"
+VERSION = 4
+"""Of the tables, SQLite's `user_version`."""
+
 _NAME = "INTEGER NOT NULL REFERENCES names (id)"
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE names (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)""",
-        """CREATE TABLE runs (
-            id INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, written TEXT NOT NULL,
-            nightly INTEGER NOT NULL, machine TEXT NOT NULL, system TEXT NOT NULL, cpu TEXT NOT NULL, cores INTEGER,
-            python TEXT, packages TEXT NOT NULL)""",
-        f"""CREATE TABLE results (
-            {_KEY}, backend {_NAME}, case_id {_NAME}, verdict TEXT NOT NULL, budget_used REAL, nmse REAL,
-            nmse_exact REAL, seconds REAL NOT NULL, steps INTEGER NOT NULL, fresh INTEGER NOT NULL, waived TEXT,
-            detail TEXT NOT NULL, PRIMARY KEY (run, backend, case_id)) WITHOUT ROWID""",
-        f"""CREATE TABLE timings (
-            {_KEY}, unit {_NAME}, model {_NAME}, backend {_NAME}, case_id {_NAME}, verdict TEXT NOT NULL,
-            work REAL NOT NULL, work_of TEXT NOT NULL, rounds INTEGER NOT NULL, seconds TEXT NOT NULL, rate REAL,
-            low REAL, high REAL, weights INTEGER, peak INTEGER, reason TEXT NOT NULL,
-            PRIMARY KEY (run, unit, model, backend, case_id)) WITHOUT ROWID""",
-        f"""CREATE TABLE counters (
-            {_KEY}, unit {_NAME}, model {_NAME}, backend {_NAME}, case_id {_NAME}, counter {_NAME}, value REAL NOT NULL,
-            PRIMARY KEY (run, unit, model, backend, case_id, counter)) WITHOUT ROWID""",
-        f"""CREATE TABLE gates (
-            {_KEY}, gate {_NAME}, unit {_NAME}, backend {_NAME}, against {_NAME}, kind TEXT NOT NULL, bound REAL,
-            answer TEXT NOT NULL, estimate REAL, low REAL, high REAL, rounds INTEGER, detectable REAL, seconds REAL,
-            reason TEXT, PRIMARY KEY (run, gate, unit, backend, against)) WITHOUT ROWID""",
-        f"""CREATE TABLE hunts (
-            {_KEY}, fault {_NAME}, family {_NAME}, level TEXT NOT NULL, adapter {_NAME}, control INTEGER NOT NULL,
-            noticed INTEGER NOT NULL, case_id {_NAME}, verdict TEXT NOT NULL, PRIMARY KEY (run, fault, family))
-            WITHOUT ROWID""",
-    ),
-    (
-        f"""CREATE TABLE mutants (
-            {_KEY}, area {_NAME}, mutant {_NAME}, file {_NAME}, level TEXT NOT NULL, status TEXT NOT NULL,
-            why TEXT NOT NULL, PRIMARY KEY (run, area, mutant)) WITHOUT ROWID""",
-    ),
-    (
-        f"""CREATE TABLE causes (
-            {_KEY}, backend {_NAME}, cause {_NAME}, verdict TEXT NOT NULL, op {_NAME}, sentence TEXT NOT NULL,
-            cases INTEGER NOT NULL, smallest {_NAME}, seen TEXT NOT NULL, PRIMARY KEY (run, backend, cause))
-            WITHOUT ROWID""",
-    ),
+NAMES = (
+    "CREATE TABLE names (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
+    """CREATE TABLE runs (
+        id INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, written TEXT NOT NULL,
+        nightly INTEGER NOT NULL, machine TEXT NOT NULL, system TEXT NOT NULL, cpu TEXT NOT NULL, cores INTEGER,
+        python TEXT, packages TEXT NOT NULL)""",
 )
-"""Statements that make version 1 from nothing, 2 from 1, and so on. A released step is never changed.
+"""Cases and backends, each once; and runs. They are as in version 1."""
 
-Repeated texts (cases, backends, units) are stored once in `names`; a column with an id of one `REFERENCES
-names`. `hunts` and `mutants` are of older versions, which stored
-faults and mutants; nothing is written there any more.
-"""
+RESULTS = (
+    """CREATE TABLE metrics (
+        id INTEGER PRIMARY KEY, about TEXT NOT NULL, metric TEXT NOT NULL, subject TEXT NOT NULL, unit TEXT NOT NULL,
+        UNIQUE (about, metric, subject, unit))""",
+    f"""CREATE TABLE results (
+        run INTEGER NOT NULL REFERENCES runs (id), backend {_NAME}, case_id {_NAME},
+        metric INTEGER NOT NULL REFERENCES metrics (id), verdict TEXT, value REAL, low REAL, high REAL, rounds INTEGER,
+        detail TEXT NOT NULL, PRIMARY KEY (run, backend, case_id, metric)) WITHOUT ROWID""",
+)
+"""What was measured; and a row for each value of it (docs/history.md)."""
 
-NAMED = frozenset({"case_id", "backend", "unit", "model", "counter", "gate", "against", "fault", "family", "adapter",
-                   "area", "mutant", "file", "cause", "op", "smallest"})  # fmt: skip
-"""Columns that hold ids of `names`."""
 
-COUNTED: dict[str, str] = {
-    "results": "verdict",
-    "timings": "verdict",
-    "gates": "answer",
-}
-"""Table -> the SQL expression by which its rows are counted."""
+def _moved(table: str, about: str, metric: str, cells: str) -> tuple[str, str]:
+    """Statements that move a table of version 3 into `metrics` and `results`; `{name}` in `metric` is that name's text.
 
-Cells = dict[str, JSON]
+    Args:
+        table: as it was.
+        about: of its metrics.
+        metric: its metric, subject and unit.
+        cells: the case and the cells of a row.
+    """
+    words = re.sub(r"\{(\w+)\}", rf"(SELECT text FROM names WHERE id = {table}.\1)", metric)  # noqa: S608
+    return (
+        f"INSERT INTO metrics (about, metric, subject, unit) SELECT DISTINCT '{about}', {words} FROM {table}",  # noqa: S608
+        f"""INSERT INTO results SELECT run, backend, {cells} FROM {table} JOIN metrics AS m
+            ON (m.about, m.metric, m.subject, m.unit) = ('{about}', {words})""",  # noqa: S608
+    )
+
+
+MIGRATION = (
+    f"""CREATE TABLE IF NOT EXISTS causes (run INTEGER, backend {_NAME}, cause {_NAME}, verdict TEXT, op {_NAME},
+        sentence TEXT, cases INTEGER, smallest {_NAME})""",
+    "ALTER TABLE results RENAME TO cases",
+    *RESULTS,
+    *_moved("cases", "case", "'budget_used', '', ''",
+            "case_id, m.id, verdict, budget_used, NULL, NULL, NULL, detail"),
+    *_moved("timings", "unit", "{unit}, {model}, work_of",
+            "case_id, m.id, verdict, rate, low, high, rounds, reason"),
+    *_moved("counters", "counter", "{unit} || ': ' || {counter}, {model}, ''",
+            "case_id, m.id, NULL, value, NULL, NULL, NULL, ''"),
+    *_moved("gates", "gate", "{gate}, {against}, ''",
+            "gates.unit, m.id, answer, estimate, low, high, rounds, coalesce(reason, '')"),
+    *_moved("causes", "cause", "{cause}, {op}, 'cases'",
+            "smallest, m.id, verdict, cases, NULL, NULL, NULL, sentence"),
+    *(f"DROP TABLE IF EXISTS {table}"
+      for table in ("cases", "timings", "counters", "gates", "causes", "hunts", "mutants")),
+)  # fmt: skip
+"""Statements that make this version from versions 1 to 3, which had a table for each kind of row."""
+
 Document = Mapping[str, JSON]
-
-_RESULT = ("backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "fresh", "waived", "detail")
-_TIMING = ("unit", "model", "backend", "verdict", "work", "rounds", "rate", "reason")
-_GATE = ("gate", "unit", "backend", "kind", "answer", "estimate", "low", "high", "rounds", "detectable", "seconds",
-         "reason")  # fmt: skip
-_CAUSE = ("backend", "verdict", "op", "sentence", "smallest", "seen")
 PATIENCE = 60.0
 """Seconds that a writer waits for others."""
 
 
-def _pick(row: Mapping[str, JSON], columns: Sequence[str]) -> Cells:
-    return {c: row.get(c) for c in columns}
+class Cells(NamedTuple):
+    """A row of `results`, with its metric."""
+
+    backend: str
+    case: str
+    about: str
+    """`case`, `unit` (of work), `counter` of a unit, `gate` or `cause`."""
+    metric: str
+    subject: str
+    """The model of a unit, what a gate compares with, the op of a cause; else empty."""
+    unit: str
+    """Of work: `tokens` of a rate in tokens a second; `cases` of a cause; else empty."""
+    verdict: str | None
+    """None of a counter."""
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    rounds: int | None = None
+    detail: str = ""
 
 
-def _results(document: Document) -> Iterator[Cells]:
-    # a case that ran twice in a run (also from a file) is one row: the failure
-    unique = {(r["case"], r["backend"]): r for r in sorted(document["results"], key=lambda r: r["verdict"] in FAILURES)}
-    for r in unique.values():
-        yield {**_pick(r, _RESULT), "case_id": r["case"]}
+def rows(document: Document) -> Iterator[Cells]:
+    """What of a document is stored; of kinds other than conformance and perf nothing."""
+    if document["kind"] == "conformance":
+        # a case that ran twice in a run (also from a file) is one row: the failure
+        results = sorted(document["results"], key=lambda r: r["verdict"] in FAILURES)
+        for r in {(r["case"], r["backend"]): r for r in results}.values():
+            used = r.get("budget_used")
+            yield Cells(r["backend"], r["case"], "case", "budget_used", "", "", r["verdict"], used, detail=r["detail"])
+        for c in document.get("causes", ()):
+            yield Cells(c["backend"], c["smallest"], "cause", c["id"], c["op"], "cases", c["verdict"], len(c["cases"]),
+                        detail=c["sentence"])  # fmt: skip
+    if document["kind"] == "perf":
+        for u in document["units"]:
+            yield from _unit(u)
+        for g in document.get("gates", ()):
+            yield Cells(g["backend"], g["unit"], "gate", g["gate"], g.get("against") or "", "", g["answer"],
+                        g.get("estimate"), g.get("low"), g.get("high"), g.get("rounds"),
+                        g.get("reason") or "")  # fmt: skip
 
 
-def _timings(document: Document) -> Iterator[Cells]:
-    for u in document["units"]:
-        low, high = median_interval(u["seconds"])
-        yield {
-            **_pick(u, _TIMING),
-            "case_id": u["case"],
-            "work_of": u["of"],
-            "seconds": json.dumps(u["seconds"]),
-            "low": u["work"] / high if high else None,
-            "high": u["work"] / low if low else None,
-            "weights": u["memory"].get("weights"),
-            "peak": u["memory"].get("peak"),
-        }
-
-
-def _counters(document: Document) -> Iterator[Cells]:
-    for u in document["units"]:
-        for name, value in _numbers(u["counters"], ""):
-            yield {**_pick(u, ("unit", "model", "backend")), "case_id": u["case"], "counter": name, "value": value}
-
-
-def _gates(document: Document) -> Iterator[Cells]:
-    for g in document.get("gates", ()):
-        yield {**_pick(g, _GATE), "against": g.get("against") or "", "bound": g.get("limit")}
-
-
-def _causes(document: Document) -> Iterator[Cells]:
-    for c in document.get("causes", ()):
-        yield {**_pick(c, _CAUSE), "cause": c["id"], "cases": len(c["cases"])}
-
-
-TABLES: dict[str, dict[str, Callable[[Document], Iterator[Cells]]]] = {
-    "conformance": {"results": _results, "causes": _causes},
-    "perf": {"timings": _timings, "counters": _counters, "gates": _gates},
-}
-"""Kind of document -> the tables it fills. Of other kinds (audit, phases, zoo) only the run itself is stored."""
-
-
-def rows(document: Document) -> dict[str, list[Cells]]:
-    """A document as rows: table -> mappings of columns, without `run`."""
-    return {table: list(make(document)) for table, make in TABLES.get(document["kind"], {}).items()}
+def _unit(u: Document) -> Iterator[Cells]:
+    backend, case, name, model = u["backend"], u["case"], u["unit"], u["model"]
+    slow, fast = median_interval(u["seconds"])
+    low, high = u["work"] / fast if fast else None, u["work"] / slow if slow else None
+    yield Cells(
+        backend, case, "unit", name, model, u["of"], u["verdict"], u["rate"], low, high, u["rounds"], u["reason"]
+    )
+    for counter, value in _numbers({**u["counters"], "memory": u["memory"]}, ""):
+        yield Cells(backend, case, "counter", f"{name}: {counter}", model, "", None, value)
 
 
 def _numbers(value: JSON, name: str) -> Iterator[tuple[str, float]]:
@@ -176,6 +170,8 @@ class History:
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """Open the store at `path`, migrate an older one, and with `create` make one where there is none.
+
+        Of a store of an older version a copy stays beside it.
 
         Raises:
             UsageError: there is none, it is damaged, no history, or of a newer version.
@@ -214,12 +210,10 @@ class History:
         """
         with self._errors(), self._transaction():
             key, later = self._run(document, nightly)
-            tables = rows(document)
-            before = self._count(key, tables)
-            for table, content in tables.items():
-                self._insert(table, key, content, replace=later)
-            new, total = self._count(key, tables) - before, sum(map(len, tables.values()))
-            return Added(new, total - new)
+            content, before = list(rows(document)), self._count(key)
+            self._insert(key, content, replace=later)
+            new = self._count(key) - before
+            return Added(new, len(content) - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a SELECT; inside a `snapshot` several see the same moment. UsageError if the store is damaged."""
@@ -239,9 +233,9 @@ class History:
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and not ours:
             raise UsageError(f"{self.path}: a history expected, a SQLite file of something else found; nothing changed")
-        if version > len(MIGRATIONS):
+        if version > VERSION:
             raise UsageError(
-                f"{self.path}: a history of version {len(MIGRATIONS)} or older expected, version {version} found: "
+                f"{self.path}: a history of version {VERSION} or older expected, version {version} found: "
                 "a newer ggml-conformance made it; update this one. Nothing was changed"
             )
         if create and version and (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
@@ -249,13 +243,16 @@ class History:
         self._log_ahead()
         db.execute("PRAGMA synchronous = FULL")  # a commit survives a loss of power
         db.execute("PRAGMA foreign_keys = ON")
-        if version < len(MIGRATIONS):
+        if version < VERSION:
+            kept = self.path.with_name(f"{self.path.name}.version{version}")
+            if version and not kept.exists():
+                db.execute("VACUUM INTO ?", (str(kept),))
             with self._transaction():  # another process may have migrated it meanwhile: read the version again
-                for step in MIGRATIONS[self._pragma("user_version") :]:
-                    for statement in step:
-                        db.execute(statement)
+                version = self._pragma("user_version")
+                for statement in MIGRATION if 0 < version < VERSION else (*NAMES, *RESULTS) if not version else ():
+                    db.execute(statement)
                 db.execute(f"PRAGMA application_id = {APPLICATION}")
-                db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+                db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _log_ahead(self) -> None:
         """Turn write-ahead logging on, so that readers and a writer do not wait for each other. SQLite itself does not
@@ -313,35 +310,31 @@ class History:
         )
         return key, document["written"] > written
 
-    def _insert(self, table: str, key: int, content: Sequence[Cells], *, replace: bool) -> None:
-        """Insert rows of one table, texts as ids of `names`. Table and column names are ours, never a file's."""
-        if not content:
-            return
-        columns = tuple(content[0])
-        texts = sorted({row[c] for row in content for c in columns if c in NAMED})
-        self._db.executemany("INSERT INTO names (text) VALUES (?) ON CONFLICT DO NOTHING", [(t,) for t in texts])
-        places = ", ".join("(SELECT id FROM names WHERE text = ?)" if c in NAMED else "?" for c in columns)
-        # not OR IGNORE, which would also silently drop a row that violates NOT NULL
-        verb, otherwise = ("REPLACE", "") if replace else ("INSERT", "ON CONFLICT DO NOTHING")
-        if table == "results":
-            verb, otherwise = "INSERT", _worse(columns, replace=replace)
+    def _insert(self, key: int, content: Sequence[Cells], *, replace: bool) -> None:
+        names = sorted({text for row in content for text in (row.backend, row.case)})
+        self._db.executemany("INSERT INTO names (text) VALUES (?) ON CONFLICT DO NOTHING", [(t,) for t in names])
+        metrics = sorted({row[2:6] for row in content})
         self._db.executemany(
-            f"{verb} INTO {table} (run, {', '.join(columns)}) VALUES (?, {places}) {otherwise}",
-            ((key, *(row[c] for c in columns)) for row in content),
+            "INSERT INTO metrics (about, metric, subject, unit) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", metrics
         )
+        self._db.executemany(_INSERT, ((key, *row, replace, replace) for row in content))
 
-    def _count(self, key: int, tables: Iterable[str]) -> int:
-        query = "SELECT count(*) FROM {} WHERE run = ?"
-        return sum(self._db.execute(query.format(t), (key,)).fetchone()[0] for t in tables)
+    def _count(self, key: int) -> int:
+        return int(self._db.execute("SELECT count(*) FROM results WHERE run = ?", (key,)).fetchone()[0])
 
 
-def _worse(columns: Sequence[str], *, replace: bool) -> str:
-    """The clause for a result that is stored already: only a failure replaces a failure."""
-    failing = f"IN ({', '.join(repr(str(v)) for v in sorted(FAILURES))})"
-    cells = ", ".join(f"{c} = excluded.{c}" for c in columns)
-    wins = f"excluded.verdict {failing} {'OR' if replace else 'AND'} results.verdict NOT {failing}"
-    return f"ON CONFLICT (run, backend, case_id) DO UPDATE SET {cells} WHERE {wins}"
-
+_FAILING = f"IN ({', '.join(repr(str(v)) for v in sorted(FAILURES))})"
+_ID = "(SELECT id FROM names WHERE text = ?)"
+_CELLS = ("verdict", "value", "low", "high", "rounds", "detail")
+_INSERT = f"""
+    INSERT INTO results VALUES (?, {_ID}, {_ID},
+        (SELECT id FROM metrics WHERE (about, metric, subject, unit) = (?, ?, ?, ?)), ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (run, backend, case_id, metric) DO UPDATE SET {", ".join(f"{c} = excluded.{c}" for c in _CELLS)}
+    WHERE CASE (SELECT about FROM metrics WHERE id = excluded.metric)
+        WHEN 'case' THEN CASE WHEN ? THEN excluded.verdict {_FAILING} OR results.verdict NOT {_FAILING}
+            ELSE excluded.verdict {_FAILING} AND results.verdict NOT {_FAILING} END
+        ELSE ? END"""  # noqa: S608  # our own words
+"""Of the result of a case that is stored already, only a failure replaces a failure."""
 
 ADVICE: dict[str, str] = {
     "locked": f"another program has held the history for more than {PATIENCE:.0f} s; try again when it is done",
@@ -379,7 +372,7 @@ class Run:
     nightly: bool
     rows: int
     verdicts: Mapping[str, int]
-    """Verdict, answer, or noticed and not -> how many rows."""
+    """Verdict or answer -> how many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,9 +428,8 @@ def runs(history: History) -> list[Run]:
     """Every run, oldest first."""
     counts: dict[int, dict[str, int]] = {}
     with history.snapshot():
-        for table, word in COUNTED.items():
-            for key, value, n in history.query(_COUNT.format(word=word, table=table)):
-                counts.setdefault(key, {})[value] = n
+        for key, verdict, n in history.query(_COUNT):
+            counts.setdefault(key, {})[verdict] = n
         every = history.query(_RUNS)
     return [
         Run(run, kind, written, machine, system, cpu, bool(nightly), sum(n.values()), n)
@@ -513,22 +505,25 @@ def _otava() -> ModuleType:
 
 
 _RUNS = "SELECT id, run, kind, written, machine, system, cpu, nightly FROM runs ORDER BY written, run"
-_COUNT = "SELECT run, {word}, count(*) FROM {table} GROUP BY 1, 2"
+_COUNT = """
+    SELECT run, verdict, count(*) FROM results JOIN metrics ON metrics.id = results.metric
+    WHERE about IN ('case', 'unit', 'gate') GROUP BY 1, 2"""
 _RATES = """
-    SELECT unit.text, model.text, backend.text, machine, work_of, runs.run, written, rate, low, high, rounds, packages
-    FROM timings JOIN runs ON runs.id = timings.run JOIN names AS unit ON unit.id = unit
-    JOIN names AS model ON model.id = model JOIN names AS backend ON backend.id = backend
-    WHERE rate IS NOT NULL AND runs.nightly >= ? ORDER BY 1, 2, 3, 4, 5, written, runs.run"""
+    SELECT metrics.metric, subject, backend.text, machine, unit, runs.run, written, value, low, high, rounds, packages
+    FROM metrics JOIN results ON results.metric = metrics.id JOIN runs ON runs.id = results.run
+    JOIN names AS backend ON backend.id = backend
+    WHERE about = 'unit' AND value IS NOT NULL AND nightly >= ? ORDER BY 1, 2, 3, 4, 5, written, runs.run"""
 _CAUSES = """
     WITH every AS (
-        SELECT causes.*, written,
-            row_number() OVER (PARTITION BY backend, cause ORDER BY written DESC, causes.run DESC) AS age,
-            min(written) OVER (PARTITION BY backend, cause) AS first, count(*) OVER (PARTITION BY backend, cause) AS n
-        FROM causes JOIN runs ON runs.id = causes.run)
-    SELECT cause.text, backend.text, verdict, op.text, sentence, cases, smallest.text, first, written, n,
-        (SELECT count(*) FROM results JOIN runs AS later ON later.id = results.run
-         WHERE results.backend = every.backend AND case_id = every.smallest AND results.verdict = 'PASS'
-         AND later.written > every.written) AS passed
-    FROM every JOIN names AS cause ON cause.id = cause JOIN names AS backend ON backend.id = backend
-    JOIN names AS op ON op.id = op JOIN names AS smallest ON smallest.id = smallest
+        SELECT metrics.metric AS cause, subject AS op, results.*, written,
+            row_number() OVER (PARTITION BY backend, metrics.metric ORDER BY written DESC, results.run DESC) AS age,
+            min(written) OVER (PARTITION BY backend, metrics.metric) AS first,
+            count(*) OVER (PARTITION BY backend, metrics.metric) AS n
+        FROM metrics JOIN results ON results.metric = metrics.id JOIN runs ON runs.id = results.run
+        WHERE about = 'cause')
+    SELECT cause, backend.text, verdict, op, detail, CAST(value AS INTEGER), smallest.text, first, written, n,
+        (SELECT count(*) FROM results AS r JOIN metrics ON metrics.id = r.metric JOIN runs ON runs.id = r.run
+         WHERE about = 'case' AND r.backend = every.backend AND r.case_id = every.case_id AND r.verdict = 'PASS'
+         AND runs.written > every.written) AS passed
+    FROM every JOIN names AS backend ON backend.id = backend JOIN names AS smallest ON smallest.id = case_id
     WHERE age = 1 ORDER BY passed > 0, written DESC, 2, 1"""
