@@ -1,8 +1,8 @@
-"""Archives of builds, unpacked once into a cache by the digest of their bytes; an archive is a stranger's file.
+"""Unpack archives of builds once, into a cache keyed by SHA-256; archives are untrusted.
 
-Nothing leaves the folder: a name may not be absolute or climb, files are written before any link exists, and a link
-must end inside. What is neither file, folder nor link is refused, and so is more than `MOST_BYTES`. Whatever is held in
-memory (headers, names, a decoder's window) is bounded before it is read.
+Nothing is written outside the folder: names may not be absolute or contain `..`, files are written before any link is
+created, and a link must resolve inside. Other kinds of members are rejected, as is more than `MOST_BYTES`. Everything
+that is read into memory (headers, names, a decoder's window) has a size limit.
 """
 
 from __future__ import annotations
@@ -29,53 +29,50 @@ from conformance.ggml.errors import UnavailableError
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip", ".whl")
 MOST_BYTES = 16 << 30
-"""What an archive may hold: a build with kernels of every CUDA architecture has 2 GiB."""
+"""Limit for the contents of an archive; kernels for every CUDA architecture take 2 GiB."""
 MOST_FILES = 100_000
-"""Files, links and folders."""
+"""Limit for files, links and folders."""
 MOST_HEADERS = 64 << 20
-"""Bytes of all headers of a tar, or of a zip's directory."""
+"""Limit in bytes for all headers of a tar, or the directory of a zip."""
 _MOST_HEADER = 256 << 10
-"""Bytes of the headers of one member of a tar: its names, and what its extensions say."""
+"""Limit in bytes for the headers of one tar member: names and extensions."""
 _MOST_MEMORY = 256 << 20
-"""Bytes that a decoder of xz may hold; `xz -9` needs 65 MiB."""
+"""Memory limit in bytes of the xz decoder; `xz -9` needs 65 MiB."""
 _LONGEST_PATH = 4096
 _DEEPEST = 64
-"""Folders in each other."""
+"""Limit for nested folders."""
 _PIECE = 1 << 16
 _SHOWN = 80
-"""Characters of a name in a message."""
+"""Maximum characters of a name in a message."""
 _BROKEN = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError,
     OverflowError, LookupError,
 )  # fmt: skip
-"""What the readers raise for bytes that are no archive, or end too early."""
+"""Exceptions that the readers raise for invalid or truncated archives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link of an archive."""
+    """A file or link in an archive."""
 
     name: str
     size: int = 0
     mode: int = 0o644
     target: str | None = None
-    """The target of a symbolic link."""
+    """Target of a symbolic link."""
     same: str | None = None
-    """The earlier file that a hard link names."""
+    """The earlier file that a hard link refers to."""
     data: IO[bytes] | None = None
-    """Of a file."""
+    """Contents of a file."""
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file's name is that of an archive."""
+    """Return True if the file name is that of an archive."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def unpack(path: Path, cache: Path) -> Path:
-    """The folder in `cache` that holds what the archive holds, made once.
-
-    UnavailableError where it is no archive, ends too early, or holds what `Entry` is not.
-    """
+    """Return the folder in `cache` with the archive's contents; UnavailableError if invalid."""
     folder = cache / digest(path)
     if folder.is_dir():
         return folder
@@ -90,7 +87,7 @@ def unpack(path: Path, cache: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; UnavailableError where it cannot be read."""
+    """Return the SHA-256 of a file in hexadecimal; UnavailableError if it cannot be read."""
     sha = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -103,7 +100,7 @@ def digest(path: Path) -> str:
 
 @contextmanager
 def fresh_folder(cache: Path) -> Iterator[Path]:
-    """An empty folder in `cache`, which is gone afterwards unless `settle` gave it its name."""
+    """Create an empty folder in `cache` that is removed afterwards, unless `settle` renamed it."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix="new-", dir=cache))
@@ -116,7 +113,7 @@ def fresh_folder(cache: Path) -> Iterator[Path]:
 
 
 def settle(made: Path, folder: Path) -> Path:
-    """Give a complete folder its name; where another process was first, its folder counts."""
+    """Rename a complete folder; if another process was first, its folder is used."""
     with suppress(OSError):
         made.rename(folder)
     return folder
@@ -158,21 +155,21 @@ def _copy(entry: Entry, place: Path) -> None:
 
 def _link(path: Path, folder: Path, links: Sequence[tuple[Path, Entry]]) -> None:
     for place, entry in links:
-        _place(path, folder, entry.name)  # no link lies before it by now
+        _place(path, folder, entry.name)  # no link is on its path yet
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(entry.target or "")
     root = folder.resolve()
     for _, entry in links:
         try:
             inside = _place(path, folder, entry.name).resolve().is_relative_to(root)
-        except (OSError, RuntimeError):  # a circle
+        except (OSError, RuntimeError):  # a cycle
             inside = False
         if not inside:
             raise _refusal(path, f"its link {_short(entry.name)} leads outside, to {_short(entry.target or '')}")
 
 
 def _place(path: Path, folder: Path, name: str) -> Path:
-    """Where an entry goes; no part of its name is a link there, as files come first and links do not nest."""
+    """Return the path of an entry; files come before links, so no part of it is a link."""
     pure = PurePosixPath(name)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or "\0" in name:
         raise _refusal(path, f"a name inside it is no path below its folder: {_short(name)}")
@@ -202,7 +199,7 @@ def _of_zip(path: Path) -> Generator[Entry]:
         bounded = _Bounded(raw, MOST_HEADERS)
         with zipfile.ZipFile(cast("IO[bytes]", bounded)) as archive:
             _counted(path, len(archive.infolist()))
-            bounded.left = 2 * path.stat().st_size + MOST_HEADERS  # each byte is read once, beside local headers
+            bounded.left = 2 * path.stat().st_size + MOST_HEADERS  # each byte is read once, plus local headers
             for info in archive.infolist():
                 mode = info.external_attr >> 16
                 if info.is_dir():
@@ -242,7 +239,7 @@ def _of_tar(path: Path) -> Generator[Entry]:
 
 
 def _decompressed(raw: BinaryIO) -> BinaryIO:
-    """Decompress a file piece by piece."""
+    """Open a file for streaming decompression."""
     head = raw.read(6)
     raw.seek(0)
     if head.startswith(b"\x1f\x8b"):
@@ -253,18 +250,18 @@ def _decompressed(raw: BinaryIO) -> BinaryIO:
 
 
 class _Xz(io.RawIOBase):
-    """What an xz file holds, by a decoder whose memory is bounded, as that of `lzma.LZMAFile` is not."""
+    """Contents of an xz file; unlike in `lzma.LZMAFile`, the decoder's memory is limited."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
         self._decoder = lzma.LZMADecompressor(memlimit=_MOST_MEMORY)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401  # whatever has memory
-        """Fill a part of `buffer`; 0 at the end."""
+        """Fill part of `buffer`; return 0 at the end."""
         view = memoryview(buffer).cast("B")
         while True:
             more = b""
@@ -281,14 +278,14 @@ class _Xz(io.RawIOBase):
 
 
 class _Bounded:
-    """A file of which `left` more bytes may be read: a reader asks for as many as a stranger's header says."""
+    """A file that limits further reads to `left` bytes, because readers trust sizes in headers."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         self._file = file
         self.left = left
 
     def read(self, size: int = -1) -> bytes:
-        """As many bytes as are there; ValueError for more than `left`."""
+        """Read as many bytes as there are; ValueError for more than `left`."""
         data = self._file.read(size if 0 <= size <= self.left else self.left + 1)
         if len(data) > self.left:
             raise ValueError("its headers are larger than those of a build")
@@ -296,33 +293,33 @@ class _Bounded:
         return data
 
     def seek(self, to: int, whence: int = 0) -> int:
-        """As a file."""
+        """Seek in the file."""
         return self._file.seek(to, whence)
 
     def tell(self) -> int:
-        """As a file."""
+        """Return the position in the file."""
         return self._file.tell()
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
 
 class _Forward(_Bounded):
-    """One that is read from its begin to its end, as what is compressed can be."""
+    """A bounded file that is read forward only, as for compressed data."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         super().__init__(file, left)
         self._at = 0
 
     def read(self, size: int = -1) -> bytes:
-        """As `_Bounded`."""
+        """Read as `_Bounded` does."""
         data = super().read(size)
         self._at += len(data)
         return data
 
     def seek(self, to: int, _whence: int = 0) -> int:
-        """Pass over what lies before `to`."""
+        """Skip to position `to`; ValueError for a position before the current one."""
         if to < self._at:
             raise ValueError("it goes back")
         while self._at < to and (data := self._file.read(min(to - self._at, _PIECE))):
@@ -330,7 +327,7 @@ class _Forward(_Bounded):
         return self._at
 
     def tell(self) -> int:
-        """Bytes that were read."""
+        """Return the number of bytes read."""
         return self._at
 
 

@@ -1,4 +1,4 @@
-"""What a build is: versions, devices, features, what it lacks. A process of its own asks it, as a library may crash."""
+"""Inspect a build in a worker process: version, devices, features, missing symbols."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.process import Worker, WorkerDiedError
 from .source import locate
 
 TIME_LIMIT = 120.0
-"""Seconds that a build may take to load and to list its devices."""
+"""Time limit in seconds to load a build and list its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class DeviceOf:
     """A device of a build on this machine."""
 
     name: str
-    """As `ggml_backend_dev_name` has it."""
+    """As in `ggml_backend_dev_name`."""
     type: str
-    """Of `enum ggml_backend_dev_type`: CPU, GPU, IGPU, ACCEL."""
+    """Member of `enum ggml_backend_dev_type`: CPU, GPU, IGPU, ACCEL."""
     description: str
     software: bool
-    """A CPU computes for it, by a driver such as llvmpipe or pocl."""
+    """True if a CPU emulates it, through a driver such as llvmpipe or pocl."""
     buffer_types: tuple[str, ...]
-    """Names, the default first."""
+    """Names, default first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +37,41 @@ class Build:
     """A build of ggml, with or without llama.cpp."""
 
     name: str
-    """As it was given."""
+    """The name given by the user."""
     path: Path
-    """What `Library` loads: a folder or a file."""
+    """The folder or file that `Library` loads."""
     ggml: str
-    """Version of ggml, or `of unknown version`."""
+    """ggml version, or `of unknown version`."""
     number: str
-    """llama.cpp's build number, as `b6133`, or ggml's commit; "" where the build does not tell."""
+    """llama.cpp build number, such as `b6133`, or the ggml commit; "" if unknown."""
     devices: tuple[DeviceOf, ...]
     features: tuple[str, ...]
-    """Of the CPU device, such as `AVX2` or `LLAMAFILE=1`."""
+    """Features of the CPU device, such as `AVX2` or `LLAMAFILE=1`."""
     llama: bool
-    """Whether its llama.cpp can be driven: `conform zoo` plays models on it."""
+    """True if its llama.cpp can run models, as `conform zoo` does."""
     left_out: tuple[str, ...]
-    """Sentences: what it lacks, and what is thus not tested."""
+    """Messages: what it lacks and what is therefore not tested."""
     variants: tuple[str, ...] = ()
-    """CPU libraries that this machine can execute, such as `haswell`, where it has several."""
+    """CPU libraries that run on this machine, such as `haswell`, if there are several."""
     meta: bool = False
-    """Whether its llama.cpp can split each tensor over several devices, as by `-sm tensor`."""
+    """True if its llama.cpp can split tensors over several devices, as with `-sm tensor`."""
     server: bool = False
-    """Whether it has a program that serves its devices by RPC, and the device that calls one."""
+    """True if it has an RPC server program and the RPC backend."""
 
     def to_json(self) -> dict[str, Any]:
-        """As strict JSON."""
+        """Return a strict JSON object."""
         return {**asdict(self), "path": str(self.path)}
 
 
 def probe(text: str, environment: Mapping[str, str | None] = {}) -> Build:
-    """What the build that `text` names holds (`source.locate`).
+    """Inspect the build that `text` names (see `source.locate`).
 
-    `environment`: variables that its process has beside our own; None unsets one.
+    `environment` adds variables to those of its process; None unsets one.
 
     Raises:
         UsageError: a package without an exact version.
-        UnavailableError: there is no such build, or it cannot be tested: names the symbol or the layout that does not
-            fit, or how its process died.
+        UnavailableError: no such build, or it cannot be tested; names the symbol or layout that does not match, or how
+            its process died.
     """
     path = locate(text)
     changed = {**os.environ, **environment}
@@ -79,7 +79,7 @@ def probe(text: str, environment: Mapping[str, str | None] = {}) -> Build:
     worker = Worker("conformance.builds.worker", time_limit=TIME_LIMIT, env=env)
     try:
         reply, _ = worker.ask({"probe": str(path)})
-    except WorkerDiedError as e:  # or it did not answer in time
+    except WorkerDiedError as e:  # includes timeouts
         raise UnavailableError(f"build {text}: loading {path} and listing its devices: {e}") from None
     finally:
         worker.close()

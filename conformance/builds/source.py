@@ -1,4 +1,4 @@
-"""Where a build lies, by whatever it is called: a folder, file, archive, distribution or package of a registry."""
+"""Locate a build: a folder, library, archive, installed distribution or registry package."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ FORMS = (
     "pypi:NAME==VERSION or npm:NAME@VERSION"
 )
 LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
-"""How a library's name ends; `.so` may be followed by a version."""
+"""Suffixes of library names; `.so` may be followed by a version."""
 LEVELS = 6
-"""Of folders below one that is named, down to which a build is looked for."""
+"""Maximum folder depth to search for a build."""
 TIME_LIMIT = 1800.0
-"""Seconds that a download may take."""
+"""Time limit of a download in seconds."""
 
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!+]*", re.ASCII)
 _NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@[0-9][A-Za-z0-9.+-]*", re.ASCII)
 _SYMBOL = b"ggml_backend_dev_count"
-"""In the table of names of every library that exports ggml, and of those that use one."""
+"""A symbol name found in every library that exports or uses ggml."""
 
 
 def locate(text: str) -> Path:
-    """The folder or library that `Library` loads, absolute, of the build that `text` names in one of `FORMS`.
+    """Return the absolute path that `Library` loads for the build `text`, in one of `FORMS`.
 
-    An archive is unpacked, and a package downloaded, once; from then on the cache has it (`cache`).
+    An archive is unpacked and a package downloaded once, into `cache`.
 
     Raises:
         UsageError: a package without an exact version.
-        UnavailableError: there is no such build here, its archive is broken, its registry does not have it, or it holds
-            no library with ggml; says what was looked for.
+        UnavailableError: no such build, a broken archive, an unknown package, or no library with ggml; says what was
+            searched.
     """
     kind, colon, name = text.partition(":")
     if colon and kind in _REGISTRIES:
@@ -64,20 +64,20 @@ def locate(text: str) -> Path:
 
 
 def cache() -> Path:
-    """The folder of what was unpacked and downloaded: `conformance/builds` below the user's folder of caches."""
+    """Return the cache folder of unpacked and downloaded builds, `ggml-conformance/builds`."""
     above = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else "")
     return (Path(above) if above else Path.home() / ".cache") / "ggml-conformance" / "builds"
 
 
 def contents(path: Path) -> str:
-    """SHA-256 over the libraries of a build, as `locate` found it: another one after each change of a kernel."""
+    """Return the SHA-256 over the libraries of a build that `locate` found."""
     folders = _folders(path) if path.is_dir() else ()
     files = [p for f in folders for p in sorted(f.iterdir()) if _is_library(p)] if path.is_dir() else [path]
     return hashlib.sha256("".join(f"{p.name} {digest(p)}\n" for p in files).encode()).hexdigest()
 
 
 def downloaded() -> list[str]:
-    """The packages that the cache has, as `locate` takes them."""
+    """Return the cached packages, in the form that `locate` accepts."""
     return sorted(
         f"{kind}:{folder.name.replace('+', '/')}"
         for kind in _REGISTRIES
@@ -87,10 +87,10 @@ def downloaded() -> list[str]:
 
 
 def _inside(folder: Path, text: str) -> Path:
-    """The folder with libggml at or below `folder`, or the library there that has ggml inside.
+    """Return the folder with libggml at or below `folder`, or a library that contains ggml.
 
-    Of several folders the one that has llama.cpp too, then one that is no repair tool's `NAME.libs`, then the
-    uppermost, then the first by name.
+    Of several folders it prefers one that has llama.cpp too, then one not named `NAME.libs` (by wheel repair tools),
+    then the uppermost, then the first by name.
     """
     found = _choose([p for f in _folders(folder) for p in sorted(f.iterdir()) if _is_library(p)])
     if found is None:
@@ -101,7 +101,7 @@ def _inside(folder: Path, text: str) -> Path:
 
 
 def _choose(libraries: Sequence[Path]) -> Path | None:
-    """Of these libraries the folder with libggml, or the largest that has ggml inside."""
+    """Return the folder with libggml, or else the largest library that contains ggml."""
     folders = [f for f in dict.fromkeys(p.parent for p in libraries) if part(f, "ggml") is not None]
     if folders:
         return min(folders, key=lambda f: (part(f, "llama") is None, f.suffix == ".libs", len(f.parts), f.name))
@@ -131,7 +131,7 @@ def _names_ggml(path: Path) -> bool:
 
 
 def _installed(name: str) -> Path | None:
-    """The build in an installed distribution, which is not imported; None where none is called so."""
+    """Return the build in an installed distribution without importing it; None if not installed."""
     try:
         files = importlib.metadata.distribution(name).files or []
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -159,11 +159,11 @@ def _npm(name: str) -> list[str]:
 
 
 _REGISTRIES: dict[str, Callable[[str], list[str]]] = {"pypi": _pip, "npm": _npm}
-"""Word before the colon -> the command that downloads a package into the current directory."""
+"""Prefix before the colon -> the command that downloads a package to the current directory."""
 
 
 def _download(kind: str, name: str) -> Path:
-    """The archive of a package, downloaded once; UnavailableError says what the registry's client said."""
+    """Return a package's archive, downloaded once; UnavailableError has the client's message."""
     command = _REGISTRIES[kind](name)
     folder = cache() / kind / name.replace("/", "+")
     if not folder.is_dir():
@@ -176,7 +176,7 @@ def _download(kind: str, name: str) -> Path:
 
 
 def _call(command: Sequence[str], folder: Path) -> str:
-    """Run a registry's client in `folder`; what it last said was wrong."""
+    """Run a registry client in `folder`; return its error messages."""
     null = subprocess.DEVNULL
     child = spawn_command(command, cwd=folder, stdin=null, stdout=null, stderr=subprocess.PIPE)
     tail = Tail(cast("BinaryIO", child.stderr))

@@ -1,4 +1,4 @@
-"""The service that loads a build: `{"probe": path}` gives the fields of `Build` beyond its name and path."""
+"""Worker service that inspects a build: `{"probe": path}` returns the fields of `Build`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from conformance.ggml.lib.llama import Llama, find_llama
 from conformance.process.service import Frame, Service, failure
 
 _METADATA = "_nlcBuildMetadata.json"
-"""In npm's packages of node-llama-cpp: from which release of llama.cpp they were built."""
+"""File in npm packages of node-llama-cpp that names their llama.cpp release."""
 
 
 def main() -> None:
-    """Answer requests to their end."""
+    """Answer requests until the caller closes the connection."""
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
@@ -26,11 +26,11 @@ def main() -> None:
             return failure(e)
 
     Service().serve(answer)
-    os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
+    os._exit(0)  # skip the libraries' own clean-up; there is nothing to save
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """The fields of a build; UnavailableError as of `Library`."""
+    """Return the fields of a build other than name and path; UnavailableError as for `Library`."""
     library = Library(str(path))
     library.load_devices()
     llama, left_out = True, [*library.left_out, *(f"a device: {text}" for text in library.refusals())]
@@ -65,7 +65,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def number(library: Library) -> str:
-    """llama.cpp's build number, as its package or the library tells; else ggml's commit, else ""."""
+    """Return llama.cpp's build number from package or library, else ggml's commit, else ""."""
     try:
         release = json.loads((library.folder / _METADATA).read_text("utf-8"))["buildOptions"]["llamaCpp"]["release"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,12 +1,12 @@
-"""Child processes: `spawn` and its like start one, `end_group` ends it, a `Worker` answers requests in one.
+"""Start child processes (`spawn`), end them (`end_group`) and send them requests (`Worker`).
 
-Every process of this project starts here. Such a process
+Every process of this project is started here. Such a process
 
 - never has the current directory on its `sys.path`;
-- leads a process group, and ending it ends all that it started;
+- leads a process group, which is ended as a whole;
 - ends when the process that started it ends, even by `kill -9`.
 
-`service` is the child's side of a `Worker`.
+`service` is the child side of a `Worker`.
 """
 
 from .spawn import Child, end_group, interrupt, spawn, spawn_command, words, worker_pid

@@ -1,7 +1,7 @@
-"""How much memory processes hold, and how much a machine has.
+"""Measure the memory of processes and of the machine.
 
-A limit counts resident memory: RLIMIT_AS counts what a JIT or a GPU driver maps and never touches, RLIMIT_DATA still
-counts reserved heaps.
+Limits apply to resident memory: RLIMIT_AS counts memory that a JIT or a GPU driver maps and never touches, RLIMIT_DATA
+still counts reserved heaps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from conformance.ggml.errors import UsageError
 from .launcher.launch import descendants
 
 MEMORY_SHARE = 0.75
-"""Of the machine's memory, where no limit is given."""
+"""Share of the machine's memory that is the default limit."""
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def resident(pid: int) -> int | None:
-    """Bytes of physical memory of a process; None if it is gone, or the system forbids the question."""
+    """Return the resident bytes of a process; None if it is gone or access is denied."""
     try:
         held: int = psutil.Process(pid).memory_info().rss
     except psutil.Error:
@@ -33,7 +33,7 @@ def resident(pid: int) -> int | None:
 
 
 def mappings() -> int | None:
-    """Mappings of memory that this process has, of the 65,530 that Linux lets it have; None on other systems."""
+    """Return this process's number of memory mappings (Linux allows 65,530); None elsewhere."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
@@ -41,12 +41,12 @@ def mappings() -> int | None:
 
 
 def held_below(pid: int, enough: int) -> int | None:
-    """Bytes that all processes below `pid`, the keeper of a child, hold; None where the system does not say.
+    """Return the resident bytes of all processes below `pid`; None if unknown.
 
-    Above `enough`, pages that several of them share count once. The system takes longer to say that, so it is not asked
-    below.
+    `pid` is the keeper of a child. Above `enough` bytes, pages shared by several of them count once; that takes longer
+    to measure, so it is skipped below.
     """
-    try:  # /proc has the children of a process as a list; psutil looks at every process of the machine
+    try:  # /proc lists the children of a process; psutil scans every process of the machine
         pids = descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return None
@@ -55,7 +55,7 @@ def held_below(pid: int, enough: int) -> int | None:
 
 
 def _proportional(pid: int) -> int:
-    """Bytes that a process holds; on Linux a page that n processes share counts as an n-th."""
+    """Return the bytes of a process; on Linux a page shared by n processes counts 1/n."""
     try:
         held: int = getattr(psutil.Process(pid).memory_full_info(), "pss", 0)
     except psutil.Error:
@@ -64,25 +64,25 @@ def _proportional(pid: int) -> int:
 
 
 def trim() -> None:
-    """Give back to the system what was freed, where the C library can."""
+    """Return freed memory to the system, if the C library supports it."""
     give_back = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
         give_back(ctypes.c_size_t(0))
 
 
 def physical() -> int:
-    """Bytes of memory of this machine."""
+    """Return the bytes of memory of this machine."""
     whole: int = psutil.virtual_memory().total
     return whole
 
 
 def default_limit() -> int:
-    """`MEMORY_SHARE` of the machine's memory in bytes."""
+    """Return `MEMORY_SHARE` of the machine's memory in bytes."""
     return int(MEMORY_SHARE * physical())
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4G`, `512 MiB`, `1000000`, units powers of 1024; UsageError for another form, or 0."""
+    """Parse `4G`, `512 MiB` or `1000000` to bytes, in powers of 1024; UsageError if malformed."""
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * (1 << _UNITS[match[2].lower()])) if match else 0
     if size < 1:

@@ -1,7 +1,8 @@
-"""The child's side of a `Worker`, and the frames that both sides exchange. It imports the standard library alone.
+"""The child side of a `Worker` and the frame protocol; imports only the standard library.
 
-A frame is `<u4` length of the header, the header (JSON in UTF-8), then its blobs; `blobs` in the header gives their
-sizes in bytes. No pickle. A reply with `error` (a class of `ggml.errors`) and `message` is an exception for the caller.
+A frame is a `<u4` header length, the header (JSON in UTF-8) and its blobs; `blobs` in the header lists their sizes in
+bytes. There is no pickle. A reply with `error` (a class of `ggml.errors`) and `message` is raised in the caller.
+
 `perf/compare_worker.py` loads this file by path, under the Python of another build of this package.
 """
 
@@ -16,29 +17,29 @@ from typing import Any, BinaryIO, Protocol
 
 _LENGTH = struct.Struct("<I")
 _JOIN = 1 << 16
-"""Blobs up to this size are copied together first; a write for each would cost more."""
+"""Blobs up to this size are copied together; one write for each would cost more."""
 _LONGEST_REQUEST = 1 << 28
 LONGEST_REPLY = 1 << 24
-"""Bytes of a reply's header; a longer one is no reply of ours."""
+"""Maximum bytes of a reply header."""
 
 Header = dict[str, Any]
 Frame = tuple[Header, Sequence[Any]]
-"""A header and its blobs: one-dimensional buffers of bytes."""
+"""A header and its blobs, one-dimensional buffers of bytes."""
 
 
 class Closed(Exception):  # noqa: N818  # an end, not an error of its own
-    """The other side is gone."""
+    """The other side has closed the stream."""
 
 
 class Garbage(Exception):  # noqa: N818  # as above
-    """The bytes are no frame, or not the reply: someone else wrote between ours."""
+    """The bytes are not a frame, or not the expected reply: something else wrote to the stream."""
 
 
 class Source(Protocol):
-    """What frames are read from: a stream, or a wire with a deadline."""
+    """What frames are read from: a stream, or a pipe with a deadline."""
 
     def readinto(self, view: memoryview, /) -> int:
-        """Read at least one byte; 0 at the end."""
+        """Read at least one byte; return 0 at the end."""
 
 
 class Sink(Protocol):
@@ -48,7 +49,7 @@ class Sink(Protocol):
         """Write all of `data`."""
 
     def flush(self) -> None:
-        """Hand everything on."""
+        """Flush all data."""
 
 
 def send(stream: Sink, header: Header, blobs: Sequence[Any] = ()) -> None:
@@ -71,14 +72,14 @@ def send(stream: Sink, header: Header, blobs: Sequence[Any] = ()) -> None:
 def receive(
     stream: Source | BinaryIO, sizes: Sequence[int] | None = None, parse: Callable[[bytearray], Any] = json.loads
 ) -> tuple[Header, list[memoryview]]:
-    """Read one frame; the blobs share one writable buffer of their own.
+    """Read one frame; the blobs share one writable buffer.
 
-    `sizes` are the bytes that each blob of a reply must have, as a reply is not trusted (an error has no blobs); None
-    for a request, which is this program's own. `parse` raises ValueError for what is no JSON.
+    `sizes` lists the bytes of each blob in a reply, because replies are untrusted (an error has no blobs); None for a
+    request, which this program wrote itself. `parse` raises ValueError for invalid JSON.
 
     Raises:
         Closed: the stream ended.
-        Garbage: what came is no frame, or not the reply.
+        Garbage: the data is not a frame, or not the expected reply.
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > (_LONGEST_REQUEST if sizes is None else LONGEST_REPLY):
@@ -113,15 +114,15 @@ def _exactly(stream: Source | BinaryIO, size: int) -> bytearray:
 
 
 def failure(error: Exception, kind: str = "") -> Frame:
-    """The reply that raises `error` at the caller, as the class of `ggml.errors` that `kind` names, or as its own."""
+    """Return the reply that raises `error` in the caller, as the class `kind` of `ggml.errors`."""
     return {"error": kind or type(error).__name__, "message": str(error)}, ()
 
 
 class Service:
-    """The wire of a worker process: what were its stdin and stdout.
+    """Request loop of a worker process over its original stdin and stdout.
 
-    Both descriptors are taken away, so that nothing that a library prints comes between frames: prints go to stderr,
-    and reading stdin finds its end. Create it before any other library is loaded.
+    Both descriptors are replaced, so that output of libraries cannot end up between frames: prints go to stderr, and
+    stdin is empty. Create it before any other library is loaded.
     """
 
     def __init__(self) -> None:
@@ -132,16 +133,16 @@ class Service:
         os.dup2(2, 1)
 
     def receive(self) -> tuple[Header, list[memoryview]]:
-        """The next request; Closed if there will be none."""
+        """Return the next request; Closed if there are no more."""
         return receive(self._incoming)
 
     def send(self, header: Header, blobs: Sequence[Any] = ()) -> None:
-        """Send a reply; a caller that is gone gets none."""
+        """Send a reply; does nothing if the caller is gone."""
         with suppress(BrokenPipeError):
             send(self._outgoing, header, blobs)
 
     def serve(self, answer: Callable[[Header, list[memoryview]], Frame]) -> None:
-        """Answer one request after the other until the caller closes the wire."""
+        """Answer requests until the caller closes the stream."""
         with suppress(Closed):
             while True:
                 self.send(*answer(*self.receive()))

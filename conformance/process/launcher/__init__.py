@@ -1,1 +1,1 @@
-"""The folder of `launch.py`, which is run as a file: nothing else may lie here, for Python looks here first."""
+"""Folder of `launch.py` only: Python puts it first on `sys.path` when running that file."""

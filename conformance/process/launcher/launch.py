@@ -1,17 +1,17 @@
-"""Run a module, a script or a command for `conformance.process.spawn`; kill its process group if our parent dies.
+"""Run a module, script or command for `conformance.process.spawn` in its own process group.
 
-Python puts the folder of a file that it runs by path first on `sys.path`, not the current folder, and this file removes
-that entry too. It imports the standard library alone: it also runs under the Python of another environment, which may
-have another version of this package or none.
+Python puts the folder of a script first on `sys.path`, not the current folder, and this file removes that entry too. It
+imports only the standard library: it also runs under the Python of another environment, which may have another version
+of this package or none.
 
-On POSIX it forks before anything is loaded. The child becomes the target, leader of a process group of its own. The
-parent stays as its keeper, with one thread and nothing of the child's in it. It kills the group when its own parent is
-gone (the pipe from there closes, whatever killed it) or sends SIGTERM, and it kills what the child left running when
-the child has ended. No lock of the child's interpreter can be in the way of that.
+On POSIX it forks before anything is loaded. The child becomes the target and leads a new process group. The parent
+becomes its supervisor, the keeper, with one thread and none of the child's state. It kills the group when its own
+parent is gone (the pipe from there closes, whatever killed it) or sends SIGTERM, and it kills what the child left
+running when the child has ended. It depends on no lock of the child's interpreter.
 
-Linux: the keeper is the subreaper of its descendants, so it also finds and kills what left the group by `setsid`, and
-the child dies with its keeper. Elsewhere on POSIX a process that leaves the group is out of reach. Windows has no fork
-and no keeper: `conformance.process.spawn` uses a job object there.
+Linux: the keeper is the subreaper of its descendants, so it also finds and kills processes that left the group through
+`setsid`, and the child dies with its keeper. On other POSIX systems a process that leaves the group is not killed.
+Windows has no fork and no keeper: `conformance.process.spawn` uses a job object there.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import time
 from contextlib import suppress
 
 SUBREAPER, PARENT_DEATH, DUMPABLE = 36, 1, 4
-"""Of Linux' `prctl`."""
+"""Options of Linux' `prctl`."""
 GLANCE = 1.0
-"""Seconds between two checks whether the parent is alive: a fork of the parent may hold the pipe open."""
+"""Seconds between two checks that the parent is alive: a fork of it may keep the pipe open."""
 PATIENCE = 5.0
-"""Seconds to wait for killed processes: a driver may hold one for ever."""
+"""Seconds to wait for killed processes: a driver may block one forever."""
 PACKAGE = "conformance"
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, oldest first, on Linux; none elsewhere, nor where it is gone."""
+    """Return the child pids of a process on Linux, oldest first; empty elsewhere."""
     found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  # 20 times a second
@@ -65,9 +65,9 @@ def _scan(parent: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, the nearest first."""
+    """Return all processes below `pid`, nearest first."""
     found = children(pid)
-    for child in found:  # grows meanwhile
+    for child in found:  # grows while iterating
         found += [c for c in children(child) if c not in found]
     return found
 
@@ -82,24 +82,22 @@ def _prctl(option: int, value: int) -> None:
             pass
 
 
-if sys.platform != "win32":  # where a job object does what the keeper does (process.spawn)
+if sys.platform != "win32":  # there a job object replaces the keeper (process.spawn)
 
     def fork(lifeline: int) -> None:
-        """Return in the child; the parent stays as its keeper and never returns.
+        """Return in the child; the parent becomes its keeper and never returns.
 
-        `lifeline` is the reading end of a pipe that closes when the parent of this process is gone.
+        `lifeline` is the read end of a pipe that closes when the parent of this process is gone.
         """
         handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-        os.setpgid(
-            0, 0
-        )  # no session: Linux shares processors out among sessions, and a worker's would wait for its turn
+        os.setpgid(0, 0)  # no new session: Linux schedules sessions in turn, so a worker's would have to wait
         _prctl(SUBREAPER, 1)
         keeper, starter = os.getpid(), os.getppid()
         child = os.fork()
         if child:
             with suppress(OSError):
-                os.setpgid(child, child)  # here too: whichever of the two comes first
+                os.setpgid(child, child)  # in both processes, whichever is first
             try:
                 code = _Keeper(child, lifeline, starter).keep()
             finally:
@@ -113,7 +111,7 @@ if sys.platform != "win32":  # where a job object does what the keeper does (pro
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
     class _Keeper:
-        """Waits for the end of its child, its parent, or a request to end."""
+        """Waits until its child or its parent ends, or for SIGTERM."""
 
         def __init__(self, child: int, lifeline: int, starter: int) -> None:
             self._child = child
@@ -135,7 +133,7 @@ if sys.platform != "win32":  # where a job object does what the keeper does (pro
             signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
         def keep(self) -> int:
-            """Wait for the child, kill what it leaves, and return its exit code, -N where signal N ended it."""
+            """Wait for the child, kill its descendants, and return its exit code, -N for signal N."""
             import select  # noqa: PLC0415  # not before the fork
 
             while not self._over and not self._reap():
@@ -152,12 +150,12 @@ if sys.platform != "win32":  # where a job object does what the keeper does (pro
             return -signal.SIGKILL if self._code is None else self._code
 
         def _reap(self) -> bool:
-            """Collect the status of everything that has ended; whether the child has."""
+            """Collect the status of ended processes; return True if the child has ended."""
             self._gone()
             return self._code is not None
 
         def _gone(self) -> bool:
-            """As `_reap`; whether no child is left at all."""
+            """Collect the status of ended processes; return True if no child is left."""
             try:
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                     if ended[0] == self._child:
@@ -174,7 +172,7 @@ if sys.platform != "win32":  # where a job object does what the keeper does (pro
             self._over = True
 
     def _nothing(*_: object) -> None:
-        """A handler: an ignored signal would stay ignored in the child."""
+        """Handle a signal without effect; an ignored signal would stay ignored in the child."""
 
     def _kill(group: int) -> None:
         for pid in descendants(os.getpid()):
@@ -184,7 +182,7 @@ if sys.platform != "win32":  # where a job object does what the keeper does (pro
             os.killpg(group, signal.SIGKILL)
 
     def _end_as(code: int) -> None:
-        """End as the child did, for the parent to see how."""
+        """End as the child did, so that the parent sees the same status."""
         if code >= 0:
             os._exit(code)
         _prctl(DUMPABLE, 0)
@@ -201,10 +199,10 @@ if sys.platform != "win32":  # where a job object does what the keeper does (pro
 
 
 def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> None:
-    """Become the target: the module, script or command (`how`) of that name or path, with its own arguments.
+    """Become the target: the module, script or command (see `how`), with its own arguments.
 
-    `lifeline` is a descriptor, as of `fork`; empty for none. `root` is the folder that holds this package, for a module
-    of it; empty to use the environment's own.
+    `lifeline` is a descriptor as for `fork`; empty for none. `root` is the folder that contains this package, to run
+    one of its modules; empty to use the environment's own.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib costs what a fork does
     sys.path[:] = [p for p in sys.path if os.path.realpath(p) != os.path.realpath(here)]
@@ -232,16 +230,16 @@ def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> No
 
 
 def spare_collections() -> None:
-    """Look for cycles of objects when there are many new ones, and not as the process ends.
+    """Collect garbage less often, and not at exit.
 
-    What a start imports stays: with Python's own threshold, going through it time and again takes a fifth of the start.
+    Objects created by imports stay alive; with the default threshold, scanning them takes a fifth of the start-up time.
     """
     gc.set_threshold(20_000)
     atexit.register(gc.freeze)
 
 
 def _find(root: str) -> None:
-    """Make `root`'s package the one that is imported: last on the path where there is no other, else first."""
+    """Make `root`'s package importable: last on the path if there is no other, else first."""
     from importlib.util import find_spec  # noqa: PLC0415  # not before the current directory is off the path
 
     found = find_spec(PACKAGE)
