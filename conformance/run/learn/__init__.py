@@ -1,9 +1,9 @@
-"""Learn how a device rounds that declares nothing, and write its card (docs/cards.md).
+"""Measure how a device rounds and write its card (docs/cards.md).
 
-Plain cases of the family `ops` run on the device: one node over leaves without gaps, more of them for products. For
-each key (`key_of`) the card gets the known rounding whose reference is nearest to what the device gave. What remains is
-the residual; where float32 rounding does not explain it, `SAFETY` times as much is allowed, and never more than
-upstream's own tests allow. A residual that looks like a fault, not like rounding, is a finding, and nothing is allowed.
+Plain cases of the family `ops` run on the device: one node over contiguous leaves, with more cases for products. For
+each key (`key_of`) the card gets the known rounding whose reference is nearest to the device's results. The remaining
+difference is the residual; if float32 rounding does not explain it, the limit is `SAFETY` times as much, but never more
+than upstream's own tests allow. A residual that looks like a bug is reported as a finding, and nothing is allowed.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ from conformance.suite import ops
 from .measure import WEIGHTS, Measured, blind, measure
 
 SAFETY = 8.0
-"""What a card allows, relative to the worst residual measured."""
+"""Limit of a card, relative to the worst residual measured."""
 _ALIKE = 1.5
-"""A plainer rounding is taken whose residual is at most so many times the least one."""
+"""A simpler rounding is chosen if its residual is at most this multiple of the smallest."""
 _OUTLIER = 32.0
-"""Times the median residual of its key from which one case shows a fault, not rounding."""
+"""Multiple of the median residual of its key above which one case indicates a bug."""
 
 
 _FLIPS = 100.0
-"""A residual so many times smaller than what the rounding itself is worth: a few values went the other way."""
+"""Ratio of a rounding's error to a residual explained by a few values rounded the other way."""
 
 
 def begin(backend: Backend, build: str = "") -> Card:
-    """A card of `backend` on which nothing stands yet: what is not measured is judged by upstream's limits. `build`
-    says which libraries compute (`builds.source.contents`).
+    """Return an empty card of `backend`; unmeasured keys are judged by upstream's limits.
+
+    `build` identifies the libraries that compute (`builds.source.contents`).
     """
     info = backend.info()
     return Card(__version__, info.device, info.description, info.versions, others=True, build=build)
 
 
 def left(card: Card, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Those of `keys` that are still to be measured: the first of each op, then the second of each. However short the
-    time is, each op has its share, and products with their many types do not take all of it.
+    """Return the unmeasured `keys`, the first of each op before the second of any.
+
+    However short the time, each op gets its share, and products with many types do not take all of it.
     """
     turns = Counter[str]()
     turn: dict[str, int] = {}
@@ -62,7 +64,7 @@ def left(card: Card, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[st
 
 
 def learn(card: Card, backend: Backend, oracle: Oracle, key: str, ids: Sequence[str]) -> Card:
-    """`card` with what the plain cases `ids` tell of `key` (`plain`): an entry, or that the device refuses it."""
+    """Return `card` with the entry for `key` from the plain cases `ids`, or as refused."""
     cases = [c for c in map(ops.build, ids) if all(backend.supports(c.steps[0].graph))]
     if not cases:
         return replace(card, refused=(*card.refused, key))
@@ -77,7 +79,7 @@ def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) ->
             measured.append(_measured(backend, oracle, case))
         except ConformanceError as e:
             failed = f"it did not run: {' '.join(str(e).split())}"
-            if isinstance(e, BackendTimeoutError):  # the others would wait for the same kernel
+            if isinstance(e, BackendTimeoutError):  # the other cases would wait for the same kernel
                 break
     if not measured:
         return Entry(finding=failed, cases=tuple(c.id for c in cases))
@@ -88,14 +90,14 @@ def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) ->
     entry = Entry(name, worst if math.isfinite(worst) else 0.0, terms=terms, cases=tuple(m.case.id for m in measured))
     finding = "" if _fits(measured, name) else _fault(measured, name, limit_of(op_of(key)))
     need = 0.0 if _fits(measured, name) else SAFETY * max(max(d.nmse, (d.element / PEAK) ** 2) for d in distances)
-    if ROUNDINGS[name].mul_mat:  # a scale computed otherwise in its last bit moves values that lie between two steps
+    if ROUNDINGS[name].mul_mat:  # another last bit of a scale flips values halfway between steps
         need = max(need, max(m.distances[EXACT.name].nmse for m in measured) / _FLIPS)
     entry = replace(entry, bound=0.0 if finding else min(need, limit_of(op_of(key))), finding=finding)
     return replace(entry, blind=blind(oracle, measured, key, entry))
 
 
 def _measured(backend: Backend, oracle: Oracle, case: Case) -> Measured:
-    """As `measure`, once more where the process died: an earlier case may have broken its memory."""
+    """Measure a case, twice if the process dies: an earlier case may have corrupted its memory."""
     try:
         return measure(backend, oracle, case)
     except BackendCrashError:
@@ -103,12 +105,12 @@ def _measured(backend: Backend, oracle: Oracle, case: Case) -> Measured:
 
 
 def _fits(measured: Sequence[Measured], name: str) -> bool:
-    """Whether float32 rounding explains what is left."""
+    """Return True if float32 rounding explains the residual."""
     return all(budget_of(m.node, ROUNDINGS[name]).used(m.distances[name]) <= 1 for m in measured)
 
 
 def _nearest(measured: Sequence[Measured]) -> str:
-    """The plainest rounding that explains all, else one that is about as near as the nearest."""
+    """Return the simplest rounding that explains all, else one about as near as the nearest."""
     names = [n for n in ROUNDINGS if all(n in m.distances for m in measured)]
     for name in names:
         if _fits(measured, name):
@@ -119,7 +121,7 @@ def _nearest(measured: Sequence[Measured]) -> str:
 
 
 def worse(before: Card, now: Card, where: str) -> list[str]:
-    """A sentence for each key of which `now` is less exact than the card `before`, at `where`, says."""
+    """Return a message per key for which `now` is less exact than the card `before`, at `where`."""
     sentences = []
     for key, new in now.entries.items():
         old = before.entries.get(key)
@@ -133,11 +135,11 @@ def worse(before: Card, now: Card, where: str) -> list[str]:
     return sentences
 
 
-# -- what is no rounding ----------------------------------------------------------------------------------------------
+# -- errors other than rounding ---------------------------------------------------------------------------------------
 
 
 def _fault(measured: Sequence[Measured], name: str, limit: float) -> str:
-    """Why the residual is no rounding, in words; empty where nothing says so."""
+    """Return why the residual is not rounding; empty if nothing indicates that."""
     each = [(m, m.distances[name]) for m in measured]
     worst, d = max(each, key=lambda e: e[1].nmse)
     if d.special:
@@ -148,7 +150,7 @@ def _fault(measured: Sequence[Measured], name: str, limit: float) -> str:
     if d.nmse > limit:
         return f"{worst.case.id}: NMSE {d.nmse:.2g}, beyond {limit:.2g}, what upstream's own test allows"
     if worst.node.op not in WEIGHTS:
-        return ""  # errors of a function or an angle are as uneven as its arguments
+        return ""  # errors of a function or an angle vary with its arguments
     typical = median(d.nmse for _, d in each)
     if len(each) > 2 and d.nmse > _OUTLIER * typical and not _small(worst, d, name):
         return f"{worst.case.id}: NMSE {d.nmse:.2g}, where half of the cases have {typical:.2g} or less"
@@ -156,12 +158,12 @@ def _fault(measured: Sequence[Measured], name: str, limit: float) -> str:
 
 
 def _small(m: Measured, d: Difference, name: str) -> bool:
-    """Whether float32 rounding explains the error, or some values that were rounded the other way."""
+    """Return True if float32 rounding, or a few values rounded the other way, explain the error."""
     return d.nmse <= max(budget_of(m.node, ROUNDINGS[name]).nmse, m.distances[EXACT.name].nmse / _FLIPS)
 
 
 def _uneven(m: Measured, d: Difference, name: str) -> str:
-    """Why the error of a product is no rounding: it stands in few elements, or all of them are scaled."""
+    """Return why a product's error is not rounding: in few elements, or a scale of all of them."""
     n, noise = nelements(m.node), math.sqrt(d.nmse)
     if _small(m, d, name) or n < PEAK * PEAK:
         return ""

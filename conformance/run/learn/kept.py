@@ -1,4 +1,4 @@
-"""A card on disk while it is measured: after Ctrl-C, a kill or a loss of power the next start goes on with it."""
+"""A card on disk while it is measured; an interrupted measurement continues from it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from conformance.backend.card import Card, read
 from conformance.ggml.errors import UsageError
 
 _SAME = ("suite", "device", "description", "versions", "build")
-"""What a card says of where it was measured; with any other of these its entries would be another device's."""
+"""Fields that identify what was measured; entries are not valid for any other value."""
 
 
 def beside(path: Path) -> Path:
-    """Where a card lies that is to be written to `path`, until it is whole."""
+    """Return the path of the partial card for `path`."""
     return path.with_name(f"{path.name}.partial")
 
 
 def resume(path: Path, begun: Card) -> Card:
-    """What an earlier start left at `path`, or `begun` where it left nothing.
+    """Return the partial card at `path`, or `begun` if there is none.
 
-    UsageError if that file is damaged, or was measured with another device, driver, build or suite than `begun` says.
+    UsageError if the file is damaged, or has another device, driver, build or suite than `begun`.
     """
     if not path.exists():
         return begun

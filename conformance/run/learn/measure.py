@@ -1,4 +1,4 @@
-"""Run one plain case on a device and hold it against every known rounding; what a bound would hide."""
+"""Run a plain case on a device and compare it with every known rounding."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from conformance.run.execute import execute
 from conformance.run.oracle import Oracle
 
 WEIGHTS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "OUT_PROD": 0, "FLASH_ATTN_EXT": 1}
-"""Matrix product -> the source that holds weights, or K."""
+"""Matrix product -> index of the source with the weights, or K."""
 _PLACES = 8
-"""Places in which a wrong scale is looked for."""
+"""Positions at which a wrong scale is inserted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One plain case on the device."""
+    """A plain case on the device."""
 
     case: Case
     node: Tensor
     distances: dict[str, Difference]
     """Name of a rounding -> the difference from the reference in it."""
     scales: dict[str, float]
-    """Name of a rounding -> the factor by which the values found are those expected, in the mean."""
+    """Name of a rounding -> the mean ratio of the values found to those expected."""
 
     @property
     def terms(self) -> int:
-        """Of the sum that an element is."""
+        """Number of terms in the sum of one element."""
         return max(1, DECLARATIONS[self.node.op].rounding.terms(self.node))
 
 
 def measure(backend: Backend, oracle: Oracle, case: Case) -> Measured:
-    """Run `case` and hold it against every rounding that changes it."""
+    """Run `case` and compare it with every rounding that changes it."""
     (output,) = case.steps[0].outputs
     node = next(n for n in case.steps[0].graph if computes(n))
     found = execute(backend, case).steps[0].outputs[output]
@@ -60,7 +60,7 @@ def measure(backend: Backend, oracle: Oracle, case: Case) -> Measured:
             except ConformanceError:
                 if rounding is EXACT:
                     raise
-                continue  # rows that are no whole number of its blocks
+                continue  # rows are not a multiple of its block size
             distances[name] = compare(output, want, found, unordered=node.op == "TOP_K")
             scales[name] = _scale(values(output, want), values(output, found))
     return Measured(case, node, distances, scales)
@@ -73,9 +73,9 @@ def _scale(want: NDArray[Any], found: NDArray[Any]) -> float:
 
 
 def blind(oracle: Oracle, measured: Sequence[Measured], key: str, entry: Entry) -> str:
-    """Of wrong scales of single blocks, of weights of types without blocks, those that the entry's bound would hide.
+    """Return how many doubled block scales, or weights, the entry's bound would hide.
 
-    Each of `_PLACES` is doubled by itself, in the case of the longest sum.
+    Each of `_PLACES` is doubled separately, in the case with the longest sum.
     """
     m = max(measured, key=lambda m: m.terms)
     place = WEIGHTS.get(m.node.op)
@@ -87,14 +87,14 @@ def blind(oracle: Oracle, measured: Sequence[Measured], key: str, entry: Entry) 
     right = oracle.expect([m.case], card)[0].steps[0].outputs[output]
     budget = budget_of(m.node, card)
     wrong = [oracle.expect([c], card)[0].steps[0].outputs[output] for c in _planted(m.case, weights.root)]
-    wrong = [w for w in wrong if not np.array_equal(w, right)]  # the others stand where nothing is read
+    wrong = [w for w in wrong if not np.array_equal(w, right)]  # the others are never read
     unseen = sum(budget.used(compare(output, right, w)) <= 1 for w in wrong)
     what = "block scales" if weights.type.is_quantized else "weights"
     return f"{unseen} of {len(wrong)} {what}, doubled" if unseen else ""
 
 
 def _planted(case: Case, weights: Tensor) -> Iterator[Case]:
-    """`case` with one scale or weight doubled, at `_PLACES` places."""
+    """Yield `case` with one scale or weight doubled, at each of `_PLACES` positions."""
     kept = case.persistent if weights in case.persistent else case.steps[0].inputs
     n = kept[weights].nbytes // weights.type.type_size
     for i in range(_PLACES):
@@ -108,7 +108,7 @@ def _planted(case: Case, weights: Tensor) -> Iterator[Case]:
 
 
 def _double(type_: GGMLType, block: Bytes) -> None:
-    """Double the scale of a block, or the value of an element; a block without one scale of its own is lost."""
+    """Double the scale of a block, or an element; a block without its own scale is zeroed."""
     fields = BLOCK.get(type_)
     if fields is None:
         stored = block.view(type_.dtype or np.uint16)

@@ -1,4 +1,4 @@
-"""Plain cases of the family `ops`: one node over leaves without gaps; of products also permuted operands."""
+"""Select plain `ops` cases: one node over contiguous leaves, or permuted ones for products."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from conformance.suite.family import Level, with_seed
 from conformance.suite.grid import Grid, Keys, grid, ids_of_rows, operands, points, shapes
 
 _EACH = 3
-"""Cases of a key that the family offers."""
+"""Number of existing `ops` cases per key."""
 _FOREIGN = ("data", "hide", "inplace", "special", "hint", "use")
-"""Keys of ids whose cases are made to show something else than rounding."""
+"""Parameters of cases that test something other than rounding."""
 _PERMUTED = points("- va=p0213 vb=p0213 va=p0213,vb=p0213")
 
 
@@ -38,11 +38,11 @@ def _attention(caches: str) -> Grid:
 _ANGLES = grid(
     "ROPE ROPE_BACK", "f32 f16", ne="128x4x9", mode="NORMAL NEOX", positions=points("to=512 from=2000,to=9000")
 )
-"""An angle is off in proportion to the position."""
+"""The error of an angle is proportional to the position."""
 
 
 def plain(level: Level) -> dict[str, list[str]]:
-    """Plain cases for the kernels that the cases of a level use, in any family: key -> ids, smallest first."""
+    """Return plain cases for the kernels used at a level: key -> ids, smallest first."""
     used = _used(level)
     weights = dict.fromkeys(t for key in used if key.startswith("MUL_MAT") for t in _types(key)[:1])
     caches = dict.fromkeys("+".join(_types(key)[1:]) for key in used if key.startswith("FLASH_ATTN_EXT-"))
@@ -63,25 +63,25 @@ def plain(level: Level) -> dict[str, list[str]]:
 
 
 def _used(level: Level) -> set[str]:
-    """The keys of all nodes that compute in the cases of a level."""
+    """Return the keys of all computing nodes in the cases of a level."""
     used: set[str] = set()
     for family in FAMILIES.values():
         for case_id in family.ids(level):
-            with suppress(ConformanceError):  # what this machine lacks to make a case
+            with suppress(ConformanceError):  # this machine cannot build the case
                 used.update(key_of(n) for s in family.build(case_id).steps for n in s.graph if computes(n))
     return used
 
 
 def _types(key: str) -> list[str]:
-    """The types in a key."""
+    """Return the types in a key."""
     return key.partition("-")[2].partition("@")[0].split("+")
 
 
 def _node(case_id: str) -> Tensor | None:
-    """The one node that the case computes; None for a case of several, or one that shows something else."""
+    """Return the only computing node of a case; None for several, or other purposes."""
     try:
         case = ops.build(case_id)
-    except ConformanceError:  # a type whose blocks do not fit the shape
+    except ConformanceError:  # the shape is not a multiple of the type's blocks
         return None
     if any(k in case.params for k in _FOREIGN):
         return None

@@ -1,5 +1,5 @@
-"""`sched`: several backends share each graph, as `ggml_backend_sched` lets them.
+"""The backend `sched`: several backends share each graph, as with `ggml_backend_sched`.
 
-`assign` places weights and caches, gives every node its device and cuts the graph; `plan` makes parts of a case of it;
-`backend` runs the parts, as a `Backend`.
+`assign` places weights and caches, assigns nodes to devices and splits the graph; `plan` makes cases of the splits;
+`backend` runs them, as a `Backend`.
 """

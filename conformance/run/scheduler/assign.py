@@ -1,7 +1,7 @@
-"""Which device computes which node, and where the graph is cut: the passes of `ggml_backend_sched_split_graph`.
+"""Assign nodes to devices and split the graph, as `ggml_backend_sched_split_graph` does.
 
-Assigning knows no backend: support is a table of yes and no, memory a table of who reads whose. Devices are numbers, 0
-the first in priority; the last takes inputs and is not expanded, as ggml does with the CPU.
+This module knows no backends: support is a yes/no table, memory a table of which device reads which buffers. Devices
+are numbers; 0 has the highest priority, the last takes inputs and is not expanded, like the CPU in ggml.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Memory:
     """Which device reads which buffer types; index b is the default buffer type of device b."""
 
     reads: tuple[tuple[bool, ...], ...]
-    """`reads[b][a]`: device b can use tensors in the buffer type of a (`ggml_backend_supports_buft`)."""
+    """`reads[b][a]`: device b can use the buffer type of a (`ggml_backend_supports_buft`)."""
     same: tuple[tuple[bool, ...], ...]
-    """`same[b][a]`: both have one and the same buffer type."""
+    """`same[b][a]`: both have the same buffer type."""
 
 
 def memory_of(backends: Sequence[Backend], how: str) -> Memory:
-    """Who reads whose default buffer type, of `backends` in order of priority. Where `how` is `declared`, two devices
-    whose default buffer types are host memory share it, as a BLAS or NPU backend on host pointers does with the CPU;
-    where it is `apart`, each has memory of its own. UsageError for another word.
+    """Return which of `backends`, in order of priority, read whose default buffer type.
+
+    If `how` is `declared`, devices whose default buffer types are host memory share it, as a BLAS or NPU backend on
+    host pointers does with the CPU; if `apart`, each has its own memory. UsageError for any other value.
     """
     if how not in MEMORIES:
         raise UsageError(f"sched: buffers: one of {', '.join(MEMORIES)} expected, {how!r} found")
@@ -49,9 +50,10 @@ def memory_of(backends: Sequence[Backend], how: str) -> Memory:
 
 
 def read_devices(text: str) -> list[Spec]:
-    """Specs of `xdna2:k=64+128:max_n=1,cpu`: devices joined by commas, the options of each behind colons. A comma,
-    colon or percent sign within a value is written as a percent escape (once more escaped on a command line, where the
-    whole spec is one escaped text already: `%252C`). UsageError for another form, no device, or too many.
+    """Parse devices such as `xdna2:k=64+128:max_n=1,cpu`: comma-separated, options after colons.
+
+    Commas, colons and percent signs in values are percent-encoded (twice on a command line, where the whole spec is
+    encoded too: `%252C`). UsageError for an invalid spec, no device, or too many.
     """
     specs = []
     for part in text.split(","):
@@ -66,7 +68,7 @@ def read_devices(text: str) -> list[Spec]:
 
 
 def labels(specs: Sequence[Spec]) -> list[str]:
-    """A short name for each device: its adapter's, numbered where several have the same."""
+    """Return a short name per device: its adapter's, numbered if several share it."""
     names = [s.name for s in specs]
     return [n if names.count(n) == 1 else f"{n}#{names[: i + 1].count(n)}" for i, n in enumerate(names)]
 
@@ -85,23 +87,23 @@ class UnassignedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Tensors that live in a device's buffer before the graph runs."""
+    """Tensors allocated in a device's buffer before the graph runs."""
 
     of: Mapping[Tensor, int]
     """Persistent tensor -> device."""
     weights: frozenset[Tensor]
-    """Those whose buffer has usage WEIGHTS."""
+    """Tensors whose buffer has usage WEIGHTS."""
 
 
 @dataclass(slots=True)
 class Split:
-    """Nodes `first` to `last` (not included), all of one device."""
+    """Nodes from `first` up to `last` (exclusive) on one device."""
 
     device: int
     first: int
     last: int
     inputs: list[Tensor] = field(default_factory=list)
-    """What is copied to the device before the split runs; not again for a later split of the same device."""
+    """Copied to the device before the split runs, unless copied for an earlier split of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,9 @@ Supports = Callable[[int, Tensor], bool]
 
 
 def assign(graph: Graph, supports: Supports, home: Home, memory: Memory) -> Assignment:
-    """Give every node of `graph` its device; UnassignedError if none is left for a node. `supports` is
-    `ggml_backend_supports_op`; leaves are not asked about.
+    """Assign a device to every node of `graph`; UnassignedError if none is left for a node.
+
+    `supports` is `ggml_backend_supports_op`; it is not called for leaves.
     """
     passes = _Passes(graph, supports, home, memory)
     passes.by_buffers_and_weights()
@@ -145,7 +148,7 @@ class _Passes:
         return (n for n in nodes if n.op not in VIEW_OPS)
 
     def by_buffers_and_weights(self) -> None:
-        """Pass 1: what lives in a buffer runs there; inputs go to the last device; nodes go to their weights."""
+        """Run pass 1: Buffers go to their devices, inputs to the last, nodes to their weights."""
         for t in self.device:
             self.device[t] = self._by_buffers_and_weights(t)
 
@@ -164,12 +167,12 @@ class _Passes:
         return NOBODY
 
     def _of_buffer(self, root: Tensor, t: Tensor) -> int:
-        """The first device that reads the buffer of `root` and takes `t`."""
+        """Return the first device that reads the buffer of `root` and supports `t`."""
         a = self._home.of[root]
         return next((b for b in range(self._n) if self._memory.reads[b][a] and self._takes(b, t)), NOBODY)
 
     def expand(self, nodes: Iterable[Tensor], skip: int) -> None:
-        """Pass 2: neighbours of an assigned node follow it where its device takes them, but not that of `skip`."""
+        """Run pass 2: Expand assigned devices to adjacent nodes that they support, except `skip`."""
         current = NOBODY
         for node in self._computing(nodes):
             if self.device[node] != NOBODY:
@@ -178,15 +181,16 @@ class _Passes:
                 self.device[node] = current
 
     def upgrade(self) -> None:
-        """Pass 3: a node without a device goes where most of its sources can be read; others to a better device with
-        the same memory.
+        """Run pass 3: Open nodes go where most sources are readable, others to a better device.
+
+        Better is a device of higher priority with the same memory.
         """
         for node in self._computing(self._graph.nodes):
             at = self.device[node]
             if at == NOBODY:
                 most = -1
                 for b in range(self._n):
-                    # where a node is its own src, as ggml_cast makes it, the device it has so far counts
+                    # if a node is its own src, as in ggml_cast, its current device counts
                     if self._takes(b, node) and (read := self._sources_read(node, b)) > most:
                         most, self.device[node] = read, b
                 continue
@@ -203,14 +207,14 @@ class _Passes:
         return sum(self._readable(s, b) for s in node.src if s is not None)
 
     def _readable(self, t: Tensor, b: int) -> bool:
-        """`ggml_backend_sched_buffer_supported`."""
+        """Return the result of `ggml_backend_sched_buffer_supported`."""
         a = self._home.of.get(t.root, self.device[t])
         if a == NOBODY and t.view_src is not None:
             a = self.device[t.view_src]
         return a != NOBODY and self._memory.reads[b][a]
 
     def rest(self) -> None:
-        """Pass 4: views go where their roots are, leaves where they are read first."""
+        """Run pass 4: Views go to the devices of their roots, leaves to those that read them first."""
         for node in self._graph.nodes:
             if node.view_src is not None and self.device[node] == NOBODY:
                 self.device[node] = self.device[node.view_src]
@@ -223,7 +227,7 @@ class _Passes:
                 raise UnassignedError(node, "no device takes it")
 
     def split(self) -> list[Split]:
-        """Pass 5: a new split where the device changes, or where a weight from elsewhere may take another's room."""
+        """Run pass 5: Split where the device changes or a copied weight may replace another."""
         nodes = self._graph.nodes
         start = next((i for i, n in enumerate(nodes) if n.op not in VIEW_OPS), len(nodes))
         splits = [Split(self.device[nodes[start]] if start < len(nodes) else self._n - 1, 0, len(nodes))]
@@ -249,16 +253,16 @@ class _Passes:
 
 
 def place(case: Case, n: int, supports: Supports) -> Home:
-    """Homes of the persistent tensors of `case` on `n` devices.
+    """Return the homes of the persistent tensors of `case` on `n` devices.
 
-    A weight goes to the first device that takes every node that reads it; a cache to the first that takes every node
-    that reads or writes it, or else to the first that takes every writer. What no device takes whole goes to the last,
-    from where it is copied as ggml copies weights.
+    A weight goes to the first device that supports every node that reads it; a cache to the first that supports every
+    node that reads or writes it, else to the first that supports every writer. Otherwise the tensor goes to the last
+    device, from where it is copied as ggml copies weights.
     """
     uses: dict[Tensor, list[Tensor]] = {t: [] for t in case.persistent}
     for step in case.steps:
         for node in step.graph:
-            if node.op not in VIEW_OPS:  # one that is not computed is placed all the same
+            if node.op not in VIEW_OPS:  # including nodes that are not computed
                 for root in {s.root for s in (*node.src, node.view_src) if s is not None} & uses.keys():
                     uses[root].append(node)
     caches = frozenset(case.caches())

@@ -1,4 +1,4 @@
-"""The scheduler as a backend, `sched?devices=xdna2,cpu`: each split of a case runs on its device."""
+"""The backend `sched?devices=xdna2,cpu`: each split of a case runs on its device."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from .plan import Plan, Share, Shared, plan, refusal, summary, zeros
 
 NAME = "sched"
 _KEPT = 8
-"""Plans that are kept."""
+"""Maximum number of cached plans."""
 
 
 class SchedBackend(Backend):
-    """Several backends, in order of priority; the last takes what no other does. `devices` is a text as of
-    `read_devices`, `buffers` a word as of `memory_of`; UsageError for another form.
+    """Several backends in order of priority; the last takes what no other accepts.
+
+    `devices` is parsed by `read_devices`, `buffers` by `memory_of`; UsageError for an invalid value.
     """
 
     fixed_graphs = True
@@ -40,9 +41,7 @@ class SchedBackend(Backend):
         self._plans: dict[Case, Plan] = {}
 
     def attach(self, opener: Callable[[Spec], Backend]) -> SchedBackend:
-        """Open the devices; nothing runs before. UsageError for an unknown device or option, UnavailableError if this
-        machine cannot have one of them.
-        """
+        """Open the devices before any run; UsageError if unknown, UnavailableError if not available."""
         with ExitStack() as stack:
             stack.callback(self.close)
             for spec in self.specs:
@@ -52,30 +51,30 @@ class SchedBackend(Backend):
         return self
 
     def info(self) -> DeviceInfo:
-        """The devices, as each describes itself."""
+        """Return the combined descriptions of the devices."""
         infos = [d.info() for d in self.devices]
         described = "; ".join(f"{label}: {i.description}" for label, i in zip(self.labels, infos, strict=True))
         versions = {k: v for i in infos for k, v in i.versions.items()}
         return DeviceInfo(NAME, "+".join(i.device for i in infos), described, versions)
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """The default one of the device that takes what no other does."""
+        """Return the default buffer type of the last device."""
         return self.devices[-1].buffer_types()[:1]
 
     def arithmetic(self) -> Arithmetic:
-        """That of the last device; each node's own is in `arithmetic_in`."""
+        """Return that of the last device; `arithmetic_in` has each node's own."""
         return self.devices[-1].arithmetic()
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """Each node as the device it runs on rounds."""
+        """Return the arithmetic of each node's device."""
         return self.plan(case).arithmetic
 
     def supports_op(self, node: Tensor) -> Support:
-        """Whether any device takes it, or every device's reason."""
+        """Return yes if any device supports the node, else every device's reason."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, with one request to each device."""
+        """Return `supports_op` of every node, with one request per device."""
         answers = [d.supports(graph) for d in self.devices]
         return [
             YES if any(said) else no(refusal(node, self.labels, said))
@@ -83,7 +82,7 @@ class SchedBackend(Backend):
         ]
 
     def supports_case(self, case: Case) -> Support:
-        """No where no device is left for a node, or a device refuses its share."""
+        """Return no if no device is left for a node, or a device rejects its part of the case."""
         try:
             shared = self.plan(case)
         except UnavailableError as e:
@@ -95,17 +94,18 @@ class SchedBackend(Backend):
         return YES
 
     def open(self, case: Case) -> _SchedSession:
-        """A session on every device that has a part in the case. UnavailableError if no device is left for a node; it
-        names the node, its shapes and every backend's reason.
+        """Open a session on every device that has a part of the case.
+
+        UnavailableError if no device is left for a node; names the node, its shapes and every backend's reason.
         """
         return _SchedSession(self.devices, self.labels, case, self.plan(case))
 
     def handover(self, case: Case) -> Handover | None:
-        """The first value of `case` that goes wrong between devices; BackendError if one failed."""
+        """Return the first value of `case` that differs between devices; BackendError if one failed."""
         return find(self.open, case)
 
     def plan(self, case: Case) -> Plan:
-        """How `case` is split; UnavailableError as `open`."""
+        """Return the splits of `case`; UnavailableError as for `open`."""
         if case not in self._plans:
             while len(self._plans) >= _KEPT:
                 del self._plans[next(iter(self._plans))]
@@ -122,10 +122,10 @@ provide(NAME, SchedBackend)
 
 
 class _SchedSession(Watched):
-    """One case's memory on all devices.
+    """Memory of one case on all devices.
 
-    A persistent tensor is held by every device that uses it. One that a split wrote is fresh on that device only, until
-    another needs it. What passes from split to split goes through the host.
+    Every device that uses a persistent tensor has a copy. After a split writes it, only that device's copy is valid,
+    until another device needs it. Values pass between splits through the host.
     """
 
     def __init__(self, backends: Sequence[Backend], labels: Sequence[str], case: Case, plan: Plan) -> None:
@@ -148,7 +148,7 @@ class _SchedSession(Watched):
         self._unused = {t: data for t, data in case.persistent.items() if not self._holders[t]}
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor, on every device that uses it; GraphError if it is none of this case."""
+        """Set a persistent tensor on every device that uses it; GraphError if unknown."""
         if tensor in self._unused:
             self._unused[tensor] = data.copy()
             return
@@ -157,22 +157,20 @@ class _SchedSession(Watched):
         self._fresh[tensor] = set(self._holders[tensor])
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor from a device where they are fresh; GraphError if it is none of the case."""
+        """Return a persistent tensor from a device with a valid copy; GraphError if unknown."""
         if tensor in self._unused:
             return self._unused[tensor].copy()
         self._of(tensor)
         return self._sessions[min(self._fresh[tensor])].read(tensor)
 
     def opaque(self) -> frozenset[Tensor]:
-        """Persistent tensors that some device cannot read."""
+        """Return the persistent tensors that some device cannot read."""
         return frozenset[Tensor]().union(*(s.opaque() for s in self._sessions.values()))
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the splits of `graph`, one of the case's, in order; GraphError if it is none of them, BackendError if a
-        device failed.
-        """
+        """Run the splits of `graph` in order; GraphError if unknown, BackendError if one fails."""
         shared = self._plan.graphs.get(graph)
         if shared is None:
             raise GraphError(f"{self._case.id}: compute takes the graphs of the opened case only")
@@ -209,7 +207,7 @@ class _SchedSession(Watched):
         return values
 
     def _bring(self, t: Tensor, device: int) -> None:
-        """Make `t` fresh on `device`."""
+        """Copy `t` to `device` if its copy is not valid."""
         fresh = self._fresh[t]
         if device in fresh:
             return
@@ -226,7 +224,7 @@ class _SchedSession(Watched):
         w.bytes["copied"] = w.bytes.get("copied", 0) + sum(nbytes(t) for s in splits for t in s.inputs)
 
     def witness(self) -> Witness:
-        """Splits, copies and their bytes as ggml's scheduler would make them; nodes, splits and seconds per device."""
+        """Return splits, copies and bytes like ggml's scheduler; nodes, splits and time per device."""
         w = self._witness
         w.nodes = sum(self._nodes.values())
         w.compiles = w.cache_hits = 0
@@ -267,13 +265,13 @@ def _shown(session: Session, tensors: Iterable[Tensor]) -> dict[Tensor, Bytes]:
 
 
 def _read(share: Share) -> list[Tensor]:
-    """The leaves whose bytes matter: a node that computes reads them."""
+    """Return the leaves that a computing node reads, whose bytes matter."""
     read = {s.root for n in share.part.graph if computes(n) for s in n.src if s is not None}
     return [leaf for leaf in share.part.inputs if leaf in read]
 
 
 def _results(share: Share, values: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-    """Root of the whole graph -> its bytes at the end of the split, as far as `values` has them."""
+    """Return the bytes after the split by root of the whole graph, where `values` has them."""
     last = {root: n for n in share.part.graph for root in written(n)}
     own = {n: values[copy] for n, copy in share.made.items() if last.get(copy) is copy and copy in values}
     return own | {root: values[node] for node, root in share.handed.items()}

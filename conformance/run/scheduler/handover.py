@@ -1,7 +1,7 @@
-"""Which value reaches a device of a scheduler with other bytes than the split before, or the suite, left it with.
+"""Find the first value that a scheduler copies incorrectly between devices or the host.
 
-A copy changes no bit, so no budget is needed and no reference: the case runs once more, every device is asked for the
-persistent tensors that it is about to use, and each value is compared with the last one written.
+A copy changes no bits, so no tolerance and no reference is needed: the case runs once more, each device is asked for
+the persistent tensors that it is about to use, and each value is compared with the last one written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.run.execute import computed_nodes
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What one split was given and what it left, by tensors of the whole graph."""
+    """Inputs and results of one split, by tensors of the whole graph."""
 
     device: str
     split: int
@@ -31,32 +31,30 @@ class Passed:
 
 
 class Watched(Session):
-    """A session that says what passes between its devices."""
+    """A session that records what its devices exchange."""
 
     passed: list[Passed] | None = None
-    """Filled by `compute` while it is a list."""
+    """Appended to by `compute` while it is a list."""
 
 
 @runtime_checkable
 class Scheduler(Protocol):
-    """A backend that shares graphs out among devices."""
+    """A backend that splits graphs over devices."""
 
     def handover(self, case: Case) -> Handover | None:
-        """The first value that goes wrong between devices, as `find`."""
+        """Return the first value that differs between devices, as `find`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A value that went wrong between two ends; an end without a device is the host, which fills and reads caches and
-    inputs.
-    """
+    """A value that differs between two endpoints; one without a device is the host."""
 
     tensor: Tensor
     source: Endpoint
     target: Endpoint
 
     def place(self, first: int = 0) -> Place:
-        """Where it goes wrong; `first`: where the steps of the case begin in those of the result."""
+        """Return the location; `first` is the step of the result at which the case's steps begin."""
         t = self.tensor
         source, target = (replace(e, step=first + e.step) for e in (self.source, self.target))
         return Place(
@@ -65,7 +63,7 @@ class Handover:
 
 
 def find(open_: Callable[[Case], Watched], case: Case) -> Handover | None:
-    """The first value of `case` that goes wrong between devices; None where none does. BackendError if one failed."""
+    """Return the first value of `case` that differs between devices; BackendError if one failed."""
     with closing(open_(case)) as session:
         hidden = session.opaque()
         left = {t: (Endpoint(0), data) for t, data in case.persistent.items()}

@@ -1,4 +1,4 @@
-"""A case shared out: the splits of every step as parts, and for each device a case of its own that holds its parts."""
+"""Split a case: the splits of every step as graphs, and per device a case of its splits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .assign import NOBODY, Assignment, Home, Memory, UnassignedError, assign, p
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One split as a graph by itself."""
+    """One split as a separate graph."""
 
     device: int
     part: Part
@@ -33,9 +33,9 @@ class Share:
     uses: Sequence[Tensor]
     """Persistent tensors that it reads or writes."""
     writes: frozenset[Tensor]
-    """Those it writes."""
+    """Persistent tensors that it writes."""
     nodes: int
-    """How many of its nodes compute something."""
+    """Number of nodes that compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,28 @@ class Plan:
     home: Home
     graphs: Mapping[Graph, Shared]
     cases: Sequence[Case | None]
-    """Per device: the case to open there, whose steps are its splits; None where it has no part in this one."""
+    """Per device: the case to open, whose steps are its splits; None if it has no split."""
     arithmetic: Arithmetic
 
 
 def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why: str = "no device takes it") -> str:
-    """Why a node cannot run anywhere: the node, its shapes, and each backend's own reason."""
+    """Return why no device can run a node: the node, its shapes, and each backend's reason."""
     src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
     said = "; ".join(f"{label}: {s.reason or 'takes it'}" for label, s in zip(labels, reasons, strict=True))
     return f"{node} of {src or 'no src'}: {why} ({said})"
 
 
 def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
-    """Split `case` over `backends`, in order of priority. UnavailableError if no device is left for a node; it names
-    the node, its shapes and every backend's reason.
+    """Split `case` over `backends`, in order of priority.
+
+    UnavailableError if no device is left for a node; names the node, its shapes and every backend's reason.
     """
-    # step by step: what a device refuses to read behind a write of the same graph, it may read in the next
+    # per graph: a device may reject a read after a write in the same graph, but accept it in the next
     each = dict.fromkeys(s.graph for s in case.steps)
     answers = [{n: a for g in each for n, a in zip(g, b.supports(g), strict=True)} for b in backends]
 
     def supports(b: int, t: Tensor) -> bool:
-        return t not in answers[b] or bool(answers[b][t])  # views of what a graph only reads are no nodes
+        return t not in answers[b] or bool(answers[b][t])  # views of leaves are not nodes
 
     home = place(case, len(backends), supports)
     graphs: dict[Graph, Shared] = {}
@@ -128,7 +129,7 @@ def _case_of(case: Case, graphs: Mapping[Graph, Shared], device: int, label: str
 
 
 def zeros(t: Tensor) -> Bytes:
-    """Zeros for a leaf that no computing node reads."""
+    """Return zeros for a leaf that no computing node reads."""
     return np.zeros(nbytes(t), np.uint8)
 
 
@@ -149,7 +150,7 @@ HEADER = ("split", "device", "node", "op", "name", "shape", "copied before the s
 
 
 def rows(graph: Graph, shared: Shared, labels: Sequence[str]) -> list[tuple[str, ...]]:
-    """One row per node that computes: its split and device, and with the first of a split what is copied there."""
+    """Return a row per computing node, with its split and device, and what a split copies first."""
     out: list[tuple[str, ...]] = []
     for k, split in enumerate(shared.assignment.splits):
         copied = ", ".join(t.name or t.op for t in split.inputs)
@@ -164,7 +165,7 @@ def rows(graph: Graph, shared: Shared, labels: Sequence[str]) -> list[tuple[str,
 
 
 def summary(shared: Shared, labels: Sequence[str]) -> str:
-    """`cpu 0-4, xdna2 5, cpu 6-11`: the nodes of each split by their place in the graph."""
+    """Return the node ranges of the splits, such as `cpu 0-4, xdna2 5, cpu 6-11`."""
     parts = []
     for split in shared.assignment.splits:
         last = split.last - 1

@@ -1,8 +1,8 @@
-"""Shrinking a failing case: the smallest case that fails in the same way.
+"""Shrink a failing case to the smallest case that fails in the same way.
 
-Each pass proposes smaller cases, boldest first. One that fails with the same signature replaces the case, and all
-passes start again, until none knows a smaller one. A candidate need not mean what the case meant: it is legal, the
-reference knows what it should give, and the backend gives something else.
+Each pass proposes smaller cases, largest reduction first. One that fails with the same signature replaces the case, and
+all passes start again, until none has a smaller candidate. A candidate need not mean what the case meant: it is valid,
+the reference can compute it, and the backend gives something else.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("simpler types", simplify.types),
     ("simpler values", simplify.values),
 )
-"""The passes in order; the words say what a success made of the case."""
+"""Passes in order, with the text that describes a success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Shrunk:
 
     case: Case
     result: Result
-    """Of `case` on the backend."""
+    """Result of `case` on the backend."""
     signature: Signature
     tried: int
-    """Candidates that ran."""
+    """Number of candidates that ran."""
     seconds: float
     finished: bool
-    """False where time ran out before the passes had no candidate left."""
+    """False if time ran out before the passes had no candidate left."""
 
 
 def shrink(
@@ -74,11 +74,12 @@ def shrink(
     clock: Callable[[], float] = time.monotonic,
     lanes: Lanes | None = None,
 ) -> Shrunk:
-    """The smallest case found that fails on `spec` as `case` does. After `time_budget` seconds the smallest case so far
-    is the answer. What is left of them bounds each run but the first, without which there is no answer. Each case on
-    the way is one that `accept` takes, with its result. `progress` gets a line for each success. `lanes` run candidates
-    at the same time, where given. UsageError if `case` does not fail on `spec`, or computing it takes more than the
-    limits allow.
+    """Return the smallest case found that fails on `spec` as `case` does.
+
+    After `time_budget` seconds it returns the smallest case so far; the remaining time limits each run but the first.
+    Only cases that `accept` takes, with their results, replace the case. `progress` receives a line per success.
+    `lanes` run candidates in parallel, if given. UsageError if `case` does not fail on `spec`, or exceeds the cost
+    limits.
     """
     start = clock()
     if why := runner.too_costly([case]):
@@ -94,7 +95,7 @@ def shrink(
 
 
 def size(case: Case) -> str:
-    """How large a case is, in words."""
+    """Describe the size of a case."""
     n = sum(len(s.graph) for s in case.steps)
     return f"{len(case.steps)} step(s), {n} node(s), {simplify.elements(case):,} elements in leaves"
 
@@ -117,14 +118,14 @@ class _Search:
         self._accept, self._lanes = accept, lanes
         self._seen: set[bytes] = set()
         self._started: deque[bytes] = deque()
-        """Of those seen, what nobody looked at yet."""
+        """Digests in `_seen` whose results were not examined yet."""
         self._of_node = self._signature.kind.partition(",")[0] == Fault.NODE
         self._of_message = self._signature.verdict is not Verdict.FAIL and not self._signature.op
         self._unwritten = _may_be_unwritten(result)
         self._unlike = self._is_unlike(case)
 
     def run(self, progress: Callable[[str], None]) -> bool:
-        """Search until nothing gets smaller (True) or time is up."""
+        """Search until nothing gets smaller (True) or time is up (False)."""
         again = True
         while again:
             again = False
@@ -140,9 +141,7 @@ class _Search:
         return finished
 
     def _look_closer(self) -> None:
-        """Run the smallest case once more, and find where it fails, if that was not looked for on the way and there is
-        time.
-        """
+        """Run the smallest case again to locate its failure, if that was skipped and time remains."""
         if (self._of_node or self._of_message) and (left := self._left()) > 0:
             with suppress(ConformanceError), self._runner.within(left):
                 (result,) = self._runner.run(self._spec, [self.case])
@@ -168,11 +167,11 @@ class _Search:
                     return True
             return False
         finally:
-            self._seen.difference_update(self._started)  # they ran ahead, and nobody looked at what came of it
+            self._seen.difference_update(self._started)  # they ran ahead; their results were not examined
             self._started.clear()
 
     def _ran(self, candidates: Iterator[Case]) -> Iterator[tuple[Case, Result | None]]:
-        """Those that are legal and new, with their results; None where nobody could say."""
+        """Yield valid and new candidates with their results; None if a run was impossible."""
         new = (c for c in candidates if not self._late() and self._is_new(c))
         if self._lanes is None:
             return ((c, self._run(self._runner, c)) for c in new)
@@ -185,7 +184,7 @@ class _Search:
                 return False
             self._seen.add(digest)
             candidate.validate()
-        except GraphError:  # it is no legal graph, or lacks a tensor that it has bytes of
+        except GraphError:  # an invalid graph, or one that lacks a tensor with bytes
             return False
         self._started.append(digest)
         return True
@@ -205,7 +204,7 @@ class _Search:
             return None
 
     def _takes(self, candidate: Case, result: Result) -> bool:
-        """Whether `candidate` fails as it should; it is the smallest from now on."""
+        """Return True if `candidate` fails like the case; it then becomes the smallest case."""
         alike = self._signature.covers(signature_of(result))
         unlike = alike and self._is_unlike(candidate)
         if not alike or (self._unlike and not unlike) or not self._accept(candidate, result):
@@ -214,8 +213,9 @@ class _Search:
         return True
 
     def _is_unlike(self, case: Case) -> bool:
-        """Whether memory that the backend did not write is wrong in every output and cache, even if it is all zeros. A
-        test that asks for values alone, as test-backend-ops does, sees nothing else of a backend that gave up.
+        """Return True if unwritten memory is wrong in every output and cache, even if all zeros.
+
+        A test that checks only values, as test-backend-ops does, sees nothing else of a backend that gave up.
         """
         if not self._unwritten:
             return False
@@ -230,7 +230,7 @@ class _Search:
 
 
 def _may_be_unwritten(result: Result) -> bool:
-    """Whether the backend raised an error, or left what an adapter fills memory with: NaN, or -1 in integers."""
+    """Return True for an error, or fill values of an adapter's memory: NaN, or -1 in integers."""
     numbers = None if result.where is None else result.where.numbers
     return result.verdict is Verdict.OVERCLAIM or (
         numbers is not None and (math.isnan(numbers.found) or numbers.found == -1)
@@ -238,14 +238,12 @@ def _may_be_unwritten(result: Result) -> bool:
 
 
 def measure(case: Case) -> tuple[int, ...]:
-    """The size of a case, the most important part first; it falls with every success, so that shrinking ends."""
+    """Return the size of a case, most important part first; it falls with every success."""
     return (*_rough(case), _plainness(case))
 
 
 def _is_smaller(case: Case, than: tuple[int, ...]) -> bool:
-    """Whether the size of `case` is less `than` another's; how plain its values are is asked only where all else is
-    equal, as that takes as long as to run it.
-    """
+    """Return True if `case` is smaller `than` a size; slow plainness is computed only on a tie."""
     rough = _rough(case)
     return rough < than[:-1] or (rough == than[:-1] and _plainness(case) < than[-1])
 

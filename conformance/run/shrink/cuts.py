@@ -1,6 +1,6 @@
-"""Candidates with fewer steps and fewer nodes, the boldest cut first.
+"""Generate candidates with fewer steps and fewer nodes, largest reduction first.
 
-Some nodes of some steps stay, and what they read of the others becomes a leaf with a recorded value.
+Some nodes of some steps remain; values that they read from removed nodes become leaves with recorded values.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PREFIX = "shrunk/"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Recorded:
-    """A case and every value of a run of it."""
+    """A case and every value of one run of it."""
 
     case: Case
     steps: list[StepValues]
-    """With every node among the outputs, view ops included. Empty where nothing could run it."""
+    """Values of every computed node, view ops included; empty if the case could not run."""
 
     def start(self, step: int) -> dict[Tensor, Bytes]:
-        """Persistent tensor -> its bytes before `step`; as the case begins where no run is known."""
+        """Return the bytes of persistent tensors before `step`; the initial ones without a run."""
         held = dict(self.case.persistent)
         if step and self.steps:
             held.update(self.steps[step - 1].caches)
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def record(case: Case, reference: Backend) -> Recorded:
-    """Every value of `case` on `reference`; none where that cannot run it."""
+    """Record every value of `case` on `reference`; no values if it cannot run the case."""
     steps = [replace(s, outputs=tuple(n for n in s.graph if n.flags & FLAG_COMPUTE)) for s in case.steps]
     try:
         return Recorded(case, execute(reference, replace(case, steps=steps)).steps)
@@ -48,7 +48,7 @@ def record(case: Case, reference: Backend) -> Recorded:
 
 
 def is_legal(case: Case) -> bool:
-    """Whether a case that a pass made may run: who computes another one may read and write outside of its memory."""
+    """Return True if a generated case may run; an invalid one could access other memory."""
     try:
         case.validate()
     except GraphError:
@@ -57,12 +57,12 @@ def is_legal(case: Case) -> bool:
 
 
 def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: Collection[str] = ()) -> Case:
-    """The case of the nodes alone that are `kept` of each step; ops `apart` write in place no more.
+    """Return the case with only the nodes `kept` of each step; ops `apart` get their own memory.
 
-    Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
+    A removed node that is read becomes a contiguous leaf with its recorded value, or is replaced by its source if it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
-    bytes before the first step that stays. A node that no other reads becomes an output. GraphError if a value is
-    missing, or the nodes make no legal graph over their new sources.
+    bytes before the first remaining step. A node that no other reads becomes an output. GraphError if a value is
+    missing, or the nodes form no valid graph over their new sources.
     """
     case = recorded.case
     stay = [k for k in sorted(kept) if any(computes(n) for n in kept[k])]
@@ -77,7 +77,7 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: C
 
 
 def renamed(case: Case) -> Case:
-    """`case` as one that no generator makes: under another id, which says where it comes from."""
+    """Return `case` under another id, with its origin, because no generator makes it."""
     of = case.id.removeprefix(PREFIX)
     return replace(case, id=PREFIX + of, family="shrunk", params={"of": of}, tolerance={}, generator=1)
 
@@ -143,14 +143,14 @@ class _Cutting:
 
 
 def over(t: Tensor, source: Callable[[Tensor], Tensor]) -> Tensor:
-    """A copy of `t` that reads, and writes to, what `source` gives for what `t` does; not laid out yet."""
+    """Copy `t` with its sources and write target mapped by `source`; not laid out yet."""
     src = [None if s is None or s is t else source(s) for s in t.src]
     under = below(t) if writes_in_place(t) else None
     return like(t, src, None if under is None else source(under).root)
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
-    """Whether a view shows all of what it is a view of, as it is."""
+    """Return True if a view has the shape, strides and offset of the tensor it views."""
     return (a.ne, a.nb, a.view_offs) == (b.ne, b.nb, b.view_offs)
 
 
@@ -158,7 +158,7 @@ Kept = Mapping[int, Collection[Tensor]]
 
 
 def plain(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Without recorded values, tolerance, demands and notes: expected values are then the reference's."""
+    """Yield cases without recorded values, tolerance, demands and notes."""
     case = recorded.case
     bare = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
     if case.demands:
@@ -168,7 +168,7 @@ def plain(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def steps(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """The divergent step alone, from recorded caches; with the one before; all up to it; all but some."""
+    """Yield the divergent step alone, with the previous one, all up to it, then all but some."""
     case = recorded.case
     n = len(case.steps)
     last = _step(result, n)
@@ -181,7 +181,7 @@ def steps(recorded: Recorded, result: Result) -> Iterator[Case]:
 
 
 def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """The divergent node alone, with its views, with all it needs; then all but a half, a quarter, … a node."""
+    """Yield the divergent node, with views, with all inputs, then all but halves, quarters and so on."""
     case = recorded.case
     everything = {k: _computing(s) for k, s in enumerate(case.steps)}
     places = [(k, t) for k, ts in everything.items() for t in ts]
@@ -201,7 +201,7 @@ def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
 
 
 def outputs(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Fewer outputs: drops those that another output or a cache shows, of all steps, then of one."""
+    """Yield cases with fewer outputs: without those that a node reads or a cache contains."""
     case = recorded.case
     fewer = {k: replace(s, outputs=o) for k, s in enumerate(case.steps) if len(o := _ends(case, s)) < len(s.outputs)}
     for those in (fewer, *({k: step} for k, step in fewer.items() if len(fewer) > 1)):
@@ -210,7 +210,7 @@ def outputs(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def _ends(case: Case, step: Step) -> tuple[Tensor, ...]:
-    """The outputs of a step that no node reads and no cache shows."""
+    """Return the outputs of a step that no node reads and no cache contains."""
     read = {s for n in step.graph for s in n.src if s is not n}
     return tuple(t for t in step.outputs if t not in read and t.root not in case.persistent)
 
@@ -242,7 +242,7 @@ def _culprit(result: Result, case: Case) -> tuple[int, Tensor] | None:
 
 
 def _computing(step: Step) -> list[Tensor]:
-    """The nodes that compute, and the view ops that they read through."""
+    """Return the nodes that compute and the view ops that they read."""
     needed = {n for n in step.graph if computes(n)} | set(step.outputs)
     for n in reversed(step.graph.nodes):
         if n in needed:
@@ -251,7 +251,7 @@ def _computing(step: Step) -> list[Tensor]:
 
 
 def views_of(node: Tensor) -> list[Tensor]:
-    """View ops between `node` and the tensors that own what it reads, in order."""
+    """Return the view ops between `node` and the roots that it reads, in order."""
     found: dict[Tensor, None] = {}
 
     def visit(t: Tensor | None) -> None:
@@ -265,7 +265,7 @@ def views_of(node: Tensor) -> list[Tensor]:
 
 
 def _cone(case: Case, step: int, node: Tensor) -> dict[int, list[Tensor]]:
-    """The nodes from which `node` is computed, in its step and, through caches, in earlier ones."""
+    """Return the nodes on which `node` depends, in its step and through caches in earlier ones."""
     wanted: set[Tensor] = {node}
     roots: set[Tensor] = set()
     kept: dict[int, list[Tensor]] = {}

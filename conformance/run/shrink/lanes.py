@@ -1,4 +1,4 @@
-"""Candidates that run at the same time, each in a worker process of its own."""
+"""Run candidates in parallel, each in its own worker process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from conformance.run.runner import Runner
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 MOST = 2
-"""More would be in each other's way: libraries have threads of their own."""
+"""Maximum lanes; libraries have their own threads, so more would compete for processors."""
 
 
 class Lanes:
-    """Runners that work at the same time. A thread waits for each; what a backend computes, its process does."""
+    """Runners in parallel; a thread waits for each, and the backend computes in its own process."""
 
     def __init__(self, runners: Iterable[Runner]) -> None:
         self._runners = list(runners)
@@ -31,8 +31,9 @@ class Lanes:
         self._busy: set[Future[Any]] = set()
 
     def ahead(self, do: Callable[[Runner, _T], _R], items: Iterable[_T]) -> Iterator[tuple[_T, _R]]:
-        """Each item with what `do` gives of it on one of the runners, in order; while one is looked at, the next ones
-        run. What ran when nobody asks any more counts for nothing.
+        """Yield each item and the result of `do` on one of the runners, in order.
+
+        The next items run while one is examined; results that are not requested any more are discarded.
         """
         waiting: deque[tuple[_T, Future[_R]]] = deque()
         for item in items:
@@ -44,13 +45,13 @@ class Lanes:
             yield item, future.result()
 
     def renew(self) -> None:
-        """Close the backends, when nothing runs any more: the next cases run where nothing ran before."""
+        """Wait for running cases, then close the backends: the next cases run in fresh processes."""
         wait(self._busy)
         for runner in self._runners:
             runner.renew()
 
     def close(self) -> None:
-        """End the processes, when nothing runs any more."""
+        """Wait for running cases, then end the processes."""
         self._pool.shutdown(cancel_futures=True)
         for runner in self._runners:
             runner.close()
@@ -69,6 +70,6 @@ class Lanes:
 
 
 def lanes(spec: Spec, make: Callable[[], Runner]) -> Lanes | None:
-    """A lane for each processor of this machine, `MOST` at most; None where there is one, or `spec` computes here."""
+    """Return one lane per processor, at most `MOST`; None for one processor or if not isolated."""
     n = min(MOST, os.cpu_count() or 1)
     return Lanes(make() for _ in range(n)) if n > 1 and needs(spec) else None

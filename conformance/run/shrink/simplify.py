@@ -1,6 +1,6 @@
-"""Candidates with smaller dimensions, simpler types and simpler values.
+"""Generate candidates with smaller dimensions, simpler types and simpler values.
 
-Tokens, sequences, heads, rows and cells all are dimensions of some leaf.
+Tokens, sequences, heads, rows and cells are all dimensions of some leaf.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from .cuts import Recorded, over, renamed, same_place
 Axis = tuple[Tensor, int]
 
 MANY = 14
-"""Axes up to which every choice of a few of them is tried; beyond, those of equal size go together."""
+"""Maximum axes to try in all combinations; beyond, only axes of equal size are combined."""
 TOGETHER = 4
 
 
 def dims(recorded: Recorded, _: Result, *, largest: bool = False) -> Iterator[Case]:
-    """Dimensions that belong together are cut together, to 1 first, or with the `largest` cases first.
+    """Yield cases with related dimensions reduced together, to 1 or the `largest` cases first.
 
-    Which belong together the rules of the ops know: a wrong choice makes no legal graph and is never run. A case is
-    made when it is asked for: there may be thousands of a trajectory.
+    The ops' shape rules decide which are related: a wrong combination raises GraphError and never runs. Cases are made
+    lazily, since a trajectory may have thousands.
     """
     case = recorded.case
     shaped = [n for s in case.steps for n in s.graph if n.op in SHAPED_BY_CALLER]
@@ -75,7 +75,7 @@ def dims(recorded: Recorded, _: Result, *, largest: bool = False) -> Iterator[Ca
 
 
 def shapes(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """A leaf that is read through a RESHAPE has that shape itself."""
+    """Yield cases in which a leaf that is read through a RESHAPE has that shape itself."""
     case = recorded.case
     pairs = {(t.src[0], t.ne) for s in case.steps for t in s.graph if t.op == "RESHAPE"}
     for leaf in _leaves_of_steps(case):
@@ -85,7 +85,7 @@ def shapes(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def _groups(axes: Sequence[Axis]) -> Iterator[tuple[Sequence[Axis], int]]:
-    """Axes to cut together, and the size that stands for one unit in each: all are whole multiples of it."""
+    """Yield axes to reduce together, and the unit size of which all are multiples."""
     by_size: dict[int, list[Axis]] = {}
     for t, d in axes:
         by_size.setdefault(t.ne[d], []).append((t, d))
@@ -109,7 +109,7 @@ def _smaller(unit: int) -> list[int]:
 
 
 def _resized(group: Sequence[Axis], unit: int, size: int) -> dict[Tensor, Dims] | None:
-    """The new shapes; None where one is no whole number of blocks."""
+    """Return the new shapes; None if one is not a whole number of blocks."""
     ne: dict[Tensor, Dims] = {}
     for t, d in group:
         now = list(ne.get(t, t.ne))
@@ -119,7 +119,7 @@ def _resized(group: Sequence[Axis], unit: int, size: int) -> dict[Tensor, Dims] 
 
 
 def elements(case: Case) -> int:
-    """Elements of all leaves."""
+    """Return the number of elements in all leaves."""
     return sum(map(nelements, _leaves_of_steps(case)))
 
 
@@ -128,7 +128,7 @@ def _leaves_of_steps(case: Case) -> list[Tensor]:
 
 
 SIMPLER: tuple[GGMLType, ...] = (F32, F16)
-"""What a leaf's type is replaced by, the simplest first."""
+"""Replacement types of a leaf, simplest first."""
 
 Values = NDArray[Any]
 SIMPLE: tuple[Callable[[Values], Values], ...] = (
@@ -137,18 +137,18 @@ SIMPLE: tuple[Callable[[Values], Values], ...] = (
     lambda x: np.arange(x.size, dtype=x.dtype).reshape(x.shape),  # counting
     lambda x: np.round(np.clip(np.nan_to_num(x, posinf=4, neginf=-4), -4, 4) * 2) / 2,  # halves
 )
-"""What a leaf's values are replaced by, the simplest first."""
+"""Replacement values of a leaf, simplest first."""
 CONSTANT = 2
-"""So many of these make each row alike."""
+"""Number of leading entries of `SIMPLE` that make all rows equal."""
 
 
 def rank(type_: GGMLType) -> int:
-    """How simple a leaf's type is: 0 is the simplest."""
+    """Return the complexity of a leaf's type; 0 is the simplest."""
     return (*SIMPLER, BF16).index(type_) if type_ in (*SIMPLER, BF16) else 3 if as_floats(type_) else 0
 
 
 def may_be_simpler(node: Tensor, i: int) -> bool:
-    """Whether the op takes source `i`, or all its sources of that type, in a simpler type, all else as it is."""
+    """Return True if the op accepts source `i`, or all sources of its type, in a simpler type."""
     t = node.src[i]
     assert t is not None
     simpler = [I32] if t.type is I64 else [s for s in SIMPLER if rank(s) < rank(t.type)]
@@ -167,7 +167,7 @@ def _takes(node: Tensor, sources: Sequence[Tensor], type_: GGMLType) -> bool:
 
 
 def types(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """All leaves of a type, then each by itself, in a simpler type."""
+    """Yield cases with all leaves, those of one type, then each leaf in a simpler type."""
     case = recorded.case
     leaves = [t for t in leaves_of(case) if rank(t.type)]
     groups = [[t for t in leaves if t.type is type_] for type_ in dict.fromkeys(t.type for t in leaves)]
@@ -182,12 +182,12 @@ def types(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def values(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """All leaves, then each by itself, with simpler values."""
+    """Yield cases with simpler values in all leaves, then in each."""
     yield from _plainer(recorded.case, lambda leaves: [leaves, *([t] for t in leaves)])
 
 
 def each_values(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Each leaf by itself with simpler values."""
+    """Yield cases with simpler values in one leaf each."""
     yield from _plainer(recorded.case, lambda leaves: [[t] for t in leaves])
 
 
@@ -205,19 +205,19 @@ def _plainer(case: Case, groups: Callable[[list[Tensor]], list[list[Tensor]]]) -
 
 
 def parameters(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Ops without a source that they need not have, and with a parameter that is neutral."""
+    """Yield cases with ops without an optional source, or with a neutral parameter."""
     case = recorded.case
     nodes = [n for s in case.steps for n in s.graph]
     for op, i in dict.fromkeys((n.op, i) for n in nodes for i in optional_sources(n)):
         with suppress(GraphError):
             yield changed(case, Change(without=(op, i)))
     for op, name in dict.fromkeys((n.op, f.name) for n in nodes for f in parameters_of(n)):
-        with suppress(GraphError, ValueError, TypeError):  # a value that the op does not take
+        with suppress(GraphError, ValueError, TypeError):  # a value that the op rejects
             yield changed(case, Change(param=(op, name, neutral(name))))
 
 
 def parameters_of(node: Tensor) -> list[Field]:
-    """The parameters of a node that are not neutral."""
+    """Return the parameters of a node that are not neutral."""
     declared = DECLARATIONS.get(node.op)
     fields = declared.fields if declared and node.op not in VIEW_OPS else ()
     return [f for f in fields if f.name not in {"", "op"} and not _is_neutral(node, f.name, f.of(node.op_params))]
@@ -230,47 +230,47 @@ def _is_neutral(node: Tensor, parameter: str, value: object) -> bool:
 
 
 def turns_all(node: Tensor) -> bool:
-    """Whether a rotation covers whole rows, as far as its mode lets it."""
+    """Return True if ROPE rotates whole rows, as far as its mode allows."""
     a = node.src[0]
     return a is not None and node.params.n_dims == a.ne[0] // _share(node)
 
 
 def _share(node: Tensor) -> int:
-    """Pairs of elements in a row, for each that a rotation of the whole row counts."""
+    """Return the row elements per unit of `n_dims`: 2 for VISION, else 1."""
     return 2 if node.params.mode == ROPE_TYPE.VISION else 1
 
 
 def neutral(parameter: str) -> int:
-    """The value with which a parameter of this name does nothing."""
+    """Return the value with which a parameter of this name has no effect."""
     return NEUTRAL.get(parameter, 0)
 
 
 TURNED = "n_dims"
-"""How much of a row ROPE turns."""
+"""ROPE's parameter for the rotated part of a row."""
 NEUTRAL = {"scale": 1, "freq_scale": 1, "attn_factor": 1, "s": 1, "freq_base": 10_000, "n_groups": 1} | dict.fromkeys(
     ("stride", "stride0", "stride1", "dilation0", "dilation1", "s0", "s1", "s2", "d0", "d1", "d2", "k0", "k1"), 1
 )
-"""Parameters that do nothing, or what everybody takes, at another value than 0."""
+"""Neutral or usual values of parameters, where that is not 0."""
 
 
 def optional_sources(node: Tensor) -> list[int]:
-    """Indices of the sources that a node has and need not have."""
+    """Return the indices of a node's optional sources that are present."""
     declared = DECLARATIONS.get(node.op)
     given = [i for i, s in enumerate(node.src) if s is not None]
     return [i for i in given if declared and declared.n_src <= i < len(declared.src)]
 
 
 def words(case: Case) -> int:
-    """Sources that ops need not have, and parameters that are not neutral."""
+    """Count optional sources and parameters that are not neutral."""
     return sum(len(optional_sources(n)) + len(parameters_of(n)) for s in case.steps for n in s.graph)
 
 
 def plainness(t: Tensor, data: Bytes) -> int:
-    """Which of `SIMPLE` the values are; its length where they are none."""
+    """Return the index in `SIMPLE` that describes the values; its length if there is none."""
     if not nelements(t):
         return 0
     row = new_tensor(t.type, t.ne[0])
-    first = data[: nbytes(row)]  # tells nearly always: to store all values again takes a shrinker's time
+    first = data[: nbytes(row)]  # usually decides; re-encoding all values is slow
     for level, make in enumerate(SIMPLE):
         if _are(make, row, first) and (
             np.array_equal(data, np.resize(first, data.size)) if level < CONSTANT else _are(make, t, data)
@@ -280,14 +280,14 @@ def plainness(t: Tensor, data: Bytes) -> int:
 
 
 def _are(make: Callable[[Values], Values], t: Tensor, data: Bytes) -> bool:
-    """Whether `make` changes none of the values; not so of a type without quantiser."""
+    """Return True if `make` changes no value; False for a type without quantiser."""
     with suppress(GraphError):
         return np.array_equal(_stored(t, make(_loaded(t, data))), data)
     return False
 
 
 def leaves_of(case: Case) -> Mapping[Tensor, Bytes]:
-    """Every leaf of every step, with its bytes."""
+    """Return every leaf of every step with its bytes."""
     return {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
 
 
@@ -305,37 +305,39 @@ def _bytes(x: Values) -> Bytes:
 
 
 SHAPED_BY_CALLER = frozenset({"VIEW", "RESHAPE", "CONT", "REPEAT", "TOP_K"})
-"""Ops whose constructor is told the shape of its result."""
+"""Ops whose constructor takes the shape of the result."""
 INDEXES: dict[str, tuple[int, int, int]] = {
     "GET_ROWS": (1, 0, 1),
     "SET_ROWS": (1, 2, 1),
     "MUL_MAT_ID": (2, 0, 2),
     "ADD_ID": (2, 1, 1),
 }
-"""Op -> the src that holds indices, the src they count in, and along which dimension."""
+"""Op -> its index src, the src that is indexed, and along which dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be different."""
+    """A modification of a case."""
 
     ne: Mapping[Tensor, Dims] = field(default_factory=dict)
-    """Leaf, or node shaped by its caller -> its new shape: no larger in any dimension, or as many elements."""
+    """Leaf, or node shaped by its caller -> its new shape, no larger or of equal element count."""
     types: Mapping[Tensor, GGMLType] = field(default_factory=dict)
-    """Leaf -> its new type; its values are converted."""
+    """Leaf -> its new type; the values are converted."""
     data: Mapping[Tensor, Bytes] = field(default_factory=dict)
     """Leaf of unchanged shape and type -> its new bytes."""
     without: tuple[str, int] | None = None
-    """An op, and the index of a source that no node of it has any more."""
+    """An op, and the index of the source to remove from all its nodes."""
     param: tuple[str, str, int] | None = None
-    """An op, a parameter by ggml's name and its new value in every node of it."""
+    """An op, a ggml parameter name and its new value in all nodes of the op."""
     last: bool = False
-    """Whether of a longer dimension the last elements stay, not the first."""
+    """True to retain the last elements of a shortened dimension instead of the first."""
 
 
 def changed(case: Case, change: Change) -> Case:
-    """`case` with `change` made in every step; a view op that changes nothing any more goes. GraphError if an op does
-    not take its new sources, or indices point outside.
+    """Return `case` with `change` applied in every step, without view ops that became no-ops.
+
+    Raises:
+        GraphError: an op rejects its new sources, or indices are out of range.
     """
     persistent: dict[Tensor, Tensor] = {}
     bytes_of: dict[Tensor, Bytes] = {}
@@ -406,7 +408,7 @@ def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
 
 
 def _over(t: Tensor, source: Callable[[Tensor], Tensor]) -> Tensor:
-    """As `over`; ggml_add remains one, and no ggml_add_cast to the type that its first source had."""
+    """Copy a node as `over` does; ggml_add does not become ggml_add_cast to the old type."""
     copy = over(t, source)
     first = t.src[0] if t.op == "ADD" else None
     if first is not None and first.type is t.type:
@@ -422,7 +424,7 @@ def _without(src: tuple[Tensor | None, ...], i: int) -> tuple[Tensor | None, ...
 
 
 def _ne(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Dims:
-    """The proposed shape: as asked, or along dimensions that were its source's as its source's now."""
+    """Return the proposed shape: the requested one, or with the source's new dimensions."""
     if t in change.ne or t.op not in SHAPED_BY_CALLER:
         return change.ne.get(t, t.ne)
     a = t.src[0]
@@ -433,7 +435,7 @@ def _ne(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Dims:
 
 
 def _place(t: Tensor, copy: Tensor) -> None:
-    """Strides and offset of a VIEW over a parent whose strides may be others now."""
+    """Set strides and offset of a VIEW whose parent may have new strides."""
     old, now = t.src[0], copy.src[0]
     assert old is not None
     assert now is not None
@@ -457,7 +459,7 @@ def _place(t: Tensor, copy: Tensor) -> None:
 
 
 def _turn_all(t: Tensor, copy: Tensor) -> None:
-    """If rotation covered whole rows, or shall, let it cover whole rows again."""
+    """Rotate whole rows again if rotation covered whole rows, or should."""
     now = copy.src[0]
     assert now is not None
     if turns_all(t) or (t.params.n_dims and not copy.params.n_dims):
@@ -465,7 +467,7 @@ def _turn_all(t: Tensor, copy: Tensor) -> None:
 
 
 def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
-    """Indices that point behind the end count from the start again; GraphError if SET_ROWS would write a row twice."""
+    """Wrap indices that are out of range; GraphError if SET_ROWS would write a row twice."""
     if node.op not in INDEXES:
         return
     i, among, dim = INDEXES[node.op]
@@ -483,5 +485,5 @@ def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
 
 
 def as_floats(type_: GGMLType) -> bool:
-    """Whether values of the type can be converted to F32."""
+    """Return True if values of the type can be converted to F32."""
     return type_ is F32 or type_.dtype is None or type_.dtype.kind == "f"
