@@ -1,1 +1,1 @@
-"""ggml's vocabulary: types, tensors, graphs, ops, quantisation. Imports nothing outside this package."""
+"""ggml's types, tensors, graphs, ops and quantisation; imports no other package of ours."""

@@ -1,4 +1,4 @@
-"""How a device rounds: a backend declares it, the reference imitates it, a recording names it."""
+"""Rounding of a device: declared by a backend, imitated by the reference, recorded by name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .types import F32, TYPES
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How a backend rounds operands before it multiplies and values when it stores them.
+    """How a backend rounds operands before it multiplies them and values when it stores them.
 
-    The reference can compute the same way, so that only float32 rounding remains between the two and budgets stay
-    tight. The default is exact. An arithmetic outside of what devices are known to do, or with a bound above upstream's
-    limit for the op, is a UsageError (`faults`).
+    The reference can compute the same way, so that only float32 rounding remains between the two and tolerances stay
+    tight. The default is exact. Raises UsageError for a rounding that no known device has, or a bound above upstream's
+    limit for the op (`faults`).
     """
 
     name: str = "exact"
@@ -32,60 +32,58 @@ class Arithmetic:
     """How values are stored in block types: `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0
     and Q8_1, which multiplies by 127 / amax and rounds to nearest even."""
     flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
-    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; other types are
-    summed exactly."""
+    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; sums over other
+    types are exact."""
     flash_attn_tile: int = 0
-    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0: no
-    such kernel."""
+    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0 if
+    the device has no such kernel."""
     flash_attn_step: int = 1
-    """The same only where V's `ne[0]` is a multiple of this."""
+    """The tiled kernel applies only if V's `ne[0]` is a multiple of this."""
     tables: Mapping[str, str] = field(default_factory=dict)
     """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments: argument and value are rounded to it. The
-    GLU around the same function (GEGLU around GELU) uses the table too."""
+    GLU with the same function (GEGLU for GELU) uses the table too."""
     rope: str = "exact"
-    """How rotary embedding computes its angles: `exact`, or `float32` as `ggml_rope_cache_init`, which multiplies by
+    """How rotary embedding computes its angles: `exact`, or `float32` as in `ggml_rope_cache_init`, which multiplies by
     theta_scale once per pair and rounds each time."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Type of a weight that MUL_MAT or MUL_MAT_ID reads -> form of `requant.FORMS` that it is stored in first."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """The same for weights that GET_ROWS reads."""
+    """Type of a weight that GET_ROWS reads -> form of `requant.FORMS` that it is stored in first."""
     products: str = "float32"
     """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` for speed.
-    Devices vary too much to imitate (fused attention rounds in other places): this widens the budget instead."""
+    Devices differ too much to imitate (fused attention rounds elsewhere), so this widens the tolerance instead."""
 
     operands: str = "float32"
-    """Type that both operands of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT are rounded to, weights in blocks once they are
-    unpacked: `float32`, `f16` or `bf16`."""
+    """Type that both operands of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT are rounded to, quantised weights after
+    unpacking: `float32`, `f16` or `bf16`."""
     sums: str = "float32"
-    """How MUL_MAT and MUL_MAT_ID add up: `float32`, or a key of `SUMS`: products in F16, added up in F16."""
+    """How MUL_MAT and MUL_MAT_ID accumulate: `float32`, or a key of `SUMS` for F16 products and F16 sums."""
     roundings: Mapping[str, str] = field(default_factory=dict)
-    """Of a device that was measured: key of a node (`key_of`) -> the rounding in `ROUNDINGS` that it has."""
+    """Key of a node (`key_of`) -> name in `ROUNDINGS` of the rounding measured on the device."""
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """Key of a node -> NMSE that its result may be off beyond that."""
+    """Key of a node -> NMSE allowed beyond that rounding."""
     lengths: Mapping[str, int] = field(default_factory=dict)
-    """Key of a node -> terms of the longest sum measured; the bound of a longer one grows with it."""
+    """Key of a node -> terms of the longest sum measured; the bound grows with longer sums."""
 
     measured: bool = True
-    """Whether a key without rounding is exact; else it may be off as far as upstream's own test of the op allows."""
+    """True if a key without a rounding is exact; else the limit of upstream's own test of the op applies."""
 
     def __post_init__(self) -> None:
-        """Refuse what grants more error than upstream allows."""
+        """Raise UsageError if the arithmetic allows more error than upstream does."""
         for fault in faults(self):
             raise UsageError(f"arithmetic {self.name:.80}: {fault}")
 
     @property
     def by_node(self) -> bool:
-        """Whether nodes differ in it: `at` then says how."""
+        """True if the rounding differs between nodes; `at` then returns it."""
         return bool(self.roundings) or not self.measured
 
     def at(self, node: Tensor) -> Arithmetic:
-        """The arithmetic of `node`: that of its device, if several devices share a graph, or that of its key."""
+        """Return the arithmetic of `node`: that of its device in a shared graph, or of its key."""
         return ROUNDINGS[self.roundings.get(key_of(node), EXACT.name)] if self.by_node else self
 
     def bound(self, node: Tensor, terms: int = 1) -> float:
-        """NMSE that `node`, a sum of `terms`, may be off beyond its rounding: 0 unless measured, upstream's limit for
-        the node at most.
-        """
+        """Return the NMSE allowed for `node`, a sum of `terms`; at most upstream's limit."""
         key = key_of(node) if self.bounds or not self.measured else ""
         if not self.measured and key not in self.roundings:
             return 0.0 if _moves(node) else limit_at(node)
@@ -96,32 +94,32 @@ class Arithmetic:
         return min(bound * max(1.0, terms / max(1, longest)), limit_at(node))
 
     def copied(self, original: Mapping[Tensor, Tensor]) -> Arithmetic:
-        """The same arithmetic for copies of nodes: `original` maps each copy to its node."""
+        """Return the arithmetic for copies of nodes; `original` maps each copy to its node."""
         del original
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed(Arithmetic):
-    """Several devices share a graph: each node rounds as its device does, nodes not in `nodes` are exact."""
+    """Arithmetic of several devices that share a graph; nodes not in `nodes` are exact."""
 
     nodes: Mapping[Tensor, Arithmetic] = field(default_factory=dict)
 
     @property
     def by_node(self) -> bool:
-        """Always."""
+        """True: each node rounds as its device does."""
         return True
 
     def at(self, node: Tensor) -> Arithmetic:
-        """The arithmetic of `node`'s device."""
+        """Return the arithmetic of `node`'s device."""
         return self.nodes.get(node, EXACT).at(node)
 
     def bound(self, node: Tensor, terms: int = 1) -> float:
-        """That of `node`'s device."""
+        """Return the bound of `node`'s device."""
         return self.nodes.get(node, EXACT).bound(node, terms)
 
     def copied(self, original: Mapping[Tensor, Tensor]) -> Mixed:
-        """The same arithmetic for the nodes and for copies of them."""
+        """Return the arithmetic for the nodes and for copies of them."""
         return replace(
             self, nodes={**self.nodes, **{copy: self.nodes.get(node, EXACT) for copy, node in original.items()}}
         )
@@ -134,25 +132,25 @@ LIMITS = {
     **dict.fromkeys(("SOFT_MAX", "LIGHTNING_INDEXER"), 1e-6),
     "SSM_SCAN": 2e-7,
 }
-"""Op -> `max_nmse_err` of upstream's test-backend-ops (llama.cpp, tests/test-backend-ops.cpp, ggml 0.25.3), where it is
-another than its default `LIMIT`. The largest of any of its cases; `limit_at` knows what depends on types and sizes."""
+"""Op -> `max_nmse_err` of upstream's test-backend-ops (llama.cpp, tests/test-backend-ops.cpp, ggml 0.25.3) where it
+differs from the default `LIMIT`: the largest of the op's cases. `limit_at` refines it by types and sizes."""
 _QUANT_STEP = {"q4_0": 1.0, "q4_1": 1.0, "iq4_nl": 1.0, "q5_0": 0.5, "q5_1": 0.5, "q8_0": 0.125}
-"""Block type -> one step of its quants in units of those of 4 bits, as `test_cpy` and `test_set_rows` estimate it."""
+"""Block type -> one quantisation step relative to a 4-bit one, as `test_cpy` and `test_set_rows` estimate it."""
 
 
 def _moves(node: Tensor) -> bool:
-    """True if `node` copies values into the type that they have: no device rounds these."""
+    """Return True if `node` copies values without a type change; no device rounds these."""
     row = DECLARATIONS[node.op].rounding
     return not row.base and not row.per_k and all(s is None or s.type is node.type for s in node.src[:1])
 
 
 def limit_of(op: str) -> float:
-    """NMSE that upstream's own test of an op allows."""
+    """Return the NMSE that upstream's own test of an op allows."""
     return LIMITS.get(op, LIMIT)
 
 
 def limit_at(node: Tensor) -> float:
-    """NMSE that upstream's own test allows for `node`: of a store, that one quant of its values is a step off."""
+    """Return the NMSE that upstream's own test allows for `node`; one quant off for a store."""
     src = node.src[0] if node.src else None
     if node.op == "COL2IM_1D":
         return LIMIT if node.type is F32 else limit_of(node.op)
@@ -168,18 +166,18 @@ def limit_at(node: Tensor) -> float:
 
 
 BUCKETS = (9, 2, 1)
-"""Tokens from which devices commonly take another kernel for a product, the most first."""
+"""Token counts from which devices commonly use another matrix kernel, in descending order."""
 SUMS = {"f16": 1, "f16x2": 2, "f16x4": 4}
-"""Name of a sum in F16 -> how many neighbours are added together, the last of them first."""
+"""Name of an F16 sum -> number of neighbours added together; the last of them is added first."""
 
 
 def op_of(key: str) -> str:
-    """The op of a key, as `GLU.SWIGLU-f16+f16`."""
+    """Return the op of a key such as `GLU.SWIGLU-f16+f16`."""
     return key.partition("-")[0].partition(".")[0]
 
 
 def excess(key: str, bound: float) -> str:
-    """Why `bound` is too much for the nodes of `key`; empty where upstream's own test allows it."""
+    """Describe the allowed range if `bound` is too large for the nodes of `key`; else ""."""
     op = op_of(key)
     if 0 <= bound <= limit_of(op):
         return ""
@@ -188,16 +186,16 @@ def excess(key: str, bound: float) -> str:
 
 _WIDTHS = frozenset({"float32", "f16", "bf16"})
 _ROUNDED = frozenset({"f16", "bf16", "q8_0", "q8_1", "q8_K", "int8xrow"})
-"""Types that devices are known to round activations to: the coarsest, 8 bits with a scale per row, is worth 1e-4."""
+"""Types that devices are known to round activations to; the coarsest, 8 bits with a scale per row, costs 1e-4."""
 _TABLES = frozenset({"GELU", "GELU_QUICK"})
-"""Sub-ops of UNARY for which ggml has a table."""
+"""Sub-ops of UNARY for which ggml has a lookup table."""
 
 
 def faults(a: Arithmetic) -> Iterator[str]:
-    """What an arithmetic may not declare, one sentence each.
+    """Yield a sentence for each declaration that an arithmetic may not make.
 
-    The reference imitates each rounding to the bit or the suite knows what it is worth, so only roundings that devices
-    are known to have may be named; a free number stays below upstream's limit.
+    The reference imitates each rounding bit for bit, or the suite knows its error, so only roundings of known devices
+    may be named; a free number stays below upstream's limit.
     """
     for key, bound in a.bounds.items():
         if why := excess(key, bound):
@@ -228,17 +226,17 @@ def faults(a: Arithmetic) -> Iterator[str]:
 
 
 def _forms(type_name: str) -> list[str]:
-    """Forms that devices are known to store weights of a type in: in 4 bits only what was quantised before."""
+    """Return the forms in which devices store weights of a type; 4-bit only if quantised."""
     quantised = type_name in TYPES and TYPES[type_name].is_quantized
     return [name for name, form in FORMS.items() if quantised or form is None or form.bits >= 8]
 
 
 def key_of(node: Tensor) -> str:
-    """What a device's rounding may depend on: `MUL_MAT-q4_0+f32@9`, `GLU.SWIGLU-f16+f16`, `CPY-f32+q8_0`.
+    """Return what a device's rounding may depend on, such as `MUL_MAT-q4_0+f32@9`.
 
-    Op and sub-op; types of the required sources, and of a result that is neither F32 nor as the first; of a product the
-    least tokens of its bucket, `batch` where it is several, `view` with the operands that have gaps or are permuted,
-    and a `prec` that was set.
+    The key has op and sub-op; the types of the required sources, and of a result that is neither F32 nor the first
+    type; for a product the lower bound of its token bucket, `batch` if it has several matrices, `view` with the
+    operands that have gaps or are permuted; and `prec` if set.
     """
     declared = DECLARATIONS[node.op]
     types = [s.type.name for s in node.src[: declared.n_src] if s is not None]
@@ -267,7 +265,7 @@ def _form(node: Tensor) -> str:
 
 
 ROUNDINGS: dict[str, Arithmetic] = {}
-"""The roundings that devices are known to have, the plainest first."""
+"""Roundings that devices are known to have, simplest first."""
 EXACT = Arithmetic()
 
 _VEC_DOT = {t.name: to.name for t, to in VEC_DOT_TYPE.items() if to.name != "f32" and t.name != "q8_1"}
@@ -287,7 +285,7 @@ GGML_CPU = Arithmetic(
 
 
 def requantising(mode: str) -> Arithmetic:
-    """Exact except for weights, which `mode` of `requant.MODES` requantises; UsageError for an unknown mode."""
+    """Return an arithmetic that requantises weights by `mode`; UsageError if unknown."""
     tables = mode_named(mode)
     if mode == "none":
         return EXACT
@@ -311,7 +309,7 @@ _LEARNT = (
 ROUNDINGS.update({a.name: a for a in (EXACT, *_LEARNT)})
 
 NAMED = {a.name: a for a in (EXACT, GGML_CPU)}
-"""The arithmetics that a recording can name."""
+"""Arithmetics that a recording can name."""
 
 UNDECLARED = Arithmetic("undeclared", measured=False)
-"""That of a device which declares nothing: it may be off as far as upstream's own test of each op allows."""
+"""Arithmetic of a device that declares nothing: the limits of upstream's own tests apply."""

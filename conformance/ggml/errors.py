@@ -1,6 +1,6 @@
-"""The one exception family: every error a user can meet derives from `ConformanceError`.
+"""Exceptions: every error that a user can meet derives from `ConformanceError`.
 
-A message says what was expected, what came, where, and what to do.
+A message says what was expected, what was found, where, and what to do.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ class ConformanceError(Exception):
 
 
 class GraphError(ConformanceError):
-    """A tensor or graph that ggml would refuse; the message names the assertion."""
+    """A tensor or graph that ggml would reject; the message names the assertion."""
 
 
 class CaseFileError(ConformanceError):
-    """A case file that cannot be read or trusted; the message names the file, where there is one, and the field."""
+    """A case file that cannot be read or trusted; the message names the field."""
 
     file: str = ""
-    """The file; empty where none was read, or `message` names it."""
+    """Path of the file; empty if none was read or `message` names it."""
     others: tuple[CaseFileError, ...] = ()
-    """What else is wrong with the file."""
+    """Other errors in the same file."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -32,27 +32,27 @@ class CaseFileError(ConformanceError):
 
 
 class UsageError(ConformanceError):
-    """Wrong input of the user: an unknown backend, option, level or case."""
+    """Invalid user input: an unknown backend, option, level or case."""
 
 
 class UnavailableError(ConformanceError):
-    """A backend, device or package that this machine lacks; the message says how to get it."""
+    """A backend, device or package missing on this machine; the message says how to get it."""
 
 
 class BackendError(ConformanceError):
-    """A backend failed at work that it had accepted (an error status, a failed compilation)."""
+    """Failure of a backend at work that it had accepted, such as a failed compilation."""
 
     step: int | None = None
-    """Of the case, where it computed one."""
+    """Step of the case that failed, if the backend computed one."""
     side: str = ""
-    """Of a relation: the run that failed, in words."""
+    """Run of a relation that failed, in words."""
     words: str = ""
-    """The unmodified message of the library or adapter; empty if the error has no other than its own."""
+    """Unmodified message of the library or adapter; empty if there is none."""
     died: str = ""
-    """How the process ended, such as `SIGABRT`; empty where it did not."""
+    """How the process ended, such as `SIGABRT`; empty if it did not."""
 
     def __init__(self, message: str = "", *, words: str | None = None, died: str = "") -> None:
-        """`message` is for a person: it may say what the backend was asked for, and of which case."""
+        """Set the message for the user; it may name the request and the case."""
         super().__init__(message)
         if words is not None:
             self.words = words
@@ -60,12 +60,12 @@ class BackendError(ConformanceError):
 
 
 class BackendCrashError(BackendError):
-    """The process that ran a backend died; the message carries the abort text."""
+    """Death of the process that ran a backend; the message contains the abort text."""
 
 
 class BackendTimeoutError(BackendError):
-    """The process that ran a backend did not answer in time and was killed."""
+    """Timeout of the process that ran a backend; it was killed."""
 
 
 class NotIndependentError(BackendError):
-    """The backend loaded the reference or the golden values, so its answers test nothing."""
+    """A backend that loaded the reference or the golden values, so its results test nothing."""

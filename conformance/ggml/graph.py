@@ -1,4 +1,4 @@
-"""`struct ggml_cgraph`: nodes in execution order over leaves, and the rules of a valid graph."""
+"""`struct ggml_cgraph`: nodes in execution order, leaves, and the rules of a valid graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .types import OPS
 
 
 class Graph:
-    """Nodes in execution order; leaves are the tensors that nodes read and no node computes."""
+    """Nodes in execution order; leaves are tensors that nodes read and no node computes."""
 
     __slots__ = ("__weakref__", "nodes")
 
@@ -25,12 +25,12 @@ class Graph:
         return iter(self.nodes)
 
     def leafs(self) -> list[Tensor]:
-        """Tensors that nodes read (through `src` or `view_src`) and no node computes, in order of first use."""
+        """Return the tensors that nodes read and no node computes, in order of first use."""
         nodes = set(self.nodes)
         return [t for t in self.tensors() if t not in nodes]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor of the graph, each after its `src` and `view_src`; nodes stay in execution order."""
+        """Return all tensors, each after its `src` and `view_src`; nodes stay in execution order."""
         order: dict[Tensor, None] = {}
         nodes = set(self.nodes)
         for node in self.nodes:
@@ -41,7 +41,7 @@ class Graph:
         return list(order)
 
     def key(self, persistent: Container[Tensor]) -> Hashable:
-        """Equal for two graphs of which one can be computed for both: all but names, over the same `persistent`."""
+        """Return a key, equal for graphs that differ in names only and share `persistent` tensors."""
         place: dict[Tensor | None, int] = {t: i for i, t in enumerate(self.tensors())}
         place[None] = -1
         parts = [
@@ -52,7 +52,7 @@ class Graph:
         return tuple(parts), tuple([place[n] for n in self.nodes])
 
     def validate(self) -> None:
-        """Check that ggml could build and run this graph; GraphError names the first bad tensor and the rule."""
+        """Raise GraphError, naming the first bad tensor, if ggml could not run this graph."""
         nodes = set(self.nodes)
         if len(nodes) != len(self.nodes):
             raise GraphError("a node stands twice in the graph")
@@ -67,9 +67,9 @@ class Graph:
 
 
 def _visit(t: Tensor, order: dict[Tensor, None], nodes: set[Tensor]) -> None:
-    """Add `t` and what it reads to `order`, depth first, except `nodes`, which have their place in it.
+    """Add `t` and its sources to `order`, depth first, except `nodes`.
 
-    Not recursive, so that a long or cyclic chain from an untrusted file does no harm.
+    It does not recurse, so a long or cyclic chain in an untrusted file is harmless.
     """
     open_: set[Tensor] = set()
     stack: list[tuple[Tensor, bool]] = [(t, False)]
@@ -90,7 +90,7 @@ def _visit(t: Tensor, order: dict[Tensor, None], nodes: set[Tensor]) -> None:
 
 
 def check_tensor(t: Tensor) -> None:
-    """Check the rules that hold for every tensor whatever its op; GraphError names the rule."""
+    """Check the rules that every tensor must meet whatever its op; GraphError names the rule."""
     if t.op not in OPS:
         raise GraphError(f"{t.name or 'tensor'}: op {t.op!r} is none of ggml's")
     if any(n < 0 for n in t.ne):

@@ -1,6 +1,6 @@
-"""Partial graphs: a contiguous run of nodes as a graph of its own, for a scheduler that splits a cgraph.
+"""Partial graphs: a run of nodes as a graph of its own, for a scheduler that splits graphs.
 
-Roots that the nodes read from outside become fresh leaves; views of them are rebuilt. Persistent tensors stay the same
+Roots that the nodes read from outside become new leaves; views of them are rebuilt. Persistent tensors stay the same
 objects, so the parts share a session's weights and caches. A root that a part changes and a later part reads is passed
 on whole, with its bytes at the end of the part.
 """
@@ -25,7 +25,7 @@ class Part:
     was written in place."""
     inputs: dict[Tensor, Tensor] = field(default_factory=dict)
     """Leaf of the part -> the root of the whole graph that it stands for: an input, or in `handed` of an earlier part.
-    If neither, no computing node reads it and its bytes do not matter."""
+    If neither, no computing node reads it and its bytes are irrelevant."""
     wanted: dict[Tensor, Tensor] = field(default_factory=dict)
     """Node of the part -> the output of the whole graph that it computes."""
     handed: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -35,18 +35,18 @@ class Part:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """The outputs to request from a run of the part: `wanted`, then `handed`."""
+        """Outputs to request from a run of the part: `wanted`, then `handed`."""
         return tuple(dict.fromkeys((*self.wanted, *self.handed)))
 
 
 def partial(
     graph: Graph, first: int, last: int, *, persistent: Collection[Tensor] = (), outputs: Collection[Tensor] = ()
 ) -> Part:
-    """Nodes `first` to `last` (exclusive) of `graph` as a `Part`; `graph` stays unchanged.
+    """Return nodes `first` to `last` (exclusive) of `graph`, which is unchanged, as a `Part`.
 
-    Run after the parts before it, with their `handed` bytes as its `inputs`, it gives the same values as these nodes in
-    the whole graph, and leaves the same bytes in `persistent` tensors, leaves whose bytes live across graphs. `outputs`
-    are those of the whole graph. GraphError for a bad range, or as `below`.
+    Run after the earlier parts, with their `handed` bytes as its `inputs`, it gives the same values as these nodes in
+    the whole graph, and leaves the same bytes in `persistent` tensors (leaves whose bytes live across graphs).
+    `outputs` are those of the whole graph. GraphError for a bad range, or as in `below`.
     """
     if not 0 <= first <= last <= len(graph):
         raise GraphError(f"partial: 0 <= first <= last <= {len(graph)} expected, {first} and {last} given")
@@ -69,7 +69,7 @@ def partial(
 
 
 def below(t: Tensor) -> Tensor | None:
-    """The tensor that `t` is a view of, one step towards the root; None for a root.
+    """Return the tensor that `t` is a view of, one step towards the root; None for a root.
 
     GraphError if `t` computes in place on a view that is not one of its src.
     """
@@ -84,7 +84,7 @@ def below(t: Tensor) -> Tensor | None:
 
 
 def like(t: Tensor, src: Sequence[Tensor | None], view_src: Tensor | None) -> Tensor:
-    """A copy of `t` that reads other tensors; None in `src` stands for the copy where `t` reads itself."""
+    """Return a copy of `t` with other sources; None is the copy itself if `t` reads itself."""
     copy = Tensor(t.type, t.ne, t.nb, t.op, t.op_params, tuple(src), view_src, t.view_offs, t.flags, t.name)
     if t in t.src:  # as ggml_cast makes it
         copy.src = tuple(copy if s is t and c is None else c for s, c in zip(t.src, src, strict=True))
@@ -92,7 +92,7 @@ def like(t: Tensor, src: Sequence[Tensor | None], view_src: Tensor | None) -> Te
 
 
 class _Copying:
-    """Copies the nodes of one part, and what they need."""
+    """Builds the copied nodes of one part and the tensors they need."""
 
     def __init__(self, persistent: frozenset[Tensor]) -> None:
         self.persistent = persistent
@@ -101,8 +101,8 @@ class _Copying:
         self.copies: dict[Tensor, Tensor] = {}
 
     def add(self, node: Tensor) -> None:
-        """Append a copy of `node`, after what it needs from outside."""
-        if node.op == "NONE":  # a leaf all the same: ggml_build_forward_expand puts a parameter among the nodes
+        """Append a copy of `node` after the tensors it needs from outside."""
+        if node.op == "NONE":  # still a leaf: ggml_build_forward_expand puts a parameter among the nodes
             self.nodes.append(self._copy(node))
             return
         view_src = None if node.view_src is None else self._copy(node.view_src)
@@ -112,7 +112,7 @@ class _Copying:
         self.copies[node] = copy
 
     def hand_on(self, root: Tensor) -> Tensor:
-        """Append a VIEW of the whole of `root`."""
+        """Append a VIEW of the whole `root`."""
         copy = self.copies[root]
         view = Tensor(root.type, root.ne, root.nb, "VIEW", src=(copy,), view_src=copy, flags=FLAG_COMPUTE)
         view.name = root.name
@@ -120,7 +120,7 @@ class _Copying:
         return view
 
     def _copy(self, t: Tensor) -> Tensor:
-        """The copy of `t`; a new one starts with a leaf for its root and the view ops from there to `t`."""
+        """Return the copy of `t`, made of a leaf for its root and the view ops up to `t`."""
         chain: list[Tensor] = []
         cur: Tensor | None = t
         while cur is not None and cur not in self.copies:
@@ -152,7 +152,7 @@ def _place(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def _read_by(nodes: Sequence[Tensor], outputs: frozenset[Tensor]) -> set[Tensor]:
-    """Roots whose bytes matter to `nodes`: those that computing nodes read, and those of outputs."""
+    """Return the roots that computing nodes read and those of outputs."""
     roots: set[Tensor] = set()
     for n in nodes:
         if computes(n):

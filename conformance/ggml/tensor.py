@@ -36,14 +36,14 @@ VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 FIELDS: dict[str, Mapping[str, Callable[[tuple[int, ...]], Any]]] = {}
-"""Op -> parameter by ggml's name -> how to read it from `op_params`; the declarations in `ops` fill it."""
+"""Op -> ggml's name of a parameter -> its reader from `op_params`; filled by the declarations in `ops`."""
 
 
 class Params:
-    """The `op_params` of one node by ggml's names: `node.params.freq_base`.
+    """The `op_params` of a node under ggml's names: `node.params.freq_base`.
 
-    A float, an int, a member of an enumeration, a bool or a tuple, as the op declares it. An enumeration's value that
-    ggml does not know stays an int.
+    A value is a float, int, enum member, bool or tuple, as the op declares it. An enum value unknown to ggml stays an
+    int.
     """
 
     __slots__ = ("_op", "_words")
@@ -65,7 +65,7 @@ class Params:
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One `ggml_tensor`, compared by identity: two tensors of a llama.cpp graph may have the same name."""
+    """A `ggml_tensor`, compared by identity, as names in a llama.cpp graph may repeat."""
 
     type: GGMLType
     ne: Dims
@@ -74,10 +74,10 @@ class Tensor:
     """Stride in bytes per dimension; `nb[0]` is the type size except in transposed views."""
     op: str = "NONE"
     op_params: tuple[int, ...] = ZERO_PARAMS
-    """16 int32, floats by their bits, as ggml stores them."""
+    """16 int32; floats are stored as their bits, as in ggml."""
     src: tuple[Tensor | None, ...] = ()
     view_src: Tensor | None = None
-    """The root that owns the bytes; never itself a view."""
+    """Root that owns the bytes; never itself a view."""
     view_offs: int = 0
     """Bytes from the start of `view_src`."""
     flags: int = 0
@@ -91,27 +91,27 @@ class Tensor:
 
     @property
     def root(self) -> Tensor:
-        """The tensor whose buffer holds these bytes: `view_src`, or itself."""
+        """Tensor whose buffer has these bytes: `view_src`, or itself."""
         return self if self.view_src is None else self.view_src
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The NumPy shape: `ne` reversed."""
+        """NumPy shape: `ne` reversed."""
         return self.ne[::-1]
 
     @property
     def params(self) -> Params:
-        """Its `op_params` by name."""
+        """The `op_params` by name."""
         return Params(self.op, self.op_params)
 
 
 def bits_f32(bits: int) -> float:
-    """The float32 whose bits the int32 `bits` holds."""
+    """Return the float32 with the bits of the int32 `bits`."""
     return float(struct.unpack("<f", struct.pack("<i", bits))[0])
 
 
 def f32_bits(x: float) -> int:
-    """The bits of float32 `x` as int32, as `ggml_set_op_params_f32` stores them; overflow gives infinity."""
+    """Return float32 `x` as int32 bits, as `ggml_set_op_params_f32`; overflow is infinity."""
     try:
         packed = struct.pack("<f", x)
     except OverflowError:
@@ -120,25 +120,28 @@ def f32_bits(x: float) -> int:
 
 
 def dims(*ne: int) -> Dims:
-    """`ne` padded with ones to four dimensions."""
+    """Pad `ne` with ones to four dimensions."""
     return (*ne, *(1,) * (MAX_DIMS - len(ne)))  # type: ignore[return-value]  # the length is four by arithmetic
 
 
 def row_size(type_: GGMLType, ne0: int) -> int:
-    """Bytes of a row of `ne0` elements: `ggml_row_size`; GraphError if `ne0` is no multiple of the block size."""
+    """Return bytes of a row of `ne0` elements: `ggml_row_size`.
+
+    GraphError if `ne0` is not a multiple of the block size.
+    """
     if ne0 % type_.blck_size:
         raise GraphError(f"GGML_ASSERT(ne % ggml_blck_size(type) == 0): ne[0]={ne0}, {type_} has {type_.blck_size}")
     return ne0 // type_.blck_size * type_.type_size
 
 
 def contiguous_nb(type_: GGMLType, ne: Dims) -> Dims:
-    """The strides of `ggml_new_tensor`, in bytes."""
+    """Return the strides of `ggml_new_tensor`, in bytes."""
     nb1 = row_size(type_, ne[0])
     return (type_.type_size, nb1, nb1 * ne[1], nb1 * ne[1] * ne[2])
 
 
 def new_tensor(type_: GGMLType, *ne: int, name: str = "", flags: int = 0) -> Tensor:
-    """A contiguous leaf of 1 to 4 dimensions: `ggml_new_tensor`."""
+    """Make a contiguous leaf of 1 to 4 dimensions: `ggml_new_tensor`."""
     if not 1 <= len(ne) <= MAX_DIMS:
         raise GraphError(f"GGML_ASSERT(n_dims >= 1 && n_dims <= GGML_MAX_DIMS): {len(ne)} dimensions given")
     full = dims(*ne)
@@ -146,17 +149,17 @@ def new_tensor(type_: GGMLType, *ne: int, name: str = "", flags: int = 0) -> Ten
 
 
 def nelements(t: Tensor) -> int:
-    """`ggml_nelements`."""
+    """Return the number of elements: `ggml_nelements`."""
     return t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
 
 
 def nrows(t: Tensor) -> int:
-    """`ggml_nrows`."""
+    """Return the number of rows: `ggml_nrows`."""
     return t.ne[1] * t.ne[2] * t.ne[3]
 
 
 def nbytes(t: Tensor) -> int:
-    """Bytes from the first to the last element of `t`, including gaps: `ggml_nbytes`."""
+    """Return bytes from the first to the last element of `t`, including gaps: `ggml_nbytes`."""
     if 0 in t.ne:
         return 0
     blck = t.type.blck_size
@@ -165,22 +168,22 @@ def nbytes(t: Tensor) -> int:
 
 
 def packed_nbytes(t: Tensor) -> int:
-    """Bytes of all elements of `t` without gaps: the size of its packed form."""
+    """Return bytes of all elements of `t` without gaps: the size of its packed form."""
     return nelements(t) // t.type.blck_size * t.type.type_size
 
 
 def is_empty(t: Tensor) -> bool:
-    """`ggml_is_empty`."""
+    """Return True if `t` has no elements: `ggml_is_empty`."""
     return 0 in t.ne
 
 
 def computes(t: Tensor) -> bool:
-    """Whether running node `t` changes any byte: no view op, flagged COMPUTE, not empty."""
+    """Return True if `t` writes bytes when run: not a view op, flagged COMPUTE, not empty."""
     return t.op not in VIEW_OPS and bool(t.flags & FLAG_COMPUTE) and not is_empty(t)
 
 
 def is_contiguous(t: Tensor, n: int = 0) -> bool:
-    """`ggml_is_contiguous_n`: no gaps in dimensions `n` and above (below `n` gaps are allowed)."""
+    """Return True if dimensions `n` and above have no gaps: `ggml_is_contiguous_n`."""
     next_nb = t.type.type_size
     if t.ne[0] != t.type.blck_size and t.nb[0] != next_nb:
         return False
@@ -196,37 +199,37 @@ def is_contiguous(t: Tensor, n: int = 0) -> bool:
 
 
 def is_contiguous_rows(t: Tensor) -> bool:
-    """`ggml_is_contiguous_rows`: each row's elements follow one another."""
+    """Return True if each row's elements are adjacent: `ggml_is_contiguous_rows`."""
     return t.ne[0] == t.type.blck_size or t.nb[0] == t.type.type_size
 
 
 def is_transposed(t: Tensor) -> bool:
-    """`ggml_is_transposed`."""
+    """Return True if `t` is transposed: `ggml_is_transposed`."""
     return t.nb[0] > t.nb[1]
 
 
 def is_permuted(t: Tensor) -> bool:
-    """`ggml_is_permuted`."""
+    """Return True if strides are not in ascending order: `ggml_is_permuted`."""
     return t.nb[0] > t.nb[1] or t.nb[1] > t.nb[2] or t.nb[2] > t.nb[3]
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:
-    """`ggml_are_same_shape`."""
+    """Return True if `ne` are equal: `ggml_are_same_shape`."""
     return a.ne == b.ne
 
 
 def can_repeat(a: Tensor, b: Tensor) -> bool:
-    """`ggml_can_repeat`: a whole number of `a` fits `b` in each dimension."""
+    """Return True if a whole number of `a` fits `b` in each dimension: `ggml_can_repeat`."""
     if is_empty(a):
         return is_empty(b)
     return all(nb % na == 0 for na, nb in zip(a.ne, b.ne, strict=True))
 
 
 def strided(buffer: Bytes, t: Tensor, offset: int | None = None) -> NDArray[Any]:
-    """A zero-copy view of `t`'s elements in `buffer`, the bytes of its root; writable if `buffer` is.
+    """Return a view of `t`'s elements in `buffer`, its root's bytes; writable if `buffer` is.
 
     It starts `offset` bytes into `buffer`, `view_offs` by default. Scalar types: shape `ne[::-1]` of the type's dtype
-    (BF16: its bits as uint16). Block types: shape `(ne3, ne2, ne1, ne0 / blck_size, type_size)` of uint8. GraphError if
+    (BF16: its bits as uint16). Block types: uint8 of shape `(ne3, ne2, ne1, ne0 / blck_size, type_size)`. GraphError if
     the view does not fit the buffer.
     """
     start = t.view_offs if offset is None else offset
@@ -240,5 +243,5 @@ def strided(buffer: Bytes, t: Tensor, offset: int | None = None) -> NDArray[Any]
 
 
 def pack(buffer: Bytes, t: Tensor, offset: int | None = None) -> Bytes:
-    """`t`'s elements from its root's bytes in packed form: without gaps, `ne[0]` fastest."""
+    """Pack `t`'s elements from its root's bytes: without gaps, `ne[0]` fastest."""
     return np.ascontiguousarray(strided(buffer, t, offset)).reshape(-1).view(np.uint8)

@@ -1,7 +1,7 @@
 """Escape untrusted text for a terminal: characters that move the cursor or forge a line.
 
-Ordinary Unicode stays. Text that goes into a format with its own rules (JSON, XML, a Python literal) is not escaped
-here but by that format.
+Ordinary Unicode is unchanged. Text for a format with its own rules (JSON, XML, a Python literal) is not escaped here
+but by that format.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _UNPRINTABLE = re.compile(f"[{_CONTROL}{_BREAKS}{_BIDI}{_UNSEEN}{_SURROGATES}]")
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""`text` as one line for a terminal, at most `limit` characters long (a longer one ends with `…`).
+    r"""Return `text` as one line for a terminal, cut to `limit` characters (ending with `…`).
 
-    Controls, line breaks, bidirectional and invisible characters and halves of surrogate pairs become `\xNN`, `\uNNNN`
-    or `\UNNNNNNNN`.
+    Controls, line breaks, bidirectional and invisible characters and lone surrogates become `\xNN`, `\uNNNN` or
+    `\UNNNNNNNN`.
     """
     shown = _UNPRINTABLE.sub(_escape, text if limit is None else text[: limit + 1])
     return shown if limit is None or len(shown) <= limit else f"{shown[: max(limit - 1, 0)]}…"
 
 
 def printable_lines(text: str) -> str:
-    """`printable` for each line: for a table or text of ours that quotes untrusted text."""
+    """Apply `printable` to each line, for a table or text that quotes untrusted text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def shell(words: Iterable[str]) -> str:
-    r"""A command line to type or copy: each word quoted, as `$'\x1b'` if it is not printable.
+    r"""Return a command line to type or copy; unprintable words are quoted as `$'\x1b'`.
 
-    A NUL, which no argument can hold, becomes `?`: any character, in a glob.
+    A NUL, which no argument can contain, becomes `?`: any character, in a glob.
     """
     return " ".join(map(_word, words))
 
@@ -55,7 +55,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _octets(match: re.Match[str]) -> str:
-    """The bytes in hexadecimal, as all shells with `$'…'` read it; a surrogate is one byte of a non-UTF-8 path."""
+    r"""Escape a character's bytes for `$'…'`; a surrogate is one byte of a non-UTF-8 path."""
     c = match[0]
     data = bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("utf-8", "surrogatepass")
     return "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,7 +1,7 @@
-"""ggml's enumerations: types, with block size in elements and bytes, and ops, in the order of ggml 0.26.
+"""ggml's enumerations in the order of ggml 0.26: types with block sizes, and ops.
 
-Ids of ops differ between versions, so only names are stored. The sub-op of UNARY and GLU stands in `op_params[0]` as
-its position in `UNARY_OPS` and `GLU_OPS`; an adapter to a library of another version translates it by name.
+Op ids differ between versions, so only names are stored. The sub-op of UNARY and GLU is in `op_params[0]` as its index
+in `UNARY_OPS` and `GLU_OPS`; an adapter to another version of the library translates it by name.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .errors import GraphError
 
 @dataclass(frozen=True, slots=True)
 class GGMLType:
-    """One `enum ggml_type`: `blck_size` elements take `type_size` bytes."""
+    """An `enum ggml_type`: `blck_size` elements take `type_size` bytes."""
 
     name: str
     id: int
     blck_size: int
     type_size: int
     dtype: np.dtype[Any] | None = None
-    """NumPy's type of one element; None for BF16 and block types."""
+    """NumPy dtype of one element; None for BF16 and block types."""
 
     @property
     def is_quantized(self) -> bool:
-        """`ggml_is_quantized`: stored in blocks that share scales."""
+        """True if stored in blocks that share scales: `ggml_is_quantized`."""
         return self.blck_size > 1
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ TYPES: dict[str, GGMLType] = {t.name: t for t in (
 
 
 def type_named(name: str) -> GGMLType:
-    """The type that `ggml_type_name` calls `name`; GraphError if there is none."""
+    """Return the type that `ggml_type_name` calls `name`; GraphError if there is none."""
     try:
         return TYPES[name]
     except KeyError:
@@ -112,16 +112,16 @@ OPS: tuple[str, ...] = (
     "MAP_CUSTOM1", "MAP_CUSTOM2", "MAP_CUSTOM3", "CUSTOM", "CROSS_ENTROPY_LOSS", "CROSS_ENTROPY_LOSS_BACK",
     "OPT_STEP_ADAMW", "OPT_STEP_SGD", "GLU",
 )
-"""`enum ggml_op`, by `ggml_op_name`."""
+"""Names of `enum ggml_op`, as from `ggml_op_name`."""
 
 UNARY_OPS: tuple[str, ...] = (
     "ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU", "HARDSWISH",
     "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL", "ROUND", "TRUNC",
 )
-"""`enum ggml_unary_op`, by `ggml_unary_op_name`."""
+"""Names of `enum ggml_unary_op`, as from `ggml_unary_op_name`."""
 
 GLU_OPS: tuple[str, ...] = (
     "REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP",
 )
-"""`enum ggml_glu_op`, by `ggml_glu_op_name`."""
+"""Names of `enum ggml_glu_op`, as from `ggml_glu_op_name`."""
 # fmt: on

@@ -1,1 +1,1 @@
-"""The one ctypes binding of ggml and llama.cpp: found, loaded, and checked before anything relies on it."""
+"""ctypes binding of ggml and llama.cpp: finds, loads and checks a library before use."""

@@ -1,8 +1,8 @@
-"""What a context of llama.cpp says that it holds, by buffer type: weights, memory (caches, states), compute buffers.
+"""Memory of a llama.cpp context by buffer type: weights, caches and states, compute.
 
-`llama_memory_breakdown_print` prints whole MiB, and newer releases have only C++ behind it:
-`llama_get_memory_breakdown`, a `std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>` by value. Every
-release logs each buffer as it is made, in hundredths of a MiB.
+`llama_memory_breakdown_print` prints whole MiB, and newer releases offer only C++: `llama_get_memory_breakdown`, which
+returns a `std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>` by value. Every release logs each buffer
+as it is allocated, in hundredths of a MiB.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .llama import Llama
 
 _SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MAP_WORDS, _NODE_WORDS = 6, 8
-"""libstdc++: a comparison, the header's colour, root, leftmost, rightmost, a count; a node's colour, parent, left,
-right, then the key and three sizes."""
+"""libstdc++ words of a map: comparison, header colour, root, leftmost, rightmost, count; of a node: colour, parent,
+left, right, then the key and three sizes."""
 _MOST = 64
-"""Buffer types that a map may hold and be believed."""
+"""Upper bound for a plausible number of buffer types in the map."""
 _LINE = re.compile(r"(?P<buft>\S+) +(?P<what>model|KV|RS|compute) buffer size = +(?P<mib>[0-9.]+) MiB")
 _FIELD = {"model": "model", "KV": "context", "RS": "context", "compute": "compute"}
 
@@ -35,21 +35,21 @@ class Parts:
 
     @property
     def self(self) -> int:
-        """All three, as llama.cpp calls them."""
+        """Total of all three, as llama.cpp calls it."""
         return self.model + self.context + self.compute
 
 
 def breakdown(library: Llama, context: int, lines: Iterable[str]) -> dict[str, Parts]:
-    """Buffer type -> bytes of what `context` and its model hold there, by llama.cpp's own count.
+    """Return buffer type -> bytes of `context` and its model there, as llama.cpp counts.
 
-    `lines` are what it logged while it loaded the model and made the context, for a library without the map.
+    `lines` are its log from model load and context creation, for a library without the map.
     """
     exact = exported(library, context)
     return of_log(lines) if exact is None else exact
 
 
 def of_log(lines: Iterable[str]) -> dict[str, Parts]:
-    """The same from the lines that llama.cpp logs, to 0.01 MiB; of a compute buffer its last size."""
+    """Return the breakdown from llama.cpp's log, to 0.01 MiB, with last compute sizes."""
     out: dict[str, Parts] = {}
     for match in filter(None, map(_LINE.search, lines)):
         parts, field = out.setdefault(match["buft"], Parts()), _FIELD[match["what"]]
@@ -59,11 +59,11 @@ def of_log(lines: Iterable[str]) -> dict[str, Parts]:
 
 
 def exported(library: Llama, context: int) -> dict[str, Parts] | None:
-    """The map, to the byte; None where the library does not export it, or returns it as ctypes cannot receive it."""
+    """Return the breakdown to the byte; None if ctypes cannot get it from the library."""
     function = library.function(_SYMBOL)
     if function is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return None
-    # A class by value: the caller passes the place first (System V, x86-64). Nobody destroys the map: it is small.
+    # A class by value: the caller passes its address first (System V, x86-64). The small map is never freed.
     function.restype, function.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p)
     place = (ctypes.c_uint64 * _MAP_WORDS)()
     function(ctypes.addressof(place), context)
@@ -77,7 +77,7 @@ def exported(library: Llama, context: int) -> dict[str, Parts] | None:
 
 
 def _nodes(at: int) -> Iterator[tuple[int, ...]]:
-    """Keys and sizes below a node of a red-black tree, in order."""
+    """Yield keys and sizes below a node of a red-black tree, in order."""
     if at:
         words = (ctypes.c_uint64 * _NODE_WORDS).from_address(at)
         yield from _nodes(words[2])

@@ -1,10 +1,10 @@
-"""The C interface of ggml and llama.cpp: structs by version (`LAYOUTS`), functions, and ids of ops and types.
+"""C interface of ggml and llama.cpp: structs by version, functions, ids of ops and types.
 
 A layout is what the headers declare, padded as C does on every 64-bit machine. No version number is trusted: `library`
-and `llama` let the loaded library fill these structs, and take the first layout of the table that fits what it wrote.
+and `llama` let the loaded library fill these structs, and take the first layout of the table that fits the result.
 
-Ids differ between versions too, so they are looked up by name. ggml's tables of names have no bounds check: a walk
-stops at the last name known, or where an entry cannot be a name of this library (`dladdr` says whose a pointer is).
+Ids differ between versions too, so they are looked up by name. ggml's name tables have no bounds check: a walk stops at
+the last known name, or at an entry that cannot be a name of this library (`dladdr` gives a pointer's owner).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.ggml.types import TYPES
 
 CType: TypeAlias = Any
-"""A ctypes type, function or None: typeshed has no one name for what may stand as a result type."""
+"""A ctypes type, function or None; typeshed has no common name for valid result types."""
 
 _I8, _I32, _I64, _Z, _F32 = (
     ctypes.c_int8, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_float,
@@ -63,7 +63,7 @@ class Feature(ctypes.Structure):
 
 
 class OlderProps(ctypes.Structure):
-    """`struct ggml_backend_dev_props` before it had a `device_id`, until b6400 or so."""
+    """`struct ggml_backend_dev_props` before it had a `device_id`, until about b6400."""
 
     _fields_ = (
         ("name", _S), ("description", _S), ("memory_free", _Z), ("memory_total", _Z), ("type", ctypes.c_int),
@@ -92,7 +92,7 @@ _TENSOR: tuple[tuple[str, CType], ...] = (
     ("name", ctypes.c_char * 64), ("extra", _P), ("padding", ctypes.c_char * 8),
 )  # fmt: skip
 _OLDER_TENSOR = (*_TENSOR[:7], ("grad", _P), *_TENSOR[7:-1])
-"""Until b4100 or so."""
+"""Layout until about b4100."""
 
 
 class CTensor(ctypes.Structure):
@@ -102,7 +102,7 @@ class CTensor(ctypes.Structure):
 
 
 def tensor_struct(fields: tuple[tuple[str, CType], ...], max_name: int) -> type[ctypes.Structure]:
-    """`struct ggml_tensor` of a library built with another `GGML_MAX_NAME`."""
+    """Return `struct ggml_tensor` for a library built with another `GGML_MAX_NAME`."""
     own = tuple((name, ctypes.c_char * max_name if name == "name" else kind) for name, kind in fields)
     return type("NamedTensor", (ctypes.Structure,), {"_fields_": own})
 
@@ -116,7 +116,7 @@ class Batch(ctypes.Structure):
 
 
 _SLACK = ("slack", ctypes.c_char * 256)
-"""Behind each struct that a library fills: where its own is larger, nothing else is overwritten."""
+"""Padding after each struct that a library fills, so that a larger one overwrites nothing else."""
 
 
 _POINTERS = (
@@ -134,11 +134,11 @@ _KINDS: dict[str, CType] = {
     for names, kind in ((_POINTERS, _P), (_BOOLS, _I8), (_FLOATS, _F32), (_SIZES, _Z))
     for name in names.split()
 }
-"""Parameter of a model or context -> its type, where that is not an enum or an int of 32 bits."""
+"""Parameter of a model or context -> its type, if not an enum or a 32-bit int."""
 
 
 def history(name: str, newest: str, *changes: tuple[str, str]) -> tuple[type[ctypes.Structure], ...]:
-    """Every layout of a struct, the newest first: each change says what stands there, and what stood there before."""
+    """Return every layout of a struct, newest first; each change is (new text, older text)."""
     out, text = [], newest
     for now, before in (("", ""), *changes):
         assert now in text, now
@@ -163,7 +163,7 @@ MODEL_PARAMS = history(
     ("tensor_split ", "tensor_split rpc_servers "),
     ("devices ", ""),  # b3889
 )  # fmt: skip
-"""`struct llama_model_params`, the newest first; beside a change the last build known without it."""
+"""`struct llama_model_params`, newest first; comments give the last build known without the change."""
 CONTEXT_PARAMS = history(
     "llama_context_params",
     "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq n_threads n_threads_batch ctx_type "
@@ -184,7 +184,7 @@ CONTEXT_PARAMS = history(
     ("abort_callback abort_callback_data embeddings offload_kqv flash_attn no_perf",
      "logits_all embeddings offload_kqv flash_attn no_perf abort_callback abort_callback_data"),  # b4798
 )  # fmt: skip
-"""`struct llama_context_params`, likewise."""
+"""`struct llama_context_params`, in the same order."""
 
 
 _WRITTEN = ("type", "buffer", "ne", "nb", "op", "op_params", "flags", "src", "view_src", "view_offs", "data", "name")
@@ -192,7 +192,7 @@ _CODE: dict[Any, str] = {_I32: "i", _I64: "q", _Z: "Q", _P: "Q"}
 
 
 def _packer(kind: type[ctypes.Structure]) -> struct.Struct:
-    """Packs the fields `_WRITTEN` of a tensor in one call: a call per field would make rebuilding a graph slow."""
+    """Return a packer for the fields `_WRITTEN`; a call per field would be slow."""
     text, end = "<", 0
     for name, type_, *_ in kind._fields_:
         if name not in _WRITTEN:
@@ -206,7 +206,7 @@ def _packer(kind: type[ctypes.Structure]) -> struct.Struct:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a library lays out `struct ggml_tensor`."""
+    """Layout of `struct ggml_tensor` in a library."""
 
     tensor: type[ctypes.Structure] = CTensor
     packer: struct.Struct = field(init=False)
@@ -226,10 +226,7 @@ class Layout:
 
 
 def layouts(overhead: int) -> list[Layout]:
-    """Every layout known of a tensor whose `ggml_tensor_overhead()` is so many bytes, the newest first.
-
-    Of a library built with a longer `GGML_MAX_NAME` it is that much larger.
-    """
+    """Return the tensor layouts with this `ggml_tensor_overhead()` in bytes, newest first."""
     found = []
     for fields in (_TENSOR, _OLDER_TENSOR):
         max_name = overhead - Layout(tensor_struct(fields, 64)).overhead + 64
@@ -242,11 +239,11 @@ DeviceTypes: TypeAlias = tuple[str, ...]
 DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "IGPU", "ACCEL", "META")
 """`enum ggml_backend_dev_type`."""
 OLDER_DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "ACCEL")
-"""The same where `struct ggml_backend_dev_props` is `OlderProps`."""
+"""`enum ggml_backend_dev_type` where `struct ggml_backend_dev_props` is `OlderProps`."""
 FIRST_DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "CPU", "GPU")
-"""The same of b3889, where the device CPU is of type 2: of full capabilities."""
+"""`enum ggml_backend_dev_type` of b3889, where the device CPU has type 2 (full capabilities)."""
 OLDEST, EXPECTED = "b3889 (October 2024)", "0.26.0"
-"""The builds between which layouts were read from headers and libraries; newer ones fit as long as nothing moves."""
+"""Builds between which layouts were read from headers and libraries; newer ones fit as long as no field moves."""
 
 _F16 = 1
 DEFAULTS: dict[str, tuple[Any, ...]] = {
@@ -262,13 +259,12 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "use_gpu": (1,), "device": (None,), "print_timings": (1,), "image_marker": (None,), "warmup": (1,),
     "image_min_tokens": (-1,), "image_max_tokens": (-1,), "batch_max_tokens": (1024,),
 }  # fmt: skip
-"""Parameter -> what `llama_model_default_params`, `llama_context_default_params` and `mtmd_context_params_default` gave
-it in any version, as far as that tells layouts apart.
-"""
+"""Parameter -> defaults that `llama_model_default_params`, `llama_context_default_params` and
+`mtmd_context_params_default` gave it in any version, if they distinguish layouts."""
 
 
 def last_written(fill: Callable[[int], object], room: int) -> int:
-    """How many bytes `fill` writes at an address, up to the last that it writes, where there is room for so many."""
+    """Return how many bytes `fill` writes at an address, up to the last within `room`."""
     last = 0
     for poison in (0x5A, 0xA5):
         buffer = ctypes.create_string_buffer(bytes([poison]) * room, room)
@@ -279,7 +275,7 @@ def last_written(fill: Callable[[int], object], room: int) -> int:
 
 
 def mismatch(title: str, expected: str, actual: str) -> UnavailableError:
-    """The error of a library that fits no layout known here."""
+    """Return the error for a library that fits no known layout."""
     return UnavailableError(
         f"{title} does not fit: struct layouts are known for builds from {OLDEST} to ggml {EXPECTED}, where "
         f"{expected}; {actual} found"
@@ -289,7 +285,7 @@ def mismatch(title: str, expected: str, actual: str) -> UnavailableError:
 # --- functions, and ids by name
 
 Signatures: TypeAlias = "dict[str, tuple[CType, tuple[CType, ...]]]"
-"""Symbol without its prefix -> result and argument types."""
+"""Symbol without its prefix -> result type and argument types."""
 
 _I, _U, _U8 = ctypes.c_int, ctypes.c_uint32, ctypes.c_uint8
 
@@ -332,7 +328,7 @@ GGML: Signatures = {
     "backend_sched_get_tensor_backend": (_P, (_P, _P)), "backend_sched_get_buffer_size": (_Z, (_P, _P)),
     "backend_sched_set_eval_callback": (None, (_P, _P, _P)),
 }
-"""`ggml_*`; what tests call besides is bound by them."""
+"""`ggml_*`; tests bind further functions themselves."""
 
 OPTIONAL: Signatures = {
     "backend_dev_memory": (None, (_P, _P, _P)),
@@ -346,14 +342,14 @@ LEFT_OUT = {
     "glu_op_name": "it exports no ggml_glu_op_name, so no GLU node runs on it",
     "set_abort_callback": "it exports no ggml_set_abort_callback, so what ggml says last stands on stderr alone",
 }
-"""Optional function -> what is left out where a library lacks it."""
+"""Optional function -> what is not tested if a library lacks it."""
 
 GGUF: Signatures = {"init_from_file": (_P, (_S, GgufInitParams))}
 """`gguf_*`."""
 
 
 def llama_functions(model_params: CType, context_params: CType) -> Signatures:
-    """`llama_*`, for the structs of one layout."""
+    """Return the `llama_*` signatures for the structs of one layout."""
     return {
         "backend_init": (None, ()), "log_set": (None, (LOG_CALLBACK, _P)),
         "model_default_params": (model_params, ()), "context_default_params": (context_params, ()),
@@ -370,12 +366,14 @@ def llama_functions(model_params: CType, context_params: CType) -> Signatures:
 
 
 LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (_P,))}
-"""`llama_*` that give a part of a context or a model; older versions lack them and take the whole in its place."""
+"""`llama_*` that return a part of a context or a model; older versions lack them and take the whole instead."""
 
 
 def llama_optional(model_params: CType) -> Signatures:
-    """`llama_*` that older versions lack: they make no model from metadata, do not say whether a memory shifts,
-    whether a vocabulary has texts, or how wide a row of embeddings is that goes in.
+    """Return the `llama_*` signatures that older versions lack.
+
+    Without them no model is made from metadata, and it is unknown if a memory can shift, if a vocabulary has texts, or
+    how wide an input embedding is.
     """
     return {
         "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)), "memory_can_shift": (_B, (_P,)),
@@ -404,7 +402,7 @@ LLAMA_VERBS: Signatures = {
     "sampler_chain_add": (None, (_P, _P)), "sampler_init_greedy": (_P, ()),
     "set_sampler": (_B, (_P, _I, _P)), "get_sampled_token_ith": (_I, (_P, _I)),
 }
-"""`llama_*` that the zoo's verbs call; a library may lack any. `llama_sampler_chain_params` is one bool: a register."""
+"""`llama_*` for the API scenarios; a library may lack any. `llama_sampler_chain_params` is one bool: a register."""
 
 
 OLDER_NAMES = {
@@ -416,13 +414,13 @@ OLDER_NAMES = {
     "llama_model_n_layer": ("llama_n_layer",), "llama_model_rope_type": ("llama_rope_type",),
     "llama_set_adapter_cvec": ("llama_apply_adapter_cvec",),
 }
-"""Symbol -> what it was called before, with the same arguments; `clear` had one less, which C does not mind."""
+"""Symbol -> its former names, with the same arguments; `clear` had one fewer, which the C ABI tolerates."""
 # fmt: on
 
 
 _LIMIT = 256
 _FAR = 1 << 26
-"""Where `dladdr` is missing: names of one library are never this many bytes apart."""
+"""Without `dladdr`: names of one library are never this many bytes apart."""
 _NAME = re.compile(rb"[A-Z][A-Z0-9_]*")
 _TYPE_NAME = re.compile(rb"[ -~]+")
 
@@ -434,7 +432,7 @@ class DlInfo(ctypes.Structure):
 
 
 def home(pointer: int) -> DlInfo | None:
-    """What `dladdr` says of an address; None on a system without it."""
+    """Return `dladdr`'s answer for an address; None on a system without it."""
     dladdr = getattr(ctypes.CDLL(None), "dladdr", None) if os.name == "posix" else None
     if dladdr is None:
         return None
@@ -444,7 +442,7 @@ def home(pointer: int) -> DlInfo | None:
 
 
 def _home(pointer: int) -> int:
-    """Something equal for all pointers into one library."""
+    """Return a value that is equal for all pointers into one library."""
     info = home(pointer)
     return pointer // _FAR if info is None else info.dli_fbase or 0
 
@@ -465,7 +463,7 @@ def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Ite
 
 
 def ids(name_at: Callable[[int], int | None], known: tuple[str, ...]) -> dict[str, int]:
-    """Name -> id, by a function such as `ggml_op_name`; the names of `known` that the library lacks are absent."""
+    """Return name -> id from a function such as `ggml_op_name`; missing names are absent."""
     table: dict[str, int] = {}
     for i, name in _walk(name_at, _NAME):
         if name in table:
@@ -478,9 +476,10 @@ def ids(name_at: Callable[[int], int | None], known: tuple[str, ...]) -> dict[st
 
 
 def type_ids(ggml: SimpleNamespace) -> tuple[dict[str, int], dict[str, str]]:
-    """Types by `ggml_type_name`, checked against `ggml_blck_size` and `ggml_type_size`.
+    """Return the library's type ids by name, and why other types cannot be used.
 
-    Returns name -> id of each type that is laid out as ours, and name -> what differs for the others.
+    Types are found by `ggml_type_name` and checked with `ggml_blck_size` and `ggml_type_size`. The first dict has name
+    -> id of each type with our layout, the second name -> difference for the others.
     """
     last = max(t.id for t in TYPES.values())
     here: dict[str, int] = {}

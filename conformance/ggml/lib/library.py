@@ -1,4 +1,4 @@
-"""A real ggml library: found, loaded by ctypes, and asked what it is before anything relies on it."""
+"""A ggml library: found, loaded with ctypes, and probed for its layout before use."""
 
 from __future__ import annotations
 
@@ -48,69 +48,69 @@ from .layout import (
 from .since import unknown_use
 
 WHEEL = "xllamacpp"
-"""The wheel whose extension module exports all of ggml and llama.cpp; loaded, never imported."""
+"""Wheel whose extension module exports all of ggml and llama.cpp; it is loaded, never imported."""
 
 _NAMES = (
     r"lib{0}\.so", r"lib{0}\.so\..+", r"lib{0}\..+\.so", r"lib{0}-[0-9a-f]{{8}}\.so.*", r"lib{0}(\..+)?\.dylib",
     r"{0}\.dll",
 )  # fmt: skip
-"""What a library is called, the likeliest first."""
+"""File names of a library, likeliest first."""
 
 RPC_SERVERS = ("ggml-rpc-server", "rpc-server")
-"""Programs that serve devices by RPC: today's name, and the one before 2026."""
+"""Programs that serve devices over RPC: today's name, and the one before 2026."""
 
 _VARIANT = "ggml-cpu-"
-"""What the name of a CPU library begins with, of a build that has several."""
+"""Prefix of a CPU library's name in a build with several."""
 _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
 """A device library that auditwheel renamed."""
 _PLUGIN = re.compile(r"libggml-(?!base\b).+\.(so|dylib)")
-"""A device library that ggml loads itself; what is linked has a version behind `.so`, or stands among `parts`."""
+"""A device library that ggml loads itself; linked libraries have a version after `.so` or are among `parts`."""
 
 _SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
-"""In the description of a device that a CPU computes for."""
+"""Matches the description of a device that is emulated on the CPU."""
 
 _P = ctypes.c_void_p
 _ENVIRONMENT = {
     # ggml would start a debugger to print a backtrace; the message before it is what matters
     "GGML_NO_BACKTRACE": "1",
-    # Mesa's drivers that run on the CPU compile a kernel in half the time without optimisation, and cases are small
+    # Mesa's CPU drivers compile a kernel in half the time without optimisation, and cases are small
     "GALLIVM_PERF": "nopt",
 }
-"""What a library reads when it loads, unless the user has set it."""
+"""Environment variables that a library reads on loading, unless the user has set them."""
 _REFUSAL = re.compile(
     r"ncompatible|ailed to (?:load|init)|nsupported (?:GPU|device)|not support|is required|not available|"
     r"(?:\b[Nn]o|find any)(?: \S+)? devices?\b"
 )
-"""In a line of log that says why there is no device."""
+"""Matches a log line that explains why there is no device."""
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 
 class Library:
-    """One loaded ggml. `ggml.backend_dev_get(0)` calls `ggml_backend_dev_get(0)`.
+    """A loaded ggml: `ggml.backend_dev_get(0)` calls `ggml_backend_dev_get(0)`.
 
-    `where` is a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel.
-    UnavailableError if nothing is there, it cannot be loaded, or it is not a ggml of a known layout.
+    `where` is a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel. Raises
+    UnavailableError if nothing is there, it cannot be loaded, or its layout is unknown.
     """
 
     parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
-    """The libraries of a split build; symbols are looked for in this order, the first also finds what it links."""
+    """Libraries of a split build; symbols are searched in this order, and the first also finds what it links."""
     beside: ClassVar[Sequence[str]] = ()
-    """Libraries of a split build that link these, and that it may lack."""
+    """Optional libraries of a split build that link these."""
 
     def __init__(self, where: str = "") -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.path = find(where)
-        """Absolute."""
+        """Absolute path."""
         self.folder = self.path if self.path.is_dir() else self.path.parent
-        """Where its libraries lie."""
+        """Folder of its libraries."""
         self.plugins = plugins(self.folder)
-        """Where device libraries lie that ggml loads itself."""
+        """Folder of the device libraries that ggml loads itself."""
         self._handles = list(_load(self.path, self.parts))
         more = (part(self.path, stem) for stem in self.beside if self.path.is_dir())
         self._handles += [_open(path) for path in more if path is not None]
         self.log: deque[str] = deque(maxlen=64)
-        """The library's last log lines."""
+        """Last log lines of the library."""
         self.ggml = SimpleNamespace()
         lacking = self._bind(self.ggml, "ggml_", GGML)
         lacks = self._bind(self.ggml, "ggml_", OPTIONAL)
@@ -118,16 +118,16 @@ class Library:
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
         self.files = sorted({f for name in GGML if (f := file_of(getattr(self.ggml, name))) is not None})
-        """The files that its functions are in, as the loader says; empty on a system that does not say."""
+        """Files that contain its functions, according to the loader; empty on a system that cannot tell."""
         self._check_files()
         self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
-        """Sentences: what this library lacks, and what is thus not tested."""
+        """Sentences on what this library lacks and what is therefore not tested."""
         self._log_callback = LOG_CALLBACK(self._logged)
         self.ggml.log_set(ctypes.cast(self._log_callback, _P), None)
         self._probe()
 
     def _bind(self, to: SimpleNamespace, prefix: str, signatures: Signatures) -> list[str]:
-        """Put functions into `to`, None for an absent one; the symbols of these."""
+        """Bind functions into `to`, None for a missing one; return the missing symbols."""
         lacking = []
         for name, (result, arguments) in signatures.items():
             symbol = prefix + name
@@ -140,7 +140,7 @@ class Library:
         return lacking
 
     def function(self, symbol: str) -> Any:  # noqa: ANN401  # a ctypes function
-        """The function of a symbol, or of one of its older names; None where the library exports none."""
+        """Return the function of a symbol or of one of its older names; None if there is none."""
         for name in (symbol, *OLDER_NAMES.get(symbol, ())):
             for handle in self._handles:
                 if (found := getattr(handle, name, None)) is not None:
@@ -157,7 +157,7 @@ class Library:
             )
 
     def _check_files(self) -> None:
-        """UnavailableError if a part of ggml is not the one in the library's folder, but another of that name."""
+        """Raise UnavailableError if the loader took a part of ggml from another folder."""
         for stem in self.parts:
             own = list(named(self.folder, stem))
             for file in self.files:
@@ -173,12 +173,12 @@ class Library:
     def _probe(self) -> None:
         g = self.ggml
         self.ops = ids(g.op_name, OPS)
-        """Op -> id here."""
+        """Op -> id in this library."""
         self.sub_ops = {
             "UNARY": (UNARY_OPS, ids(g.unary_op_name, UNARY_OPS)),
             "GLU": (GLU_OPS, ids(g.glu_op_name, GLU_OPS) if g.glu_op_name else {}),
         }
-        """Op -> the names that `op_params[0]` counts in a case, and name -> id here."""
+        """Op -> names that `op_params[0]` of a case indexes, and name -> id in this library."""
         self.types, self.other_types = type_ids(g)
         for name in ("NONE", "VIEW", "SCALE", "MUL_MAT", "UNARY"):
             if name not in self.ops:
@@ -191,14 +191,14 @@ class Library:
         self.layout = tensor_layout(g, self.title, self.ops, self.types["f16"])
         self.sub_ops["UNARY"][1].update(unary_ids(self))
         self.flags_compute = marks_computed(self)
-        """Whether nodes without FLAG_COMPUTE are left alone."""
+        """True if ggml skips nodes without FLAG_COMPUTE."""
         self._loaded = False
         self._symbols: dict[str, bool] = {}
-        """Those asked for -> whether the library exports them."""
+        """Symbol asked for -> True if the library exports it."""
 
     @property
     def build(self) -> str:
-        """llama.cpp's build number, as `b6133`, where its own library tells; else ggml's commit, else ""."""
+        """llama.cpp's build number, such as `b6133`, if known; else ggml's commit, or ""."""
         for handle in self._handles:
             with suppress(ValueError):  # it exports none
                 if n := ctypes.c_int.in_dll(handle, "LLAMA_BUILD_NUMBER").value:
@@ -207,7 +207,10 @@ class Library:
         return "" if commit == "unknown" else commit
 
     def too_old(self, node: Tensor) -> str:
-        """Why this library is too old for a node's use of its op, or ""; it would compute something else in silence."""
+        """Return why this library does not know a node's use of its op, or "".
+
+        Such a library would silently compute something else.
+        """
         if not (node.flags & FLAG_COMPUTE or self.flags_compute or node.op in VIEW_OPS or node.op == "NONE"):
             return f"a {node.op} that is not to be computed is not in this ggml, which computes every node"
         return unknown_use(node, self._exports)
@@ -218,7 +221,7 @@ class Library:
         return self._symbols[symbol]
 
     def lacks(self, type_: GGMLType) -> str:
-        """Why tensors of `type_` cannot be made here, or ""."""
+        """Return why tensors of `type_` cannot be made in this library, or ""."""
         if type_.name in self.types:
             return ""
         return f"type {type_} {self.other_types[type_.name]} (ggml {self.version})"
@@ -226,28 +229,25 @@ class Library:
     # tensors
 
     def struct(self, pointer: int) -> Any:  # noqa: ANN401  # a ctypes structure: `layout.CTensor`, or another version's
-        """The `struct ggml_tensor` at an address, in place."""
+        """Return the `struct ggml_tensor` at an address, in place."""
         return self.layout.tensor.from_address(pointer)
 
     def leaf(self, pointer: int) -> Tensor:
-        """Type, `ne`, `nb` and name of the tensor at an address; GraphError for a type that is unknown here."""
+        """Return type, `ne`, `nb` and name of the tensor at an address; GraphError if unknown."""
         c = self.struct(pointer)
         if c.type not in self._types:
             raise GraphError(f"{self.title}: a tensor of type id {c.type}, which is unknown here")
         return Tensor(self._types[c.type], tuple(c.ne), tuple(c.nb), name=c.name.decode(errors="replace"))
 
     def op(self, pointer: int) -> str:
-        """The op of the tensor at an address; GraphError for one that is unknown here."""
+        """Return the op of the tensor at an address; GraphError for an unknown one."""
         i = self.struct(pointer).op
         if i not in self._ops:
             raise GraphError(f"{self.title}: a node of op id {i}, which is unknown here")
         return self._ops[i]
 
     def sub_op(self, op: str, i: int) -> int:
-        """What `op_params[0]` of a UNARY or GLU is in a case, where this library has `i`.
-
-        GraphError for a sub-op that is unknown here.
-        """
+        """Return a case's `op_params[0]` for the library's sub-op id; GraphError if unknown."""
         known, ids = self.sub_ops[op]
         for position, name in enumerate(known):
             if ids.get(name) == i:
@@ -255,15 +255,16 @@ class Library:
         raise GraphError(f"{self.title}: {op} with sub-op id {i}, which is unknown here")
 
     def get(self, pointer: int, size: int) -> Bytes:
-        """The first `size` bytes of the tensor at an address."""
+        """Return a copy of the first `size` bytes of the tensor at an address."""
         data = np.empty(size, np.uint8)
         if size:
             self.ggml.backend_tensor_get(pointer, data.__array_interface__["data"][0], 0, size)
         return data
 
     def mapped(self, pointer: int, size: int) -> Bytes:
-        """The first `size` bytes of the tensor at an address: read-only where they lie, as long as its buffer is there;
-        a copy where the host cannot read them.
+        """Return the first `size` bytes of the tensor at an address, read-only and in place.
+
+        They are valid as long as the buffer is; a copy if the host cannot read the buffer.
         """
         c = self.struct(pointer)
         if not size or not self.ggml.backend_buft_is_host(self.ggml.backend_buffer_get_type(c.buffer)):
@@ -281,15 +282,15 @@ class Library:
     # devices
 
     def devices(self) -> dict[str, int]:
-        """Name -> handle of every device registered so far."""
+        """Return name -> handle of every device registered so far."""
         g = self.ggml
         handles = [g.backend_dev_get(i) for i in range(g.backend_dev_count())]
         return {g.backend_dev_name(h).decode(): h for h in handles}
 
     def device(self, name: str) -> int:
-        """The device called `name`, in any case of letters, loading the folder's device libraries where it needs one.
+        """Return the device called `name` (case-insensitive), loading device libraries if needed.
 
-        UsageError lists the devices there are, and what the library said while loading.
+        UsageError lists the devices and the library's messages on loading.
         """
         for attempt in range(2):
             devices = self.devices()
@@ -305,33 +306,38 @@ class Library:
         )
 
     def load_devices(self) -> None:
-        """Load the folder's device libraries, once, where this ggml loads any."""
+        """Load the folder's device libraries, once, if this ggml can."""
         load, load_all = self.ggml.backend_load, self.ggml.backend_load_all_from_path
         if self._loaded or load is None or load_all is None:
             return
         self._loaded = True
         load_all(os.fsencode(self.plugins))
-        # It looks for the names of its own build, and loads by another name only what has variants, as the CPU has.
+        # ggml loads the names of its own build only; a renamed library loads that way only if it has variants, as the
+        # CPU.
         for path in sorted(self.plugins.iterdir()):
             if _REPAIRED.fullmatch(path.name) and not hasattr(_loaded(path), "ggml_backend_score"):
                 load(os.fsencode(path))
 
     def refusals(self) -> list[str]:
-        """What this library said of devices that it did not take, or of libraries that it could not load, since it was
-        loaded; of its last lines only, so ask before anything runs.
+        """Return the library's messages on devices or libraries it rejected since it was loaded.
+
+        Only the last log lines are kept, so call this before anything runs.
         """
         return list(dict.fromkeys(text for line in self.log if _REFUSAL.search(text := line.strip())))
 
     def variants(self) -> list[str]:
-        """The CPU libraries of the folder that this processor can execute, such as `haswell`; none where ggml has its
-        CPU built in. They stay loaded, so that `cpu_traits` tells nothing after this.
+        """Return the folder's CPU libraries that this processor can execute, such as `haswell`.
+
+        There is none if the CPU is built into ggml. They stay loaded, so `cpu_traits` is of no use afterwards.
         """
         paths = sorted(self.plugins.glob(f"lib{_VARIANT}*.so"))
         return [path.name.removeprefix(f"lib{_VARIANT}").partition(".")[0] for path in paths if _runs_here(path)]
 
     def load_variant(self, name: str) -> None:
-        """Load the CPU library called `name`, and none that this processor fits better; UsageError if it is not there,
-        or this ggml has a CPU already; UnavailableError if this processor cannot execute it.
+        """Load the CPU library called `name` even if another one fits this processor better.
+
+        UsageError if it is not there or this ggml has a CPU already; UnavailableError if this processor cannot execute
+        it.
         """
         path = self.plugins / f"lib{_VARIANT}{name}.so"
         if not path.is_file() or self.ggml.backend_load is None:
@@ -343,9 +349,7 @@ class Library:
             raise UnavailableError(f"ggml: variant={name} of {self.title}: this processor cannot execute it")
 
     def registry(self, name: str) -> int | None:
-        """The handle of the registry of a kind of device, such as `RPC`, loading the folder's where it needs one; None
-        where there is none.
-        """
+        """Return the handle of a registry such as `RPC`, loading device libraries, or None."""
         if self.ggml.backend_reg_by_name is None:
             return None
         found: int | None = self.ggml.backend_reg_by_name(name.encode())
@@ -355,7 +359,7 @@ class Library:
         return found or None
 
     def device_type(self, device: int) -> str:
-        """Of `enum ggml_backend_dev_type`, as `CPU`; `type N` where a library knows more."""
+        """Return the device type from `enum ggml_backend_dev_type`, as `CPU` or `type N`."""
         i, known = self.ggml.backend_dev_type(device), DEVICE_TYPES
         if self._older_props(device) is not None:
             cpu = self.ggml.backend_dev_by_name(b"CPU")
@@ -364,7 +368,7 @@ class Library:
         return known[i] if 0 <= i < len(known) else f"type {i}"
 
     def _older_props(self, device: int) -> OlderProps | None:
-        """What the device says of itself, where this ggml has the older struct for it."""
+        """Return the device's properties if this ggml has the older struct, else None."""
         fill, props = self.ggml.backend_dev_get_props, OlderProps()
         size = ctypes.sizeof(props)
         if last_written(lambda at: fill(device, at), 4 * size) > size:
@@ -373,10 +377,10 @@ class Library:
         return props
 
     def start(self, device: int, threads: int | None = None) -> int:
-        """The device's backend, a `ggml_backend_t`; it computes with `threads` threads, or as many as it likes.
+        """Return a new `ggml_backend_t` of the device with `threads` threads, or its default.
 
-        UnavailableError if it cannot be initialised; UsageError if it has no threads to set, and more than one is asked
-        for.
+        UnavailableError if it cannot be initialised; UsageError if more than one thread is asked for and it has no
+        setting.
         """
         backend: int | None = self.ggml.backend_dev_init(device, None)
         name = self.ggml.backend_dev_name(device).decode()
@@ -393,19 +397,19 @@ class Library:
         return backend
 
     def device_function(self, device: int, name: str, result: CType, *arguments: CType) -> CType:
-        """A function by `ggml_backend_reg_get_proc_address`, or None where the device has none of that name."""
+        """Return a function by `ggml_backend_reg_get_proc_address`, or None if the device lacks it."""
         return self.registry_function(self.ggml.backend_dev_backend_reg(device), name, result, *arguments)
 
     def registry_function(self, registry: int, name: str, result: CType, *arguments: CType) -> CType:
-        """The same of a registry."""
+        """Return a registry's function by `ggml_backend_reg_get_proc_address`, or None."""
         address = self.ggml.backend_reg_get_proc_address(registry, name.encode())
         return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
 
     def buffer_types(self, device: int) -> dict[str, int]:
-        """Name -> handle of a device's default buffer type, its host type and its extra ones such as CPU_REPACK."""
+        """Return name -> handle of a device's default, host and extra buffer types."""
         g = self.ggml
         props = self._older_props(device)
-        # the first versions with devices call what a device without a host buffer does not have
+        # the first versions with devices call a function that a device without a host buffer lacks
         host = None if props is not None and not props.host_buffer else g.backend_dev_host_buffer_type(device)
         handles = [g.backend_dev_buffer_type(device), host]
         extra = self.device_function(device, "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(_P), _P)
@@ -415,7 +419,7 @@ class Library:
         return {g.backend_buft_name(b).decode(): b for b in handles if b}
 
     def features(self, device: int) -> list[str]:
-        """What a device was compiled with or found, such as `AVX2` or `LLAMAFILE`; `NAME=value` where it is no flag."""
+        """Return a device's features, such as `AVX2` or `LLAMAFILE`; `NAME=value` if not a flag."""
         function = self.device_function(device, "ggml_backend_get_features", ctypes.POINTER(Feature), _P)
         array = None if function is None else function(self.ggml.backend_dev_backend_reg(device))
         out: list[str] = []
@@ -425,19 +429,19 @@ class Library:
         return out
 
     def description(self, device: int) -> str:
-        """What the device says of itself, such as a processor's name."""
+        """Return the device's description, such as a processor's name."""
         return str(self.ggml.backend_dev_description(device).decode(errors="replace"))
 
     def software(self, device: int) -> bool:
-        """Whether a CPU computes for it, by a driver such as llvmpipe or pocl."""
+        """Return True if a driver such as llvmpipe or pocl emulates the device on the CPU."""
         return self.device_type(device) != "CPU" and _SOFTWARE.search(self.description(device)) is not None
 
     def api_version(self, device: int) -> int:
-        """`ggml_backend_reg.api_version` of the device's registry."""
+        """Return `ggml_backend_reg.api_version` of the device's registry."""
         return ctypes.c_int.from_address(self.ggml.backend_dev_backend_reg(device)).value
 
     def cpu_traits(self) -> dict[str, tuple[TypeTraits, CpuTypeTraits]]:
-        """Type -> its traits; empty where the library hides them, also in a CPU library that ggml loaded itself."""
+        """Return type -> CPU traits; empty if the library does not export them."""
         cpu, traits = self.ggml.get_type_traits_cpu, self.ggml.get_type_traits
         if cpu is None and hasattr(os, "RTLD_NOLOAD"):
             handles = (_loaded(path) for path in sorted(self.plugins.glob("libggml-cpu*.so")))
@@ -452,22 +456,22 @@ class Library:
             for name, i in self.types.items()
         }
 
-    # what it says
+    # log
 
     def complaints(self) -> list[str]:
-        """What it last said went wrong, or else its last lines."""
+        """Return the last log lines that report an error, or else the last lines."""
         lines = [" ".join(text.split()) for text in self.log if text.strip()]
         return [text for text in lines if _COMPLAINT.search(text)][-2:] or lines[-3:]
 
     def close(self) -> None:
-        """Let the library log as it likes again; it stays loaded, as ggml cannot be unloaded safely."""
+        """Restore the library's own logging; it stays loaded, as ggml cannot be unloaded safely."""
         self.ggml.log_set(None, None)
 
 
 def tensor_layout(ggml: SimpleNamespace, title: str, op_ids: dict[str, int], f16: int) -> Layout:
-    """The first of `layouts` by which the tensors that the library itself builds read as they should.
+    """Return the first of `layouts` that reads the library's own tensors correctly.
 
-    `op_ids` and `f16` are the library's own ids. UnavailableError if none fits; says what differs from the newest one.
+    `op_ids` and `f16` are the library's ids. UnavailableError, with the difference to the newest layout, if none fits.
     """
     overhead = ggml.tensor_overhead()
     differing: list[tuple[str, str]] = []
@@ -483,7 +487,7 @@ def tensor_layout(ggml: SimpleNamespace, title: str, op_ids: dict[str, int], f16
 
 
 def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f16: int) -> tuple[str, str] | None:
-    """What `layout` says and what the library has instead; None where it fits."""
+    """Return what `layout` expects and what the library has instead; None if it fits."""
     overhead = ggml.tensor_overhead()
     ctx = ggml.init(InitParams(16 * overhead, None, True))
     try:
@@ -519,9 +523,9 @@ def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f
 
 
 def unary_ids(library: Library) -> dict[str, int]:
-    """Sub-op of UNARY -> the id that its constructor, such as `ggml_relu`, gives the node.
+    """Return sub-op of UNARY -> id that its constructor, such as `ggml_relu`, gives the node.
 
-    The names of b5456 stand in another order than its ids. XIELU, which takes parameters, has its name alone.
+    In b5456 the names are in another order than the ids. XIELU takes parameters and is found by name only.
     """
     g, found = library.ggml, {}
     ctx = g.init(InitParams(2 * (len(UNARY_OPS) + 1) * library.layout.overhead, None, True))
@@ -540,7 +544,7 @@ def unary_ids(library: Library) -> dict[str, int]:
 
 
 def marks_computed(library: Library) -> bool:
-    """Whether ggml sets FLAG_COMPUTE on the nodes of a graph and leaves the others alone; older ones compute all."""
+    """Return True if ggml computes only nodes that it set FLAG_COMPUTE on, not all of a graph."""
     g, overhead = library.ggml, library.layout.overhead
     ctx = g.init(InitParams(8 * overhead + g.graph_overhead_custom(4, False), None, True))
     try:
@@ -552,12 +556,9 @@ def marks_computed(library: Library) -> bool:
 
 
 def find(where: str = "") -> Path:
-    """The library file or folder `where`, or the installed wheel's library, found without importing the wheel.
-
-    UnavailableError if there is none; says how to get one.
-    """
+    """Return the path `where`, or the wheel's library (not imported); UnavailableError if none."""
     if where:
-        path = Path(where).absolute()  # the loader searches its own path for a name without a folder
+        path = Path(where).absolute()  # the loader would search its own path for a name without a folder
         if not path.exists():
             raise UnavailableError(f"ggml library {path}: no such file or folder")
         return path
@@ -573,27 +574,29 @@ def find(where: str = "") -> Path:
 
 
 def part(folder: Path, stem: str) -> Path | None:
-    """The library `stem` of a split build, such as `ggml-base`, by any name it has: with a version behind or before
-    `.so`, or with the digest that auditwheel puts there. None where `folder` has none.
+    """Return the library `stem` of a split build, such as `ggml-base`, or None.
+
+    The name may have a version after or before `.so`, or the digest that auditwheel adds.
     """
     return next(named(folder, stem), None)
 
 
 def named(folder: Path, stem: str) -> Iterator[Path]:
-    """Every file in `folder` that may be the library `stem`, the likeliest first."""
+    """Yield every file in `folder` that may be the library `stem`, likeliest first."""
     for pattern in _NAMES:
         legal = re.compile(pattern.format(re.escape(stem)))
         yield from sorted(p for p in folder.iterdir() if legal.fullmatch(p.name))
 
 
 def is_named(name: str, stem: str) -> bool:
-    """True if a file of this name may be the library `stem`."""
+    """Return True if a file of this name may be the library `stem`."""
     return any(re.fullmatch(pattern.format(re.escape(stem)), name) for pattern in _NAMES)
 
 
 def plugins(folder: Path) -> Path:
-    """Where the device libraries of a build lie: beside its libraries, or, as distributions of Linux have them, in a
-    folder below `ggml` there, such as `ggml/backends0`.
+    """Return the folder of a build's device libraries.
+
+    They are beside its libraries or, in Linux distributions, in a folder below `ggml` there, such as `ggml/backends0`.
     """
     below = folder / "ggml"
     own = any(_PLUGIN.fullmatch(p.name) for p in folder.iterdir()) if folder.is_dir() else True
@@ -603,8 +606,9 @@ def plugins(folder: Path) -> Path:
 
 
 def rpc_server(folder: Path) -> Path | None:
-    """The program of a build that serves its devices by RPC: beside its libraries, or, where these are installed below
-    a `lib`, among the programs of the same installation. None where there is none.
+    """Return a build's RPC server program, or None.
+
+    It is beside the libraries or, if these are below a `lib`, among the programs of the same installation.
     """
     lib = next((p for p in (folder, folder.parent) if p.name.startswith("lib")), None)
     places = [folder]
@@ -614,10 +618,10 @@ def rpc_server(folder: Path) -> Path | None:
 
 
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
-    """RTLD_LOCAL, so that two versions of ggml can live in one process.
+    """Load the libraries with RTLD_LOCAL, so that two versions of ggml can live in one process.
 
-    What a library links is looked for on the loader's path before beside it, unless it is loaded already: so its
-    folder's own `ggml-base` and `ggml-cpu` come first.
+    Linked libraries are searched on the loader's path before their own folder unless already loaded, so the folder's
+    `ggml-base` and `ggml-cpu` are loaded first.
     """
     folder = path if path.is_dir() else path.parent
     whole, *others = (part(folder, stem) for stem in parts)
@@ -648,14 +652,14 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def file_of(function: Any) -> Path | None:  # noqa: ANN401  # a ctypes function
-    """The file that a function is in, as the loader says; None where the system cannot say."""
+    """Return the file of a function, according to the loader; None if the system cannot tell."""
     info = home(ctypes.cast(function, _P).value or 0)
     path = Path(os.fsdecode(info.dli_fname)) if info is not None and info.dli_fname else None
     return path if path is not None and path.is_file() else None
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """The library if this process has it already; None on a system that cannot say."""
+    """Return the library if this process has loaded it; None on a system that cannot tell."""
     if sys.platform == "win32":
         return None
     try:
@@ -665,7 +669,7 @@ def _loaded(path: Path) -> ctypes.CDLL | None:
 
 
 def _runs_here(path: Path) -> bool:
-    """Whether this processor can execute a CPU library of a build that has several."""
+    """Return True if this processor can execute a CPU library of a build with several."""
     try:
         score = getattr(_loaded(path) or _open(path), "ggml_backend_score", None)
     except UnavailableError:

@@ -1,4 +1,4 @@
-"""llama.cpp as a C library: its functions, and the proof that it fills its parameters as a known layout says."""
+"""llama.cpp as a C library: functions, and a check that its parameter structs are known."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _P = ctypes.c_void_p
 
 
 class Llama(Library):
-    """One loaded llama.cpp and the ggml it uses. `llama.decode(...)` calls `llama_decode(...)`, or what it was called.
+    """A loaded llama.cpp and its ggml: `llama.decode(...)` calls `llama_decode(...)`.
 
-    `where` as of `Library`, with all of llama.cpp or `libllama`. UnavailableError as there; or its parameters fit no
-    layout of the table.
+    `where` is as for `Library`, with all of llama.cpp or `libllama`. UnavailableError as for `Library`, or if its
+    parameters fit no known layout.
     """
 
     parts: ClassVar = ("llama", *Library.parts)
@@ -58,7 +58,7 @@ class Llama(Library):
         c.log_set(self._log_callback, None)
 
     def initialise(self, on_abort: Callable[[bytes], None]) -> None:
-        """`llama_backend_init`, and the folder's devices; `on_abort` gets the message before ggml ends the process."""
+        """Call `llama_backend_init` and load devices; `on_abort` gets ggml's last message."""
         self._abort_callback = ABORT_CALLBACK(lambda message: on_abort(message or b""))
         if self.ggml.set_abort_callback is not None:
             self.ggml.set_abort_callback(self._abort_callback)
@@ -66,12 +66,12 @@ class Llama(Library):
         self.load_devices()
 
     def reason(self) -> str:
-        """What llama.cpp last complained of."""
+        """Return llama.cpp's last error messages."""
         return " / ".join(self.complaints()) or "it did not say why"
 
 
 def put(params: ctypes.Structure, **values: object) -> list[str]:
-    """Set parameters; the names of those that this version does not have."""
+    """Set parameters; return the names that this version does not have."""
     known = {name for name, *_ in params._fields_}
     for name, value in values.items():
         if name in known:
@@ -80,9 +80,7 @@ def put(params: ctypes.Structure, **values: object) -> list[str]:
 
 
 def find_llama(lib: Path) -> Path:
-    """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself; UnavailableError if
-    the folder has none.
-    """
+    """Return the library with llama.cpp: in or beside `lib`, or itself; or UnavailableError."""
     if lib.is_dir():
         if part(lib, "llama") is None:
             raise UnavailableError(f"{lib}: no libllama there, so llama.cpp cannot run on this library")
@@ -96,9 +94,9 @@ def choose(
     known: Sequence[type[ctypes.Structure]],
     title: str,
 ) -> type[ctypes.Structure]:
-    """The first layout of a struct of parameters that `function`, which returns one, fills as `DEFAULTS` says.
+    """Return the first layout of a parameter struct that `function` fills as in `DEFAULTS`.
 
-    UnavailableError if it fits none; says what differs from the newest.
+    UnavailableError, with the difference to the newest layout, if none fits.
     """
     differing = [_differs(struct, function, kind) for kind in known]
     for kind, difference in zip(known, differing, strict=True):
@@ -108,7 +106,7 @@ def choose(
 
 
 def _differs(struct: str, function: CType, kind: CType) -> tuple[str, str] | None:
-    """What a layout says and what the library has instead; None where it fits."""
+    """Return what a layout expects and what the library has instead; None if it fits."""
     function.restype = kind
     size = _size(function, kind)
     end = kind.slack.offset
@@ -123,7 +121,7 @@ def _differs(struct: str, function: CType, kind: CType) -> tuple[str, str] | Non
 
 
 def _size(function: Callable[..., Any], kind: type[ctypes.Structure]) -> int | None:
-    """How many bytes a function that returns a struct writes, where the caller passes the place first (System V)."""
+    """Return how many bytes a function that returns a struct writes (System V x86-64)."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         return None
     raw = ctypes.CFUNCTYPE(_P, _P)(ctypes.cast(cast("Any", function), _P).value or 0)

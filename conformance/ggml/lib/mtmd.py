@@ -1,4 +1,4 @@
-"""libmtmd, llama.cpp's library of images and sounds: its functions, each of which a build may lack."""
+"""libmtmd, llama.cpp's library for images and audio; a build may lack any of its functions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MTMD_PARAMS = history(
     (" batch_max_tokens", ""),
     (" cb_eval cb_eval_user_data", ""),
 )
-"""`struct mtmd_context_params`, the newest first."""
+"""`struct mtmd_context_params`, newest first."""
 
 
 class InputText(ctypes.Structure):
-    """`struct mtmd_input_text`; before 2026 it had no `text_len`, and the two bools stood there."""
+    """`struct mtmd_input_text`; before 2026 the two bools took the place of `text_len`."""
 
     _fields_ = (("text", _S), ("text_len", _Z), ("add_special", _B), ("parse_special", _B))
 
@@ -54,9 +54,9 @@ MTMD: Signatures = {
 
 
 class Mtmd(Llama):
-    """One loaded llama.cpp with its libmtmd: `mtmd.encode_chunk(…)` calls `mtmd_encode_chunk(…)`, None where absent.
+    """A loaded llama.cpp with libmtmd; `mtmd.encode_chunk` is None if the build lacks it.
 
-    UnavailableError as of `Llama`.
+    UnavailableError as for `Llama`.
     """
 
     beside: ClassVar = ("mtmd",)
@@ -65,7 +65,7 @@ class Mtmd(Llama):
         super().__init__(where)
         self.mtmd = SimpleNamespace()
         self.absent = ""
-        """Why libmtmd cannot be used here: the build has none, or its parameters fit no layout of the table."""
+        """Why libmtmd cannot be used: the build has none, or its parameters fit no known layout."""
         self._bind(self.mtmd, "mtmd_", {**MTMD, **_made(MTMD_PARAMS[0])})
         if self.mtmd.context_params_default is None or self.mtmd.init_from_file is None:
             self.absent = f"{self.title} carries no libmtmd: it exports no mtmd_init_from_file"
@@ -81,5 +81,5 @@ class Mtmd(Llama):
 
 
 def _made(params: CType) -> Signatures:
-    """The functions that take or return parameters, for one layout of these."""
+    """Return the functions that take or return parameters, for one layout."""
     return {"context_params_default": (params, ()), "init_from_file": (_P, (_S, _P, params))}

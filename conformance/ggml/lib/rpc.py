@@ -19,20 +19,20 @@ from .layout import ABORT_CALLBACK
 from .library import RPC_SERVERS, Library, rpc_server
 
 LOOPBACK = "loopback"
-"""Value of the option `rpc`: start a server here."""
+"""Value of the option `rpc` that starts a server on this machine."""
 PATIENCE = 20.0
-"""Seconds until it listens."""
+"""Seconds to wait until it listens."""
 LAST_WORDS = 2.0
-"""Seconds in which a server that ends says why."""
+"""Seconds to wait for the messages of a server that exits."""
 _TELLING = ("GGML_", "error", "abort")
 _HOST = "127.0.0.1"
 _P = ctypes.c_void_p
 
 
 class Server:
-    """A server that computes on the CPU of the build in `folder`, until it is closed.
+    """A server that computes on the CPU of the build in `folder` until closed.
 
-    UnavailableError if the build has no such program, or it does not listen; says its last words.
+    UnavailableError, with its last messages, if the build has no such program or it does not listen.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,9 +65,9 @@ class Server:
         raise UnavailableError(f"ggml: its RPC server does not listen at {self.endpoint}; it said: {said}")
 
     def speak_through(self, library: Library) -> None:
-        """Let `library` say why the server ended before it ends the process itself for want of an answer.
+        """Print the server's messages when `library` aborts because the server is gone.
 
-        Where a build has no `ggml_set_abort_callback`, only the latter is said.
+        Without `ggml_set_abort_callback` only the library's own message is printed.
         """
         self._callback = ABORT_CALLBACK(self._aborted)
         if library.ggml.set_abort_callback is not None:
@@ -99,7 +99,7 @@ def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[st
 
 
 def _words(program: Path, environment: dict[str, str]) -> list[str]:
-    """The program, on the CPU alone where its version lets one choose: then its arithmetic is known."""
+    """Return the server's command line, on the CPU if it can choose: its arithmetic is known."""
     words = [os.fspath(program)]
     helped = _start([*words, "--help"], environment)
     try:
@@ -118,10 +118,7 @@ def _free_port() -> int:
 
 
 def attach(library: Library, rpc: str) -> Server | None:
-    """Register the devices behind `rpc`, `HOST:PORT` or `loopback`, in the library; the server, if it was started here.
-
-    UnavailableError as `Server` and `connect`.
-    """
+    """Register the devices of `rpc` (`HOST:PORT` or `loopback`); return a server started here."""
     if not rpc:
         return None
     server = Server(library.folder) if rpc == LOOPBACK else None
@@ -130,9 +127,9 @@ def attach(library: Library, rpc: str) -> Server | None:
 
 
 def connect(library: Library, endpoint: str, server: Server | None = None) -> None:
-    """Register the devices of a server, `HOST:PORT`, in the library; `server` is the one that was started for it.
+    """Register the devices of the server at `endpoint`, `HOST:PORT`, in the library.
 
-    UnavailableError if the library has no RPC, or the server no device.
+    `server` is given if it was started here. UnavailableError if the library has no RPC or the server no device.
     """
     rpc = library.registry("RPC")
     add = None if rpc is None else library.registry_function(rpc, "ggml_backend_rpc_add_server", _P, ctypes.c_char_p)

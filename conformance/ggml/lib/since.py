@@ -1,8 +1,8 @@
-"""What ops learnt late: an older library ignores such a parameter or source in silence, and computes something else.
+"""Later uses of an op: an older library silently computes something else.
 
-A row names the use that is new, and its sign: a symbol that came with it, as the constructor that makes such a node.
-No version number is trusted. Where a use came without a symbol of its own the sign is the next that came after it: a
-build between the two is asked for less than it can.
+A row names the new use and a symbol that shows it, such as the constructor for such nodes. No version number is
+trusted. A use without a symbol of its own has the next symbol added after it: a build between the two is asked for less
+than it can do.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from conformance.ggml.types import F16
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """One use of an op that came later than the op."""
+    """A use of an op that came later than the op."""
 
     use: str
-    """In words, as `a bias`."""
+    """Name of the use, such as `a bias`."""
     sign: str
-    """The symbol without which a library does not know it."""
+    """Symbol without which a library does not know the use."""
     made: Callable[[Tensor], bool]
-    """Whether a node makes use of it."""
+    """True if a node has this use."""
 
 
 def _has(i: int) -> Callable[[Tensor], bool]:
-    """Whether a node has source `i`."""
+    """Return a predicate: True if a node has source `i`."""
     return lambda t: len(t.src) > i and t.src[i] is not None
 
 
 def _stacked(i: int) -> Callable[[Tensor], bool]:
-    """Whether source `i` has more than one matrix."""
+    """Return a predicate: True if source `i` has more than one matrix."""
     return lambda t: len(t.src) > i and (s := t.src[i]) is not None and s.ne[2] * s.ne[3] > 1
 
 
@@ -91,11 +91,11 @@ SINCE: dict[str, tuple[Since, ...]] = {
     "DSV4_HC_POST": (Since("no comb", "ggml_dsv4_hc_pre_gated", lambda t: not _has(3)(t)),),
     "SET_ROWS": (Since("rows of F16", "ggml_col2im_1d", lambda t: (s := t.src[0]) is not None and s.type is F16),),
 }
-"""Op -> its uses that came later."""
+"""Op -> its later uses."""
 
 
 def unknown_use(t: Tensor, exports: Callable[[str], bool]) -> str:
-    """Why a library that exports those symbols does not know the node's use of its op, or ""."""
+    """Return why a library with these symbols does not know the node's use of its op, or ""."""
     for row in SINCE.get(t.op, ()):
         if row.made(t) and not exports(row.sign):
             return f"{t.op} with {row.use} is not in this ggml (it exports no {row.sign})"

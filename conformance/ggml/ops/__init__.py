@@ -1,4 +1,4 @@
-"""Every op of ggml: what its constructors make and assert. Importing this package declares them all."""
+"""Ops of ggml: what constructors make and assert; importing this package declares them."""
 
 from . import attention, elementwise, matmul, media, recurrent, rope, rows, training, views, windows
 

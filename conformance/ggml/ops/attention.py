@@ -1,4 +1,4 @@
-"""Softmax and attention with their masks and sinks; DeepSeek's indexer of sparse attention and hyper-connections."""
+"""Softmax and attention, masks, sinks; DeepSeek's sparse indexer and hyper-connections."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .op import (
 
 
 def _soft_max(t: Tensor) -> Layout:
-    """`ggml_soft_max_ext`, `ggml_soft_max_add_sinks`."""
+    """Lay out `ggml_soft_max_ext` and `ggml_soft_max_add_sinks`."""
     _check_bias(t, optional(t, 1), optional(t, 2))
     return dup_or_inplace(t, operand(t))
 
 
 def _check_bias(t: Tensor, mask: Tensor | None, sinks: Tensor | None) -> None:
-    """Slopes of ALiBi multiply a mask; sinks are what their setter asserts."""
+    """Check that ALiBi slopes have a mask, and what the setter of sinks asserts."""
     if mask is None and t.params.max_bias > 0:
         raise violated(t, "mask", max_bias=t.params.max_bias)
     if sinks is not None:
@@ -42,7 +42,7 @@ def _check_bias(t: Tensor, mask: Tensor | None, sinks: Tensor | None) -> None:
 
 
 def _check_sinks(t: Tensor, sinks: Tensor) -> None:
-    """What `ggml_soft_max_add_sinks` and `ggml_flash_attn_ext_add_sinks` assert of `sinks`: F32, one per head."""
+    """Check as `ggml_soft_max_add_sinks` and `ggml_flash_attn_ext_add_sinks`."""
     if operand(t).ne[2] != sinks.ne[0]:
         raise violated(t, "a->src[0]->ne[2] == sinks->ne[0]", sinks=list(sinks.ne))
     if sinks.type is not F32:
@@ -50,9 +50,9 @@ def _check_sinks(t: Tensor, sinks: Tensor) -> None:
 
 
 def _flash_attn_ext(t: Tensor) -> Layout:
-    """`ggml_flash_attn_ext`: q [dk, n, heads, s], k [dk, n_kv, kv_heads, s], v [dv, n_kv, kv_heads, s], mask, sinks.
+    """Lay out `ggml_flash_attn_ext`: F32 [dv, heads, n, s].
 
-    Result: F32 [dv, heads, n, s].
+    q [dk, n, heads, s], k [dk, n_kv, kv_heads, s], v [dv, n_kv, kv_heads, s], mask, sinks.
     """
     q, v = operand(t), operand(t, 2)
     _check_bias(t, optional(t, 3), optional(t, 4))
@@ -64,20 +64,24 @@ def _head_and_keys(t: Tensor) -> int:
 
 
 def _lightning_indexer(t: Tensor) -> Layout:
-    """`ggml_lightning_indexer`: q [n, heads, n_t, s], k [n, 1, n_kv, s], weights [heads, n_t, 1, s], mask F16.
+    """Lay out `ggml_lightning_indexer`: F32 [n_kv, n_t, 1, s].
 
-    Result: F32 [n_kv, n_t, 1, s], the sum over heads of relu(q k) weights, plus the mask [n_kv, n_t, 1, …].
+    q [n, heads, n_t, s], k [n, 1, n_kv, s], weights [heads, n_t, 1, s], mask F16 [n_kv, n_t, 1, …]. The result is the
+    sum over heads of relu(q k) weights, plus the mask.
     """
     q, k = operand(t), operand(t, 1)
     return fresh(F32, (k.ne[2], q.ne[2], 1, q.ne[3]))
 
 
 HC = 4
-"""Streams of a hyper-connection: all that `ggml_dsv4_hc_comb` takes."""
+"""Streams of a hyper-connection: the only number that `ggml_dsv4_hc_comb` takes."""
 
 
 def _hc_comb(t: Tensor) -> Layout:
-    """`ggml_dsv4_hc_comb`: mixes [(2 + hc) * hc, n_tokens], scale [3], base [(2 + hc) * hc] to [hc, hc, n_tokens]."""
+    """Lay out `ggml_dsv4_hc_comb`: [hc, hc, n_tokens].
+
+    mixes [(2 + hc) * hc, n_tokens], scale [3], base [(2 + hc) * hc].
+    """
     mixes, scale, base = (operand(t, i) for i in range(3))
     n, n_iter = mixes.ne[0], t.params.n_iter
     hc = next((i for i in range(1, n + 1) if i * i + 2 * i >= n), 0)
@@ -105,9 +109,9 @@ def _hc_comb(t: Tensor) -> Layout:
 
 
 def _hc_pre(t: Tensor) -> Layout:
-    """`ggml_dsv4_hc_pre`: x [n_embd, hc, n_tokens], weights [hc, n_tokens] to F32 [n_embd, n_tokens].
+    """Lay out `ggml_dsv4_hc_pre`: weights [hc, n_tokens], result F32 [n_embd, n_tokens].
 
-    `ggml_dsv4_hc_pre_gated`: weights [n_embd, hc, n_tokens], of which the sigmoid counts.
+    `ggml_dsv4_hc_pre_gated` takes weights [n_embd, hc, n_tokens] and applies their sigmoid.
     """
     x, w = operand(t), operand(t, 1)
     if t.params.gated:
@@ -130,9 +134,9 @@ def _hc_pre(t: Tensor) -> Layout:
 
 
 def _hc_post(t: Tensor) -> Layout:
-    """`ggml_dsv4_hc_post`: x [n_embd, n_tokens], residual [n_embd, hc, n_tokens], post [hc, n_tokens], comb or None.
+    """Lay out `ggml_dsv4_hc_post`: F32 [n_embd, hc, n_tokens].
 
-    comb [hc, hc, n_tokens]; result F32 [n_embd, hc, n_tokens].
+    x [n_embd, n_tokens], residual [n_embd, hc, n_tokens], post [hc, n_tokens], comb [hc, hc, n_tokens] or None.
     """
     return fresh(F32, operand(t, 1).ne)
 
@@ -142,7 +146,7 @@ _SCALES = (f32("scale"), f32("max_bias", plus(4)))
 
 
 def _scores(t: Tensor) -> int:
-    """Elements of Q K^T."""
+    """Return the number of elements of Q K^T."""
     q, k = operand(t), operand(t, 1)
     return q.ne[1] * q.ne[2] * q.ne[3] * k.ne[1]
 
@@ -244,81 +248,81 @@ DSV4_HC_POST = Op(
 
 
 class Attention:
-    """Constructors of softmax and attention, and setters of what they take besides. Shapes are ggml's `ne`."""
+    """Constructors of softmax and attention and setters of their options, with ggml's `ne`."""
 
     @DIAG_MASK_INF.constructor
     def diag_mask_inf(self, a: Tensor, n_past: int) -> None:
-        """`a` with -inf right of diagonal `n_past`."""
+        """Set `a` to -inf right of diagonal `n_past`."""
 
     diag_mask_inf_inplace = diag_mask_inf.inplace
 
     @DIAG_MASK_ZERO.constructor
     def diag_mask_zero(self, a: Tensor, n_past: int) -> None:
-        """`a` with 0 right of diagonal `n_past`."""
+        """Set `a` to 0 right of diagonal `n_past`."""
 
     diag_mask_zero_inplace = diag_mask_zero.inplace
 
     @SOFT_MAX.variant(scale=1.0)
     def soft_max(self, a: Tensor) -> None:
-        """Softmax over rows."""
+        """Compute the softmax of rows."""
 
     soft_max_inplace = soft_max.inplace
 
     @SOFT_MAX.constructor
     def soft_max_ext(self, a: Tensor, mask: Tensor | None, scale: float, max_bias: float) -> None:
-        """Softmax of `a * scale + mask * slope`; ALiBi slopes from `max_bias`, 1 where it is 0."""
+        """Compute the softmax of `a * scale + mask * slope`, ALiBi slopes from `max_bias` or 1."""
 
     soft_max_ext_inplace = soft_max_ext.inplace
 
     def soft_max_add_sinks(self, a: Tensor, sinks: Tensor | None) -> None:
-        """Give a SOFT_MAX one sink logit per head (F32 [heads]), or take it away."""
+        """Set one sink logit per head (F32 [heads]) on a SOFT_MAX, or remove it."""
         _add_sinks(a, sinks, "SOFT_MAX", 2)
 
     @FLASH_ATTN_EXT.constructor
     def flash_attn_ext(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, max_bias: float, logit_softcap: float
     ) -> None:
-        """Attention of `q` [dk, n, heads, s] over `k` [dk, n_kv, kv_heads, s] and `v` [dv, n_kv, kv_heads, s].
+        """Attend with `q` [dk, n, heads, s] to `k` [dk, n_kv, …] and `v` [dv, n_kv, kv_heads, s].
 
         `mask`: F16 [n_kv, at least n, …]. Result: F32 [dv, heads, n, s], heads and tokens swapped.
         """
 
     def flash_attn_ext_set_prec(self, a: Tensor, prec: int) -> None:
-        """Precision of accumulation of a FLASH_ATTN_EXT."""
+        """Set the accumulation precision of a FLASH_ATTN_EXT."""
         expect(a, "FLASH_ATTN_EXT")
         set_param(a, "prec", prec)
 
     def flash_attn_ext_set_n_kv_max(self, a: Tensor, n_kv_max: int) -> None:
-        """How many keys the longest sequence can attend to; 0: unknown."""
+        """Set how many keys the longest sequence can attend to; 0 if unknown."""
         expect(a, "FLASH_ATTN_EXT")
         if n_kv_max < 0:
             raise failed("n_kv_max >= 0", (a,), op=a.op, n_kv_max=n_kv_max)
         set_param(a, "n_kv_max", n_kv_max)
 
     def flash_attn_ext_add_sinks(self, a: Tensor, sinks: Tensor | None) -> None:
-        """Give a FLASH_ATTN_EXT one sink logit per head (F32 [heads]), or take it away."""
+        """Set one sink logit per head (F32 [heads]) on a FLASH_ATTN_EXT, or remove it."""
         _add_sinks(a, sinks, "FLASH_ATTN_EXT", 4)
 
     @LIGHTNING_INDEXER.constructor
     def lightning_indexer(self, q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> None:
-        """Scores of keys: relu(q k) summed over heads with `weights`, plus `mask`."""
+        """Compute scores of keys: relu(q k) summed over heads with `weights`, plus `mask`."""
 
     @DSV4_HC_COMB.constructor
     def dsv4_hc_comb(self, mixes: Tensor, scale: Tensor, base: Tensor, eps: float, n_iter: int) -> None:
-        """How streams mix: softmax of rows, then columns and rows in turn made to sum to one."""
+        """Compute mixing matrices: softmax of rows, then columns and rows normalised in turn."""
 
     @DSV4_HC_PRE.variant(scale=1.0)
     def dsv4_hc_pre(self, x: Tensor, weights: Tensor) -> None:
-        """Streams [n_embd, hc, n_tokens] summed with `weights` [hc, n_tokens]."""
+        """Sum streams [n_embd, hc, n_tokens] with `weights` [hc, n_tokens]."""
 
     @DSV4_HC_PRE.form(gate=lambda t: t.src[1])
     def dsv4_hc_pre_gated(self, x: Tensor, gate: Tensor, scale: float) -> Tensor:
-        """Streams summed with sigmoid(`gate`) per element, times `scale`."""
+        """Sum streams with sigmoid(`gate`) per element, times `scale`."""
         return DSV4_HC_PRE.node(x, gate, scale=scale, gated=True)
 
     @DSV4_HC_POST.constructor
     def dsv4_hc_post(self, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor | None) -> None:
-        """`x` given out to streams by `post`, onto the residual streams mixed by `comb`."""
+        """Add `x` times `post` to each residual stream; `comb` mixes the residual streams first."""
 
 
 def _add_sinks(a: Tensor, sinks: Tensor | None, op: str, i: int) -> None:

@@ -1,4 +1,4 @@
-"""The `Builder`: the constructors of all topics, and graphs made from their results.
+"""`Builder`: the constructors of all ops, and graphs made from their results.
 
 A constructor has the name, argument order (less the context), result and assertions that it has in `ggml.h`.
 """
@@ -29,7 +29,7 @@ from .windows import Windows
 
 
 class Expansion:
-    """A cgraph that grows: nodes and leaves in the order ggml's depth-first walk meets them."""
+    """A growing cgraph: nodes and leaves in the order of ggml's depth-first walk."""
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
@@ -39,8 +39,8 @@ class Expansion:
     def expand(self, tensor: Tensor, *, compute: bool = True) -> None:
         """Add `tensor` and all it needs, sources first, left to right: `ggml_build_forward_expand`.
 
-        Nodes get FLAG_COMPUTE, and unnamed tensors the names `node_%d` and `leaf_%d`, as in ggml. With `compute` off
-        (the branches that `ggml_build_forward_select` does not take) flags stay as they are.
+        Nodes get FLAG_COMPUTE, and unnamed tensors the names `node_%d` and `leaf_%d`, as in ggml. Without `compute`
+        (branches that `ggml_build_forward_select` does not take) flags stay as they are.
         """
         # ggml recurses; a decoder is deeper than Python's stack
         stack = [self._enter(tensor, compute)]
@@ -55,7 +55,7 @@ class Expansion:
                 self._append(cur)
 
     def select(self, tensors: tuple[Tensor, ...], idx: int) -> Tensor:
-        """Add all of `tensors`, and mark only the `idx`-th for computing: `ggml_build_forward_select`."""
+        """Add all of `tensors`, the `idx`-th for computing: `ggml_build_forward_select`."""
         if not 0 <= idx < len(tensors):
             raise GraphError(f"GGML_ASSERT(idx >= 0 && idx < n_tensors) failed: idx={idx}, n_tensors={len(tensors)}")
         for i, t in enumerate(tensors):
@@ -63,11 +63,11 @@ class Expansion:
         return tensors[idx]
 
     def graph(self) -> Graph:
-        """The nodes so far."""
+        """Return a graph of the nodes so far."""
         return Graph(self.nodes)
 
     def _enter(self, t: Tensor, compute: bool) -> tuple[Tensor, Iterator[Tensor], bool]:
-        """What `ggml_visit_parents_graph` does on the way down: the tensor, its sources to visit, whether it is new."""
+        """Visit as `ggml_visit_parents_graph`: the tensor, sources to visit, if it is new."""
         if compute and t.op != "NONE":
             t.flags |= FLAG_COMPUTE
         if t not in self._visited:
@@ -87,7 +87,7 @@ class Expansion:
 
 
 def build_forward_expand(*outputs: Tensor) -> Graph:
-    """The graph that computes `outputs`, as one `ggml_build_forward_expand` after the other builds it."""
+    """Return the graph that `ggml_build_forward_expand` of each of `outputs` builds."""
     e = Expansion()
     for t in outputs:
         e.expand(t)
@@ -109,20 +109,20 @@ class Builder(
     Gradients,
     Steps,
 ):
-    """All constructors. It holds nothing: tensors know their sources, and a graph is made from its outputs.
+    """All constructors, without state: a graph is made from its outputs.
 
     Every method raises `GraphError` with the assertion where ggml would abort.
     """
 
     def argsort_top_k(self, a: Tensor, k: int) -> Tensor:
-        """I32 [k, …]: indices of each row's `k` largest, largest first; a view of an ARGSORT."""
+        """Return I32 [k, …]: indices of each row's `k` largest, in order; a view of an ARGSORT."""
         if a.ne[0] < k:
             raise failed("a->ne[0] >= k", (a,), k=k)
         t = self.argsort(a, SORT_ORDER.DESC)
         return self.view_4d(t, k, *t.ne[1:], *t.nb[1:], 0)
 
     def conv_1d(self, a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor:
-        """`b` [n, channels, batch] convolved with `a` [k, channels, filters] to [n', filters, batch]."""
+        """Convolve `b` [n, channels, batch] with `a` [k, channels, filters]: [n', filters, batch]."""
         windows = self.im2col(a, b, s0, 0, p0, 0, d0, 0, False, F32 if a.type is BF16 else F16)
         n_in, n, batch, _ = windows.ne
         rows = self.reshape_2d(windows, n_in, batch * n)
@@ -130,20 +130,20 @@ class Builder(
         return self.reshape_3d(product, n, a.ne[2], batch)
 
     def conv_1d_ph(self, a: Tensor, b: Tensor, s: int, d: int) -> Tensor:
-        """`conv_1d` padded by half the kernel."""
+        """Apply `conv_1d` padded by half the kernel."""
         return self.conv_1d(a, b, s, a.ne[0] // 2, d)
 
     def conv_1d_dw(self, a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor:
-        """`b` [n, channels] convolved channel by channel with `a` [k, 1, channels]."""
+        """Convolve `b` [n, channels] channel by channel with `a` [k, 1, channels]."""
         apart = self.reshape_4d(b, b.ne[0], 1, b.ne[1], b.ne[2])
         windows = self.im2col(a, apart, s0, 0, p0, 0, d0, 0, False, F32 if a.type is BF16 else F16)
         product = self.mul_mat(windows, a)
         return self.reshape_3d(product, product.ne[0], product.ne[2], 1)
 
     def conv_1d_dw_ph(self, a: Tensor, b: Tensor, s0: int, d0: int) -> Tensor:
-        """`conv_1d_dw` padded by half the kernel."""
+        """Apply `conv_1d_dw` padded by half the kernel."""
         return self.conv_1d_dw(a, b, s0, a.ne[0] // 2, d0)
 
     def build_forward_expand(self, *outputs: Tensor) -> Graph:
-        """The graph that computes `outputs`; see the function of this name."""
+        """Return the graph that computes `outputs`; see the function of this name."""
         return build_forward_expand(*outputs)

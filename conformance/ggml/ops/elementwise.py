@@ -1,4 +1,4 @@
-"""Arithmetic with broadcast (`b` repeats to `a`), unary and gated functions by name, scaling, ranges."""
+"""Arithmetic with broadcast (`b` repeats to `a`), unary and gated functions, ranges."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ XIELU = UNARY_OPS.index("XIELU")
 
 
 def _can_add_cast(a: Tensor, b: Tensor) -> None:
-    """What `ggml_add_cast` asserts."""
+    """Check what `ggml_add_cast` asserts."""
     if not (a.ne[0] == b.ne[0] and can_repeat(b, a)):
         raise failed("ggml_can_repeat_rows(b, a)", (a, b))
     if not (a.type.is_quantized or a.type is F16 or a.type is BF16):
@@ -45,7 +45,7 @@ def _can_add_cast(a: Tensor, b: Tensor) -> None:
 
 
 def _add(t: Tensor) -> Layout:
-    """`a + b` in `a`'s type and shape; `b` repeats to `a`. A result of another type is `ggml_add_cast`'s."""
+    """Add `b`, repeated to `a`, in `a`'s type and shape, or in another by `ggml_add_cast`."""
     a = operand(t)
     if t.view_src is None and t.type is not a.type:
         _can_add_cast(a, operand(t, 1))
@@ -56,7 +56,7 @@ def _add(t: Tensor) -> Layout:
 
 
 def _arange(t: Tensor) -> Layout:
-    """`ggml_arange`; the count is taken in float32, as C takes it."""
+    """Lay out `ggml_arange`; the count is computed in float32, as in C."""
     p = t.params
     start, stop, step = np.float32(p.start), np.float32(p.stop), np.float32(p.step)
     if not stop > start:
@@ -67,7 +67,7 @@ def _arange(t: Tensor) -> Layout:
 
 
 def _unary(t: Tensor) -> Layout:
-    """A function of each element; `ggml_xielu` asserts nothing."""
+    """Apply a function to each element; `ggml_xielu` asserts nothing."""
     a = operand(t)
     if t.op_params[0] != XIELU and not is_contiguous_rows(a):
         raise violated(t, "ggml_is_contiguous_rows(a)")
@@ -80,13 +80,13 @@ def _unary_limits(t: Tensor) -> None:
 
 
 def _glu(t: Tensor) -> Layout:
-    """A gate's function times a value: the halves of `a`'s rows, [2n, …] -> [n, …]; or gate `a` and value `b`."""
+    """Multiply gate by value: halves of `a`'s rows, [2n, …] -> [n, …], or `a` and `b`."""
     a = operand(t)
     return fresh(a.type, a.ne if optional(t, 1) is not None else (a.ne[0] // 2, *a.ne[1:]))
 
 
 GLU_PARAMS = {"SWIGLU_OAI": ("alpha", "limit"), "SWIGLU_CLAMP": ("limit",)}
-"""Which parameters beyond `op` and `swapped` a GLU has."""
+"""GLU -> its parameters beyond `op` and `swapped`."""
 
 
 def _glu_limits(t: Tensor) -> None:
@@ -139,7 +139,7 @@ ARANGE = Op(
     src="",
     layout=_arange,
     rounding=ROUNDS,
-    params=(f32("start", plus(0.25)), f32("stop", None), f32("step", times(1.01))),  # the stop decides the shape only
+    params=(f32("start", plus(0.25)), f32("stop", None), f32("step", times(1.01))),  # stop affects the shape only
 )
 UNARY = Op(
     "UNARY",
@@ -168,24 +168,24 @@ GLU = Op(
 
 
 def _f32(x: float) -> float:
-    """`x` rounded to float32."""
+    """Round `x` to float32."""
     return bits_f32(f32_bits(x))
 
 
 def _softplus(x: float) -> float:
-    """`ggml_compute_softplus_f32`, rounded to float32 where C does."""
+    """Compute `ggml_compute_softplus_f32`, rounded to float32 where C does."""
     x = _f32(x)
     return x if x > 20 else _f32(math.log(_f32(1 + _f32(math.exp(x)))))
 
 
 def _inverse(y: float, term: float = 0.0) -> float:
-    """An x for which `term + _softplus(x)` is the float32 `y`, or one beside it where there is none."""
+    """Return an x with `term + _softplus(x)` equal to the float32 `y`, or close to it."""
     first = y - term if y - term > 20 else math.log(math.expm1(y - term)) if y > term else -math.inf
     return next((x for x in _around(first) if _f32(term + _softplus(x)) == y), first)
 
 
 def _around(x: float) -> Iterator[float]:
-    """Float32 values by distance from `x`."""
+    """Yield float32 values in order of distance from `x`."""
     low = high = np.float32(x)
     for _ in range(64):
         yield float(low)
@@ -198,7 +198,7 @@ def _pair(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]]]:
 
 
 def _gated(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]], Constructor[[Tensor, Tensor]]]:
-    """The constructors of a gated op: of both halves of a row, of the halves swapped, of two tensors."""
+    """Return a gated op's constructors: halves of a row, the halves swapped, two tensors."""
     return GLU.of_a(op=name), GLU.of_a(op=name, swapped=True), GLU.of_a_b(op=name)
 
 
@@ -246,7 +246,7 @@ class Elementwise:
 
     @UNARY.constructor
     def unary(self, a: Tensor, op: str) -> None:
-        """`op` of `names.UNARY_OPS`, elementwise."""
+        """Apply `op` of `UNARY_OPS` elementwise."""
 
     unary_inplace = unary.inplace
 
@@ -254,64 +254,64 @@ class Elementwise:
         alpha_n=lambda t: _inverse(t.params.alpha_n, t.params.beta), alpha_p=lambda t: _inverse(t.params.alpha_p)
     )
     def xielu(self, a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
-        """xIELU; `op_params` hold beta + softplus(alpha_n), softplus(alpha_p), beta, eps."""
+        """Apply xIELU; `op_params` are beta + softplus(alpha_n), softplus(alpha_p), beta, eps."""
         n = _f32(_f32(beta) + _softplus(alpha_n))
         return UNARY.node(a, op="XIELU", alpha_n=n, alpha_p=_softplus(alpha_p), beta=beta, eps=eps)
 
     @GLU.variant(op="SWIGLU_OAI")
     def swiglu_oai(self, a: Tensor, b: Tensor | None, alpha: float, limit: float) -> None:
-        """SwiGLU as in gpt-oss."""
+        """Apply SwiGLU as in gpt-oss."""
 
     @GLU.variant(op="SWIGLU_CLAMP")
     def swiglu_clamp(self, a: Tensor, b: Tensor | None, limit: float) -> None:
-        """SwiGLU of clamped inputs."""
+        """Apply SwiGLU to clamped inputs."""
 
     @GLU.constructor
     def glu(self, a: Tensor, op: str, swapped: bool) -> None:
-        """`op` of `names.GLU_OPS` over the two halves of `a`'s rows: [2n, …] -> [n, …]."""
+        """Apply `op` of `GLU_OPS` to the two halves of `a`'s rows: [2n, …] -> [n, …]."""
 
     @GLU.constructor
     def glu_split(self, a: Tensor, b: Tensor, op: str) -> None:
-        """`op` of `names.GLU_OPS` of gate `a` and value `b`."""
+        """Apply `op` of `GLU_OPS` to gate `a` and value `b`."""
 
     @ADD.form()
     def add_cast(self, a: Tensor, b: Tensor, type_: GGMLType) -> Tensor:
-        """`a + b` as `type_`; `a` is quantised, F16 or BF16."""
+        """Add `a + b` as `type_`; `a` is quantised, F16 or BF16."""
         _can_add_cast(a, b)
         return ADD.node(a, b, type_=type_)
 
     @ADD_ID.constructor
     def add_id(self, a: Tensor, b: Tensor, ids: Tensor) -> None:
-        """`a[:, i, j] + b[:, ids[i, j]]`."""
+        """Add rows by index: `a[:, i, j] + b[:, ids[i, j]]`."""
 
     @SCALE.constructor
     def scale(self, a: Tensor, s: float) -> None:
-        """`a * s`."""
+        """Scale: `a * s`."""
 
     scale_inplace = scale.inplace
 
     @SCALE.constructor
     def scale_bias(self, a: Tensor, s: float, b: float) -> None:
-        """`a * s + b`."""
+        """Scale and shift: `a * s + b`."""
 
     scale_bias_inplace = scale_bias.inplace
 
     @CLAMP.constructor
     def clamp(self, a: Tensor, min_: float, max_: float) -> None:
-        """`a` held between `min_` and `max_`."""
+        """Clamp `a` to `min_` and `max_`."""
 
     clamp_inplace = clamp.inplace
 
     @LEAKY_RELU.constructor
     def leaky_relu(self, a: Tensor, negative_slope: float, inplace: bool) -> None:
-        """`a` where positive, `negative_slope * a` elsewhere."""
+        """Return `a` where positive, `negative_slope * a` elsewhere."""
 
     @ARANGE.constructor
     def arange(self, start: float, stop: float, step: float) -> None:
-        """F32 [n]: `start`, `start + step`, … below `stop`."""
+        """Return F32 [n]: `start`, `start + step`, … below `stop`."""
 
     @FILL.constructor
     def fill(self, a: Tensor, c: float) -> None:
-        """`c` everywhere, in `a`'s shape."""
+        """Fill `a`'s shape with `c`."""
 
     fill_inplace = fill.inplace

@@ -1,4 +1,4 @@
-"""Parameters of ops: how each is read from `op_params`, written, shown, checked, and varied by an audit."""
+"""Parameters of ops: how each is read from `op_params`, written, shown, checked and varied."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor, bits_f32, f32_bits
 
 Vary = Callable[[Tensor, Any], Any]
-"""Node and a parameter's value -> another value that changes the node's numbers but not its shape."""
+"""Function of a node and a parameter's value to another value that changes numbers but not the shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One parameter: where it stands in `op_params`, and how its words are read and written."""
+    """A parameter: its position in `op_params`, and how its words are read and written."""
 
     name: str
     """ggml's name of the constructor's argument; empty for a gap, which stays 0."""
     read: Callable[..., Any]
-    """Its words -> the value."""
+    """Converts its words to the value."""
     write: Callable[[Any], tuple[int, ...]]
     size: int = 1
     each: tuple[str, ...] = ()
-    """Names of the elements, where the constructor takes them one by one."""
+    """Names of the elements, if the constructor takes them one by one."""
     members: type[IntEnum] | tuple[str, ...] | None = None
-    """Of an enumeration."""
+    """Members of an enumeration."""
     always: bool = False
-    """Reports show it where it is 0, too; an enumeration of names without its own name."""
+    """True if reports show it even if it is 0; an enumeration of names is shown without the parameter's name."""
     vary: Vary | None = None
     at: int = 0
-    """Position of its first word."""
+    """Index of its first word."""
 
     def of(self, words: tuple[int, ...]) -> Any:  # noqa: ANN401  # float, int, bool, str, enum or tuple
-        """The value in all 16 words."""
+        """Return the value from all 16 words."""
         return self.read(*words[self.at : self.at + self.size])
 
     def problem(self, words: tuple[int, ...]) -> str:
-        """What no constructor stores: no member of the enumeration, a flag beyond 1, a gap that is not 0."""
+        """Describe a value that no constructor stores: an unknown enum member, flag or gap; or ""."""
         word = words[self.at]
         if not self.name:
             return f"op_params[{self.at}] must be 0, {word} found" if word else ""
@@ -53,7 +53,7 @@ class Field:
         return ""
 
     def text(self, words: tuple[int, ...]) -> str:
-        """The value as reports show it."""
+        """Format the value for reports."""
         value = self.of(words)
         if isinstance(value, float):
             return f"{value:.7g}"
@@ -65,7 +65,7 @@ class Field:
 
 
 def c_enum(members: type[IntEnum]) -> str:
-    """The name of an enumeration in `ggml.h`."""
+    """Return the name of an enumeration in `ggml.h`."""
     return f"ggml_{members.__name__.lower()}"
 
 
@@ -98,32 +98,32 @@ HALF = times(0.5)
 
 
 def i32(name: str, vary: Vary | None = None, *, always: bool = False) -> Field:
-    """An int32."""
+    """Declare an int32."""
     return Field(name, int, lambda v: (int(v),), always=always, vary=vary)
 
 
 def low32(name: str) -> Field:
-    """The low 32 bits of a `size_t`."""
+    """Declare the low 32 bits of a `size_t`."""
     return Field(name, int, lambda v: (int32(v),))
 
 
 def i32s(names: str) -> Iterator[Field]:
-    """Several int32 of these names."""
+    """Declare several int32 with these names."""
     return map(i32, names.split())
 
 
 def flag(name: str, vary: Vary | None = None) -> Field:
-    """An int32 that is 0 or 1."""
+    """Declare an int32 that is 0 or 1."""
     return Field(name, bool, lambda v: (int(v),), vary=vary)
 
 
 def f32(name: str, vary: Vary | None = HALF) -> Field:
-    """A float32, stored by its bits."""
+    """Declare a float32, stored as its bits."""
     return Field(name, bits_f32, lambda v: (f32_bits(v),), vary=vary)
 
 
 def u64(name: str) -> Field:
-    """A `size_t` in two words, the low one first."""
+    """Declare a `size_t` in two words, low word first."""
 
     def read(low: int, high: int) -> int:
         return (low & 0xFFFFFFFF) | (high & 0xFFFFFFFF) << 32
@@ -134,7 +134,7 @@ def u64(name: str) -> Field:
 def enum(
     name: str, members: type[IntEnum] | tuple[str, ...], vary: Vary | None = None, *, always: bool = False
 ) -> Field:
-    """A member of `members`; where that is a tuple of names, the position of one, read as the name."""
+    """Declare a member of `members`; an index into a tuple of names is read as the name."""
 
     def read(word: int) -> int | str:
         if isinstance(members, tuple):
@@ -153,7 +153,7 @@ def enum(
 
 
 def vec(name: str, elements: int | str, vary: Vary | None = None, *, always: bool = False) -> Field:
-    """Several int32: one argument that is a tuple of so many, or one argument for each of these names."""
+    """Declare several int32: a tuple argument of that length, or an argument for each name."""
     each = tuple(elements.split()) if isinstance(elements, str) else ()
     size = elements if isinstance(elements, int) else len(each)
     return Field(
@@ -166,6 +166,6 @@ GAP = i32("")
 
 
 def int32(bits: int) -> int:
-    """The low 32 bits as a signed int."""
+    """Return the low 32 bits as a signed int."""
     low = bits & 0xFFFFFFFF
     return low - 2**32 if low >= 2**31 else low

@@ -1,4 +1,4 @@
-"""Products of matrices, triangles and diagonals, and the precision a device may multiply in."""
+"""Products of matrices, triangles and diagonals, and the precision of a product."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ OP_HINT = IntEnum("OP_HINT", {"NONE": 0, "SRC0_IS_HADAMARD": 1})
 """`enum ggml_op_hint`."""
 
 TRI_TYPE = IntEnum("TRI_TYPE", {"UPPER_DIAG": 0, "UPPER": 1, "LOWER_DIAG": 2, "LOWER": 3})
-"""`enum ggml_tri_type`: what is kept."""
+"""`enum ggml_tri_type`: the part that is kept."""
 
 PRODUCT = 64.0
 """`Rounding.products` of one matrix product."""
 
 
 def _mul_mat(t: Tensor) -> Layout:
-    """`a` [k, n, s2, s3] and `b` [k, m, r*s2, q*s3] to F32 [n, m, r*s2, q*s3]."""
+    """Multiply `a` [k, n, s2, s3] by `b` [k, m, r*s2, q*s3] to F32 [n, m, r*s2, q*s3]."""
     b = operand(t, 1)
     return fresh(F32, (operand(t).ne[1], b.ne[1], b.ne[2], b.ne[3]))
 
 
 def _mul_mat_id(t: Tensor) -> Layout:
-    """`ggml_mul_mat_id`: [k, n, n_expert] x [k, r, n_tokens], ids [n_used, n_tokens] -> [n, n_used, n_tokens]."""
+    """Lay out `ggml_mul_mat_id`: F32 [n, n_used, n_tokens].
+
+    as [k, n, n_expert], b [k, r, n_tokens], ids [n_used, n_tokens].
+    """
     return fresh(F32, (operand(t).ne[1], operand(t, 2).ne[0], operand(t, 1).ne[2], 1))
 
 
@@ -50,19 +53,19 @@ def _mul_mat_limits(t: Tensor) -> None:
 
 
 def _out_prod(t: Tensor) -> Layout:
-    """`a` [m, k, s2, s3] and `b` [n, k, r*s2, q*s3] to F32 [m, n, r*s2, q*s3], the sum over k."""
+    """Multiply `a` [m, k, s2, s3] by `b` [n, k, r*s2, q*s3]: F32 [m, n, r*s2, q*s3]."""
     b = operand(t, 1)
     return fresh(F32, (operand(t).ne[0], b.ne[0], b.ne[2], b.ne[3]))
 
 
 def _diag(t: Tensor) -> Layout:
-    """Rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
+    """Put rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
     a = operand(t)
     return fresh(a.type, (a.ne[0], a.ne[0], a.ne[2], a.ne[3]))
 
 
 def _solve_tri(t: Tensor) -> Layout:
-    """`ggml_solve_tri`: x of `a` x = `b`, `a` [n, n, …] lower triangular, `b` and x [k, n, …]."""
+    """Solve `a` x = `b` for x: `a` [n, n, …] lower triangular, `b` and x [k, n, …]."""
     return fresh(F32, operand(t, 1).ne)
 
 
@@ -77,7 +80,7 @@ _PARAMS = (_PREC, enum("hint", OP_HINT), GAP, enum("prec_src1", PREC))
 _AFTER = (("prec_set_acc", "prec"), ("prec_set_src", "prec_src1", 1))
 _PRODUCTS = replace(DOTS, products=PRODUCT, by="mul_mat")
 AT_ONCE = 1 << 24
-"""Elements of weights that the reference converts at a time, 128 MiB of float64: a vocabulary in slices of rows."""
+"""Elements of weights that the reference converts at a time, 128 MiB of float64; large ones go in slices of rows."""
 
 
 def _mul_mat_held(t: Tensor) -> int:
@@ -164,29 +167,29 @@ DIAG = Op(
 
 
 class MatMul:
-    """Constructors of the products, and setters of their options; `prec` and `hint` are of `PREC` and `OP_HINT`."""
+    """Constructors of products and setters of options: `prec` of `PREC`, `hint` of `OP_HINT`."""
 
     mul_mat = MUL_MAT.of_a_b()
 
     def mul_mat_set_prec(self, a: Tensor, prec: int) -> None:
-        """Precision of accumulation of a MUL_MAT."""
+        """Set the accumulation precision of a MUL_MAT."""
         expect(a, "MUL_MAT")
         set_param(a, "prec", prec)
 
     def mul_mat_set_hint(self, a: Tensor, hint: int) -> None:
-        """What a MUL_MAT may know of its operands."""
+        """Set a hint about the operands of a MUL_MAT."""
         expect(a, "MUL_MAT")
         set_param(a, "hint", hint)
 
     def prec_set_acc(self, a: Tensor, prec: int) -> bool:
-        """Precision of accumulation; False where the op has none."""
+        """Set the accumulation precision; False if the op has none."""
         if "prec" not in FIELDS[a.op]:
             return False
         set_param(a, "prec", prec)
         return True
 
     def prec_set_src(self, a: Tensor, prec: int, idx: int) -> bool:
-        """The least precision `src[idx]` may be converted to; False where the op has none for it."""
+        """Set the lowest precision `src[idx]` may be converted to; False if the op has none for it."""
         if not 0 <= idx < MAX_SRC:
             raise failed("idx >= 0 && idx < GGML_MAX_SRC", (a,), op=a.op, idx=idx)
         if f"prec_src{idx}" not in FIELDS[a.op]:
@@ -196,19 +199,22 @@ class MatMul:
 
     @MUL_MAT_ID.constructor
     def mul_mat_id(self, as_: Tensor, b: Tensor, ids: Tensor) -> None:
-        """`as_` [k, n, n_expert], `b` [k, r, n_tokens], `ids` I32 [n_used, n_tokens] to F32 [n, n_used, n_tokens]."""
+        """Multiply `as_` [k, n, n_expert] by `b` [k, r, n_tokens]: F32 [n, n_used, n_tokens].
+
+        `ids` is I32 [n_used, n_tokens].
+        """
 
     out_prod = OUT_PROD.of_a_b()
 
     @TRI.constructor
     def tri(self, a: Tensor, type_: int) -> None:
-        """One triangle of `a`'s square matrices; `type_` is of `TRI_TYPE`."""
+        """Return one triangle of `a`'s square matrices; `type_` is of `TRI_TYPE`."""
 
     diag = DIAG.of_a()
 
     @SOLVE_TRI.form(left=lambda _: True, lower=lambda _: True, uni=lambda _: False)
     def solve_tri(self, a: Tensor, b: Tensor, left: bool, lower: bool, uni: bool) -> Tensor:
-        """The x of `a` x = `b`, `a` lower triangular: ggml has no other variant."""
+        """Solve `a` x = `b` for x, `a` lower triangular: ggml has no other variant."""
         t = SOLVE_TRI.node(a, b)
         if not (lower and left and not uni):
             raise failed("lower && left && !uni", (a, b), left=left, lower=lower, uni=uni)
@@ -216,6 +222,6 @@ class MatMul:
 
 
 def expect(a: Tensor, op: str) -> None:
-    """Raise what a setter of ggml asserts: `a` is a node of `op`."""
+    """Raise GraphError, as a setter of ggml asserts, unless `a` is a node of `op`."""
     if a.op != op:
         raise failed(f"a->op == GGML_OP_{op}", (a,), op=a.op)

@@ -1,8 +1,8 @@
-"""The engine of the declarations: an op of ggml is declared once, and what others need of it follows.
+"""Declarations: an op of ggml is declared once, and everything else about it is derived.
 
-A declaration (`op`) names an op's sources and parameters, what ggml's constructor makes and asserts, and its typed
-constructors. From it follow reading and packing `op_params` by name, the check of nodes from files, the `Builder`,
-the texts of reports, the calls of snippets, what an audit varies and the row of the tolerance table.
+A declaration (`Op`) has an op's sources and parameters, what ggml's constructor makes and asserts, and its typed
+constructors. Derived are reading and packing `op_params` by name, checks of nodes from files, the `Builder`, texts of
+reports, calls in snippets, what an audit varies and the row of the tolerance table.
 
 Rules and assertions also run on symbolic sizes (`backend/translating`): they only compare and calculate with them.
 """
@@ -47,7 +47,7 @@ P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Layout = tuple[GGMLType, Dims, Dims, Tensor | None, int]
-"""What a constructor decides of its result: type, ne, nb, view_src, view_offs."""
+"""Layout of a result by its constructor: type, ne, nb, view_src, view_offs."""
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -57,25 +57,24 @@ INT64_MAX = 2**63 - 1
 
 
 def row_length(t: Tensor) -> int:
-    """`ne[0]` of the first source."""
+    """Return `ne[0]` of the first source."""
     return operand(t).ne[0] if t.src else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """The op's row of the tolerance table: NMSE `(base + per_k * K) * u^2`, u float32's unit roundoff."""
+    """Row of the tolerance table: NMSE `(base + per_k * K) * u^2`, u float32's unit roundoff."""
 
     base: float
     per_k: float = 0.0
     why: str = ""
     terms: Callable[[Tensor], int] = row_length
-    """K: how many terms one element of the result is the sum of."""
+    """Returns K, the number of terms summed for one element of the result."""
     products: float = 0.0
-    """How many times the squared roundoff of its operands a device may be off that rounds them first; 0: it rounds
-    none of this op. A product has two operands, products that nearly cancel, and activations in 8 bits beside
-    compressed weights."""
+    """Allowed error, in squared roundoffs of the operands, of a device that rounds them first; 0 if none rounds this
+    op. A product has two operands, may nearly cancel, and may have 8-bit activations beside compressed weights."""
     by: str = ""
-    """The field of `Arithmetic` that says how a device computes this op in its own way."""
+    """Field of `Arithmetic` for how a device computes this op."""
 
 
 MOVES = Rounding(0, why="moves values; only a change of type rounds, and rounds as ggml's reference does")
@@ -87,28 +86,28 @@ EXPS = Rounding(256, why="float32 exp, tanh or erf of a few ulp, and the product
 
 
 PASSES = 8
-"""Operations per element of its operands and its result that a kernel of the reference makes."""
+"""Operations of a reference kernel per element of operands and result."""
 LOOP = 10_000
-"""Operations that one turn of a loop in Python takes whatever the size of its arrays."""
+"""Operations that one iteration of a Python loop costs, whatever the array sizes."""
 DOT = 10
 """Multiplications of a matrix product that take as long as one operation."""
 
 
 def nothing(_: Tensor) -> int:
-    """No more than the estimate for any op."""
+    """Return 0: nothing beyond the estimate for any op."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the float64 reference takes for a node, in upper bounds (`run/cost.py`)."""
+    """Cost of a node in the float64 reference, as upper bounds (`run/cost.py`)."""
 
     elements: Callable[[Tensor], int] = nothing
-    """Values held beside the operands and three times the result."""
+    """Values allocated besides the operands and three times the result."""
     operations: Callable[[Tensor], int] = nothing
-    """Operations beside `PASSES` over operands and result."""
+    """Operations besides `PASSES` over operands and result."""
     held: Callable[[Tensor], int] | None = None
-    """All values held, where a kernel converts its operands in parts."""
+    """All values allocated, for a kernel that converts its operands in parts."""
 
 
 PLAIN = Work()
@@ -116,14 +115,14 @@ PLAIN = Work()
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One constructor of `ggml.h`, as far as a call of it can be written from the node that it made."""
+    """A constructor of `ggml.h`, enough to write the call that made a node."""
 
     name: str
     arguments: tuple[str, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that it sets itself."""
     recover: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
-    """Arguments that do not have the name of a source or parameter -> their value for a node."""
+    """Argument that is neither a source nor a parameter -> function that returns its value for a node."""
 
 
 DECLARATIONS: dict[str, Op] = {}
@@ -131,27 +130,27 @@ DECLARATIONS: dict[str, Op] = {}
 
 
 class Op:
-    """What is declared of one op of ggml, or of several that differ in name only; it enters `DECLARATIONS`.
+    """Declaration in `DECLARATIONS` of an op of ggml, or of several that differ in name only.
 
     Args:
         names: of `types.OPS`, the second the `_back` sibling of the first.
-        src: ggml's names of the sources, those that may be absent with a question mark.
-        layout: from a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, where the
-            constructor leaves these to the caller) to the layout ggml would give it; raises what `asserts` cannot say.
-        asserts: what ggml asserts when it constructs a node, in its own words, as `assertions` reads them.
-        let: names of C that `asserts` and `runs` use: `n_head = x->ne[1]; …`.
+        src: ggml's names of the sources; optional ones end with a question mark.
+        layout: from a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, if the caller of
+            the constructor chooses these) to the layout ggml would give it; raises what `asserts` cannot express.
+        asserts: what ggml asserts when it constructs a node, in ggml's syntax, as `assertions` reads it.
+        let: C variables that `asserts` and `runs` use: `n_head = x->ne[1]; …`.
         rounding: the row of the tolerance table.
         work: what a node costs beyond its operands and its result.
         params: in the order of `op_params`.
-        runs: what ggml asserts or takes for granted only when it computes the node, likewise, but for strides, in which
+        runs: what ggml asserts or assumes only when it computes the node, in the same syntax, except strides, in which
             backends differ; `dst` is the node. A constructed node may still break it.
-        limits: the same, as far as `runs` cannot say it.
+        limits: conditions to run that `runs` cannot express.
         suffix: what ggml appends to the name of `src[0]`.
         prepare: changes the parameters a constructor was given into those that it stores.
-        after: setters of a made node: name, the source or parameter that the second argument is, further arguments.
-        not_by_weights: those of `names` that ggml's scheduler does not send to the device of their weights, which are
+        after: setters of a made node: name, the source or parameter that the second argument sets, further arguments.
+        not_by_weights: those of `names` that ggml's scheduler does not place on the device of their weights, which are
             too small.
-        writes: names of the sources whose bytes the op changes beside its own, as AdamW does its moments.
+        writes: names of the sources whose bytes the op also changes, such as AdamW's moments.
     """
 
     def __init__(
@@ -174,10 +173,10 @@ class Op:
     ) -> None:
         self.names = names
         self.module: str = sys._getframe(1).f_globals["__name__"]  # noqa: SLF001  # as `namedtuple` finds its own
-        """Where it is declared."""
+        """Name of the module that declares it."""
         self.src = tuple(s.rstrip("?") for s in src.split())
         self.n_src = sum(not s.endswith("?") for s in src.split())
-        """The first so many must be there."""
+        """Number of required sources, which come first."""
         places = accumulate((f.size for f in params), initial=0)
         self.fields = tuple(replace(f, at=at) for f, at in zip(params, places, strict=False))
         self.asserts = assertions(asserts, let, self.src, self.n_src, self.fields)
@@ -197,7 +196,7 @@ class Op:
             FIELDS[name] = readers
 
     def layout(self, t: Tensor) -> Layout:
-        """The layout that ggml gives `t` over the right number of sources; GraphError with the assertion it breaks."""
+        """Return the layout that ggml gives `t`; GraphError with the assertion it breaks."""
         self._check(t, self.asserts)
         return self.rule(t)
 
@@ -214,11 +213,11 @@ class Op:
                 raise violated(t, text, **{f.name: f.of(t.op_params) for f in self.fields if f.name in words})
 
     def field(self, name: str) -> Field | None:
-        """The parameter of this name."""
+        """Return the parameter of this name."""
         return next((f for f in self.fields if f.name == name), None)
 
     def pack(self, values: Mapping[str, Any]) -> tuple[int, ...]:
-        """All 16 `op_params` that hold `values`; parameters without one are 0."""
+        """Pack `values` into all 16 `op_params`; parameters without one are 0."""
         if not self.fields:
             return ZERO_PARAMS
         words = list(ZERO_PARAMS)
@@ -239,10 +238,10 @@ class Op:
         inplace: bool = False,
         **params: Any,  # noqa: ANN401  # what the fields take
     ) -> Tensor:
-        """A node over `src`, whose trailing None are dropped, with the layout that the rule decides.
+        """Make a node over `src` (trailing None dropped) with the layout that the rule decides.
 
-        `name` is one of `names`, the first if empty. Where the caller chooses them, it proposes `type_` (`cast`), `ne`
-        (views, `cont_4d`, `repeat`, `top_k`) and `nb` (views). `inplace`: into `src[0]`'s bytes, as an `*_inplace`
+        `name` is one of `names`, the first if empty. Where the caller chooses them, `type_` (`cast`), `ne` (views,
+        `cont_4d`, `repeat`, `top_k`) and `nb` (views) are proposed. `inplace`: into `src[0]`'s bytes, as an `*_inplace`
         constructor. GraphError with the assertion of ggml that the arguments break.
         """
         while src and src[-1] is None:
@@ -270,25 +269,25 @@ class Op:
         return t
 
     def constructor(self, f: Callable[Concatenate[Any, P], None]) -> Constructor[P]:
-        """A constructor whose arguments have the names of sources, of parameters, or of what `node` proposes."""
+        """Declare a constructor with arguments named as sources, parameters or `node`'s proposals."""
         return self.variant()(f)
 
     def variant(
         self, **fixed: Any  # noqa: ANN401  # what the fields take
     ) -> Callable[[Callable[Concatenate[Any, P], None]], Constructor[P]]:  # fmt: skip
-        """`constructor` of one that sets some parameters itself."""
+        """Declare a `constructor` that sets some parameters itself."""
         return lambda f: Constructor(self, _arguments(f), fixed, f.__doc__)
 
     def of_a(self, **fixed: Any) -> Constructor[[Tensor]]:  # noqa: ANN401  # what the fields take
-        """The constructor that takes one tensor."""
+        """Return the constructor that takes one tensor."""
         return Constructor(self, ("a",), fixed, self.rule.__doc__)
 
     def of_a_b(self, **fixed: Any) -> Constructor[[Tensor, Tensor]]:  # noqa: ANN401  # what the fields take
-        """The constructor that takes two tensors."""
+        """Return the constructor that takes two tensors."""
         return Constructor(self, ("a", "b"), fixed, self.rule.__doc__)
 
     def form(self, **recover: Callable[[Tensor], Any]) -> Callable[[F], F]:
-        """A constructor with a body of its own; `recover` as in `Form`."""
+        """Declare a constructor with a body of its own; `recover` as in `Form`."""
 
         def register(f: F) -> F:
             self.forms.append(Form(f.__name__, _arguments(f), recover=recover))
@@ -298,9 +297,7 @@ class Op:
 
 
 def written(node: Tensor) -> tuple[Tensor, ...]:
-    """The roots whose bytes running `node` changes: its own, and those of sources that its op writes. An unknown op
-    writes its own alone.
-    """
+    """Return the roots that running `node` changes: its own, and sources that its op writes."""
     if not computes(node):
         return ()
     declared = DECLARATIONS.get(node.op)
@@ -313,13 +310,13 @@ def _arguments(f: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class Longs(tuple[int, ...]):
-    """An argument that C takes as a pointer to int64_t; any other tuple is one to int."""
+    """An argument that C takes as a pointer to int64_t; any other tuple is a pointer to int."""
 
     __slots__ = ()
 
 
 class Constructor(Generic[P]):
-    """A constructor that its op's declaration carries out; an attribute of the `Builder`, called like a method."""
+    """A constructor that a declaration implements; called like a method of `Builder`."""
 
     def __init__(
         self,
@@ -366,18 +363,18 @@ class Constructor(Generic[P]):
 
     @property
     def inplace(self) -> Constructor[P]:
-        """Its form that stores into `src[0]`'s bytes."""
+        """The variant that stores into `src[0]`'s bytes."""
         doc = f"{self.__doc__} Into `a`'s bytes."
         return Constructor(self.op, self.arguments, self.fixed, doc, name=self._name, inplace=True)
 
     @property
     def pair(self) -> tuple[Constructor[P], Constructor[P]]:
-        """Itself and its form in place."""
+        """This constructor and its in-place variant."""
         return self, self.inplace
 
     @property
     def back(self) -> Constructor[P]:
-        """Its form for the `_back` sibling of the op."""
+        """The variant for the `_back` sibling of the op."""
         return Constructor(self.op, self.arguments, self.fixed, f"{self.__doc__} Backward.", name=self.op.names[1])
 
 
@@ -385,14 +382,14 @@ class Constructor(Generic[P]):
 
 Term = Callable[[Tensor], Any]
 Assertion = tuple[str, Term]
-"""The text of an assertion of ggml, and whether it holds for a node."""
+"""Text of an assertion of ggml, and a predicate that is True if a node meets it."""
 
 
 def assertions(text: str, let: str, src: Sequence[str], n_src: int, fields: Sequence[Field]) -> tuple[Assertion, ...]:
-    """Assertions in the words of `ggml.c`, separated by semicolons: `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
+    """Parse assertions in ggml's C, as `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
 
-    They are the condition and the text of the error at once. One that names an absent source is not checked. A
-    remainder by 0, where ggml would die, is none.
+    Each is both the condition and the text of the error. One that names an absent source is not checked. One that takes
+    a remainder by 0, where ggml would crash, does not hold.
     """
     names: dict[str, Term] = {s: lambda t, i=i: operand(t, i) for i, s in enumerate(src)}  # type: ignore[misc]  # i is an int
     names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
@@ -440,7 +437,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def _term(e: ast.AST, names: Mapping[str, Term]) -> Term:
-    """What an expression gives for a node."""
+    """Return a function from a node to the value of an expression."""
     match e:
         case ast.Constant(value):
             return lambda _: value
@@ -481,7 +478,7 @@ def _constant(name: str) -> Term:
 
 
 def lay_out(t: Tensor) -> None:
-    """Give `t` the type, shape, strides and view that its op's rule decides; GraphError as `Op.layout`."""
+    """Set the type, shape, strides and view of `t` by its op's rule; GraphError as `Op.layout`."""
     try:
         t.type, t.ne, t.nb, t.view_src, t.view_offs = DECLARATIONS[t.op].layout(t)
     except GraphError as e:
@@ -497,7 +494,7 @@ def set_param(t: Tensor, name: str, value: object) -> None:
 
 
 def fit_name(name: str) -> str:
-    """`name` cut to what `ggml_tensor.name` holds: 63 bytes and never half a character."""
+    """Cut `name` to what fits `ggml_tensor.name`: 63 bytes, never half a character."""
     if len(name) * 4 < MAX_NAME:
         return name
     raw = name.encode()
@@ -505,7 +502,7 @@ def fit_name(name: str) -> str:
 
 
 def params_text(t: Tensor) -> str:
-    """`t`'s parameters as `name=value`, without zeros that say nothing."""
+    """Format `t`'s parameters as `name=value`, without insignificant zeros."""
     declared = DECLARATIONS.get(t.op)
     if declared is None:
         return " ".join(f"[{i}]={p}" for i, p in enumerate(t.op_params) if p)
@@ -514,15 +511,15 @@ def params_text(t: Tensor) -> str:
     return " ".join(
         f.text(words) if isinstance(f.members, tuple) else f"{f.name}={f.text(words)}"
         for f in shown
-        if t.op != "VIEW"  # its offset stands in view_offs
+        if t.op != "VIEW"  # its offset is in view_offs
     )
 
 
 def check_node(t: Tensor) -> None:
-    """Check that a constructor of ggml could have made `t` from its `src` and `op_params`, and that ggml would run it.
+    """Check that a constructor of ggml could have made `t` and that ggml would run it.
 
-    GraphError for an op that is not declared; a source too few or too many; an assertion of ggml that breaks; or a
-    type, shape, stride, view or parameter other than the constructor's.
+    GraphError for an undeclared op; too few or too many sources; a broken assertion of ggml; or a type, shape, stride,
+    view or parameter that differs from the constructor's.
     """
     declared = DECLARATIONS.get(t.op)
     if declared is None:
@@ -568,12 +565,12 @@ def _differs(t: Tensor, layout: Layout) -> GraphError:
 
 
 def violated(t: Tensor, assertion: str, **values: object) -> GraphError:
-    """The error for an assertion of ggml that `t` breaks: which, and the values that came."""
+    """Return the error for an assertion of ggml that `t` breaks, with the values."""
     return failed(assertion, t.src, **values)
 
 
 def failed(assertion: str, src: Sequence[Tensor | None], **values: object) -> GraphError:
-    """The error for an assertion of ggml that these sources or values break."""
+    """Return the error for an assertion of ggml that these sources or values break."""
     came = [f"{k}={v}" for k, v in values.items()]
     came += [f"src[{i}]={s.type}{list(s.ne)} nb{list(s.nb)}" for i, s in enumerate(src) if s is not None]
     return GraphError(f"GGML_ASSERT({assertion}) failed: {', '.join(came)}")
@@ -587,7 +584,7 @@ def check(t: Tensor, *rows: tuple[bool, str], **values: object) -> None:
 
 
 def operand(t: Tensor, i: int = 0) -> Tensor:
-    """`t.src[i]`, which the op requires; GraphError if it is absent."""
+    """Return `t.src[i]`, which the op requires; GraphError if it is absent."""
     s = t.src[i] if i < len(t.src) else None
     if s is None:
         raise GraphError(f"src[{i}] is absent, but {t.op} needs it")
@@ -595,26 +592,26 @@ def operand(t: Tensor, i: int = 0) -> Tensor:
 
 
 def optional(t: Tensor, i: int) -> Tensor | None:
-    """`t.src[i]`, or None where it is absent."""
+    """Return `t.src[i]`, or None if it is absent."""
     return t.src[i] if i < len(t.src) else None
 
 
 def divides(d: int, n: int) -> bool:
-    """Whether `n % d == 0`; False for `d == 0`, where ggml would die of a division by zero."""
+    """Return True if `n % d == 0`; False for `d == 0`, where ggml would divide by zero."""
     return d != 0 and n % d == 0
 
 
 def fresh(type_: GGMLType, ne: Dims) -> Layout:
-    """A tensor that owns its bytes: `ggml_new_tensor`; GraphError as `check_size`."""
+    """Lay out a tensor that owns its bytes: `ggml_new_tensor`; GraphError as `check_size`."""
     check_size(type_, ne)
     return type_, ne, contiguous_nb(type_, ne), None, 0
 
 
 def check_size(type_: GGMLType, ne: Dims) -> int:
-    """Bytes that `ne` elements of `type_` take without gaps.
+    """Return the bytes that `ne` elements of `type_` take without gaps.
 
     GraphError for a negative dimension, a broken block, or more elements than an int64 counts. Negative dimensions and
-    a byte count that overflows pass ggml's own constructor and give a tensor without sense; here they are errors.
+    a byte count that overflows pass ggml's own constructor and give a meaningless tensor; here they are errors.
     """
     if min(ne) < 0:
         raise GraphError(f"ne must not be negative: {list(ne)}")
@@ -633,10 +630,10 @@ def check_size(type_: GGMLType, ne: Dims) -> int:
 
 
 def view(t: Tensor, a: Tensor, ne: Dims, nb: Dims, offset: int = 0) -> Layout:
-    """A tensor over `a`'s bytes from `offset` on: `ggml_new_tensor_impl` with a view_src.
+    """Lay out a tensor over `a`'s bytes from `offset` on: `ggml_new_tensor_impl`.
 
     GraphError if `ne` elements without gaps do not fit the bytes of the tensor that owns them. As in ggml, `nb` is not
-    looked at here; `graph.check_tensor` does that.
+    checked here; `graph.check_tensor` does that.
     """
     size = check_size(a.type, ne)
     root = a.root
@@ -653,38 +650,38 @@ def view(t: Tensor, a: Tensor, ne: Dims, nb: Dims, offset: int = 0) -> Layout:
 
 
 def view_tensor(t: Tensor, a: Tensor) -> Layout:
-    """All of `a` again: `ggml_view_tensor`."""
+    """Lay out a view of all of `a`: `ggml_view_tensor`."""
     return view(t, a, a.ne, a.nb)
 
 
 def dup_or_inplace(t: Tensor, a: Tensor) -> Layout:
-    """`a`'s type and shape: in `a`'s own bytes for an `*_inplace` constructor, contiguous otherwise."""
+    """Lay out `a`'s type and shape, in `a`'s bytes for an `*_inplace` constructor."""
     return fresh(a.type, a.ne) if t.view_src is None else view_tensor(t, a)
 
 
 def same_layout(t: Tensor) -> Layout:
-    """`a`'s type and shape; nothing asserted."""
+    """Return `a`'s type and shape; assert nothing."""
     return dup_or_inplace(t, operand(t))
 
 
 def fresh_like(t: Tensor) -> Layout:
-    """`a`'s type and shape in bytes of its own."""
+    """Return `a`'s type and shape in bytes of its own."""
     a = operand(t)
     return fresh(a.type, a.ne)
 
 
 def is_padded_1d(t: Tensor) -> bool:
-    """`ggml_is_padded_1d`: only rows may have gaps between them."""
+    """Return `ggml_is_padded_1d(t)`: gaps only between rows."""
     return t.nb[0] == t.type.type_size and t.nb[2] == t.nb[1] * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]
 
 
 def can_mul_mat(a: Tensor, b: Tensor) -> bool:
-    """`ggml_can_mul_mat`: rows of one length, and a whole number of `a`'s matrices in `b`."""
+    """Return `ggml_can_mul_mat(a, b)`: rows of equal length, matrices of `b` a multiple."""
     return a.ne[0] == b.ne[0] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
 
 
 def can_out_prod(a: Tensor, b: Tensor) -> bool:
-    """`ggml_can_out_prod`: columns of one length, and a whole number of `a`'s matrices in `b`."""
+    """Return `ggml_can_out_prod(a, b)`: columns of equal length, matrices of `b` a multiple."""
     return a.ne[1] == b.ne[1] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
 
 
@@ -708,4 +705,4 @@ _CONSTANTS: dict[str, Any] = {
     "ggml_nelements": nelements,
     "ggml_type_size": lambda type_: type_.type_size,
 }
-"""What assertions name."""
+"""Names that assertions may use."""

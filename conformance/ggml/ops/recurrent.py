@@ -1,6 +1,6 @@
-"""Ops with a state: selective scans and linear attention. Each gives outputs and then new states in one tensor.
+"""Ops with a state: selective scans and linear attention; results are outputs, then states.
 
-ggml's kernels assume F32 and a token count that divides evenly, and do not check it; `runs` of these ops do.
+ggml's kernels assume F32 and a token count that divides evenly without checking; `runs` of these ops checks it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .op import DECLARATIONS, LOOP, PASSES, Layout, Op, Rounding, Work, check, f
 
 
 def _ssm_scan(t: Tensor) -> Layout:
-    """`ggml_ssm_scan`: `src` s, x, dt, A, B, C, ids; of the states the last K are kept.
+    """Lay out `ggml_ssm_scan`: `src` s, x, dt, A, B, C, ids; the last K states are kept.
 
     s [d_state, head_dim, n_head, rows], x [head_dim, n_head, n_t, n_s], dt [n_head, n_t, n_s],
     A [1 or d_state, n_head], B and C [d_state, n_group, n_t, n_s], ids I32 [n_s]: row of s that a sequence starts from.
-    Result: F32 [nelements(x) + K * d_state * head_dim * n_head * n_s], y and then the states, the latest first.
+    Result: F32 [nelements(x) + K * d_state * head_dim * n_head * n_s], y and then the states, latest first.
     """
     s, x, a, ids, k = operand(t), operand(t, 1), operand(t, 3), operand(t, 6), t.params.K
     if a.ne[0] != 1:
@@ -29,7 +29,7 @@ def _ssm_scan(t: Tensor) -> Layout:
 
 
 def _linear(t: Tensor, k: int, same: Sequence[int]) -> Layout:
-    """Dense sources, `same` shaped as `k`; result [S * H, n_tokens + S * n_seqs]: outputs, then states."""
+    """Lay out outputs, then states: [S * H, n_tokens + S * n_seqs]; `same` are shaped as `k`."""
     names = DECLARATIONS[t.op].src
     src = [operand(t, i) for i in range(len(names))]
     for name, x in zip(names, src, strict=True):
@@ -46,26 +46,26 @@ def _linear(t: Tensor, k: int, same: Sequence[int]) -> Layout:
 
 
 def _wkv6(t: Tensor) -> Layout:
-    """`ggml_rwkv_wkv6`: `src` k, v, r [S, H, n_tokens], tf [S, H], td as k, state [S * S * H, n_seqs]."""
+    """Lay out `ggml_rwkv_wkv6`: k, v, r, td [S, H, n_tokens], tf [S, H], state."""
     return _linear(t, 0, (1, 2, 4))
 
 
 def _wkv7(t: Tensor) -> Layout:
-    """`ggml_rwkv_wkv7`: `src` r, w, k, v, a, b [S, H, n_tokens], state [S * S * H, n_seqs]."""
+    """Lay out `ggml_rwkv_wkv7`: r, w, k, v, a, b [S, H, n_tokens], state [S * S * H, n_seqs]."""
     return _linear(t, 2, (1, 3, 4, 5))
 
 
 def _gated_linear_attn(t: Tensor) -> Layout:
-    """`ggml_gated_linear_attn`: `src` k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs]."""
+    """Lay out `ggml_gated_linear_attn`: k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs]."""
     return _linear(t, 0, (1, 2, 3))
 
 
 def _gated_delta_net(t: Tensor) -> Layout:
-    """`ggml_gated_delta_net`: `src` q, k, v, g, beta, state; of the states the last K are kept.
+    """Lay out `ggml_gated_delta_net`: q, k, v, g, beta, state; the last K states are kept.
 
-    v [S, H, n_t, n_s], q and k [S, heads, n_t, seqs] (repeated to v's), g [1 or S, H, n_t, n_s], beta
-    [1, H, n_t, n_s], state [S, S, H, n_s]. Result: F32 [S * H, n_t * n_s + K * S * n_s], outputs and then the states,
-    the latest first; with fewer tokens than K the rest of them is left as it was.
+    v [S, H, n_t, n_s], q and k [S, heads, n_t, seqs] (repeated to v's), g [1 or S, H, n_t, n_s], beta [1, H, n_t, n_s],
+    state [S, S, H, n_s]. Result: F32 [S * H, n_t * n_s + K * S * n_s], outputs and then the states, latest first; with
+    fewer than K tokens the remaining states are left as they were.
     """
     s, h, n_t, n_s = operand(t, 2).ne
     return fresh(F32, dims(s * h, n_t * n_s + t.params.K * s * n_s))
@@ -82,7 +82,7 @@ _K = (i32("K"),)
 
 
 def _turns(tokens: int, state: int) -> int:
-    """A loop over tokens, each of which changes a state."""
+    """Return the operations of a loop over tokens, each of which changes a state."""
     return tokens * (20 * LOOP + PASSES * state)
 
 
@@ -97,7 +97,7 @@ def _scan_elements(t: Tensor) -> int:
 
 
 def _linear_work(state: int, values: int) -> Work:
-    """Of an op over the state `src[state]`, which holds so many values of its size."""
+    """Return the work of an op that makes `values` arrays of the size of `src[state]`."""
     return Work(
         lambda t: values * nelements(operand(t, state)),
         lambda t: _turns(operand(t).ne[2], nelements(operand(t, state))),
@@ -113,7 +113,7 @@ _LET = "n_tokens = k->ne[2]; n_seqs = state->ne[1]"
 
 
 def _linear_runs(src: str, more: str = "") -> str:
-    """float32 sources, and tokens shared out evenly among sequences: ggml divides one by the other twice."""
+    """Return `runs` for F32 sources and tokens divided evenly among sequences, as ggml assumes."""
     types = "; ".join(f"{s}->type == GGML_TYPE_F32" for s in src.split())
     return f"{types}; ggml_is_3d({src.split(maxsplit=1)[0]}); n_tokens % n_seqs == 0 && n_tokens >= n_seqs{more}"
 
@@ -194,34 +194,31 @@ GATED_DELTA_NET = Op(
 
 
 class Recurrent:
-    """Constructors of the ops with a state. Shapes are those of the rules; everything is F32 but `ids`."""
+    """Constructors of the ops with a state, F32 except `ids`; shapes as in the rules."""
 
     @SSM_SCAN.constructor
     def ssm_scan(
         self, s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor, K: int
     ) -> None:  # fmt: skip
-        """`x` through the state space of `A`, `B`, `C` with steps softplus(`dt`), from rows `ids` of `s`.
-
-        Of the states the last `K` are kept, the latest first.
-        """
+        """Scan `x` with `A`, `B`, `C`, steps softplus(`dt`), from rows `ids` of `s`: `K` states."""
 
     @RWKV_WKV6.constructor
     def rwkv_wkv6(self, k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor) -> None:
-        """RWKV 6: y = r (tf k v + state), then state = td state + k v."""
+        """Compute RWKV 6: y = r (tf k v + state), then state = td state + k v."""
 
     @RWKV_WKV7.constructor
     def rwkv_wkv7(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> None:
-        """RWKV 7: state = w state + v k + (state a) b, then y = state r."""
+        """Compute RWKV 7: state = w state + v k + (state a) b, then y = state r."""
 
     @GATED_LINEAR_ATTN.constructor
     def gated_linear_attn(self, k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> None:
-        """Gated linear attention: state = g state + k v, then y = scale q state."""
+        """Compute gated linear attention: state = g state + k v, then y = scale q state."""
 
     @GATED_DELTA_NET.constructor
     def gated_delta_net(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, K: int
     ) -> None:  # fmt: skip
-        """The gated delta rule: state = exp(g) state, then + k beta (v - k state); y = q state / sqrt(S).
+        """Compute the gated delta rule; the last `K` states are kept, latest first.
 
-        Of the states the last `K` are kept, the latest first.
+        state = exp(g) state, then + k beta (v - k state); y = q state / sqrt(S)
         """

@@ -1,4 +1,4 @@
-"""Rotary position embedding, forward and back."""
+"""Rotary position embedding, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MROPE_SECTIONS = 4
 
 
 def _rope(t: Tensor) -> Layout:
-    """`ggml_rope_ext`, `ggml_rope_multi` and their `_back`: `src` a, positions, frequency factors."""
+    """Lay out `ggml_rope_ext`, `ggml_rope_multi`, `_back`: a, positions, frequency factors."""
     a, b, c = operand(t), operand(t, 1), optional(t, 2)
     n_dims, mode = t.params.n_dims, t.params.mode
     if mode & 1:
@@ -42,7 +42,7 @@ def _rope(t: Tensor) -> Layout:
 
 
 def _rope_limits(t: Tensor) -> None:
-    """As `ggml_compute_forward_rope_flt`."""
+    """Check what `ggml_compute_forward_rope_flt` asserts."""
     n_dims, mode, sections, n_offs = t.params.n_dims, t.params.mode, t.params.sections, t.params.n_offs
     ne0 = t.ne[0]
     check(
@@ -66,7 +66,7 @@ def _rope_limits(t: Tensor) -> None:
 
 
 def _keep_sections(params: dict[str, Any]) -> None:
-    """Only the modes with several positions per token store `sections`."""
+    """Drop `sections` unless the mode has several positions per token."""
     sections = params.get("sections", ())
     if sections and len(sections) != MROPE_SECTIONS:
         raise GraphError(f"sections: {MROPE_SECTIONS} numbers expected, {list(sections)} found")
@@ -83,7 +83,7 @@ def _rotated(_: Tensor, sections: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _with_yarn(t: Tensor, value: float) -> float:
-    """Half of what counts only where YaRN extrapolates."""
+    """Halve a value that matters only if YaRN extrapolates."""
     return type(value)(value / 2) if t.params.ext_factor else value
 
 
@@ -96,7 +96,7 @@ ROPE = Op(
     rounding=Rounding(
         16384,
         why="sin and cos of an angle of up to some hundred turns",
-        products=8.0,  # a kernel rounds what turns, its sines and its result, never the angles
+        products=8.0,  # a kernel rounds what it rotates, its sines and its result, never the angles
         by="rope",
     ),
     params=(
@@ -129,7 +129,7 @@ class Rope:
         self, a: Tensor, b: Tensor, c: Tensor | None, n_dims: int, mode: int, n_ctx_orig: int, freq_base: float,
         freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float, beta_slow: float
     ) -> None:  # fmt: skip
-        """Rotate `a` [head, heads, tokens] by positions `b` (I32 [tokens]); `c` frequency factors (F32 [n_dims/2])."""
+        """Rotate `a` [head, heads, tokens] by positions `b` (I32); `c` [n_dims/2] divides angles."""
 
     rope_ext_inplace = rope_ext.inplace
     rope_ext_back = rope_ext.back
@@ -140,19 +140,19 @@ class Rope:
         n_ctx_orig: int, freq_base: float, freq_scale: float, ext_factor: float, attn_factor: float,
         beta_fast: float, beta_slow: float
     ) -> None:  # fmt: skip
-        """`rope_ext` with four positions per token (`b` I32 [4 * tokens]), shared out by four `sections`."""
+        """Apply `rope_ext` with four positions per token (`b` [4 * tokens]), split by `sections`."""
 
     rope_multi_inplace = rope_multi.inplace
     rope_multi_back = rope_multi.back
 
     @ROPE.variant(freq_base=10000.0, freq_scale=1.0, attn_factor=1.0)
     def rope(self, a: Tensor, b: Tensor, n_dims: int, mode: int) -> None:
-        """`rope_ext` with base 10000 and no scaling."""
+        """Apply `rope_ext` with base 10000 and no scaling."""
 
     rope_inplace = rope.inplace
 
     def rope_set_offset(self, a: Tensor, n_offs: int) -> Tensor:
-        """Rotate from element `n_offs` of each row on; gives `a` back."""
+        """Rotate from element `n_offs` of each row on; return `a`."""
         if a.op not in ROPE.names:
             raise failed("a->op == GGML_OP_ROPE || a->op == GGML_OP_ROPE_BACK", (a,), op=a.op)
         if n_offs < 0:

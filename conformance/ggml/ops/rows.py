@@ -1,4 +1,4 @@
-"""Ops over rows: norms, reductions, sorting, and rows picked and stored by index."""
+"""Ops over rows: norms, reductions, sorting, and rows read and stored by index."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ SORT_ORDER = IntEnum("SORT_ORDER", {"ASC": 0, "DESC": 1})
 
 
 def _sum(t: Tensor) -> Layout:
-    """The sum of all elements: one number."""
+    """Sum all elements to one number."""
     return fresh(operand(t).type, (1, 1, 1, 1))
 
 
 def _sum_rows(t: Tensor) -> Layout:
-    """The sum of each row: `a`'s type, ne[0] = 1."""
+    """Sum each row: `a`'s type, ne[0] = 1."""
     a = operand(t)
     return fresh(a.type, (1, *a.ne[1:]))
 
 
 def _mean(t: Tensor) -> Layout:
-    """The mean of each row: F32, ne[0] = 1."""
+    """Compute the mean of each row: F32, ne[0] = 1."""
     return fresh(F32, (1, *operand(t).ne[1:]))
 
 
 def _argmax(t: Tensor) -> Layout:
-    """The index of each row's largest: I32, one per row."""
+    """Return the index of each row's largest element: I32, one per row."""
     return fresh(I32, (operand(t).ne[1], 1, 1, 1))
 
 
 def _argsort(t: Tensor) -> Layout:
-    """`ggml_argsort`: I32 indices."""
+    """Lay out `ggml_argsort`: I32 indices."""
     return fresh(I32, operand(t).ne)
 
 
 def _top_k(t: Tensor) -> Layout:
-    """`ggml_top_k`: I32 indices of the `ne[0]` largest, which is the caller's k."""
+    """Lay out `ggml_top_k`: I32 indices of the `ne[0]` largest, the caller's k."""
     a, k = operand(t), t.ne[0]
     if a.ne[0] < k:
         raise violated(t, "a->ne[0] >= k", k=k)
@@ -65,13 +65,13 @@ def _top_k(t: Tensor) -> Layout:
 
 
 def _get_rows(t: Tensor) -> Layout:
-    """Rows `b` (I32 [n, s2, s3]) of `a` [m, rows, s2, s3]: F32 [m, n, s2, s3], I32 of an I32 `a`."""
+    """Read rows `b` [n, s2, s3] of `a` [m, rows, s2, s3]: F32 [m, n, s2, s3], I32 if `a` is."""
     a, b = operand(t), operand(t, 1)
     return fresh(I32 if a.type is I32 else F32, (a.ne[0], b.ne[0], b.ne[1], b.ne[2]))
 
 
 def _set_rows(t: Tensor) -> Layout:
-    """`ggml_set_rows(a, b, c)`: rows `b` into `a` at indices `c`; `src` is (b, c, a)."""
+    """Lay out `ggml_set_rows(a, b, c)`: rows `b` into `a` at indices `c`; `src` is (b, c, a)."""
     return view_tensor(t, operand(t, 2))
 
 
@@ -142,25 +142,25 @@ class RowOps:
 
     @NORM.constructor
     def norm(self, a: Tensor, eps: float) -> None:
-        """Each row with mean 0 and variance 1."""
+        """Normalise each row to mean 0 and variance 1."""
 
     norm_inplace = norm.inplace
 
     @RMS_NORM.constructor
     def rms_norm(self, a: Tensor, eps: float) -> None:
-        """Each row by its root mean square."""
+        """Divide each row by its root mean square."""
 
     rms_norm_inplace = rms_norm.inplace
 
     @L2_NORM.constructor
     def l2_norm(self, a: Tensor, eps: float) -> None:
-        """Each row by its length, which is at least `eps`."""
+        """Divide each row by its length, which is at least `eps`."""
 
     l2_norm_inplace = l2_norm.inplace
 
     @GROUP_NORM.constructor
     def group_norm(self, a: Tensor, n_groups: int, eps: float) -> None:
-        """`norm` over groups of `ne[2] / n_groups` channels."""
+        """Apply `norm` to groups of `ne[2] / n_groups` channels."""
 
     group_norm_inplace = group_norm.inplace
 
@@ -172,18 +172,18 @@ class RowOps:
 
     @ARGSORT.constructor
     def argsort(self, a: Tensor, order: int) -> None:
-        """I32 indices that sort each row in an order of `SORT_ORDER`."""
+        """Return I32 indices that sort each row in an order of `SORT_ORDER`."""
 
     @TOP_K.form(k=lambda t: t.ne[0])
     def top_k(self, a: Tensor, k: int) -> Tensor:
-        """I32 [k, …]: indices of each row's `k` largest, in no order."""
+        """Return indices of each row's `k` largest in no order: I32 [k, …]."""
         return TOP_K.node(a, ne=(k, *a.ne[1:]))
 
     get_rows = GET_ROWS.of_a_b()
 
     @SET_ROWS.form()
     def set_rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """Store the rows `b` [m, n, s2, s3] into `a` [m, rows, s2, s3] at the indices `c`; a view of `a`."""
+        """Store rows `b` [m, n, s2, s3] into `a` [m, rows, s2, s3] at indices `c`; a view of `a`."""
         t = SET_ROWS.node(b, c, a)
         t.name = fit_name(f"{a.name} (view)")
         return t

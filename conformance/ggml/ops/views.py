@@ -1,4 +1,4 @@
-"""Leaves, views, copies, concatenation, and parts of a tensor. `ne` in elements, `nb` and offsets in bytes."""
+"""Leaves, views, copies, concatenation, parts of a tensor; `nb` and offsets in bytes."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ STORES = replace(MOVES, by="quantize")
 
 
 def _none(t: Tensor) -> Layout:
-    """A leaf, or `ggml_view_tensor` of one."""
+    """Lay out a leaf, or `ggml_view_tensor` of one."""
     return (t.type, t.ne, t.nb, t.view_src, t.view_offs) if t.view_src is not None else fresh(t.type, t.ne)
 
 
 def view_offset(t: Tensor) -> int:
-    """`params.offset` of a VIEW, in bytes from the start of `src[0]`; asked of every node of every bound graph."""
+    """Return `params.offset` of a VIEW in bytes; fast, as every bound node needs it."""
     return (t.op_params[0] & 0xFFFFFFFF) | (t.op_params[1] & 0xFFFFFFFF) << 32
 
 
 def _view(t: Tensor) -> Layout:
-    """`ggml_view_1d` to `ggml_view_4d`: `ne` and `nb[1:]` are the caller's."""
+    """Lay out `ggml_view_1d` to `ggml_view_4d`; the caller chooses `ne` and `nb[1:]`."""
     a = operand(t)
     return view(t, a, t.ne, (a.type.type_size, *t.nb[1:]), view_offset(t))
 
 
 def _reshape(t: Tensor) -> Layout:
-    """`ggml_reshape*`: `ne` is the caller's."""
+    """Lay out `ggml_reshape*`; the caller chooses `ne`."""
     a = operand(t)
     if not is_contiguous(a):
         raise violated(t, "ggml_is_contiguous(a)")
@@ -76,7 +76,7 @@ def _reshape(t: Tensor) -> Layout:
 
 
 def _permute(t: Tensor) -> Layout:
-    """`ggml_permute`: dimension i of `a` becomes dimension `axes[i]`."""
+    """Lay out `ggml_permute`: dimension i of `a` becomes dimension `axes[i]`."""
     a, axes = operand(t), t.params.axes
     if sorted(axes) != [0, 1, 2, 3]:  # which of ggml's assertions breaks first
         broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
@@ -94,13 +94,13 @@ def _scatter(values: Dims, axes: tuple[int, ...]) -> Dims:
 
 
 def _transpose(t: Tensor) -> Layout:
-    """Dimensions 0 and 1 swapped."""
+    """Swap dimensions 0 and 1."""
     type_, ne, nb, root, offs = view_tensor(t, operand(t))
     return type_, (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3]), root, offs
 
 
 def _cont(t: Tensor) -> Layout:
-    """`a` with its gaps closed; `ggml_cont_1d` to `ggml_cont_4d`: `ne` is the caller's."""
+    """Copy `a` without gaps; `ggml_cont_1d` to `ggml_cont_4d` take `ne` from the caller."""
     a = operand(t)
     check_size(a.type, t.ne)
     if nelements(a) != nelements(t):
@@ -109,7 +109,7 @@ def _cont(t: Tensor) -> Layout:
 
 
 def _cpy(t: Tensor) -> Layout:
-    """`ggml_cpy` into `src[1]`; or `ggml_cast`, whose `src[1]` is the result itself and whose type is the caller's."""
+    """Lay out `ggml_cpy` into `src[1]`, or `ggml_cast`, whose `src[1]` is the result itself."""
     a, b = operand(t), operand(t, 1)
     if b is t:
         return fresh(t.type, a.ne)
@@ -119,7 +119,7 @@ def _cpy(t: Tensor) -> Layout:
 
 
 def _concat(t: Tensor) -> Layout:
-    """`ggml_concat`: along `dim`."""
+    """Lay out `ggml_concat` along `dim`."""
     a, b, dim = operand(t), operand(t, 1), t.params.dim
     if not 0 <= dim < MAX_DIMS:
         raise violated(t, "dim >= 0 && dim < GGML_MAX_DIMS", dim=dim)
@@ -135,7 +135,7 @@ def _concat(t: Tensor) -> Layout:
 
 
 def _repeat(t: Tensor) -> Layout:
-    """`ggml_repeat`, `ggml_repeat_4d`: `ne` is the caller's."""
+    """Lay out `ggml_repeat` and `ggml_repeat_4d`; the caller chooses `ne`."""
     a = operand(t)
     if not is_empty(a) and not all(divides(n, m) for n, m in zip(a.ne, t.ne, strict=True)):
         raise violated(t, "ggml_can_repeat(a, b)", ne=list(t.ne))
@@ -146,20 +146,20 @@ MAX_OFFSET = 1 << 30
 
 
 def _set(t: Tensor) -> Layout:
-    """`ggml_set`, `ggml_acc` and their `_inplace`: `b` into or onto a part of `a`."""
+    """Lay out `ggml_set` and `ggml_acc`: `b` replaces or is added to a part of `a`."""
     if not 0 <= t.params.offset < MAX_OFFSET:
         raise violated(t, "offset < (size_t)(1 << 30)", offset=t.params.offset)
     return dup_or_inplace(t, operand(t))
 
 
 def part(t: Tensor) -> tuple[Dims, Dims, int]:
-    """Which part of `src[0]` a SET or ACC replaces: ne, nb and offset in bytes."""
+    """Return the part of `src[0]` that a SET or ACC changes: ne, nb and offset in bytes."""
     p = t.params
     return operand(t, 1).ne, (operand(t).type.type_size, p.nb1, p.nb2, p.nb3), p.offset
 
 
 def _part_limits(t: Tensor) -> None:
-    """As `ggml_compute_forward_set_f32` and `ggml_compute_forward_acc_f32`."""
+    """Check what `ggml_compute_forward_set_f32` and `ggml_compute_forward_acc_f32` assert."""
     a, b = operand(t), operand(t, 1)
     ne, nb, offset = part(t)
     last = offset + sum((n - 1) * s for n, s in zip(ne, nb, strict=True) if n)
@@ -174,7 +174,7 @@ def _part_limits(t: Tensor) -> None:
 
 
 def _elsewhere(t: Tensor, offset: int) -> int:
-    """Another place for the part of a SET or ACC: the start, or one element on."""
+    """Return another offset for the part of a SET or ACC: the start, or one element further."""
     return 0 if offset else operand(t).type.type_size
 
 
@@ -219,7 +219,7 @@ _Sizes4 = Constructor[[Tensor, int, int, int, int]]
 
 
 def _shaped(op: Op) -> tuple[_Sizes1, _Sizes2, _Sizes3, _Sizes4]:
-    """The constructors that take `a` and the one to four sizes of the result, [ne0], [ne0, ne1], …."""
+    """Return the constructors that take `a` and one to four sizes: [ne0], [ne0, ne1], …."""
     sizes = ("a", "ne0", "ne1", "ne2", "ne3")
     one, two, three, four = (Constructor[Any](op, sizes[:n], {}, op.rule.__doc__) for n in (2, 3, 4, 5))
     return one, two, three, four
@@ -229,39 +229,39 @@ class Views:
     """Constructors of leaves and of the ops that move or reinterpret elements."""
 
     def new_tensor_1d(self, type_: GGMLType, ne0: int) -> Tensor:
-        """A leaf of [ne0]."""
+        """Make a leaf of [ne0]."""
         return self.new_tensor_4d(type_, ne0, 1, 1, 1)
 
     def new_tensor_2d(self, type_: GGMLType, ne0: int, ne1: int) -> Tensor:
-        """A leaf of [ne0, ne1]."""
+        """Make a leaf of [ne0, ne1]."""
         return self.new_tensor_4d(type_, ne0, ne1, 1, 1)
 
     def new_tensor_3d(self, type_: GGMLType, ne0: int, ne1: int, ne2: int) -> Tensor:
-        """A leaf of [ne0, ne1, ne2]."""
+        """Make a leaf of [ne0, ne1, ne2]."""
         return self.new_tensor_4d(type_, ne0, ne1, ne2, 1)
 
     def new_tensor_4d(self, type_: GGMLType, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
-        """A leaf of [ne0, ne1, ne2, ne3]; GraphError as `check_size`."""
+        """Make a leaf of [ne0, ne1, ne2, ne3]; GraphError as `check_size`."""
         type_, ne, nb, _, _ = fresh(type_, (ne0, ne1, ne2, ne3))
         return Tensor(type_, ne, nb)
 
     def dup_tensor(self, src: Tensor) -> Tensor:
-        """A leaf of `src`'s type and shape."""
+        """Make a leaf of `src`'s type and shape."""
         return self.new_tensor_4d(src.type, *src.ne)
 
     def view_tensor(self, src: Tensor) -> Tensor:
-        """A NONE tensor over all of `src`, its strides kept."""
+        """Make a NONE tensor over all of `src` with its strides."""
         t = Tensor(src.type, src.ne, src.nb, name=fit_name(f"{src.name} (view)"))
         t.view_src, t.view_offs = src.root, src.view_offs
         return t
 
     def set_name(self, tensor: Tensor, name: str) -> Tensor:
-        """Name `tensor`, cut to 63 bytes; gives it back."""
+        """Name `tensor`, cut to 63 bytes; return it."""
         tensor.name = fit_name(name)
         return tensor
 
     def set_input(self, tensor: Tensor) -> None:
-        """Flag a leaf as filled per run: `ggml_set_input`."""
+        """Flag a leaf as an input, set before each run: `ggml_set_input`."""
         if tensor.op != "NONE":
             raise failed("tensor->op == GGML_OP_NONE", (tensor,), op=tensor.op)
         tensor.flags |= FLAG_INPUT
@@ -291,88 +291,88 @@ class Views:
 
     @CPY.form()
     def cast(self, a: Tensor, type_: GGMLType) -> Tensor:
-        """`a` as another type: a CPY whose `src[1]` is itself, as in ggml."""
+        """Convert `a` to another type: a CPY whose `src[1]` is itself, as in ggml."""
         t = Tensor(type_, a.ne, a.nb, "CPY", name=fit_name(f"{a.name} (copy)"))
         t.src = (a, t)
         lay_out(t)
         return t
 
     def reshape(self, a: Tensor, b: Tensor) -> Tensor:
-        """`a` in the shape of `b`."""
+        """Reshape `a` to the shape of `b`."""
         return self.reshape_4d(a, *b.ne)
 
     reshape_1d, reshape_2d, reshape_3d, reshape_4d = _shaped(RESHAPE)
 
     @VIEW.form()
     def view_1d(self, a: Tensor, ne0: int, offset: int) -> Tensor:
-        """`ne0` elements of `a` from `offset` on."""
+        """View `ne0` elements of `a` from `offset` on."""
         nb1 = row_size(a.type, ne0)
         return self.view_4d(a, ne0, 1, 1, 1, nb1, nb1, nb1, offset)
 
     @VIEW.form()
     def view_2d(self, a: Tensor, ne0: int, ne1: int, nb1: int, offset: int) -> Tensor:
-        """[ne0, ne1] of `a` from `offset` on, rows `nb1` apart."""
+        """View [ne0, ne1] of `a` from `offset` on, rows `nb1` apart."""
         return self.view_4d(a, ne0, ne1, 1, 1, nb1, nb1 * ne1, nb1 * ne1, offset)
 
     @VIEW.form()
     def view_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int) -> Tensor:
-        """[ne0, ne1, ne2] of `a` from `offset` on, with these strides."""
+        """View [ne0, ne1, ne2] of `a` from `offset` on, with these strides."""
         return self.view_4d(a, ne0, ne1, ne2, 1, nb1, nb2, nb2 * ne2, offset)
 
     @VIEW.constructor
     def view_4d(
         self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int
     ) -> None:
-        """[ne0, ne1, ne2, ne3] of `a` from `offset` on, with these strides.
+        """View [ne0, ne1, ne2, ne3] of `a` from `offset` on, with these strides.
 
-        An error where so many elements do not fit behind the offset. As in ggml the strides are not looked at; that a
-        view stays inside its buffer is `Graph.validate`'s to see.
+        GraphError if that many elements do not fit after the offset. As in ggml the strides are not checked;
+        `Graph.validate` checks that a view stays inside its buffer.
         """
 
     @PERMUTE.constructor
     def permute(self, a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int) -> None:
-        """Dimension i of `a` becomes dimension axis_i."""
+        """Move dimension i of `a` to dimension axis_i."""
 
     transpose = TRANSPOSE.of_a()
 
     @CONCAT.constructor
     def concat(self, a: Tensor, b: Tensor, dim: int) -> None:
-        """`b` after `a` along `dim`."""
+        """Concatenate `a` and `b` along `dim`."""
 
     def repeat(self, a: Tensor, b: Tensor) -> Tensor:
-        """`a` repeated to the shape of `b`."""
+        """Repeat `a` to the shape of `b`."""
         if not can_repeat(a, b):
             raise failed("ggml_can_repeat(a, b)", (a, b))
         return self.repeat_4d(a, *b.ne)
 
     @REPEAT.constructor
     def repeat_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
-        """`a` repeated to [ne0, ne1, ne2, ne3]."""
+        """Repeat `a` to [ne0, ne1, ne2, ne3]."""
 
     @SET.constructor
     def set(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> None:
-        """`a` with `b` in place of the part that these strides and this offset, in bytes, show."""
+        """Replace the part of `a` at these strides and this offset, in bytes, by `b`."""
 
     set_inplace = set.inplace  # noqa: A003  # the constructor above has ggml's name
 
     def set_1d(self, a: Tensor, b: Tensor, offset: int) -> Tensor:
-        """`set` with `a`'s own strides."""
+        """Apply `set` with `a`'s own strides."""
         return self.set(a, b, *a.nb[1:], offset)
 
     def set_1d_inplace(self, a: Tensor, b: Tensor, offset: int) -> Tensor:
-        """`set_1d` into `a`'s bytes."""
+        """Apply `set_1d` in `a`'s bytes."""
         return self.set_inplace(a, b, *a.nb[1:], offset)
 
     def set_2d(self, a: Tensor, b: Tensor, nb1: int, offset: int) -> Tensor:
-        """`set` with `a`'s own strides but for the rows'."""
+        """Apply `set` with `a`'s own strides except the row stride."""
         return self.set(a, b, nb1, *a.nb[2:], offset)
 
     def set_2d_inplace(self, a: Tensor, b: Tensor, nb1: int, offset: int) -> Tensor:
-        """`set_2d` into `a`'s bytes."""
+        """Apply `set_2d` in `a`'s bytes."""
         return self.set_inplace(a, b, nb1, *a.nb[2:], offset)
 
     @ACC.constructor
     def acc(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> None:
-        """`a` with `b` added to the part that these strides and this offset, in bytes, show."""
+        """Add `b` to the part of `a` at these strides and this offset, in bytes."""
 
     acc_inplace = acc.inplace

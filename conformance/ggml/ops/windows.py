@@ -17,7 +17,7 @@ OP_POOL = IntEnum("OP_POOL", {"MAX": 0, "AVG": 1})
 
 
 def _pad(t: Tensor) -> Layout:
-    """`ggml_pad_ext`: so many elements before and after each dimension; `circular` is `ggml_pad_ext_circular`'s."""
+    """Lay out `ggml_pad_ext` and `_circular`: elements before and after each dimension."""
     a, p = operand(t), t.params.padding
     ne = [a.ne[i] + p[2 * i] + p[2 * i + 1] for i in range(MAX_DIMS)]
     return fresh(a.type, (ne[0], ne[1], ne[2], ne[3]))
@@ -29,7 +29,7 @@ def _pad_limits(t: Tensor) -> None:
 
 
 def _pool_2d(t: Tensor) -> Layout:
-    """`ggml_pool_2d`: windows of [k0, k1]."""
+    """Lay out `ggml_pool_2d`: windows of [k0, k1]."""
     a, p = operand(t), t.params
     k0, k1, s0, s1, p0, p1 = p.k0, p.k1, p.s0, p.s1, p.p0, p.p1
     if s0 < 1 or s1 < 1:
@@ -40,10 +40,10 @@ def _pool_2d(t: Tensor) -> Layout:
 
 
 def _im2col(t: Tensor) -> Layout:
-    """`ggml_im2col`: `b`'s windows of the size of kernel `a`, one a row.
+    """Lay out `ggml_im2col`: `b`'s windows of the size of kernel `a`, one per row.
 
     2D: a [KW, KH, IC], b [IW, IH, IC, N] to [IC * KH * KW, OW, OH, N]; 1D: a [K, IC], b [IW, IC, N] to [IC * K, OW, N].
-    The type, F16 or F32, is the caller's.
+    The caller chooses the type, F16 or F32.
     """
     a, b = operand(t), operand(t, 1)
     p = t.params
@@ -69,13 +69,13 @@ def _im2col(t: Tensor) -> Layout:
 
 
 def conv_output_size(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
-    """`ggml_calc_conv_output_size`; C divides toward zero."""
+    """Compute `ggml_calc_conv_output_size`; C divides toward zero."""
     left = n + 2 * padding - dilation * (k - 1) - 1
     return left // stride + 1 if left >= 0 else 1 - (-left) // stride
 
 
 def _conv_2d_dw(t: Tensor) -> Layout:
-    """`ggml_conv_2d_dw_direct`: a [KW, KH, 1, C] and b [W, H, C, N] to [OW, OH, C, N]."""
+    """Lay out `ggml_conv_2d_dw_direct`: a [KW, KH, 1, C] and b [W, H, C, N] to [OW, OH, C, N]."""
     a, b, p = operand(t), operand(t, 1), t.params
     if p.stride0 < 1 or p.stride1 < 1:
         raise GraphError(f"strides must be positive, {p.stride0} and {p.stride1} found")
@@ -87,7 +87,7 @@ def _conv_2d_dw(t: Tensor) -> Layout:
 
 
 def _roll(t: Tensor) -> Layout:
-    """`ggml_roll`: element i of dimension d moves to `(i + shifts[d]) % ne[d]`."""
+    """Lay out `ggml_roll`: element i of dimension d moves to `(i + shifts[d]) % ne[d]`."""
     a = operand(t)
     if a.nb[0] != a.type.type_size:
         raise violated(t, "a->nb[0] == ggml_type_size(a->type)")
@@ -98,7 +98,7 @@ def _roll(t: Tensor) -> Layout:
 
 
 def _ssm_conv(t: Tensor) -> Layout:
-    """`ggml_ssm_conv(sx, c)`: [d_conv - 1 + n_t, d_inner, n_s] and [d_conv, d_inner] -> [d_inner, n_t, n_s]."""
+    """Lay out `ggml_ssm_conv(sx, c)`: [d_inner, n_t, n_s]."""
     sx, c = operand(t), operand(t, 1)
     n_t = sx.ne[0] - c.ne[0] + 1
     if n_t < 0:
@@ -112,7 +112,7 @@ def _window(t: Tensor) -> int:
 
 
 def _area(t: Tensor) -> int:
-    """Elements of a channel's kernel."""
+    """Return the elements of a channel's kernel."""
     a = operand(t)
     return a.ne[0] * a.ne[1]
 
@@ -122,7 +122,7 @@ def _kernel(t: Tensor) -> int:
 
 
 def _swapped(_: Tensor, padding: tuple[int, ...]) -> tuple[int, ...]:
-    """Before and after exchanged."""
+    """Exchange padding before and after."""
     return tuple(padding[i ^ 1] for i in range(len(padding)))
 
 
@@ -135,14 +135,14 @@ def _padded(ne: int, before: int, windows: int, stride: int, reach: int) -> int:
 
 
 def _pooled(t: Tensor) -> int:
-    """Elements of the padded operand."""
+    """Return the elements of the padded operand."""
     a, p = operand(t), t.params
     wide = _padded(a.ne[0], p.p0, t.ne[0], p.s0, p.k0)
     return wide * _padded(a.ne[1], p.p1, t.ne[1], p.s1, p.k1) * a.ne[2] * a.ne[3]
 
 
 def _unfolded(t: Tensor) -> int:
-    """Elements of the padded operand of IM2COL."""
+    """Return the elements of the padded operand of IM2COL."""
     a, b, p = operand(t), operand(t, 1), t.params
     wide = _padded(b.ne[0], p.p0, t.ne[1], p.s0, abs(a.ne[0] * p.d0) + 1)
     if not p.is_2D:
@@ -215,39 +215,39 @@ class Windows:
     def pad_ext(
         self, a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int
     ) -> None:
-        """`lp_i` zeros before and `rp_i` after dimension i."""
+        """Pad with `lp_i` zeros before and `rp_i` after dimension i."""
 
     @PAD.variant(circular=True)
     def pad_ext_circular(
         self, a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int
     ) -> None:
-        """`lp_i` elements before and `rp_i` after dimension i, taken from its other end."""
+        """Pad with `lp_i` elements before and `rp_i` after dimension i, taken from its other end."""
 
     def pad(self, a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
-        """`p_i` zeros after dimension i."""
+        """Pad with `p_i` zeros after dimension i."""
         return self.pad_ext(a, 0, p0, 0, p1, 0, p2, 0, p3)
 
     @ROLL.constructor
     def roll(self, a: Tensor, shift0: int, shift1: int, shift2: int, shift3: int) -> None:
-        """Each dimension shifted around."""
+        """Shift each dimension circularly."""
 
     @POOL_2D.constructor
     def pool_2d(self, a: Tensor, op: int, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float) -> None:
-        """The largest or the mean of each window, by `OP_POOL`; padding is whole."""
+        """Pool each window to maximum or mean (`OP_POOL`); padding counts in the size of a window."""
 
     @IM2COL.constructor
     def im2col(
         self, a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int, is_2D: bool,
         dst_type: GGMLType
     ) -> None:  # fmt: skip
-        """`b`'s windows of the size of kernel `a`, one a row."""
+        """Return `b`'s windows of the size of kernel `a`, one per row."""
 
     @CONV_2D_DW.constructor
     def conv_2d_dw_direct(
         self, a: Tensor, b: Tensor, stride0: int, stride1: int, pad0: int, pad1: int, dilation0: int, dilation1: int
     ) -> None:
-        """`b` [W, H, C, N] convolved channel by channel with `a` [KW, KH, 1, C]."""
+        """Convolve `b` [W, H, C, N] channel by channel with `a` [KW, KH, 1, C]."""
 
     @SSM_CONV.constructor
     def ssm_conv(self, sx: Tensor, c: Tensor) -> None:
-        """`sx` [d_conv - 1 + n_t, d_inner, n_s] and `c` [d_conv, d_inner] to F32 [d_inner, n_t, n_s]."""
+        """Convolve `sx` [d_conv - 1 + n_t, d_inner, n_s] with `c` [d_conv, d_inner] along tokens."""

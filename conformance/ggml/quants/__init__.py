@@ -1,7 +1,7 @@
-"""Read and store values of every ggml type, bit for bit as ggml's `to_float`, `from_float_ref` and `from_float`.
+"""Read and store values of every ggml type, bit for bit as ggml does.
 
-Arrays are laid out as `tensor.strided` gives them: scalar types as an array of their dtype (BF16: its bits as uint16),
-block types as uint8 of shape (..., ne0 / blck_size, type_size). Values have ne0 as their last axis.
+Arrays are laid out as by `tensor.strided`: scalar types as an array of their dtype (BF16: its bits as uint16), block
+types as uint8 of shape (..., ne0 / blck_size, type_size). Values have ne0 as their last axis.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ _VEC_DOT = {
     "q8_K": "q2_K q3_K q4_K q5_K q6_K tq1_0 tq2_0 iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_xs",
 }
 VEC_DOT_TYPE = {TYPES[name]: TYPES[to] for to, names in _VEC_DOT.items() for name in names.split()}
-"""ggml-cpu's `type_traits_cpu[].vec_dot_type`: what MUL_MAT turns `src[1]` into before it multiplies."""
+"""ggml-cpu's `type_traits_cpu[].vec_dot_type`: the type that MUL_MAT converts `src[1]` to before it multiplies."""
 
 
 def vec_dot_type(type_: GGMLType) -> GGMLType:
-    """The type that ggml-cpu rounds activations to for weights of `type_`; GraphError for integers, F64 and Q8_K."""
+    """Return the type that ggml-cpu rounds activations to for weights of `type_`.
+
+    GraphError for integers, F64 and Q8_K.
+    """
     try:
         return VEC_DOT_TYPE[type_]
     except KeyError:
@@ -53,15 +56,15 @@ def _f16_values() -> F32Array:
 
 
 _F16 = _f16_values()
-"""The value of every F16: twice as fast as a cast where NumPy has no instruction for it."""
+"""Value of every F16: twice as fast as a cast where NumPy has no instruction for it."""
 
 
 def to_float(type_: GGMLType, raw: Raw) -> NDArray[Any]:
-    """The values of a tensor: `to_float` of ggml's type_traits.
+    """Return the values of a tensor: `to_float` of ggml's type_traits.
 
-    `raw` is as `tensor.strided` gives it, of any strides. The result is a new float32 array with ne0 as its last axis;
-    F64 stays float64. NaN payloads may differ from ggml's. Q8_1, for which ggml has no `to_float`, is quants times `d`.
-    GraphError if `raw` is not laid out as `type_`.
+    `raw` is laid out as by `tensor.strided`, with any strides. The result is a new float32 array with ne0 as its last
+    axis; F64 stays float64. NaN payloads may differ from ggml's. Q8_1, for which ggml has no `to_float`, is quants
+    times `d`. GraphError if `raw` is not laid out as `type_`.
     """
     if type_ in READ:
         blocks = as_blocks(type_, raw)
@@ -130,23 +133,22 @@ def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Fill]) -> Raw
 
 
 def from_float(type_: GGMLType, x: NDArray[Any]) -> Raw:
-    """Store values in a type: `from_float_ref` of ggml's type_traits (I32, F32: ggml-cpu's `from_float`).
+    """Store values in a type: `from_float_ref` of ggml's type_traits.
 
-    `x` is float32, ne0 as the last axis; float64 is rounded to float32 first. Finite for block types: there ggml's
-    result for NaN and infinity depends on the compiler. The result is a new array, laid out as by `tensor.strided`.
-    Bytes that ggml leaves unwritten (for a block of zeros: the quants of IQ4_NL, the sums of Q8_K) are those of zeros.
-
-    GraphError if there is no quantiser for `type_` (ggml's IQ2_S, IQ3_XXS and IQ3_S are not implemented here), or the
-    last axis is no whole number of blocks.
+    `x` is float32 with ne0 as the last axis; float64 is rounded to float32 first. It must be finite for block types, as
+    ggml's result for NaN and infinity depends on the compiler. The result is a new array, laid out as by
+    `tensor.strided`. Bytes that ggml leaves unwritten (for a block of zeros: the quants of IQ4_NL, the sums of Q8_K)
+    are those of zeros. GraphError if there is no quantiser for `type_` (ggml's IQ2_S, IQ3_XXS and IQ3_S are not
+    implemented here), or the last axis is not a whole number of blocks.
     """
     return _store(type_, x, WRITE)
 
 
 def from_float_cpu(type_: GGMLType, x: NDArray[Any]) -> Raw:
-    """As `from_float`, but as ggml-cpu's x86 code (AVX, AVX2) stores: `from_float` of its type_traits_cpu.
+    """Store values in a type as ggml-cpu's x86 code: `from_float` of its type_traits_cpu.
 
-    Only Q8_0 and Q8_1 differ: they multiply by 127 / amax (the reference by 1 / (amax / 127)) and round halves to even
-    (the reference away from zero). ggml keeps the payload of a NaN in F16; this does not.
+    Only Q8_0 and Q8_1 differ from `from_float`: they multiply by 127 / amax (the reference by 1 / (amax / 127)) and
+    round halves to even (the reference away from zero). ggml keeps the payload of a NaN in F16; this does not.
     """
     return _store(type_, x, WRITE_SIMD)
 
@@ -155,7 +157,7 @@ QUANTIZERS: dict[str, Quantizer] = {"reference": from_float, "simd": from_float_
 
 
 def quantizer(name: str) -> Quantizer:
-    """The quantiser that `Arithmetic.quantize` names; GraphError for another name."""
+    """Return the quantiser that `Arithmetic.quantize` names; GraphError for another name."""
     try:
         return QUANTIZERS[name]
     except KeyError:
@@ -163,5 +165,5 @@ def quantizer(name: str) -> Quantizer:
 
 
 def roundtrip(type_: GGMLType, x: NDArray[Any], *, simd: bool = False) -> F32Array:
-    """`x` stored in `type_` (by `from_float_cpu` if `simd`) and read back: float32 of the same shape."""
+    """Store `x` in `type_` and read it back: float32 of the same shape."""
     return to_float(type_, (from_float_cpu if simd else from_float)(type_, x))

@@ -1,4 +1,4 @@
-"""The blocks of every block type: the C structs of ggml-common.h as NumPy structured types, and random blocks."""
+"""Block types: the C structs of ggml-common.h as NumPy structured types, and random blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Blocks = NDArray[Any]
 """One-dimensional array of a type of `BLOCK`."""
 
 QK_K = 256
-"""Elements in a super-block."""
+"""Elements of a super-block."""
 
 # fmt: off
 _FIELDS: dict[GGMLType, list[tuple[str, str, int]]] = {
@@ -54,8 +54,8 @@ BLOCK: dict[GGMLType, np.dtype[Any]] = {
     t: np.dtype([(name, form, n) if n > 1 else (name, form) for name, form, n in fields])
     for t, fields in _FIELDS.items()
 }
-"""Fields are ggml's, in ggml's order, without padding. IQ2_S and IQ3_XXS keep two things in ggml's one `qs`; here the
-second has a name of its own."""
+"""Fields of ggml, in ggml's order, without padding. IQ2_S and IQ3_XXS store two things in ggml's one `qs`; here the
+second has its own name."""
 
 KVALUES_IQ4NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 """`kvalues_iq4nl`."""
@@ -64,9 +64,9 @@ KVALUES_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 def as_blocks(type_: GGMLType, raw: NDArray[np.uint8]) -> Blocks:
-    """`raw`, shape (..., type_size), as one flat array of the block's struct; no copy where it is contiguous.
+    """View `raw`, shape (..., type_size), as a flat array of the block's struct.
 
-    GraphError if the last axis is no block of `type_`.
+    GraphError if the last axis is not a block of `type_`.
     """
     if raw.dtype != np.uint8 or raw.ndim < 2 or raw.shape[-1] != type_.type_size:
         raise GraphError(
@@ -76,12 +76,12 @@ def as_blocks(type_: GGMLType, raw: NDArray[np.uint8]) -> Blocks:
 
 
 def as_bytes(type_: GGMLType, blocks: Blocks) -> NDArray[np.uint8]:
-    """The inverse of `as_blocks`: shape (n_blocks, type_size)."""
+    """Return the bytes of `blocks`, shape (n_blocks, type_size); the inverse of `as_blocks`."""
     return blocks.view(np.uint8).reshape(-1, type_.type_size)
 
 
 def e8m0_half(e: NDArray[np.uint8]) -> F32Array:
-    """2**(e - 128): `ggml_e8m0_to_fp32_half`, denormal below e = 2."""
+    """Return 2**(e - 128): `ggml_e8m0_to_fp32_half`, denormal below e = 2."""
     e32 = e.astype(np.uint32)
     return np.where(e < 2, np.uint32(0x00200000) << e32, (e32 - np.uint32(1)) << np.uint32(23)).view(np.float32)
 
@@ -95,11 +95,11 @@ def _ue4m3() -> F32Array:
 
 
 UE4M3_HALF = _ue4m3()
-"""Half of each UE4M3 number: `ggml_ue4m3_to_fp32`; bit 7 is not looked at, 0x7f is 0 (but 0xff is not)."""
+"""Half of each UE4M3 number: `ggml_ue4m3_to_fp32`; bit 7 is ignored, 0x7f is 0 (but 0xff is not)."""
 
 
 def q3_scales(packed: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The 16 signed 6-bit scales of Q3_K, (n, 12) to (n, 16): as `dequantize_row_q3_K` unpacks them."""
+    """Unpack the 16 signed 6-bit scales of Q3_K, (n, 12) to (n, 16)."""
     low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     high = packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8) & 3
     scales: NDArray[np.int32] = (low | high.reshape(-1, 16) << 4).astype(np.int32)
@@ -107,7 +107,7 @@ def q3_scales(packed: NDArray[np.uint8]) -> NDArray[np.int32]:
 
 
 def k4_scales(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The 8 scales and 8 mins of 6 bits of Q4_K and Q5_K, from (n, 12): `get_scale_min_k4`."""
+    """Unpack the 8 scales and 8 mins of Q4_K and Q5_K from (n, 12): `get_scale_min_k4`."""
     top = packed[:, :8] >> 6 << 4
     sc = np.concatenate([packed[:, :4] & 63, packed[:, 8:] & 15 | top[:, :4]], axis=1)
     m = np.concatenate([packed[:, 4:8] & 63, packed[:, 8:] >> 4 | top[:, 4:]], axis=1)
@@ -131,19 +131,19 @@ _SCALES = {
     "q6_K iq4_xs": {"d": -13},
 }
 SCALES = {types.type_named(name): fields for names, fields in _SCALES.items() for name in names.split()}
-"""F16 fields and the exponent e of random ones: scales lie in [2**e, 2**(e + 1)), so that the largest values of a block
-are about 0.5 to 4."""
+"""F16 fields and the exponent e of random ones: scales lie in [2**e, 2**(e + 1)), so the largest values of a block are
+about 0.5 to 4."""
 _MINS = frozenset({"m", "dmin"})
-"""Offsets, with the sign that centres the values: ggml adds `m`, so it is negative; it subtracts `dmin`."""
+"""Offset fields. Their sign centres the values: ggml adds `m`, so it is negative; it subtracts `dmin`."""
 
 
 def _f16(random: NDArray[np.uint16], exponent: int) -> NDArray[np.float16]:
-    """`random` with its exponent replaced by 2**exponent."""
+    """Return `random` with its exponent replaced by 2**exponent."""
     return (random & np.uint16(0x83FF) | np.uint16((15 + exponent) << 10)).view(np.float16)
 
 
 def _canonical_trits(q: NDArray[np.uint8], trits: int) -> NDArray[np.uint8]:
-    """Bytes that the quantiser can write: a number below 3**trits as a fraction of 243 in 256ths, rounded up."""
+    """Return bytes that the quantiser can write: ceil(256 t / 243) of a t below 3**trits."""
     number = (q.astype(np.uint16) * np.uint16(3**trits) >> np.uint16(8)) * np.uint16(3 ** (5 - trits))
     return ((number * np.uint16(256) + np.uint16(242)) // np.uint16(243)).astype(np.uint8)
 
@@ -154,7 +154,7 @@ def _tq1_0(b: Blocks) -> None:
 
 def _tq2_0(b: Blocks) -> None:
     both = b["qs"] >> 1 & b["qs"] & 0x55
-    b["qs"] ^= both << 1  # 3 is no trit
+    b["qs"] ^= both << 1  # 3 is not a trit
 
 
 def _mxfp4(b: Blocks) -> None:
@@ -202,9 +202,9 @@ _FIX: dict[GGMLType, Callable[[Blocks], None]] = {
 def random_blocks(
     type_: GGMLType, raw: NDArray[np.uint64] | Callable[[int], NDArray[np.uint64]], n_blocks: int
 ) -> NDArray[np.uint8]:
-    """Valid blocks with random quants and moderate scales (values up to about 4), uint8 of shape (n_blocks, type_size).
+    """Return valid blocks with random quants, values up to about 4: (n_blocks, type_size).
 
-    Only integer and exact operations: the same words give the same bytes on every machine. A quantiser could have
+    Integer and exact operations only: the same words give the same bytes on every machine. A quantiser could have
     written the blocks (sums of Q8_1 and Q8_K match the quants), and `ggml_validate_row_data` accepts them. `raw` has at
     least `n_blocks * type_size / 8` random 64-bit words, or is a function from a count to that many. GraphError for a
     type without blocks, or too few words.

@@ -1,7 +1,7 @@
 """Block types to float32: `to_float` of ggml's type_traits, bit for bit.
 
-Each function takes n blocks (`blocks.BLOCK`) and gives (n, blck_size). Products and sums keep the order of the C
-code, one float32 rounding each. The `gguf` package reads the IQ1, IQ2 and IQ3 types.
+Each function takes n blocks (`blocks.BLOCK`) and returns (n, blck_size). Products and sums follow the order of the C
+code, with one float32 rounding each. The `gguf` package reads the IQ1, IQ2 and IQ3 types.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _f32(a: NDArray[Any]) -> F32Array:
 
 
 def _nibbles(qs: Bits, group: int) -> Bits:
-    """Each `group` bytes become their low nibbles, then their high nibbles: (n, bytes) to (n, 2 * bytes)."""
+    """Unpack each `group` bytes to low, then high nibbles: (n, bytes) to (n, 2 * bytes)."""
     n, nbytes = qs.shape
     qs = qs.reshape(n, nbytes // group, group)
     q = np.empty((n, nbytes // group, 2, group), np.uint8)
@@ -50,7 +50,7 @@ def _nibbles(qs: Bits, group: int) -> Bits:
 
 
 def _crumbs(qs: Bits, group: int = 32) -> Bits:
-    """Each `group` bytes become four runs of 2-bit numbers, lowest bits first: (n, bytes) to (n, 4 * bytes)."""
+    """Unpack each `group` bytes to four runs of 2-bit numbers: (n, bytes) to (n, 4 * bytes)."""
     n, nbytes = qs.shape
     q = qs.reshape(n, nbytes // group, 1, group) >> _SHIFT2
     q &= 3
@@ -58,14 +58,14 @@ def _crumbs(qs: Bits, group: int = 32) -> Bits:
 
 
 def _bits(qh: Bits) -> Bits:
-    """Bit j of 32 bytes belongs to group j of 32 elements: (n, 32) to (n, 256)."""
+    """Unpack bits: bit j of 32 bytes belongs to group j of 32 elements; (n, 32) to (n, 256)."""
     q = qh[:, None, :] >> _BIT8
     q &= 1
     return q.reshape(len(qh), 256)
 
 
 def _scaled(q: F32Array, scale: F32Array, minus: F32Array | None = None) -> F32Array:
-    """`q * scale - minus` in place, each scale for as many neighbours as there are."""
+    """Compute `q * scale - minus` in place; each scale applies to an equal run of neighbours."""
     n, groups = scale.shape
     v = q.reshape(n, groups, -1)
     v *= scale[:, :, None]
@@ -237,20 +237,21 @@ READ: dict[GGMLType, Callable[[Blocks], F32Array]] = {
         for t in (types.IQ1_S, types.IQ1_M, types.IQ2_XXS, types.IQ2_XS, types.IQ2_S, types.IQ3_XXS, types.IQ3_S)
     },
 }
-"""ggml's table has no `to_float` for Q8_1 and Q8_K (whose `dequantize_row_q8_K` does the same): quants times `d`."""
+"""Type -> reader. ggml has no `to_float` for Q8_1 and Q8_K (`dequantize_row_q8_K` does the same): quants times `d`."""
 
 _OFFSETS: dict[GGMLType, tuple[int, Callable[[Blocks], F32Array]]] = {
     **dict.fromkeys((types.Q4_1, types.Q5_1), (32, lambda b: _f32(b["m"])[:, None])),
     **dict.fromkeys((types.Q4_K, types.Q5_K), (32, lambda b: -_f32(b["dmin"])[:, None] * k4_scales(b["scales"])[1])),
     types.Q2_K: (16, lambda b: -_f32(b["dmin"])[:, None] * (b["scales"] >> 4)),
 }
-"""Type whose elements are `scale * quant + offset` -> elements that share an offset, and the offsets of its blocks."""
+"""Type whose elements are `scale * quant + offset` -> elements per offset, and the offsets of its blocks."""
 
 
 def offsets(type_: GGMLType, raw: NDArray[Any]) -> F32Array | None:
-    """The offset of each group of elements of blocks, (..., n, type_size) to (..., groups); None without minima.
+    """Return the offset of each group of elements, (..., n, type_size) to (..., groups).
 
-    Such elements are `scale * quant + offset`: a Q4_1 block has one offset `m`, a Q4_K block eight `-dmin * min`.
+    None for a type without minima. Elements are `scale * quant + offset`: a Q4_1 block has one offset `m`, a Q4_K block
+    eight `-dmin * min`.
     """
     if type_ not in _OFFSETS:
         return None

@@ -1,8 +1,8 @@
 """Requantise weights as ggml's OpenVINO backend does before it compiles.
 
-A form is a symmetric grid with one scale per group of a row, or F16. A mode is a table from type to form; the graph
-decides which nodes it touches, never a name. The reference and the backends both call this module, so that they differ
-by rounding alone.
+A form is a symmetric grid with one scale per group of a row, or F16. A mode is a table from type to form; the graph,
+never a name, decides which nodes it affects. The reference and the backends both call this module, so they differ by
+rounding only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ F32Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A symmetric grid: value = q * d, q a signed integer of `bits`, one d per `group` neighbours of a row."""
+    """Symmetric grid: value = q * d, q a signed integer of `bits`, one d per `group` of a row."""
 
     bits: int
     group: int
-    """0: the whole row."""
+    """Elements per scale; 0 for the whole row."""
     scale: GGMLType = F16
-    """Type that d is kept in: F16 or F32."""
+    """Type of d: F16 or F32."""
 
 
 FORMS: dict[str, Form | None] = {
@@ -41,17 +41,17 @@ FORMS: dict[str, Form | None] = {
     "f16": None,
 }
 """Name of a form -> its grid, or None for a float: `ExtraQuantType` Q4_0_128, Q8_0_C and F16 of ggml-openvino, and
-`int8xrow`, what integer matrix engines take: weights with a float32 scale per row, activations with one per token."""
+`int8xrow` for integer matrix engines: weights with a float32 scale per row, activations with one per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requant:
-    """What a mode makes of the weights of each type; types that are not listed stay as they are."""
+    """Form that a mode converts weights of each type to; other types are unchanged."""
 
     weights: Mapping[str, str] = field(default_factory=dict)
     """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> form."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Type of `src[0]` of GET_ROWS, the embedding -> form."""
+    """Type of `src[0]` of GET_ROWS (the embedding) -> form."""
 
 
 _QUANTISED = tuple(n for n, t in TYPES.items() if t.is_quantized)
@@ -64,16 +64,14 @@ MODES: dict[str, Requant] = {
     ),
     "channel8": Requant(dict.fromkeys(("q5_K", "q6_K"), "q8_0xrow"), dict.fromkeys(_QUANTISED, "q8_0xrow")),
 }
-"""`ggml_openvino_get_requant_type` of ggml-openvino-extra.cpp: `npu` on the NPU, `channel8` on CPU and GPU.
-
-It knows the embedding and the output projection by their names and stores every output projection as `q8_0xrow`. Here
-the embedding is what GET_ROWS reads; the output projection is taken to be the Q6_K that llama-quantize makes it in
-every four-bit file. One of another type is treated as any other weight.
-"""
+"""`ggml_openvino_get_requant_type` of ggml-openvino-extra.cpp: `npu` on the NPU, `channel8` on CPU and GPU. It finds
+the embedding and the output projection by name and stores every output projection as `q8_0xrow`. Here the embedding is
+what GET_ROWS reads; the output projection is assumed to be Q6_K, as llama-quantize makes it in every four-bit file. One
+of another type is treated as any other weight."""
 
 
 def mode_named(name: str) -> Requant:
-    """The tables of a mode; UsageError if there is no such mode."""
+    """Return the tables of a mode; UsageError if there is no such mode."""
     try:
         return MODES[name]
     except KeyError:
@@ -84,10 +82,10 @@ _PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str]) -> str:
-    """The form in which `node` reads `src[0]`; empty for the tensor's own. `weights`, `rows` as in `Requant`.
+    """Return the form in which `node` reads `src[0]`; "" for the tensor's own.
 
-    A weight is a leaf that is no input of the graph and is read whole, not through a view such as a window of a KV
-    cache. A row that is no whole number of groups keeps its own form; ggml-openvino's layout knows no such row.
+    A weight is a leaf that is not a graph input and is read whole, not through a view such as a window of a KV cache. A
+    row that is not a whole number of groups keeps its own form; ggml-openvino's layout has no such row.
     """
     table = weights if node.op in _PRODUCTS else rows if node.op == "GET_ROWS" else {}
     leaf = node.src[0] if table else None
@@ -99,11 +97,11 @@ def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str
 
 
 def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.float16 | np.float32]]:
-    """Quants and scales of `x`, as `quantize_q4_0` and `quantize_q8_0` of ggml-openvino's ggml-quants.cpp.
+    """Compute quants and scales as `quantize_q4_0` and `quantize_q8_0` of ggml-openvino.
 
     Float32, rounded after each step. d is the value of largest magnitude / -8 (4 bits), or the largest magnitude / 127
     (8 bits); q = roundf(x * (1 / d)), halves away from zero, clamped; then d is rounded to its type. A group of zeros
-    has q = 0. From `x` of shape (..., ne0), whole groups, to q (..., groups, group) and d (..., groups, 1).
+    has q = 0. `x` has shape (..., ne0), whole groups; q is (..., groups, group) and d (..., groups, 1).
     """
     group = form.group or x.shape[-1]
     v = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, group)
@@ -117,7 +115,7 @@ def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.flo
 
 
 def requantised(name: str, x: NDArray[Any]) -> F32Array:
-    """`x` (ne0 as the last axis) stored in the form `name` of `FORMS` and read back: float32 of the same shape.
+    """Store `x`, ne0 last, in the form `name` of `FORMS` and read it back as float32.
 
     GraphError if there is no such form.
     """

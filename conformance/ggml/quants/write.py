@@ -1,7 +1,7 @@
 """float32 to block types: `from_float_ref` of ggml's type_traits, bit for bit.
 
-Each function fills n blocks of zeros (`blocks.BLOCK`) from values (n, blck_size). Each step is one float32 operation,
-in the order of the C code. Numbers that no integer holds become what x86 makes of them, on any machine: see `to_int`.
+Each function fills n zeroed blocks (`blocks.BLOCK`) from values (n, blck_size). Each step is one float32 operation, in
+the order of the C code. Numbers that do not fit an integer give x86's result on any machine: see `to_int`.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ GROUP_MAX_EPS = np.float32(1e-15)
 
 
 def to_int(x: F32Array) -> NDArray[np.int32]:
-    """C's `(int) x` as x86's cvttss2si does it: toward zero; INT_MIN where it does not fit or is NaN."""
+    """Convert as x86's cvttss2si, C's `(int) x`: toward zero; INT_MIN if out of range or NaN."""
     return np.where(np.abs(x) < np.float32(2**31), x, np.float32(-(2**31))).astype(np.int32)
 
 
 def roundf(x: F32Array) -> F32Array:
-    """C's `roundf`: to nearest, halves away from zero."""
+    """Round as C's `roundf`: to nearest, halves away from zero."""
     t: F32Array = np.trunc(x)
     return t + np.copysign(_f32(np.abs(x - t) >= np.float32(0.5)), x)
 
 
 def nearest_int(x: F32Array) -> NDArray[np.int32]:
-    """`nearest_int` of ggml: halves to even, by adding 1.5 * 2**23; wraps beyond 2**22 as it does."""
+    """Round as ggml's `nearest_int`: halves to even, by adding 1.5 * 2**23; wraps beyond 2**22."""
     bits: NDArray[np.int32] = (x + np.float32(12582912)).view(np.int32)
     return (bits & np.int32(0x007FFFFF)) - np.int32(0x00400000)
 
 
 def inverse(d: F32Array) -> F32Array:
-    """`d ? 1/d : 0`."""
+    """Return `d ? 1/d : 0`."""
     return np.where(d != 0, ONE / d, np.float32(0))
 
 
 def sum_in_order(a: F32Array) -> F32Array:
-    """The sum over the first axis in float32, from the first to the last as a C loop.
+    """Sum over the first axis in float32, from first to last as a C loop.
 
-    NumPy adds in this order along any axis but the fastest in memory; along that one it adds pairwise.
+    NumPy adds in this order along any axis but the fastest in memory, where it adds pairwise.
     """
     out: F32Array
     if a[0].size > 1:
@@ -75,7 +75,7 @@ def sum_in_order(a: F32Array) -> F32Array:
 
 
 def extreme(x: F32Array) -> tuple[F32Array, F32Array]:
-    """Largest magnitude of each row, and the first number that has it; 0 for a row of zeros. NaN is passed over."""
+    """Return each row's largest magnitude and its first number, 0 for zeros; skip NaN."""
     a = np.fmax(np.abs(x), np.float32(0))
     i = a.argmax(axis=-1)[..., None]
     amax = np.take_along_axis(a, i, -1)[..., 0]
@@ -102,15 +102,15 @@ def _q2_0(y: Blocks, x: F32Array) -> None:
 
 
 def _symmetric(x: F32Array, top: int) -> tuple[F32Array, U8Array]:
-    """Scale and quants 0..2*top-1 of Q4_0 and Q5_0."""
+    """Compute scale and quants 0..2*top-1 of Q4_0 and Q5_0."""
     d = extreme(x)[1] / np.float32(-top)
     q = to_int(x * inverse(d)[:, None] + np.float32(top + 0.5)).astype(np.int8)
     return d, _u8(np.minimum(q, 2 * top - 1))
 
 
 def _affine(x: F32Array, top: int) -> tuple[F32Array, F32Array, NDArray[np.int32]]:
-    """Scale, minimum and quants of Q4_1 and Q5_1."""
-    # the first of the least: among zeros of either sign, ggml keeps the one it meets first
+    """Compute scale, minimum and quants of Q4_1 and Q5_1."""
+    # first of the least: among zeros of either sign, ggml keeps the one it meets first
     low = np.take_along_axis(x, x.argmin(axis=1)[:, None], 1)[:, 0]
     high = np.take_along_axis(x, x.argmax(axis=1)[:, None], 1)[:, 0]
     d = (high - low) / np.float32(top)
@@ -118,7 +118,7 @@ def _affine(x: F32Array, top: int) -> tuple[F32Array, F32Array, NDArray[np.int32
 
 
 def nibbles(q: U8Array, group: int = 16) -> U8Array:
-    """Pack the low 4 bits of 2 * `group` quants into `group` bytes, the first half low: (n, m) to (n, m / 2)."""
+    """Pack 4-bit quants, 2 * `group` to `group` bytes, first half low: (n, m) to (n, m / 2)."""
     pair = q.reshape(len(q), -1, 2, group)
     packed = pair[:, :, 0] & np.uint8(15) | pair[:, :, 1] << np.uint8(4)
     return packed.reshape(len(q), -1)
@@ -211,7 +211,7 @@ def _tq1_0(y: Blocks, x: F32Array) -> None:
 
 
 def crumbs(q: U8Array) -> U8Array:
-    """Pack the low 2 bits of four runs of 32 quants into 32 bytes, the first lowest: (n, 256) to (n, 64)."""
+    """Pack four runs of 32 2-bit quants into 32 bytes, first lowest: (n, 256) to (n, 64)."""
     packed: U8Array = np.bitwise_or.reduce((q & 3).reshape(-1, 2, 4, 32) << _SHIFT2, axis=2)
     return packed.reshape(-1, 64)
 
@@ -222,7 +222,7 @@ def _tq2_0(y: Blocks, x: F32Array) -> None:
 
 
 def _best_fp4(x: F32Array, d: F32Array) -> U8Array:
-    """`best_index_mxfp4`: the first of the 16 numbers at the least distance.
+    """Return `best_index_mxfp4`: the first of the 16 numbers at the least distance.
 
     Only the eight magnitudes are tried: a number of the wrong sign is never nearer than 0, which comes first.
     """
@@ -245,7 +245,7 @@ def _mxfp4(y: Blocks, x: F32Array) -> None:
 
 
 def _to_ue4m3(x: F32Array) -> U8Array:
-    """`ggml_fp32_to_ue4m3`: halves up, at most 448; below the normal range rounded to 1/512."""
+    """Convert as `ggml_fp32_to_ue4m3`: halves up, at most 448; steps of 1/512 if subnormal."""
     x = np.minimum(np.where(x > 0, x, np.float32(0)), np.float32(448))
     bits = x.view(np.int32)
     normal = (bits >> 20) + (bits >> 19 & 1) - (120 << 3)
@@ -263,16 +263,16 @@ def _nvfp4(y: Blocks, x: F32Array) -> None:
 
 # --- Q2_K to Q6_K, IQ4_NL and IQ4_XS: `quantize_row_*_ref`
 #
-# Work is done on sub-blocks of 16 or 32 elements side by side: arrays are (element, [step of a search,] sub-block), so
-# that a sum over elements in the order of the C loop adds rows. Every product and sum is one float32 rounding.
+# Sub-blocks of 16 or 32 elements are processed side by side: arrays are (element, [search step,] sub-block), so a sum
+# over elements in the order of the C loop adds rows. Every product and sum is one float32 rounding.
 
 ZERO = np.float32(0)
 _CHUNK = 64
-"""Super-blocks worked on at a time, to bound the arrays of a search."""
+"""Super-blocks processed at a time, to bound the arrays of a search."""
 
 
 def sub_blocks(x: F32Array, size: int) -> F32Array:
-    """(n, 256) to (size, n * 256 / size): one column per sub-block."""
+    """Reshape (n, 256) to (size, n * 256 / size): one column per sub-block."""
     return np.ascontiguousarray(x.reshape(-1, size).T)
 
 
@@ -287,11 +287,11 @@ def _where_positive(top: F32Array, value: F32Array) -> F32Array:
 def _search_affine(
     x: F32Array, w: F32Array, nmax: int, steps: F32Array, *, use_mad: bool
 ) -> tuple[F32Array, F32Array, F32Array]:
-    """`make_qkx2_quants`: scale and minimum that fit weighted sub-blocks best: the first guess or one fit per step.
+    """Fit scale and minimum of weighted sub-blocks as `make_qkx2_quants`, once per step.
 
-    From values `x` (elements, sub-blocks) and their weights `w`; each of `steps` stands for `nmax`, the largest quant,
-    in the scale of one try. With `use_mad` errors count by magnitude instead of their square. Returns scale, minus the
-    minimum, quants (elements, sub-blocks).
+    `x` are values (elements, sub-blocks) and `w` their weights; each of `steps` replaces `nmax`, the largest quant, in
+    the scale of one try. `use_mad` measures errors by magnitude instead of square. Returns scale, minus the minimum,
+    quants (elements, sub-blocks).
     """
     low, high = np.minimum(x.min(axis=0), ZERO), x.max(axis=0)
     sum_w, sum_x = sum_in_order(w), sum_in_order(w * x)
@@ -342,13 +342,13 @@ def _steps(nmax: int, rmin: float, nstep: int) -> F32Array:
 def _requantize(
     q: NDArray[Any], x: F32Array, d: F32Array, dm: F32Array | np.float32, low: int, high: int
 ) -> NDArray[Any]:
-    """Quants once more with the stored scales, where these are not 0."""
+    """Quantise again with the stored scales, if these are not 0."""
     again = np.clip(nearest_int((x + dm) / d), low, high) - low
     return np.where(d != 0, again, q)
 
 
 def _back(q: NDArray[Any]) -> U8Array:
-    """(size, sub-blocks) to (n, 256)."""
+    """Reshape (size, sub-blocks) to (n, 256)."""
     return np.ascontiguousarray(q.T).astype(np.uint8).reshape(-1, QK_K)
 
 
@@ -369,7 +369,7 @@ def _q2_k(y: Blocks, x: F32Array) -> None:
 
 
 def _search_3(x: F32Array) -> tuple[F32Array, I32Array]:
-    """`make_q3_quants(16, 4, .., do_rmse)`: quants improved one at a time, up to five rounds."""
+    """Search as `make_q3_quants(16, 4, .., do_rmse)`: up to five rounds over the quants."""
     amax, top = extreme(x.T)
     w = x * x
     wx = w * x
@@ -414,7 +414,7 @@ def _q3_k(y: Blocks, x: F32Array) -> None:
 
 
 def _affine_4(y: Blocks, x: F32Array, nmax: int, steps: F32Array) -> U8Array:
-    """The quants of Q4_K and Q5_K; everything else goes into `y`."""
+    """Return the quants of Q4_K and Q5_K; the other fields are written to `y`."""
     xs = sub_blocks(x, 32)
     rms = np.sqrt(sum_in_order(xs * xs) / np.float32(32))
     scale, minus, q = _search_affine(xs, rms + np.abs(xs), nmax, steps, use_mad=False)
@@ -447,7 +447,7 @@ _Q6_STEPS = np.array([0, *range(-9, 0), *range(1, 10)], np.float32)
 
 
 def _search_6(x: F32Array) -> tuple[F32Array, I32Array]:
-    """`make_qx_quants(16, 32, .., rmse_type 1)`: the scale of the best of 19 tries, weighted by x * x."""
+    """Search as `make_qx_quants(16, 32, .., rmse_type 1)`: 19 tries, weighted by x * x."""
     amax, top = extreme(x.T)
     w = x * x
     iscale = -(np.float32(32) + np.float32(0.1) * _Q6_STEPS)[:, None] / top
@@ -485,27 +485,27 @@ def _q6_k(y: Blocks, x: F32Array) -> None:
 
 _BORDER = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
 _NEAREST_IQ4NL = np.searchsorted(_BORDER, np.arange(-254, 227), side="right").astype(np.uint8)
-"""By floor(2 x) + 254 the index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
+"""floor(2 x) + 254 -> index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
 
 
 def _best_iq4nl(x: F32Array) -> U8Array:
-    """`best_index_int8` over `kvalues_iq4nl`; NaN is beyond the largest, as its comparisons make it."""
+    """Return `best_index_int8` over `kvalues_iq4nl`; NaN counts as beyond the largest."""
     cell = np.floor(np.maximum(np.fmin(x + x, np.float32(226)), np.float32(-254)))
     index: U8Array = _NEAREST_IQ4NL[(cell + np.float32(254)).astype(np.intp)]
     return index
 
 
 def _fit(x: F32Array, w: F32Array, iscale: F32Array) -> tuple[F32Array, F32Array]:
-    """Sums w q x and w q q over the elements, q the nearest number to x * iscale."""
+    """Sum w q x and w q q over the elements, q the nearest number to x * iscale."""
     q = KVALUES_IQ4NL[_best_iq4nl(iscale * x)]
     wq = w * q
     return sum_in_order(wq * x), sum_in_order(wq * q)
 
 
 def _iq4_nl(y: Blocks, x: F32Array) -> None:
-    """`quantize_row_iq4_nl_impl` with ntry -1.
+    """Quantise as `quantize_row_iq4_nl_impl` with ntry -1.
 
-    In a block of zeros (below 1e-15) ggml leaves whatever quants the block before it had; here they are those of 0.
+    In a block of zeros (below 1e-15) ggml leaves the quants of the previous block; here they are those of 0.
     """
     amax, top = extreme(x)
     iscale = ONE / (top / KVALUES_IQ4NL[0])
@@ -520,7 +520,7 @@ _TRIES = np.arange(-7, 8, dtype=np.float32)[:, None] + KVALUES_IQ4NL[0]
 
 
 def _iq4_xs(y: Blocks, x: F32Array) -> None:
-    """`quantize_row_iq4_nl_impl` with ntry 7 over super-blocks."""
+    """Quantise super-blocks as `quantize_row_iq4_nl_impl` with ntry 7."""
     xs = sub_blocks(x, 32)
     w = xs * xs
     amax, top = extreme(xs.T)
@@ -568,12 +568,12 @@ WRITE: dict[GGMLType, Fill] = {
     types.IQ4_XS: _iq4_xs,
 }
 WRITE_SIMD: dict[GGMLType, Fill] = {types.Q8_0: _q8_0_simd, types.Q8_1: _q8_1_simd}
-"""Where `quantize_row_*` of ggml-cpu's AVX2 code is no call of the reference."""
+"""Types for which ggml-cpu's AVX2 `quantize_row_*` does not call the reference."""
 _SEARCHES = frozenset({types.Q2_K, types.Q3_K, types.Q4_K, types.Q5_K, types.Q6_K, types.IQ4_XS})
 
 
 def written(type_: GGMLType, x: F32Array, fill: Fill) -> Blocks:
-    """The blocks of `type_` that `fill` makes of `x`, shape (n, blck_size)."""
+    """Return the blocks of `type_` that `fill` makes of `x`, shape (n, blck_size)."""
     y = np.zeros(len(x), BLOCK[type_])
     step = _CHUNK if type_ in _SEARCHES else len(x)
     for i in range(0, len(x), step):

@@ -1,4 +1,4 @@
-"""Convolutions in one, two and three dimensions, transposed ones, and the columns that they are products of."""
+"""Convolutions in one, two and three dimensions, transposed ones, and im2col."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.ggml.types import F32, GGMLType
 
 
 def _slide(t: Tensor, axes: int) -> tuple[int, ...]:
-    """How many windows of `a` fit `b` along each of the first `axes` dimensions.
+    """Return how many windows of `a` fit `b` along each of the first `axes` dimensions.
 
     GraphError for strides and dilations below 1, or padding below 0.
     """
@@ -32,14 +32,14 @@ def _slide(t: Tensor, axes: int) -> tuple[int, ...]:
 
 
 def _conv_2d(t: Tensor) -> Layout:
-    """`ggml_conv_2d_direct`: a [KW, KH, IC, OC] and b [W, H, IC, N] to [OW, OH, OC, N]."""
+    """Lay out `ggml_conv_2d_direct`: a [KW, KH, IC, OC] and b [W, H, IC, N] to [OW, OH, OC, N]."""
     a, b = operand(t), operand(t, 1)
     ow, oh = _slide(t, 2)
     return fresh(b.type, (ow, oh, a.ne[3], b.ne[3]))
 
 
 def _conv_3d(t: Tensor) -> Layout:
-    """`ggml_conv_3d_direct`: a [KW, KH, KD, IC * OC] and b [W, H, D, IC * N] to [OW, OH, OD, OC * N]."""
+    """Lay out `ggml_conv_3d_direct`: [OW, OH, OD, OC * N]."""
     p = t.params
     if min(p.c, p.n, p.oc) < 1:
         raise GraphError(f"channels, batches and filters from 1 expected, c={p.c} n={p.n} oc={p.oc} found")
@@ -48,9 +48,9 @@ def _conv_3d(t: Tensor) -> Layout:
 
 
 def _im2col_3d(t: Tensor) -> Layout:
-    """`ggml_im2col_3d`: windows of b [W, H, D, IC * N], one a row: [IC * KD * KH * KW, OW, OH, OD * N].
+    """Lay out `ggml_im2col_3d`: windows of b [W, H, D, IC * N], one per row.
 
-    The type, F16 or F32, is the caller's.
+    The result is [IC * KD * KH * KW, OW, OH, OD * N]; the caller chooses its type, F16 or F32.
     """
     a, b, channels = operand(t), operand(t, 1), t.params.IC
     if channels < 1:
@@ -62,19 +62,19 @@ def _im2col_3d(t: Tensor) -> Layout:
 
 
 def _conv_transpose_1d(t: Tensor) -> Layout:
-    """`ggml_conv_transpose_1d`: a [K, OC, IC] and b [L, IC] to [(L - 1) * s0 + K, OC]."""
+    """Lay out `ggml_conv_transpose_1d`: a [K, OC, IC] and b [L, IC] to [(L - 1) * s0 + K, OC]."""
     a, b = operand(t), operand(t, 1)
     return fresh(F32, ((b.ne[0] - 1) * t.params.s0 + a.ne[0], a.ne[1], b.ne[2], 1))
 
 
 def _conv_transpose_2d(t: Tensor) -> Layout:
-    """`ggml_conv_transpose_2d_p0`: a [KW, KH, OC, IC] and b [W, H, IC, N] to [OW, OH, OC, N]."""
+    """Lay out `ggml_conv_transpose_2d_p0`: [OW, OH, OC, N]."""
     a, b, s = operand(t), operand(t, 1), t.params.stride
     return fresh(F32, ((b.ne[0] - 1) * s + a.ne[0], (b.ne[1] - 1) * s + a.ne[1], a.ne[2], b.ne[3]))
 
 
 def _col2im_1d(t: Tensor) -> Layout:
-    """`ggml_col2im_1d`: columns a [K * OC, T] added up, s0 apart: [(T - 1) * s0 + K - 2 * p0, OC]."""
+    """Lay out `ggml_col2im_1d`: [(T - 1) * s0 + K - 2 * p0, OC]."""
     a, p = operand(t), t.params
     check(t, (p.s0 > 0, "s0 > 0"), (p.oc > 0, "oc > 0"), (p.p0 >= 0, "p0 >= 0"), s0=p.s0, oc=p.oc, p0=p.p0)
     k = a.ne[0] // p.oc
@@ -84,31 +84,31 @@ def _col2im_1d(t: Tensor) -> Layout:
 
 
 def _volume(t: Tensor) -> int:
-    """Elements of one filter."""
+    """Return the number of elements of one filter."""
     a = operand(t)
     return a.ne[0] * a.ne[1] * a.ne[2] * (t.params.c if t.op == "CONV_3D" else 1)
 
 
 def _reached(t: Tensor) -> int:
-    """Elements of a transposed filter, all channels of which may meet in one result."""
+    """Return the elements of a transposed filter, all channels of which may meet in one result."""
     a = operand(t)
     return prod(a.ne) // max(1, t.ne[2] if t.op == "CONV_TRANSPOSE_2D" else t.ne[1])
 
 
 def _columns(t: Tensor) -> int:
-    """Columns that overlap in one element."""
+    """Return how many columns overlap in one element."""
     step: int = t.params.oc * t.params.s0
     return -(-operand(t).ne[0] // step)
 
 
 def _turns(t: Tensor) -> int:
-    """Elements of a kernel's window: the reference takes one turn for each."""
+    """Return the elements of a kernel's window; the reference loops over them."""
     a = operand(t)
     return a.ne[0] * (1 if t.op == "CONV_TRANSPOSE_1D" else a.ne[1]) * (a.ne[2] if t.op.endswith("3D") else 1)
 
 
 def _padded(t: Tensor, axes: int) -> int:
-    """Elements of the padded operand."""
+    """Return the elements of the padded operand."""
     a, b, p, out = operand(t), operand(t, 1), t.params, t.ne[1:] if t.op.startswith("IM2COL") else t.ne
     n = prod(b.ne[axes:])
     for i in range(axes):
@@ -118,7 +118,7 @@ def _padded(t: Tensor, axes: int) -> int:
 
 
 def _work(axes: int) -> Work:
-    """That of a convolution: a product for each element of the window."""
+    """Return the work of a convolution: a product for each element of the window."""
     return Work(
         lambda t: 2 * _padded(t, axes) + 2 * nelements(t) + 2 * nelements(operand(t)),
         lambda t: _turns(t) * (LOOP + 2 * nelements(t)) + nelements(t) * _volume(t) // DOT + PASSES * _padded(t, axes),
@@ -200,34 +200,34 @@ COL2IM_1D = Op(
 
 
 class Convolutions:
-    """Constructors of the convolutions."""
+    """Constructors of convolutions."""
 
     @CONV_2D.constructor
     def conv_2d_direct(self, a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int) -> None:
-        """`b` [W, H, IC, N] convolved with the filters `a` [KW, KH, IC, OC] to [OW, OH, OC, N]."""
+        """Convolve `b` [W, H, IC, N] with the filters `a` [KW, KH, IC, OC] to [OW, OH, OC, N]."""
 
     @CONV_3D.constructor
     def conv_3d_direct(
         self, a: Tensor, b: Tensor, s0: int, s1: int, s2: int, p0: int, p1: int, p2: int, d0: int, d1: int, d2: int,
         c: int, n: int, oc: int
     ) -> None:  # fmt: skip
-        """`n` volumes of `c` channels, `b` [W, H, D, c * n], convolved with `oc` filters, `a` [KW, KH, KD, c * oc]."""
+        """Convolve `b` [W, H, D, c * n] with `a` [KW, KH, KD, c * oc]: `n` volumes, `oc` filters."""
 
     @IM2COL_3D.constructor
     def im2col_3d(
         self, a: Tensor, b: Tensor, IC: int, s0: int, s1: int, s2: int, p0: int, p1: int, p2: int, d0: int, d1: int,
         d2: int, dst_type: GGMLType
     ) -> None:  # fmt: skip
-        """Windows of `b` [W, H, D, IC * N] of the size of kernel `a`, one a row."""
+        """Return the windows of `b` [W, H, D, IC * N] of the size of kernel `a`, one per row."""
 
     @CONV_TRANSPOSE_1D.constructor
     def conv_transpose_1d(self, a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> None:
-        """Each element of `b` [L, IC] times the kernel `a` [K, OC, IC], added up `s0` apart; `p0` is 0, `d0` 1."""
+        """Sum kernel `a` [K, OC, IC] times each of `b` [L, IC], `s0` apart; `p0` is 0, `d0` 1."""
 
     @CONV_TRANSPOSE_2D.constructor
     def conv_transpose_2d_p0(self, a: Tensor, b: Tensor, stride: int) -> None:
-        """Each pixel of `b` [W, H, IC, N] times the kernel `a` [KW, KH, OC, IC], added up `stride` apart."""
+        """Sum kernel `a` [KW, KH, OC, IC] times each of `b` [W, H, IC, N], `stride` apart."""
 
     @COL2IM_1D.constructor
     def col2im_1d(self, a: Tensor, s0: int, oc: int, p0: int) -> None:
-        """Columns `a` [K * oc, T] added up `s0` apart, `p0` cut off at both ends."""
+        """Sum the columns `a` [K * oc, T] `s0` apart, with `p0` cut off at both ends."""

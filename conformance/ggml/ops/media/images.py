@@ -1,4 +1,4 @@
-"""Images: other sizes, the windows of a vision transformer and its relative positions."""
+"""Images: resizing, the windows of a vision transformer and its relative positions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHARP = -0.75
 
 
 def _upscale(t: Tensor) -> Layout:
-    """`ggml_interpolate`: to `ne`, which is the caller's."""
+    """Lay out `ggml_interpolate`; the caller chooses `ne`."""
     mode = t.params.mode
     check(
         t,
@@ -58,10 +58,10 @@ def _upscale_limits(t: Tensor) -> None:
 
 
 def taps(t: Tensor, dim: int) -> NDArray[np.float64]:
-    """What each element along a dimension of an UPSCALE takes of those of `a`: weights [ne[dim], a->ne[dim]].
+    """Return the weights of `a`'s elements along a dimension: [ne[dim], a->ne[dim]].
 
-    Positions are float32, as ggml has them: they decide which element is the nearest. Dimensions 2 and 3 always take
-    the nearest.
+    Positions are float32, as in ggml: they decide which element is the nearest. Dimensions 2 and 3 always take the
+    nearest.
     """
     n, size, flags = operand(t).ne[dim], t.ne[dim], t.params.mode
     mode = SCALE_MODE(flags & _MODE) if dim < 2 else SCALE_MODE.NEAREST  # planes have two dimensions
@@ -99,7 +99,7 @@ def taps(t: Tensor, dim: int) -> NDArray[np.float64]:
 
 
 def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The cubic convolution kernel at distances `x` to 2."""
+    """Compute the cubic convolution kernel at distances `x` up to 2."""
     a = _SHARP
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -107,7 +107,7 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _win_part(t: Tensor) -> Layout:
-    """`ggml_win_part`: a [C, W, H] cut into squares of w, zeros at the end: [C, w, w, npx * npy]."""
+    """Lay out `ggml_win_part`: zero-padded squares of `a` [C, W, H], [C, w, w, npx * npy]."""
     a, p = operand(t), t.params
     if p.w < 1:
         raise GraphError(f"windows from 1 expected, w={p.w} found")
@@ -118,7 +118,7 @@ def _win_part(t: Tensor) -> Layout:
 
 
 def _win_unpart(t: Tensor) -> Layout:
-    """`ggml_win_unpart`: windows a [C, w, w, n] as one [C, w0, h0], which is the caller's."""
+    """Lay out `ggml_win_unpart`: windows a [C, w, w, n] joined to the caller's [C, w0, h0]."""
     return fresh(F32, (operand(t).ne[0], t.ne[1], t.ne[2], 1))
 
 
@@ -129,7 +129,7 @@ def _win_unpart_limits(t: Tensor) -> None:
 
 
 def _get_rel_pos(t: Tensor) -> Layout:
-    """`ggml_get_rel_pos`: rows of a [C, 2 n - 1], by the distance of key and query: F16 [C, n, n]."""
+    """Lay out `ggml_get_rel_pos`: rows of a [C, 2 n - 1] by distance, F16 [C, n, n]."""
     a = operand(t)
     n = (a.ne[1] + 1) // 2
     check(t, (2 * n - 1 == a.ne[1], "2*MAX(qh, kh) - 1 == a->ne[1]"))
@@ -137,18 +137,18 @@ def _get_rel_pos(t: Tensor) -> Layout:
 
 
 def _add_rel_pos(t: Tensor) -> Layout:
-    """`ggml_add_rel_pos`: a [n * n, w * h, heads] plus what pw and ph [n, w, h, heads] say of columns and rows."""
+    """Lay out `ggml_add_rel_pos`: a [n * n, w * h, heads], pw and ph [n, w, h, heads]."""
     return dup_or_inplace(t, operand(t))
 
 
 def _square(t: Tensor) -> int:
-    """Squared length of the longer side: a position is a float32, and an error of it is one of the value."""
+    """Return the squared longer side; positions are float32, and their error scales values."""
     a = operand(t)
     return int(max(a.ne[0], a.ne[1], t.ne[0], t.ne[1])) ** 2
 
 
 def _other_mode(_: Tensor, mode: int) -> int:
-    """The nearest pixel, or two of them."""
+    """Return NEAREST for another mode, and BILINEAR for NEAREST."""
     return mode & SCALE_FLAG.ALIGN_CORNERS | (SCALE_MODE.NEAREST if mode & _MODE else SCALE_MODE.BILINEAR)
 
 
@@ -207,35 +207,35 @@ class Images:
         mode=lambda t: t.params.mode,
     )  # fmt: skip
     def interpolate(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int) -> Tensor:
-        """`a` in another size: a mode of `SCALE_MODE` and flags of `SCALE_FLAG`."""
+        """Resize `a` with a mode of `SCALE_MODE` and flags of `SCALE_FLAG`."""
         return UPSCALE.node(a, ne=(ne0, ne1, ne2, ne3), mode=mode)
 
     def upscale(self, a: Tensor, scale_factor: int, mode: int) -> Tensor:
-        """`interpolate` to so many times the width and the height."""
+        """Apply `interpolate` to `scale_factor` times the width and the height."""
         if scale_factor <= 1:
             raise failed("scale_factor > 1", (a,), scale_factor=scale_factor)
         return self.interpolate(a, a.ne[0] * scale_factor, a.ne[1] * scale_factor, a.ne[2], a.ne[3], mode)
 
     @WIN_PART.form(w=lambda t: t.params.w)
     def win_part(self, a: Tensor, w: int) -> Tensor:
-        """`a` [C, W, H] cut into squares of `w`: [C, w, w, n]."""
+        """Cut `a` [C, W, H] into squares of `w`: [C, w, w, n]."""
         size = max(1, w)
         return WIN_PART.node(a, npx=-(-a.ne[1] // size), npy=-(-a.ne[2] // size), w=w)
 
     @WIN_UNPART.form(w0=lambda t: t.ne[1], h0=lambda t: t.ne[2], w=lambda t: t.params.w)
     def win_unpart(self, a: Tensor, w0: int, h0: int, w: int) -> Tensor:
-        """Squares `a` [C, w, w, n] put together to [C, w0, h0]."""
+        """Join squares `a` [C, w, w, n] to [C, w0, h0]."""
         return WIN_UNPART.node(a, ne=(a.ne[0], w0, h0, 1), w=w)
 
     @GET_REL_POS.form(qh=lambda t: t.ne[2], kh=lambda t: t.ne[1])
     def get_rel_pos(self, a: Tensor, qh: int, kh: int) -> Tensor:
-        """Row `qh - 1 + key - query` of `a` [C, 2 qh - 1] for each pair: [C, kh, qh]."""
+        """Return row `qh - 1 + key - query` of `a` [C, 2 qh - 1] for each pair: [C, kh, qh]."""
         t = GET_REL_POS.node(a)
         check(t, (qh == kh, "qh == kh"), (t.ne[1:3] == (kh, qh), "2*MAX(qh, kh) - 1 == a->ne[1]"), qh=qh, kh=kh)
         return t
 
     @ADD_REL_POS.constructor
     def add_rel_pos(self, a: Tensor, pw: Tensor, ph: Tensor) -> None:
-        """`a` [n * n, w * h, heads] plus `pw` by column and `ph` by row of its keys, both [n, w, h, heads]."""
+        """Add `pw` by key column, `ph` by row, [n, w, h, heads], to `a` [n * n, w * h, heads]."""
 
     add_rel_pos_inplace = add_rel_pos.inplace

@@ -1,4 +1,4 @@
-"""Signals in one dimension: pooling, reflection, and the embedding of a diffusion model's time."""
+"""One-dimensional signals: pooling, reflection, and a diffusion model's timestep embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.ggml.types import F32
 
 
 def _pool_1d(t: Tensor) -> Layout:
-    """`ggml_pool_1d`: windows of k0 of each row."""
+    """Lay out `ggml_pool_1d`: windows of k0 in each row."""
     a, p = operand(t), t.params
     if p.s0 < 1:
         raise GraphError(f"strides must be positive, {p.s0} found")
@@ -23,13 +23,13 @@ def _pool_1d(t: Tensor) -> Layout:
 
 
 def _pad_reflect_1d(t: Tensor) -> Layout:
-    """`ggml_pad_reflect_1d`: p0 elements mirrored before each row, p1 after it."""
+    """Lay out `ggml_pad_reflect_1d`: p0 elements mirrored before each row, p1 after it."""
     a, p = operand(t), t.params
     return fresh(a.type, (a.ne[0] + p.p0 + p.p1, *a.ne[1:]))
 
 
 def _timestep_embedding(t: Tensor) -> Layout:
-    """`ggml_timestep_embedding`: times [N] to [dim, N]: cosines, sines, and a zero if `dim` is odd."""
+    """Lay out `ggml_timestep_embedding`: [dim, N], cosines, sines, and a zero if `dim` is odd."""
     return fresh(F32, (t.params.dim, operand(t).ne[0], 1, 1))
 
 
@@ -75,12 +75,12 @@ class Signals:
 
     @POOL_1D.constructor
     def pool_1d(self, a: Tensor, op: int, k0: int, s0: int, p0: int) -> None:
-        """The largest or the mean of each window of a row, by `OP_POOL`; padding counts in neither."""
+        """Pool each window of a row to maximum or mean (`OP_POOL`), ignoring padding."""
 
     @PAD_REFLECT_1D.constructor
     def pad_reflect_1d(self, a: Tensor, p0: int, p1: int) -> None:
-        """Rows with `p0` elements mirrored before them and `p1` after them."""
+        """Mirror `p0` elements before each row and `p1` after it."""
 
     @TIMESTEP_EMBEDDING.constructor
     def timestep_embedding(self, timesteps: Tensor, dim: int, max_period: int) -> None:
-        """Cosines and sines of `timesteps` [N] at dim / 2 frequencies, from 1 down to 1 / `max_period`: [dim, N]."""
+        """Embed `timesteps` [N] at dim / 2 frequencies from 1 to 1 / `max_period`: [dim, N]."""

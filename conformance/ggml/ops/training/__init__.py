@@ -1,4 +1,4 @@
-"""Ops of training: gradients, losses, steps of an optimiser."""
+"""Ops of training: gradients, losses, optimiser steps."""
 
 from . import gradients, steps
 

@@ -1,4 +1,4 @@
-"""Gradients: what ggml's backward graphs are made of. Each takes the gradient of its forward op's result first."""
+"""Gradients of ggml's backward graphs; the first source is the gradient of the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from conformance.ggml.types import F32
 
 
 def _repeat_back(t: Tensor) -> Layout:
-    """`ggml_repeat_back`: the repetitions `a` added up to `ne`, which is the caller's."""
+    """Lay out `ggml_repeat_back`: the repetitions `a` summed to `ne`, which the caller chooses."""
     a = operand(t)
     return fresh(a.type, t.ne)
 
@@ -41,22 +41,22 @@ def _repeat_back_limits(t: Tensor) -> None:
 
 
 def _get_rows_back(t: Tensor) -> Layout:
-    """`ggml_get_rows_back`: rows of `a` [n, r] added to the rows `b` of F32 [n, rows]; rows is the caller's."""
+    """Lay out `ggml_get_rows_back`: rows of `a` [n, r] added to rows `b` of F32 [n, rows]."""
     return fresh(F32, (operand(t).ne[0], t.ne[1], 1, 1))
 
 
 def _pool_2d_back(t: Tensor) -> Layout:
-    """`ggml_pool_2d_back`: the shape of `af`, what was pooled."""
+    """Lay out `ggml_pool_2d_back`: the shape of `af`, the forward operand."""
     return fresh(F32, operand(t, 1).ne)
 
 
 def _im2col_back(t: Tensor) -> Layout:
-    """`ggml_im2col_back`: the shape of what IM2COL unfolded, which is the caller's."""
+    """Lay out `ggml_im2col_back`: the shape of IM2COL's operand, which the caller chooses."""
     return fresh(F32, t.ne)
 
 
 def _im2col_back_limits(t: Tensor) -> None:
-    """The kernel takes the rows of `a` for as long as `b` and the result say, whatever their own shape."""
+    """Check the rows of `a`: the kernel reads as many as `b` and the result need."""
     a, b, p = operand(t), operand(t, 1), t.params
     channels, batches = (t.ne[2], t.ne[3]) if p.is_2D else (t.ne[1], t.ne[2])
     row = channels * b.ne[0] * (b.ne[1] if p.is_2D else 1)
@@ -66,7 +66,7 @@ def _im2col_back_limits(t: Tensor) -> None:
 
 
 def _kernel_area(t: Tensor) -> int:
-    """Windows that one element may be part of."""
+    """Return how many windows one element may be part of."""
     b = operand(t, 1)
     return b.ne[0] * (b.ne[1] if t.params.is_2D else 1)
 
@@ -80,7 +80,7 @@ def _rows(t: Tensor) -> int:
 
 
 def _area(t: Tensor) -> int:
-    """Windows that one element may be part of."""
+    """Return how many windows one element may be part of."""
     n: int = t.params.k0 * t.params.k1
     return n
 
@@ -162,7 +162,7 @@ IM2COL_BACK = Op(
 
 
 def _like(t: Tensor) -> Tensor:
-    """A leaf of the result's shape, which is all that a constructor reads of it."""
+    """Return a leaf of the result's shape, which is all that a constructor reads."""
     return new_tensor(F32, *t.ne)
 
 
@@ -171,22 +171,22 @@ class Gradients:
 
     @REPEAT_BACK.form(b=_like)
     def repeat_back(self, a: Tensor, b: Tensor) -> Tensor:
-        """The gradient of `repeat(b, a)` by `b`: of `a` what falls together added up."""
+        """Compute the gradient of `repeat(b, a)` by `b`: repetitions in `a` are summed."""
         if not can_repeat(b, a):
             raise failed("ggml_can_repeat(b, a)", (a, b))
         return REPEAT_BACK.node(a, ne=b.ne)
 
     @SILU_BACK.constructor
     def silu_back(self, a: Tensor, b: Tensor) -> None:
-        """The gradient `a` of SiLU's result times its slope at `b`."""
+        """Compute the gradient of SiLU: the gradient `a` of its result times its slope at `b`."""
 
     @RMS_NORM_BACK.constructor
     def rms_norm_back(self, a: Tensor, b: Tensor, eps: float) -> None:
-        """The gradient of `rms_norm(b, eps)` by `b`, where that of its result is `a`."""
+        """Compute the gradient of `rms_norm(b, eps)` by `b`, where that of its result is `a`."""
 
     @GET_ROWS_BACK.form(c=_like)
     def get_rows_back(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """The gradient of `get_rows(c, b)` by `c`: rows of `a` added up by their indices `b`."""
+        """Compute the gradient of `get_rows(c, b)` by `c`: sum rows of `a` by indices `b`."""
         if not (c.ne[2] == c.ne[3] == 1 and a.ne[0] == c.ne[0]):
             GET_ROWS_BACK.node(a, b)  # what it asserts of `a` and `b` comes first
             raise failed("ggml_is_matrix(c) && (a->ne[0] == c->ne[0])", (a, b, c))
@@ -194,7 +194,7 @@ class Gradients:
 
     @SOFT_MAX_BACK.constructor
     def soft_max_ext_back(self, a: Tensor, b: Tensor, scale: float, max_bias: float) -> None:
-        """The gradient of a softmax with the result `b` by its argument, where that of the result is `a`."""
+        """Compute the gradient of a softmax with result `b` by its argument; `a` is the result's."""
 
     soft_max_ext_back_inplace = soft_max_ext_back.inplace
 
@@ -212,11 +212,11 @@ class Gradients:
         d1: int,
         is_2D: bool,
     ) -> Tensor:
-        """The gradient of `im2col(b, x, …)` by `x`, of shape `ne`: of `a` what falls together added up."""
+        """Compute the gradient of `im2col(b, x, …)` by `x`, of shape `ne`: sum overlaps in `a`."""
         return IM2COL_BACK.node(a, b, ne=ne, s0=s0, s1=s1, p0=p0, p1=p1, d0=d0, d1=d1, is_2D=is_2D)
 
     @POOL_2D_BACK.constructor
     def pool_2d_back(
         self, a: Tensor, af: Tensor, op: int, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float
     ) -> None:
-        """The gradient of `pool_2d(af, …)`: to the first largest of each window, or shared by all of it."""
+        """Compute the gradient of `pool_2d(af, …)`: to the first maximum of a window, or shared."""

@@ -1,4 +1,4 @@
-"""Losses, hits, and the steps of an optimiser."""
+"""Losses, accuracy counts and optimiser steps."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from conformance.ggml.types import F32, I64
 
 
 def _count_equal(_: Tensor) -> Layout:
-    """`ggml_count_equal`: one I64."""
+    """Count equal elements: one I64."""
     return fresh(I64, (1, 1, 1, 1))
 
 
 def _loss(t: Tensor) -> Layout:
-    """`ggml_cross_entropy_loss`: one number of `a`'s type."""
+    """Compute the cross entropy: one number of `a`'s type."""
     return fresh(operand(t).type, (1, 1, 1, 1))
 
 
 def _loss_back(t: Tensor) -> Layout:
-    """`ggml_cross_entropy_loss_back`: the shape of the logits `b`."""
+    """Lay out `ggml_cross_entropy_loss_back`: the shape of the logits `b`."""
     b = operand(t, 1)
     return fresh(b.type, b.ne)
 
 
 def _step(t: Tensor) -> Layout:
-    """The weights `a` themselves, which must be a parameter."""
+    """Return a view of the weights `a`, which must be a parameter."""
     return view_tensor(t, operand(t))
 
 
@@ -99,19 +99,19 @@ OPT_STEP_SGD = Op(
 
 
 class Steps:
-    """Constructors of losses and steps."""
+    """Constructors of losses and optimiser steps."""
 
     count_equal = COUNT_EQUAL.of_a_b()
     cross_entropy_loss = CROSS_ENTROPY_LOSS.of_a_b()
 
     @CROSS_ENTROPY_LOSS_BACK.constructor
     def cross_entropy_loss_back(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        """The gradient of `cross_entropy_loss(b, c)` by the logits `b`, times the number `a`."""
+        """Compute the gradient of `cross_entropy_loss(b, c)` by `b`, times the scalar `a`."""
 
     @OPT_STEP_ADAMW.constructor
     def opt_step_adamw(self, a: Tensor, grad: Tensor, m: Tensor, v: Tensor, adamw_params: Tensor) -> None:
-        """A step of AdamW: into `a`, `m` and `v`. `adamw_params`: alpha, beta1, beta2, eps, wd, beta1h, beta2h."""
+        """Step AdamW in `a`, `m`, `v`; parameters: alpha, beta1, beta2, eps, wd, beta1h, beta2h."""
 
     @OPT_STEP_SGD.constructor
     def opt_step_sgd(self, a: Tensor, grad: Tensor, params: Tensor) -> None:
-        """A step of stochastic gradient descent into `a`. `params`: alpha, wd."""
+        """Step stochastic gradient descent into `a`. `params`: alpha, wd."""
