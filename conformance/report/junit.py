@@ -7,9 +7,10 @@ Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from conformance.judge.verdict import FAILURES, Result, Verdict
@@ -29,7 +30,7 @@ TAGS: dict[Verdict, str | None] = {
 """Verdict -> its element; None for a test that passed."""
 GATES: dict[str, str | None] = {"fine": None, "regressed": "failure", "undecided": "skipped", "not run": "skipped"}
 
-COUNTED = {"failures": "failure", "errors": "error"}
+COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 """Attribute -> the element that it counts."""
 ERRORS = 1000
 """Cases without a result that a suite names one by one."""
@@ -52,30 +53,21 @@ class Test:
     text: str = ""
 
 
-@dataclass(slots=True)
-class Suite:
-    """One testsuite."""
-
-    name: str
-    written: str
-    properties: dict[str, str] = field(default_factory=dict)
-    tests: list[Test] = field(default_factory=list)
-
-
 def junit(runs: Runs) -> str:
     """The whole document; UTF-8 by its declaration."""
-    suites = [
-        *_results(runs),
-        *_missing(runs),
-        *_unavailable(runs),
-        *_grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates]),
-    ]
-    totals = _counts("conformance", [t for s in suites for t in s.tests], COUNTED)
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(totals)}>"]
-    for s in suites:
-        lines += _suite(s)
-    lines.append("</testsuites>")
-    return "\n".join(lines) + "\n"
+    root = ET.Element("testsuites")
+    root.extend(
+        [
+            *_results(runs),
+            *_missing(runs),
+            *_unavailable(runs),
+            *_grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates]),
+        ]
+    )
+    _count(root, "conformance")
+    del root.attrib["skipped"]  # the XSD knows it of a suite only
+    ET.indent(root, "")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
 def plain(text: str) -> str:
@@ -83,12 +75,12 @@ def plain(text: str) -> str:
     return _ILLEGAL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
-def _suite_of(name: str, rows: Sequence[Row[T]], tests: list[Test]) -> Suite:
+def _suite_of(name: str, rows: Sequence[Row[T]], tests: Iterable[Test]) -> ET.Element:
     newest = max((r.document for r in rows), key=lambda d: d.written)
-    return Suite(name, newest.written, _properties(newest), tests)
+    return _suite(name, newest.written, tests, _properties(newest))
 
 
-def _results(runs: Runs) -> Iterator[Suite]:
+def _results(runs: Runs) -> Iterator[ET.Element]:
     groups: dict[tuple[str, str], list[Row[Result]]] = {}
     for row in runs.results:
         groups.setdefault((row.value.backend, row.document.machine), []).append(row)
@@ -117,7 +109,7 @@ def _test(r: Result, suite: str) -> Test:
     return Test(classname, r.case, r.seconds, tag, str(r.verdict), r.detail or str(r.verdict), again)
 
 
-def _missing(runs: Runs) -> Iterator[Suite]:
+def _missing(runs: Runs) -> Iterator[ET.Element]:
     """An error for each pair that has no result, `ERRORS` at most of each backend, and one that counts the others."""
     groups: dict[str, list[Row[Fields]]] = {}
     for row in runs.missing:
@@ -134,9 +126,9 @@ def _no_result(backend: str, case: str, why: str) -> Test:
     return Test(_classname(backend, case), case, 0.0, "error", "missing", message)
 
 
-def _unavailable(runs: Runs) -> Iterator[Suite]:
+def _unavailable(runs: Runs) -> Iterator[ET.Element]:
     for name, why in runs.unavailable().items():
-        yield Suite(name, runs.documents[-1].written, {}, [Test(name, "available", 0.0, "skipped", "", why)])
+        yield _suite(name, runs.documents[-1].written, [Test(name, "available", 0.0, "skipped", "", why)])
 
 
 def _gate(g: Fields) -> Test:
@@ -146,12 +138,12 @@ def _gate(g: Fields) -> Test:
     return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", message, message)
 
 
-def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[Suite]:
+def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[ET.Element]:
     """A suite per kind of machine, which its name has only where there are several."""
     machines = dict.fromkeys(row.document.machine for row, _ in tests)
     for machine in machines:
         rows, here = zip(*((r, t) for r, t in tests if r.document.machine == machine), strict=True)
-        yield _suite_of(name if len(machines) == 1 else f"{name} on {machine}", rows, list(here))
+        yield _suite_of(name if len(machines) == 1 else f"{name} on {machine}", rows, here)
 
 
 def _properties(d: Document) -> dict[str, str]:
@@ -160,34 +152,31 @@ def _properties(d: Document) -> dict[str, str]:
     return {k: str(v) for k, v in {**facts, **(env.packages or {})}.items() if v is not None}
 
 
-def _counts(name: str, tests: Sequence[Test], tags: Mapping[str, str]) -> dict[str, str]:
-    counts = {word: str(sum(t.tag == tag for t in tests)) for word, tag in tags.items()}
-    # the XSD takes no more digits of a suite
-    return {"name": name, "tests": str(len(tests)), **counts, "time": f"{sum(t.seconds for t in tests):.3f}"}
+def _suite(
+    name: str, written: str, tests: Iterable[Test], properties: Mapping[str, str] = MappingProxyType({})
+) -> ET.Element:
+    suite = ET.Element("testsuite", timestamp=written.removesuffix("Z"))
+    if properties:
+        above = ET.SubElement(suite, "properties")
+        for k, v in properties.items():
+            ET.SubElement(above, "property", name=plain(k), value=plain(v))
+    for t in tests:
+        names = {"classname": plain(t.classname), "name": plain(t.name)}
+        case = ET.SubElement(suite, "testcase", names, time=f"{t.seconds:.6f}")
+        if t.tag is not None:
+            said = ET.SubElement(case, t.tag, message=plain(" ".join(t.message.split())))
+            said.text = plain(t.text)
+            if t.type:
+                said.set("type", t.type)
+    _count(suite, name)
+    return suite
 
 
-def _suite(s: Suite) -> Iterator[str]:
-    counts = _counts(s.name, s.tests, {**COUNTED, "skipped": "skipped"})
-    yield f"<testsuite{_attributes({**counts, 'timestamp': s.written.removesuffix('Z')})}>"
-    if s.properties:
-        yield "<properties>"
-        yield from (f"<property{_attributes({'name': k, 'value': v})}/>" for k, v in s.properties.items())
-        yield "</properties>"
-    for t in s.tests:
-        own = _attributes({"classname": t.classname, "name": t.name, "time": f"{t.seconds:.6f}"})
-        if t.tag is None:
-            yield f"<testcase{own}/>"
-            continue
-        attributes = _attributes({"message": " ".join(t.message.split()), **({"type": t.type} if t.type else {})})
-        text = escape(plain(t.text), quote=False)
-        yield f"<testcase{own}><{t.tag}{attributes}>{text}</{t.tag}></testcase>"
-    yield "</testsuite>"
-
-
-def _attributes(values: Mapping[str, str]) -> str:
-    return "".join(f' {k}="{_attribute(v)}"' for k, v in values.items())
-
-
-def _attribute(text: str) -> str:
-    # a parser turns line ends in an attribute into blanks; references keep them
-    return re.sub("[\t\n\r]", lambda m: f"&#{ord(m[0])};", escape(plain(text)))
+def _count(suite: ET.Element, name: str) -> None:
+    """Set name, counts and seconds from the tests below; the XSD takes no more digits of a suite."""
+    tests = list(suite.iter("testcase"))
+    suite.set("name", plain(name))
+    suite.set("tests", str(len(tests)))
+    for word, tag in COUNTED.items():
+        suite.set(word, str(sum(t.find(tag) is not None for t in tests)))
+    suite.set("time", f"{sum(float(t.attrib['time']) for t in tests):.3f}")
