@@ -100,14 +100,14 @@ class Cells(NamedTuple):
     backend: str
     case: str
     about: str
-    """`case`, `unit` (of work), `counter` of a unit, `gate` or `cause`."""
+    """`case`, `metric` of a case, `unit` (of work), `counter` of a unit, `gate` or `cause`."""
     metric: str
     subject: str
     """The model of a unit, what a gate compares with, the op of a cause; else empty."""
     unit: str
     """Of work: `tokens` of a rate in tokens a second; `cases` of a cause; else empty."""
     verdict: str | None
-    """None of a counter."""
+    """None of a metric or a counter."""
     value: float | None
     low: float | None = None
     high: float | None = None
@@ -123,6 +123,8 @@ def rows(document: Document) -> Iterator[Cells]:
         for r in {(r["case"], r["backend"]): r for r in results}.values():
             used = r.get("budget_used")
             yield Cells(r["backend"], r["case"], "case", "budget_used", "", "", r["verdict"], used, detail=r["detail"])
+            for name, value in (r.get("metrics") or {}).items():
+                yield Cells(r["backend"], r["case"], "metric", name, "", "", None, value)
         for c in document.get("causes", ()):
             yield Cells(c["backend"], c["smallest"], "cause", c["id"], c["op"], "cases", c["verdict"], len(c["cases"]),
                         detail=c["sentence"])  # fmt: skip

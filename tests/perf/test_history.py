@@ -52,7 +52,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     """Every kind's rows: verdicts are counted, rates and their intervals."""
     seconds = [2.0, 1.0, 4.0, 1.6, 1.9, 2.1, 2.2]
     timed = perf([unit("decode", "x", seconds), unit("load", "x", [])], [gate("g", "regressed"), gate("h")])
-    ran = document([(A, "x", "PASS"), (B, "x", "FAIL"), (A, "y", "UNSUPPORTED")])
+    ran = document([result(A, "x", "PASS", metrics={"nmse": 0.5}), (B, "x", "FAIL"), (A, "y", "UNSUPPORTED")])
     with closing(History(_store(tmp_path / "h.sqlite", timed, ran))) as h:
         found = {r.kind: r for r in runs(h)}
         assert found["conformance"].verdicts == {"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}
@@ -62,6 +62,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         assert (one.unit, one.backend, one.of, point.rounds) == ("decode", "x", "tokens", 7)
         assert (point.rate, point.low, point.high) == (32.0, 64 / 4.0, 64 / 1.0)
         assert point.packages == {"numpy": "2.1"}
+        assert h.query(COUNTERS.replace("counter", "metric")) == [("nmse", 0.5)]
         assert h.query(COUNTERS) == [
             (f"{unit}: {name}", value)
             for unit in ("decode", "load")
