@@ -1,1 +1,1 @@
-"""Cases and case files: steps of graphs over persistent tensors, with their data and demands."""
+"""Cases and case files: steps of graphs over persistent tensors, with data and demands."""

@@ -1,4 +1,4 @@
-"""A case: weights and caches that live across steps, and the graphs that run over them."""
+"""A case: weights and caches that persist across steps, and the graphs that use them."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ __all__ = ["JSON", "MAX_BUFFER", "USAGES", "Case", "Placement", "Step", "writes_
 
 USAGES = ("weights", "any")
 """`enum ggml_backend_buffer_usage` for persistent tensors: a backend may treat weights as constants, repack them, or
-run the nodes that read them where they lie."""
+run the nodes that read them on their device."""
 MAX_BUFFER = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The buffer of one tensor."""
+    """Buffer of one tensor."""
 
     buffer: int = 0
-    """Index into the backend's buffer types (0: its default), modulo their number: the same case runs on backends with
-    one kind of memory and with three."""
+    """Index into the backend's buffer types (0: its default), modulo their number: the same case runs on all
+    backends."""
     usage: str = "weights"
     """One of `USAGES`."""
     must: bool = False
-    """No other buffer type will do: the backend refuses the case unless its device accepts every use. Audits set this;
-    in other cases an adapter may know better than its device."""
+    """True if no other buffer type will do: the backend refuses the case unless its device accepts every use. Audits
+    set this; in other cases an adapter may override its device."""
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One cgraph and its inputs: a batch, in llama.cpp's words."""
+    """A cgraph and its inputs: a batch, in llama.cpp's terms."""
 
     graph: Graph
     inputs: dict[Tensor, Bytes] = field(default_factory=dict)
     """Every leaf that is not persistent -> its bytes."""
     outputs: tuple[Tensor, ...] = ()
-    """Nodes whose values are checked; caches are checked after every step anyway."""
+    """Nodes whose values are checked; caches are always checked after every step."""
     expected: dict[Tensor, Bytes] = field(default_factory=dict)
-    """Recorded values, packed (gaps closed, `ne[0]` fastest): of nodes right after they ran, of persistent tensors
-    after the step. An oracle computes what is missing."""
+    """Recorded values, packed (without gaps, `ne[0]` fastest): of nodes right after they ran, of persistent tensors
+    after the step. A reference computes what is missing."""
     note: JSON = None
-    """The recorder's own data, such as tokens."""
+    """Data of the recorder, such as tokens."""
 
 
 @dataclass(eq=False, slots=True)
 class Case:
-    """A trajectory. A single op is the smallest: one step, one node."""
+    """A trajectory of steps; a single op is one step with one node."""
 
     id: str
     """`family/params@seed`."""
@@ -64,41 +64,41 @@ class Case:
     params: dict[str, JSON] = field(default_factory=dict)
     seed: int = 0
     generator: int = 1
-    """Version of the generator: the same id may have other bytes in another version."""
+    """Version of the generator; the same id may have other bytes in another version."""
     tolerance: dict[str, float] = field(default_factory=dict)
-    """`{"nmse": x}`: the budget of the whole trajectory when run freely against `expected`."""
+    """`{"nmse": x}`: tolerance of the whole trajectory when run freely and compared with `expected`."""
     provenance: dict[str, JSON] = field(default_factory=dict)
-    """Where recorded values come from."""
+    """Source of recorded values."""
     recipes: dict[Tensor, Recipe] = field(default_factory=dict)
-    """Persistent tensor -> how to make its bytes; a case file stores the recipe and a digest instead of the bytes."""
+    """Persistent tensor -> recipe of its bytes; a case file stores the recipe and a digest instead of the bytes."""
     references: dict[Tensor, Reference] = field(default_factory=dict)
     """Persistent tensor -> the model file with its bytes; a case file stores a digest instead of the bytes."""
     demands: dict[str, JSON] = field(default_factory=dict)
-    """What a witness must say, or the run is VACUOUS; `case.demands` has the grammar."""
+    """Requirements on the witness, or the run is VACUOUS; `case.demands` has the grammar."""
     placement: dict[Tensor, Placement] = field(default_factory=dict)
-    """Persistent tensor -> where it should lie, else the backend decides. A backend with one kind of memory may ignore
-    it; results never depend on it."""
+    """Persistent tensor -> its buffer, else the backend decides. A backend with one kind of memory may ignore it;
+    results never depend on it."""
     file: str = ""
-    """The case file that it was read from; empty where it was made."""
+    """Case file that it was read from; empty if it was generated."""
 
     def caches(self) -> list[Tensor]:
-        """Persistent tensors that a step writes."""
+        """Return the persistent tensors that a step writes."""
         written = {n.view_src for s in self.steps for n in s.graph if writes_in_place(n)}
         return [t for t in self.persistent if t in written]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its persistent tensors, of what each step is given, and of what each step gives."""
+        """Bytes of the persistent tensors and of all inputs and outputs."""
         steps = sum(sum(map(nbytes, s.inputs)) + sum(map(packed_nbytes, s.outputs)) for s in self.steps)
         return steps + sum(map(nbytes, self.persistent))
 
     def uses(self, tensor: Tensor) -> list[Tensor]:
-        """Every computing node of every step that reads a persistent tensor, whole or through a view."""
+        """Return every computing node that reads a persistent tensor, whole or through a view."""
         nodes = dict.fromkeys(n for s in self.steps for n in s.graph if n.op not in VIEW_OPS)
         return [n for n in nodes if any(s is not None and s.root is tensor for s in n.src)]
 
     def validate(self) -> None:
-        """Check graphs, demands and the size of each leaf's bytes; GraphError names step, tensor and rule."""
+        """Check graphs, demands and data sizes; GraphError names step, tensor and rule."""
         parse(self.demands)
         for t, data in self.persistent.items():
             _check_bytes(t, data, nbytes(t), "persistent")
@@ -133,7 +133,7 @@ class Case:
 
 
 def writes_in_place(node: Tensor) -> bool:
-    """Whether `node` computes into bytes that another tensor owns (SET_ROWS, CPY into a view, `*_inplace`)."""
+    """Return True if `node` writes another tensor's bytes, as SET_ROWS or `*_inplace` do."""
     return node.view_src is not None and node.op not in VIEW_OPS
 
 

@@ -1,19 +1,19 @@
-"""Case files: one `.gguf` file holds one case, or a bundle of many.
+"""Case files: a `.gguf` file with one case, or a bundle of many.
 
 Metadata: `general.architecture` and `general.type` identify the format, `conformance.ids` names the cases, and
-`conformance.cases` holds one JSON document of `codec` per case: a line for the whole case and a line per step, each
-with one extra field `blobs`: name of a byte array -> index of the tensor that holds it (null: no bytes). Tensors:
-weights, caches, inputs and expected values with their ggml types and `ne` in native blocks; equal bytes are stored
-once. A type that the `gguf` package does not know is stored as I8; the document has its type. Weights of a model file
-that the user has may stay there (`reference`).
+`conformance.cases` has one JSON document of `codec` per case: a line for the whole case and a line per step, each with
+one extra field `blobs`: name of a byte array -> index of its tensor (null: no bytes). Tensors: weights, caches, inputs
+and expected values with their ggml types and `ne` in native blocks; equal bytes are stored once. A type that the `gguf`
+package does not know is stored as I8; the document has its type. Weights of a model file that the user has may stay
+there (`reference`).
 
-`conformance.seal` is the SHA-256 of the header with zeros in the seal's own place. The header holds the CRC-32 of each
-document and each tensor, and padding must be zero, so every bit of the file is guarded against accidents. Nothing is
-trusted, against malice: `gguf` checks the header (and says why not `gguf.GGUFReader`), `codec` each field,
+`conformance.seal` is the SHA-256 of the header with zeros in place of the seal. The header has the CRC-32 of each
+document and each tensor, and padding must be zero, so every bit of the file is protected against accidents. Against
+malice nothing is trusted: `gguf` checks the header (and explains why not `gguf.GGUFReader`), `codec` each field,
 `Case.validate` each rule of ggml and each size.
 
-Reading takes at most four times the file's size, or `FREE_MEMORY` if that is more; what would take more is refused
-before it is parsed. Bytes that recipes make count separately: at most `recipe.MAX_BYTES`.
+Reading takes at most four times the file's size, or `FREE_MEMORY` if that is more; a file that would take more is
+refused before parsing. Bytes made by recipes count separately: at most `recipe.MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .strict import JSON, Memory, parse_json, weigh
 
 ARCHITECTURE = "ggml-conformance"
 VERSION = 1
-"""Of the file's form; its documents have their own (`codec.VERSION`)."""
+"""Version of the file format; documents have their own (`codec.VERSION`)."""
 TYPE = "conformance-cases"
 ARCHITECTURE_KEY, TYPE_KEY, VERSION_KEY = "general.architecture", "general.type", "conformance.version"
 IDS, CASES, SEAL = "conformance.ids", "conformance.cases", "conformance.seal"
@@ -61,14 +61,14 @@ KEYS = {
     IDS: Kind.STRINGS,
     CASES: Kind.STRINGS,
     CASES_CRC: Kind.UINT32S,
-    TENSORS_CRC: Kind.UINT32S,  # left out where there are no tensors: the `gguf` package writes no empty array
+    TENSORS_CRC: Kind.UINT32S,  # omitted without tensors: the `gguf` package writes no empty array
     SEAL: Kind.STRING,
 }
 NO_SEAL = b"0" * 64
 
 FREE_MEMORY = 16 << 20
 """Bytes that reading may take however small the file is."""
-# What a case's objects take in CPython, rounded up.
+# CPython's size of a case's objects, rounded up.
 _TENSOR_COST, _BLOB_COST, _VIEW_COST, _STEP_COST, _CASE_COST = 400, 200, 200, 800, 1024
 _NEWLINE = re.compile(rb"\n")
 LONGEST_ID = 300
@@ -82,10 +82,10 @@ _EXPECTED = re.compile(r"s[0-9]{1,9}/[ec][0-9]{1,9}")
 def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
     """Write one case, or a bundle, to `path`, atomically; equal cases give equal bytes.
 
-    Also puts links beside `path` to the model files that weights stay in.
+    Links to the model files that weights stay in are made beside `path`.
 
     Raises:
-        CaseFileError: no case, a duplicate id, a field that JSON cannot hold, or `path` cannot be written.
+        CaseFileError: no case, a duplicate id, a field that JSON cannot represent, or `path` cannot be written.
         GraphError: a graph that `codec.dump` refuses.
     """
     path = Path(path)
@@ -106,7 +106,7 @@ def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
 
 
 class _Bundle:
-    """The content of a file to write: documents, and each distinct byte array once."""
+    """Content of a file to write: documents, and each distinct byte array once."""
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
@@ -180,7 +180,7 @@ class _Bundle:
 
 
 def _owners(case: Case) -> dict[str, Tensor]:
-    """Name of a byte array -> the tensor that gives its type and `ne`."""
+    """Return name of a byte array -> the tensor with its type and `ne`."""
     places = {t: i for i, t in enumerate(case.persistent)}
     owners = {f"p{i}": t for t, i in places.items()}
     for k, step in enumerate(case.steps):
@@ -198,7 +198,7 @@ def _seal(path: Path) -> None:
 
 
 def header_digest(buffer: memoryview, header: Header) -> bytes:
-    """SHA-256, in hexadecimal, of everything before the data, with `NO_SEAL` in place of the seal."""
+    """Return the hexadecimal SHA-256 of all before the data, with `NO_SEAL` as the seal."""
     at = header.strings[SEAL].offsets[0]
     digest = sha256(buffer[:at])
     digest.update(NO_SEAL)
@@ -207,8 +207,9 @@ def header_digest(buffer: memoryview, header: Header) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> list[Case]:
-    """Every case of the file, validated; byte arrays are read-only views of one copy of the file. CaseFileError, one
-    line that names file and field, if the file cannot be read or trusted; damaged bytes are all in its `others`.
+    """Return every case of the file, validated; arrays are read-only views of one copy of it.
+
+    CaseFileError names file and field if the file cannot be read or trusted; `others` lists all damaged bytes.
     """
     with _naming(path):
         file = _open(path)
@@ -216,9 +217,10 @@ def read(path: str | os.PathLike[str]) -> list[Case]:
 
 
 def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: Sequence[Path] = ()) -> Case:
-    """The case `case_id` of the file (None: its only case), validated; `models` are folders to search for weights that
-    are not in the file, before the file's own folder. CaseFileError as `read`; or if there is no such case, or no id is
-    given and there are several.
+    """Return the case `case_id` of the file (None: its only case), validated.
+
+    `models` are searched for weights outside the file before its own folder. CaseFileError as `read`, or if there is no
+    such case, or several and no id is given.
     """
     with _naming(path):
         file = _open(path, models)
@@ -230,14 +232,14 @@ def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: S
 
 
 def index(path: str | os.PathLike[str]) -> list[str]:
-    """The ids of the file's cases; reads only its header. Raises as `read`."""
+    """Return the ids of the file's cases, reading only its header. Raises as `read`."""
     with _naming(path), _opened(path) as file:
         buffer = np.memmap(file, np.uint8, "r").data
         return _ids(buffer, _checked_header(buffer))
 
 
 class Recorded:
-    """The expected values of a file, for cases that their ids made again: no case of the file is built."""
+    """Expected values of a file, for cases generated from their ids; builds no case."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read the file and check every CRC. Raises as `read`."""
@@ -250,19 +252,19 @@ class Recorded:
         return case_id in self._places
 
     def values(self, case: Case) -> list[dict[Tensor, Bytes]]:
-        """Of each step of `case` the expected values that the file has under its id, by place in the graph.
+        """Return the file's expected values for each step of `case`, by place in the graph.
 
         Raises:
             CaseFileError: the file's case has other steps or tensors.
         """
         with _naming(self.path):
-            file = replace(self._file, memory=replace(self._file.memory))  # nothing that this takes stays
+            file = replace(self._file, memory=replace(self._file.memory))  # discard what this allocates
             return file.expected(self._places[case.id], case)
 
 
 @contextmanager
 def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Put the name of the file into an error that does not have it."""
+    """Add the name of the file to an error without one."""
     try:
         yield
     except CaseFileError as e:
@@ -283,14 +285,14 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _names(doc: JSON, field: str) -> list[str]:
-    """Of each tensor in a list of a document its name, or its op where it has none."""
+    """Return the name of each tensor in a list of a document, or its op if it has none."""
     entries = doc.get(field) if isinstance(doc, dict) else None
     rows = [e if isinstance(e, dict) else {} for e in (entries if isinstance(entries, list) else ())]
     return [str(e.get("name") or e.get("op") or "") for e in rows]
 
 
 def _named(blob: str, persistent: Sequence[str], tensors: Sequence[str]) -> str:
-    """A byte array of a case for a person: what it is, of which tensor, and its own name."""
+    """Describe a byte array of a case: its role, its tensor and its name."""
     kind = _BLOB.fullmatch(blob)
     if kind is None:
         return f"tensor {blob[:40]!a}"
@@ -302,7 +304,7 @@ def _named(blob: str, persistent: Sequence[str], tensors: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class _File:
-    """A file whose header and CRCs have been checked."""
+    """A file with checked header and CRCs."""
 
     path: str
     buffer: memoryview
@@ -310,14 +312,14 @@ class _File:
     ids: list[str]
     memory: Memory
     folders: tuple[Path, ...]
-    """Where to search for model files."""
+    """Folders to search for model files."""
     recipes: Memory = field(default_factory=lambda: Memory(MAX_BYTES, 0))
-    """What recipes may take, whatever the file's size."""
+    """Memory limit of recipes, whatever the file's size."""
     views: dict[int, Bytes] = field(default_factory=dict)
     """Index of a tensor -> its bytes."""
 
     def case(self, k: int) -> Case:
-        """Case `k`, validated; the field in a CaseFileError begins with `cases[k]`."""
+        """Return case `k`, validated; the field of a CaseFileError begins with `cases[k]`."""
         where = f"cases[{k}]"
         try:
             case = self._case(k)
@@ -329,7 +331,7 @@ class _File:
         return case
 
     def expected(self, k: int, case: Case) -> list[dict[Tensor, Bytes]]:
-        """The expected values of case `k`, for the tensors at their places in the graphs of `case`."""
+        """Return the expected values of case `k` for the tensors at their places in `case`."""
         documents = self.header.strings[CASES]
         at, end = documents.offsets[k], documents.offsets[k] + documents.sizes[k]
         lines = list(self._lines(at, end))[1:]
@@ -350,9 +352,7 @@ class _File:
         return found
 
     def users(self, tensors: Collection[int]) -> dict[int, str]:
-        """Tensor of the file -> the first case that has its bytes, as what, and how many others have them; those of no
-        case, or of one whose document is no case, are left out.
-        """
+        """Return tensor of the file -> the first case with its bytes, and a count of others."""
         found: dict[int, str] = {}
         more: Counter[int] = Counter()
         documents = self.header.strings[CASES]
@@ -429,7 +429,7 @@ def _open(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> _File:
     with _opened(path) as opened:
         buffer = memoryview(opened.read())
     header = _checked_header(buffer)
-    taken = 3 * len(buffer) // 2  # the file's bytes, and what the header's tables take
+    taken = 3 * len(buffer) // 2  # the file's bytes and the header's tables
     memory = Memory(max(FREE_MEMORY, 4 * len(buffer)), taken)
     file = _File(os.fspath(path), buffer, header, _ids(buffer, header), memory, (*models, Path(path).parent))
     crcs = header.numbers.get(TENSORS_CRC, ())
@@ -445,7 +445,7 @@ def _open(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> _File:
 
 
 def _all(errors: Sequence[CaseFileError]) -> CaseFileError:
-    """The first of `errors`, with all others in it."""
+    """Return the first of `errors` with the others attached."""
     first, *others = errors
     first.others = tuple(others)
     return first

@@ -1,6 +1,6 @@
-"""A case as one JSON document and named byte arrays: its form in a file and between processes.
+"""A case as one JSON document and named byte arrays, for files and between processes.
 
-The document, defaults left out (`[a]` is a list, an index counts the list named beside it):
+The document without defaults (`[a]` is a list, an index counts the list named beside it):
 
     {"version": 1, "id": str, "family": str, "params": {}, "seed": int, "generator": int, "tolerance": {name: number},
      "provenance": {}, "demands": {},
@@ -10,7 +10,6 @@ The document, defaults left out (`[a]` is a list, an index counts the list named
      "placement": [{"persistent": index, "buffer": int, "usage": str}],
      "steps": [{"tensors": [tensor], "nodes": [tensors], "inputs": [tensors], "outputs": [tensors],
                 "expected": [tensors], "expected_persistent": [persistent], "note": any}]}
-
     tensor = {"type": str, "ne": [1 to 4 int], "nb": [4 int], "op": str, "op_params": [up to 16 int32],
               "src": [tensors or null], "view_src": tensors, "view_offs": int, "flags": int, "name": str}
              or, in a step, {"persistent": index}
@@ -41,13 +40,13 @@ from .recipe import MAX_BYTES, dump_recipe, load_recipes
 from .strict import Memory, shown
 
 VERSION = 1
-"""Of the document's form; a reader refuses any other."""
+"""Version of the document; a reader refuses any other."""
 
 _ONES = (1,) * MAX_DIMS
 _I32 = (-(2**31), 2**31 - 1)
 _SIZE = (0, 2**63 - 1)
 _INT = (-(2**63), 2**64 - 1)
-_OPS = {op: op for op in OPS}  # so that a case holds one string per op, not one per node
+_OPS = {op: op for op in OPS}  # one string object per op, not one per node
 _TENSOR = frozenset({"type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name"})
 _STEP = frozenset({"tensors", "nodes", "inputs", "outputs", "expected", "expected_persistent", "note"})
 _CASE: dict[str, tuple[type, Any]] = {
@@ -68,8 +67,9 @@ T = TypeVar("T")
 
 
 def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
-    """`case` as a document and byte arrays (the case's own, not copies); GraphError if a graph is cyclic, or an input,
-    output or expected value is no tensor of its step.
+    """Encode `case` as a document and byte arrays (the case's own, not copies).
+
+    GraphError if a graph is cyclic, or an input, output or expected value is not a tensor of its step.
     """
     doc: dict[str, JSON] = {"version": VERSION}
     for key, (_, default) in _CASE.items():
@@ -99,11 +99,11 @@ def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
 
 
 def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Case:
-    """The inverse of `dump`; each persistent tensor is one object in every step.
+    """Decode a case, the inverse of `dump`; a persistent tensor is one object in all steps.
 
     Args:
-        doc: the document, as `json.loads` gives it; nothing in it is trusted.
-        blobs: name -> one-dimensional uint8 array; the case keeps these arrays.
+        doc: the document as from `json.loads`; untrusted.
+        blobs: name -> one-dimensional uint8 array; the case uses these arrays.
         validate: also run `Case.validate`; False only for documents of this program.
 
     Raises:
@@ -119,7 +119,7 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
 
 
 def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = None) -> Case:
-    """A case from a document without `steps`, not validated; `memory` limits its recipes. Raises as `load`."""
+    """Decode a case without `steps`, not validated; `memory` limits recipes. Raises as `load`."""
     doc = _typed(doc, dict, "document")
     version = doc.get("version")
     if version != VERSION or isinstance(version, bool):
@@ -148,7 +148,7 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
 
 
 def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> Step:
-    """Step `k` of `case` from its entry in `steps`, not validated; raises as `load`."""
+    """Decode step `k` of `case` from its entry in `steps`, not validated; raises as `load`."""
     where = f"steps[{k}]"
     entry = _typed(entry, dict, where)
     _no_more(entry, _STEP, where)
@@ -169,23 +169,23 @@ def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> St
 
 
 def check(case: Case) -> None:
-    """`Case.validate`, but raising CaseFileError."""
+    """Run `Case.validate`, but raise CaseFileError."""
     try:
         case.validate()
     except GraphError as e:
-        where, _, message = str(e).partition(": ")  # every message of Case.validate opens with its field
-        # it quotes untrusted names: keep it one printable line of bounded length
+        where, _, message = str(e).partition(": ")  # every message of Case.validate starts with its field
+        # it quotes untrusted names: reduce it to one printable line of bounded length
         raise CaseFileError(where, "".join(c if c.isprintable() else "\ufffd" for c in message[:1000])) from None
 
 
 def dump_graph(graph: Graph) -> JSON:
-    """A graph alone, without bytes: `{"tensors": [tensor], "nodes": [index]}`; GraphError if it is cyclic."""
+    """Encode a graph without bytes, `{"tensors": …, "nodes": …}`; GraphError if it is cyclic."""
     entry, _ = _dump_graph(graph, {})
     return entry
 
 
 def load_graph(doc: JSON) -> Graph:
-    """The inverse of `dump_graph`, not validated; raises as `load`."""
+    """Decode a graph, the inverse of `dump_graph`, not validated; raises as `load`."""
     doc = _typed(doc, dict, "graph")
     _no_more(doc, {"tensors", "nodes"}, "graph")
     return _load_graph(doc, [], "")[0]
@@ -209,7 +209,7 @@ def _dump_tensor(t: Tensor, index: Mapping[Tensor, int]) -> dict[str, JSON]:
 
 
 def _trimmed(values: Sequence[int], default: int) -> list[int]:
-    """`values` without trailing `default`s."""
+    """Strip trailing `default`s from `values`."""
     n = len(values)
     while n and values[n - 1] == default:
         n -= 1
@@ -238,7 +238,7 @@ def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str
                 raise GraphError(f"steps[{k}]: {field}: {t} is no tensor of the step")
             by_index[ids[t]] = data
         if by_index:
-            entry[field] = sorted(by_index)  # whatever the order of the case's dict: the same case, the same document
+            entry[field] = sorted(by_index)  # independent of dict order: equal cases, equal documents
             blobs.update((f"s{k}/{letter}{j}", by_index[j]) for j in sorted(by_index))
 
     put("inputs", "i", step.inputs, index)
@@ -254,7 +254,7 @@ def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str
 
 
 def _dump_placement(placement: Mapping[Tensor, Placement], places: Mapping[Tensor, int]) -> list[dict[str, Any]]:
-    """`[{"persistent": index, "buffer": int, "usage": str}]`, by index; with `"must": true` where set."""
+    """Encode `[{"persistent": index, "buffer": int, "usage": str}]`, with `must` if set."""
     by_index = {places[t]: p for t, p in placement.items()}
     return [
         {"persistent": i, "buffer": p.buffer, "usage": p.usage} | ({"must": True} if p.must else {})
@@ -263,7 +263,7 @@ def _dump_placement(placement: Mapping[Tensor, Placement], places: Mapping[Tenso
 
 
 def _load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[Tensor, Placement]:
-    """The inverse of `_dump_placement`; CaseFileError if an entry is malformed or places a tensor twice."""
+    """Decode a placement; CaseFileError if an entry is malformed or places a tensor twice."""
     out: dict[Tensor, Placement] = {}
     for n, entry in enumerate(entries):
         where = f"placement[{n}]"

@@ -1,29 +1,28 @@
-"""The grammar of demands: what a case may require of a witness. `run.judgement` checks a witness against them.
+"""Grammar of demands: what a case may require of a witness; `run.judgement` checks them.
 
     {"compiles": "<=2", "kernels": ["RMS"], "state": "fused", "views": {"gather": 0}}
     {"openvino-*": {"compiles": "<=2"}, "ggml*": {"device": "CPU*"}}
-
     {"lifts": {"compiles": "<=4"}, "appends": {"cache_bytes": "<=8192"}}
 
-A key is a field of a witness, or a glob over backends (`name` or `name?option=value`) and over what they promise
-(`Witness.promises`), with demands for those backends only. All demands must be met.
+A key is a field of a witness, or a glob over backends (`name` or `name?option=value`) and over the properties they
+declare (`Witness.promises`), with demands for those backends only. All demands must be met.
 
 | promise | of a backend that |
 |---|---|
-| `lifts` | compiles one program for all graphs that differ in sizes and offsets only, once it has seen two of them |
+| `lifts` | compiles one program for all graphs that differ in sizes and offsets only, after seeing two of them |
 | `static` | compiles one program for all of them, with sizes of its own |
 | `appends` | moves no more of a cache than a step writes |
-| `fuses` | keeps caches inside the kernel that attends to them |
-| `resumes` | goes on with what it holds of a cache, and does not load it again |
-| `packs` | keeps quantised weights in about as many bits as their blocks have |
-| `tiles` | multiplies on an array of 16 columns, whose kernels take 16 rows or more, and counts both |
+| `fuses` | keeps caches inside the attention kernel |
+| `resumes` | continues with its own copy of a cache, without loading it again |
+| `packs` | stores quantised weights in about as many bits as their blocks |
+| `tiles` | multiplies on an array of 16 columns with kernels of at least 16 rows, and counts both |
 
-| field holds | a demand of it |
+| type of the field | a demand on it |
 |---|---|
 | a number | the number, or text `<=n`, `>=n`, `==n` |
 | text | the text, `*` and `?` as in a glob |
-| counts by name | a list of required names, or an object name -> demand of a number (an absent count is 0) |
-| lines | a list of globs, each of which some line must match |
+| counts by name | a list of required names, or an object name -> demand on a number (an absent count is 0) |
+| lines | a list of globs, each of which must match some line |
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ FIELDS: dict[str, Kind] = {
     "bytes": "counts", "kernels": "counts", "symbols": "counts", "views": "counts", "counters": "counts",
     "notes": "lines", "promises": "lines", "libraries": "lines",
 }  # fmt: skip
-"""Field of a witness -> what it holds."""
+"""Field of a witness -> type of its value."""
 
 COMPARISON = re.compile(r"(<=|>=|==)(\d{1,18})")
 _LONGEST = 200
@@ -54,15 +53,15 @@ _LONGEST = 200
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One demand of one field."""
+    """A demand on one field."""
 
     backends: str
-    """A glob over backends and promises."""
+    """Glob over backends and promises."""
     field: str
     entry: str | None
-    """Which of the field's counts; None for the field itself."""
+    """Name of the count in the field; None for the field itself."""
     what: Any
-    """A number, a text, or a list of them, as in the table above."""
+    """A number, a text, or a list of texts, as in the table above."""
 
     def __str__(self) -> str:
         what = "with " + ", ".join(self.what) if isinstance(self.what, list) else f"{self.what}"
@@ -70,7 +69,7 @@ class Demand:
 
 
 def parse(demands: Mapping[str, Any]) -> list[Demand]:
-    """The demands of a case's `demands`; GraphError, which begins with the field, if one is malformed."""
+    """Parse a case's `demands`; GraphError, starting with the field, if one is malformed."""
     out: list[Demand] = []
     for key, value in demands.items():
         if key in FIELDS:
@@ -120,7 +119,7 @@ _FORMS: dict[Kind, tuple[str, Callable[[object], bool]]] = {
     "counts": ("a list of names, or an object of numbers by name", _is_names),
     "lines": ("a list of globs", _is_names),
 }
-"""What a field holds -> a demand of it in words, and its check."""
+"""Type of a field -> description of a valid demand, and its check."""
 
 
 def _check(kind: Kind, where: str, value: object) -> None:
@@ -130,7 +129,7 @@ def _check(kind: Kind, where: str, value: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """An untrusted value for a message: short, printable, without `:`, which ends the field in our messages."""
+    """Format an untrusted value: short, printable, without `:`, which ends a message's field."""
     if isinstance(value, str):
         return value if re.fullmatch(r"[A-Za-z0-9_*?=-]{1,40}", value) else ascii(value[:40]).replace(":", "\\x3a")
     return repr(value) if value is None or isinstance(value, bool) else shown(value)

@@ -4,8 +4,8 @@ The reader of the `gguf` package trusts every count: it builds one array object 
 past the end and multiplies dimensions without an overflow check. So that package writes case files and this module
 reads them; it allocates 16 bytes per string and 24 per tensor, never more than the file's size justifies.
 
-It accepts less than GGUF allows: version 3, little endian, only the caller's keys with values of their `Kind`, tensors
-in the order of their offsets without gaps except padding to 32 bytes, and nothing after the last one.
+It accepts a subset of GGUF: version 3, little endian, only the caller's keys with values of their `Kind`, tensors in
+the order of their offsets without gaps except padding to 32 bytes, and nothing after the last one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class Kind(Enum):
-    """Kinds of values in a case file: GGUF's type id (for an array also that of its elements)."""
+    """Value types in a case file: GGUF's type id, for an array also that of its elements."""
 
     UINT32 = (4,)
     STRING = (8,)
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """A GGUF string, or an array of them: the place of each in the file."""
+    """A GGUF string, or an array of them: offset and size of each in the file."""
 
     offsets: array[int]
     sizes: array[int]
@@ -55,7 +55,7 @@ class Strings:
 
 @dataclass(slots=True)
 class Header:
-    """Values by key, and the place of each tensor's bytes."""
+    """Values by key, and offset and size of each tensor's bytes."""
 
     strings: dict[str, Strings] = field(default_factory=dict)
     numbers: dict[str, array[int]] = field(default_factory=dict)
@@ -64,11 +64,11 @@ class Header:
     sizes: array[int] = field(default_factory=lambda: array("q"))
     """Size of tensor i in bytes."""
     end: int = 0
-    """Offset of the byte after the last tensor's info; a seal covers everything before it."""
+    """Offset of the byte after the last tensor's info; the seal covers everything before it."""
 
 
 class _Walk:
-    """A position in the buffer that never passes its end."""
+    """A read position in the buffer, never past its end."""
 
     __slots__ = ("at", "buffer", "size")
 
@@ -94,7 +94,7 @@ class _Walk:
         return value
 
     def count(self, least: int, field: str) -> int:
-        """Read the number of entries of at least `least` bytes each that follow."""
+        """Read the number of entries, of at least `least` bytes each, that follow."""
         n = self.u64(field)
         if n > (self.size - self.at) // least:
             raise CaseFileError(field, f"{n} entries expected, {self.size - self.at} bytes follow: it is truncated")
@@ -137,8 +137,10 @@ def _read_value(walk: _Walk, key: str, kind: Kind, header: Header) -> None:
 
 
 def read_header(buffer: memoryview, keys: Mapping[str, Kind]) -> Header:
-    """Read the header of a GGUF file, checking every count, size and offset against the file's size; `keys` are the
-    allowed keys, and the kind of their values. CaseFileError names the part of the file and what is wrong with it.
+    """Read the header of a GGUF file; check counts, sizes and offsets with the file's size.
+
+    `keys` maps allowed keys to the type of their values. CaseFileError names the part of the file and what is wrong
+    with it.
     """
     walk = _Walk(buffer)
     if bytes(buffer[:4]) != MAGIC:
@@ -164,14 +166,14 @@ def read_header(buffer: memoryview, keys: Mapping[str, Kind]) -> Header:
 
 
 def _read_tensors(walk: _Walk, header: Header, n: int) -> None:
-    if n > (walk.size - walk.at) // 33:  # the least that one tensor's info takes
+    if n > (walk.size - walk.at) // 33:  # minimum size of a tensor's info
         raise CaseFileError("gguf.tensor_count", f"{n} tensors expected, {walk.size - walk.at} bytes follow")
     starts, sizes, names = header.offsets, header.sizes, array("Q")
-    end = 0  # of the tensors so far, from the start of the data
+    end = 0  # end of the tensors so far, from the start of the data
     for i in range(n):
         field = f"tensors[{i}]"
         name = walk.text(MAX_TENSOR_NAME, f"{field}.name")
-        # a 64-bit digest instead of the name keeps a hundred thousand of them within the file's own size
+        # a 64-bit digest instead of the name bounds a hundred thousand of them by the file's own size
         names.append(int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little"))
         size = _tensor_size(walk, field)
         offset = walk.u64(f"{field}.offset")
@@ -226,5 +228,5 @@ def _padded(n: int) -> int:
 
 
 def crc32(buffer: memoryview, offset: int, size: int) -> int:
-    """CRC-32 of a part of the file, without a copy."""
+    """Compute the CRC-32 of a part of the file without a copy."""
     return zlib.crc32(buffer[offset : offset + size])

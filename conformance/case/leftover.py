@@ -1,4 +1,4 @@
-"""Write a file whole or not at all, under a temporary name beside it; remove what killed processes left there."""
+"""Write a file whole or not at all, by a temporary file; remove those of killed processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(re.escape(_PREFIX) + r"([0-9]{1,9})-.*")
 
 
 def prefix(folder: Path) -> str:
-    """The prefix of temporary names in `folder`: it holds our process id, so that a later process knows whose it was.
+    """Return the prefix of temporary names in `folder`, which has our process id.
 
     The first call of a process for a folder removes what dead processes left in it.
     """
@@ -25,8 +25,9 @@ def prefix(folder: Path) -> str:
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text as UTF-8, or its parts, so that after any crash or loss of power `path` holds all of it or what it
-    held; a device or pipe is written to as it is. OSError if `path` cannot be written; nothing is left behind.
+    """Write a text, or its parts, as UTF-8, so that `path` has all or nothing after a crash.
+
+    A device or pipe is written directly. OSError if `path` cannot be written; the temporary file is removed.
     """
     parts = [text] if isinstance(text, str) else text
     if path.exists() and not path.is_file():
@@ -39,7 +40,7 @@ def write_whole(path: Path, text: str | Iterable[str]) -> None:
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)
-    except BaseException:  # Ctrl-C too leaves nothing behind
+    except BaseException:  # also after Ctrl-C
         temporary.unlink(missing_ok=True)
         raise
 

@@ -1,7 +1,7 @@
 """Recipes: a persistent tensor's bytes as a seeded stream instead of data.
 
 A case file with recipes in place of weights is small, and still exact: the stream (`streams`) and the rounding to the
-tensor's type (`quants`) are the same on any machine, and a digest beside the recipe proves it.
+tensor's type (`quants`) are the same on any machine, and a digest beside the recipe verifies it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .streams import F32Array, Stream
 from .strict import JSON, Memory
 
 MAX_BYTES = 1 << 30
-"""Memory that the recipes of one file may take, in bytes: their tensors, and the making of one of them."""
+"""Memory that the recipes of one file may take, in bytes: their tensors, and the working memory for one of them."""
 
 MAKEABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K", "mxfp4"})
-"""Types that a recipe's values are rounded to."""
+"""Types that recipe values can be rounded to."""
 _LIMIT = 2.0**64
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Values of one tensor: drawn as F32 in the order of its elements, then rounded to its type."""
+    """Values of one tensor: drawn as F32 in element order, then rounded to its type."""
 
     stream: str
     """First text of `Stream`: the case."""
@@ -40,9 +40,9 @@ class Recipe:
     """Key of `DRAWS`."""
     a: float
     b: float
-    """Its parameters."""
+    """Parameters of the draw, with `a`."""
     shared: int = 0
-    """This many leading elements of each row are those of the first row."""
+    """Number of leading elements of each row that equal those of the first row."""
 
 
 DRAWS: dict[str, Callable[[Stream, int, float, float], F32Array]] = {
@@ -66,7 +66,7 @@ def check(recipe: Recipe, t: Tensor) -> None:
 
 
 def make(recipe: Recipe, t: Tensor) -> Bytes:
-    """The bytes of `t`; UsageError if the recipe does not fit it."""
+    """Make the bytes of `t`; UsageError if the recipe does not fit it."""
     check(recipe, t)
     values = DRAWS[recipe.draw](Stream(recipe.stream, recipe.tensor), nelements(t), recipe.a, recipe.b)
     if recipe.shared:
@@ -78,7 +78,7 @@ def make(recipe: Recipe, t: Tensor) -> Bytes:
 
 
 def digest(data: Bytes) -> str:
-    """SHA-256 of the bytes that a recipe makes, in hexadecimal; a case file stores it beside the recipe."""
+    """Return the hexadecimal SHA-256 of a recipe's bytes, stored in case files beside it."""
     return sha256(data.data).hexdigest()
 
 
@@ -88,12 +88,12 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 """Field -> JSON types."""
 _COST = 24
-"""Bytes per element that making a tensor takes beside its own."""
+"""Bytes per element that making a tensor takes besides its own."""
 _LONGEST = 1024
 
 
 def dump_recipe(recipe: Recipe, place: int, t: Tensor, data: Bytes) -> JSON:
-    """The document's entry for persistent tensor number `place`; None if the recipe does not give exactly `data`."""
+    """Encode the recipe of persistent tensor `place`; None if it does not give exactly `data`."""
     try:
         values = make(recipe, t)
     except UsageError:
@@ -106,8 +106,9 @@ def dump_recipe(recipe: Recipe, place: int, t: Tensor, data: Bytes) -> JSON:
 def load_recipes(
     entries: Sequence[JSON], tensors: Sequence[Tensor], memory: Memory
 ) -> dict[Tensor, tuple[Recipe, Bytes]]:
-    """Persistent tensor -> recipe and bytes, from a document's entries; CaseFileError if an entry is malformed, needs
-    more than `memory` allows, or its bytes do not match its digest.
+    """Decode entries: persistent tensor -> recipe and bytes.
+
+    CaseFileError if an entry is malformed, exceeds `memory`, or its bytes do not match its digest.
     """
     recipes: dict[Tensor, tuple[Recipe, Bytes]] = {}
     for i, entry in enumerate(entries):

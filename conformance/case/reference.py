@@ -1,12 +1,12 @@
-"""References: weights that stay in their model file; a case file then names the file and has a digest of each weight.
+"""References to weights in a model file; a case file has its name and their digests.
 
 `references` in a case's document, beside `blobs`; `codec` never sees it:
 
     [{"persistent": index, "file": name, "offset": int, "size": int, "sha256": str}]
 
-An untrusted case file may name a file, never a place: `name` has no folder in it, and is searched for beside the case
-file and in the user's folders. Its bytes are used only if their digest matches, so that a case file cannot read a file
-that it does not already know, and a changed model is an error.
+An untrusted case file may name a file, never a folder: `name` is searched for beside the case file and in the user's
+folders. Its bytes are used only if their digest matches, so a case file cannot read a file that it does not already
+know, and a changed model is an error.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _LONGEST = 255
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The place of a persistent tensor's bytes in a model file."""
+    """Position of a persistent tensor's bytes in a model file."""
 
     file: str
     """Name of the model file, without folders."""
     offset: int
-    """From the start of the file, in bytes."""
+    """Bytes from the start of the file."""
     folder: Path | None = field(default=None, compare=False)
-    """The file's folder on this machine; never written to a case file."""
+    """Folder of the file on this machine; never written to a case file."""
 
 
 def link_models(references: Iterable[Reference], folder: Path) -> None:
-    """Put a symbolic link to each model into `folder`, beside the case file that needs it.
+    """Make a symbolic link to each model in `folder`, beside the case file that needs it.
 
-    Does nothing if a file of that name exists or no link can be made: reading then says which file is missing.
+    Does nothing if a file of that name exists or the link fails; reading then reports the missing file.
     """
     for name, place in {r.file: r.folder for r in references if r.folder is not None}.items():
         link = folder / name
@@ -59,7 +59,7 @@ def link_models(references: Iterable[Reference], folder: Path) -> None:
 def dump_references(
     tensors: Iterable[Tensor], references: Mapping[Tensor, Reference], blobs: dict[str, Bytes]
 ) -> list[dict[str, Any]]:
-    """Entries for the persistent `tensors` that have a reference; removes their `p{i}` from `blobs`."""
+    """Encode the references of persistent `tensors`; remove their `p{i}` from `blobs`."""
     entries = []
     for i, t in enumerate(tensors):
         data = blobs.get(f"p{i}")
@@ -72,8 +72,9 @@ def dump_references(
 
 
 def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str, Bytes], dict[int, Reference]]:
-    """Resolve a document's untrusted `entries`: `p{i}` -> a read-only view of a mapped file, and index -> reference.
-    `folders` are searched for model files in their order, before those of the environment. CaseFileError if an entry is
+    """Resolve untrusted entries: `p{i}` -> a read-only mapped view, index -> reference.
+
+    `folders` are searched for model files in order, before those of the environment. CaseFileError if an entry is
     malformed, a file is missing or too small, or its bytes do not match the digest.
     """
     if not isinstance(entries, list):

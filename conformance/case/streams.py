@@ -1,4 +1,4 @@
-"""Random numbers with the same bytes on any machine, Python and NumPy: one stream per (case id, tensor name).
+"""Random numbers with equal bytes on any machine: one stream per (case id, tensor name).
 
 A stream is SplitMix64 (Steele, Lea, Flood 2014: `mix(key + i * golden)`) keyed by BLAKE2b of the two texts, so it does
 not depend on any library's algorithm. Everything above the 64-bit words is integer arithmetic or one correctly rounded
@@ -29,20 +29,20 @@ _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 _TABLE = 1 << 14
 _COUNTER: Words = np.arange(1, _TABLE + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-"""`i * golden` for the first counters: more words are drawn by so many at a time, which stay in a core's cache."""
+"""`i * golden` for the first counters: words are drawn in batches of this size, which fit a core's cache."""
 
 _IRWIN_HALL_MEAN = np.float32(131070.0)
 _IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
-"""Of a sum of four 16-bit integers: mean `4 * 65535 / 2`, and 1 / deviation: `1 / sqrt(4 * (2**32 - 1) / 12)`."""
+"""Sum of four 16-bit integers: mean `4 * 65535 / 2`, and 1 / deviation: `1 / sqrt(4 * (2**32 - 1) / 12)`."""
 
 
 def _parts(x: NDArray[T], most: int = _TABLE) -> Iterator[NDArray[T]]:
-    """Views of a flat `x`, `most` elements at a time."""
+    """Yield views of a flat `x`, `most` elements at a time."""
     return (x[i : i + most] for i in range(0, x.size, most))
 
 
 class Stream:
-    """The random words of one tensor of one case; each draw continues after the last one."""
+    """Random words of one tensor of one case; each draw continues after the last one."""
 
     __slots__ = ("_key",)
 
@@ -51,7 +51,7 @@ class Stream:
         self._key: int = struct.unpack("<Q", digest)[0]
 
     def words(self, n: int) -> Words:
-        """`n` uniform 64-bit words."""
+        """Draw `n` uniform 64-bit words."""
         out = np.empty(n, np.uint64)
         spare = np.empty(min(n, _TABLE), np.uint64)
         for part in _parts(out):
@@ -59,7 +59,7 @@ class Stream:
         return out
 
     def _draw(self, x: Words, spare: Words) -> None:
-        """Fill `x`, at most `_TABLE`; `spare` is of its size."""
+        """Fill `x` with at most `_TABLE` words; `spare` has its size."""
         np.add(_COUNTER[: x.size], np.uint64(self._key), out=x)
         self._key = (self._key + x.size * _GOLDEN) & _MASK
         for shift, factor in ((_S30, _MIX1), (_S27, _MIX2)):
@@ -68,26 +68,26 @@ class Stream:
         x ^= np.right_shift(x, _S31, out=spare)
 
     def words32(self, n: int) -> NDArray[np.uint32]:
-        """`n` uniform 32-bit words, the low half of each 64-bit word first."""
+        """Draw `n` uniform 32-bit words, the low half of each 64-bit word first."""
         return self.words((n + 1) // 2).astype("<u8", copy=False).view("<u4")[:n]
 
     def bytes(self, n: int) -> NDArray[np.uint8]:
-        """`n` uniform bytes."""
+        """Draw `n` uniform bytes."""
         return self.words((n + 7) // 8).astype("<u8", copy=False).view(np.uint8)[:n]
 
     def unit(self, n: int) -> F32Array:
-        """`n` float32 in [0, 1), multiples of 2**-24."""
+        """Draw `n` float32 in [0, 1), multiples of 2**-24."""
         out = np.empty(n, np.float32)
         for part in _parts(out, 2 * _TABLE):
             part[...] = _unit(self.words32(part.size))
         return out
 
     def uniform(self, n: int, lo: float, hi: float) -> F32Array:
-        """`n` float32 in [lo, hi]."""
+        """Draw `n` float32 in [lo, hi]."""
         return _scaled(self.unit(n), hi - lo, lo)
 
     def normal(self, n: int, scale: float = 1.0, mean: float = 0.0) -> F32Array:
-        """`n` float32, bell-shaped with standard deviation `scale`: Irwin-Hall of four, so within 3.47 `scale`."""
+        """Draw `n` float32 with deviation `scale`: Irwin-Hall of four, within 3.47 `scale`."""
         out = np.empty(n, np.float32)
         words, spare = np.empty((2, min(n, _TABLE)), "<u8")
         for part in _parts(out):
@@ -108,31 +108,31 @@ class Stream:
         return out
 
     def away_from_zero(self, n: int, lo: float, hi: float) -> F32Array:
-        """`n` float32 of either sign with magnitude in [lo, hi], for divisors."""
+        """Draw `n` float32 of either sign with magnitude in [lo, hi], for divisors."""
         x = self.words32(n)
         out = _scaled(_unit(x), hi - lo, lo)
         np.negative(out, out=out, where=(x & np.uint32(1)).astype(np.bool_))
         return out
 
     def integers(self, n: int, lo: int, hi: int) -> NDArray[np.int64]:
-        """`n` integers in [lo, hi), by multiply and shift; `hi - lo` at most 2**32."""
+        """Draw `n` integers in [lo, hi) by multiply and shift; `hi - lo` is at most 2**32."""
         if not 0 < hi - lo <= 2**32:
             raise UsageError(f"integers: 0 < hi - lo <= 2**32 expected, lo={lo} and hi={hi} found")
         x = self.words32(n).astype(np.uint64)
         return ((x * np.uint64(hi - lo)) >> np.uint64(32)).astype(np.int64) + lo
 
     def permutations(self, rows: int, n: int) -> NDArray[np.int64]:
-        """`rows` independent orders of 0..n-1, shape (rows, n)."""
+        """Draw `rows` independent permutations of 0..n-1, shape (rows, n)."""
         return np.argsort(self.words(rows * n).reshape(rows, n), axis=1, kind="stable")
 
     def distinct(self, rows: int, n: int, lo: float, hi: float) -> F32Array:
-        """Float32 of shape (rows, n) in [lo, hi); values of a row differ by at least (hi - lo) / n / 2."""
+        """Draw float32 (rows, n) in [lo, hi); values of a row differ by (hi - lo) / n / 2 or more."""
         x = self.permutations(rows, n).astype(np.float32)
         x += self.unit(rows * n).reshape(rows, n) * np.float32(0.5)
         return _scaled(x, (hi - lo) / n, lo)
 
     def choice(self, rows: int, n: int, k: int) -> NDArray[np.int64]:
-        """Shape (rows, k): `k` distinct numbers of 0..n-1 in random order per row."""
+        """Draw `k` distinct numbers of 0..n-1 in random order per row, shape (rows, k)."""
         if k > n:
             raise UsageError(f"choice: {k} distinct numbers out of {n} asked for")
         return self.permutations(rows, n)[:, :k]

@@ -1,4 +1,4 @@
-"""Parse untrusted JSON within a memory limit, and TOML of users with one-line errors."""
+"""Parse untrusted JSON within a memory limit, and users' TOML with one-line errors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ else:
     import tomli as tomllib
 
 JSON = Any
-"""What `json` can hold: str, int, float, bool, None, lists and string-keyed dicts of them."""
+"""JSON values: str, int, float, bool, None, lists and string-keyed dicts of them."""
 
 MAX_DEPTH = 64
-"""Nesting of lists and objects; a case needs six, a recorder's note may need more."""
+"""Maximum nesting of lists and objects; a case needs six, a recorder's note may need more."""
 LONGEST = 200
-"""Characters of a value in a message."""
+"""Maximum characters of a value in a message."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """A limit of memory for reading one file, charged before each allocation. Costs are CPython's, rounded up."""
+    """Memory limit for reading one file, charged before each allocation at CPython's cost."""
 
     limit: int
     taken: int
@@ -41,13 +41,13 @@ class Memory:
             )
 
     def keep(self, more: int, field: str) -> None:
-        """Charge `more` bytes, which stay taken while the file's content is in use."""
+        """Charge `more` bytes for as long as the file's content is in use."""
         self.check(more, field)
         self.taken += more
 
 
 def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
-    """Parse JSON in UTF-8 without NaN, numbers beyond float64 or duplicate keys; CaseFileError about `field` else."""
+    """Parse JSON in UTF-8 without NaN, infinite numbers or duplicate keys; else CaseFileError."""
     memory.check(5 * len(raw), field)
     try:
         text = str(raw, "utf-8")
@@ -67,7 +67,7 @@ def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
 
 
 def weigh(value: JSON, field: str) -> int:
-    """Roughly how many bytes of memory parsed JSON takes; CaseFileError if it is deeper than `MAX_DEPTH`."""
+    """Estimate the memory of parsed JSON in bytes; CaseFileError if deeper than `MAX_DEPTH`."""
     total = 0
     level = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -88,7 +88,7 @@ def weigh(value: JSON, field: str) -> int:
 
 
 def _cost(text: str) -> int:
-    """An upper bound of the memory that parsing takes, including the text."""
+    """Return an upper bound of the memory that parsing takes, including the text."""
     lists, objects, entries = text.count("["), text.count("{"), text.count(":")
     values = text.count(",") + lists + objects
     texts = max(0, text.count('"') // 2 - entries)
@@ -119,7 +119,7 @@ def _float(text: str) -> float:
 
 
 def shown(value: JSON) -> str:
-    """An untrusted value for a message: short, on one line, printable."""
+    """Format an untrusted value for a message: short, on one line, printable."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -134,7 +134,7 @@ def shown(value: JSON) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The UTF-8 text of a file; UsageError if it cannot be read."""
+    """Read a file as UTF-8; UsageError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as e:
@@ -142,7 +142,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parse a TOML document; UsageError if it is none."""
+    """Parse a TOML document; UsageError if it is malformed."""
     try:
         return tomllib.loads(text)
     except ValueError as e:
