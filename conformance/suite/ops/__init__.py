@@ -1,6 +1,6 @@
-"""The family `ops`: single ops over types, shapes, strides and parameters, generated from tables, one line a case.
+"""The family `ops`: single ops over types, shapes, strides and parameters, from tables.
 
-A module per topic, as in `ggml/ops`, declares the cases (`@cases`); `bench.py` reads an id and builds its case.
+One module per topic, as in `ggml/ops`, declares the cases (`@cases`); `bench.py` parses an id and builds its case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conformance.ggml.types import F32
 from conformance.suite.family import LEVELS, Family, Level, with_seed
 from conformance.suite.grid import Row, ids_of_rows
 
-# importing a topic declares its cases, and `conform perf` times them in this order
+# importing a topic declares its cases, which `conform perf` times in this order
 # isort: off
 from . import matmul, attention, rope, rows, elementwise, recurrent, views, windows, media, training  # noqa: F401
 
@@ -30,34 +30,34 @@ from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse, sources
 __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 
 KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
-"""Op, with its sub-op -> its cases."""
+"""Op, including its sub-op -> its cases."""
 ENOUGH = 64
-"""Elements that show most faults: smoke takes a smaller case only for a trait that no larger one shows."""
+"""Elements that reveal most bugs; smoke has smaller cases only for traits no larger one has."""
 PAIRS = shipped.path("suite", "ops", "pairs.json")
-"""Covering arrays of strength 2, written by `ci/pairs.py` and kept: a row that stands here keeps its case."""
+"""Covering arrays of strength 2, written by `ci/pairs.py`; existing rows retain their cases."""
 LAID = shipped.path("suite", "ops", "layouts.json")
-"""What the tables lack of `layouts.py`, by level, written by `ci/layouts.py`."""
+"""Layout cases missing from the tables (`layouts.py`), by level, written by `ci/layouts.py`."""
 LONG = 2048
-"""Elements of a row from which kernels split it, and accelerators take it."""
+"""Row length in elements from which kernels split rows and accelerators accept them."""
 
 
 @lru_cache(1 << 14)
 def _read(case_id: str) -> OpId:
-    """An id, read: to order the cases of a level takes each three times."""
+    """Parse an id; sorting the cases of a level needs each three times."""
     return parse(case_id, KNOWN)
 
 
 def size(op_id: OpId) -> int:
-    """Elements in all shapes that the id names; cases are ordered by it."""
+    """Return the number of elements in all shapes of the id; cases are sorted by it."""
     keys = KNOWN[op_id.op].keys
     return sum(math.prod(value) for name, value in op_id.values.items() if value and keys[name].is_shape)
 
 
 def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
-    """The traits of a case: its op, the type of each operand in its group of ops, each key and each word.
+    """Yield the traits of a case: its op, the type of each operand in its op group, keys, words.
 
-    A number counts as its key alone; a shape also by long rows and by several matrices, with views and without; a
-    layout by each of its parts; a permute only by whether rows stay rows.
+    A number counts as its key alone; a shape also counts long rows and several matrices, with views and without; a
+    layout counts each of its parts; a permute only counts if rows remain rows.
     """
     yield (op_id.op,)
     alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
@@ -73,15 +73,15 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
 
 
 def _rank(case_id: str) -> tuple[bool, bool]:
-    """Large cases first, and F32 first: coarser types hide errors as large as their rounding."""
+    """Return a sort key: large cases first, then F32, because coarser types hide small errors."""
     op_id = _read(case_id)
     return size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
 
 
 def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
-    """Few cases that together show every trait.
+    """Return a small set of cases that has every trait.
 
-    Takes, by rank and size, each case with a new trait; then drops every case whose traits the others show too.
+    Takes, by rank and size, each case with a new trait; then drops every case whose traits the others have too.
     """
     selection: dict[str, set[tuple[str, ...]]] = {}
     counts: Counter[tuple[str, ...]] = Counter()
@@ -99,7 +99,7 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level, smallest first."""
+    """Return the case ids of a level, smallest first."""
     laid = _ids(
         f"{source}={layout}"
         for each in LEVELS[: LEVELS.index(level) + 1]
@@ -111,7 +111,7 @@ def ids(level: Level) -> Sequence[str]:
 
 @cache
 def tabled(level: Level) -> Sequence[str]:
-    """Those that the tables of the topics list."""
+    """Return the case ids that the tables of the topics list."""
     always, standard, wide, full = (
         _ids(row for table in TABLES for row in getattr(table, name)) for name in ("smoke", "standard", "wide", "full")
     )
@@ -123,14 +123,14 @@ def tabled(level: Level) -> Sequence[str]:
 
 @cache
 def _paired() -> dict[str, str]:
-    """Grid of `OpCases.pairs` -> the rows of it that run: `Grid.rows`."""
+    """Map each grid of `OpCases.pairs` to its rows that run, for `Grid.rows`."""
     kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
     return kept
 
 
 @cache
 def _laid() -> dict[str, dict[str, str]]:
-    """Level -> id, without seed, and the key of a source -> the layouts that no row of a table has."""
+    """Map level -> id without seed and source key -> layouts that no table row has."""
     kept: dict[str, dict[str, str]] = json.loads(LAID.read_text(encoding="ascii"))
     return kept
 
@@ -140,7 +140,7 @@ def _ids(table: Iterable[Row]) -> set[str]:
 
 
 def timed(level: Level) -> list[Timed]:
-    """The cases that are timed at `level` and not at those below it."""
+    """Return the cases that are timed at `level` and at no lower one."""
     return [case for table in TABLES for case in table.timed if case.level == level]
 
 
@@ -149,7 +149,7 @@ def _bysize(case_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def built(op_id: OpId) -> tuple[Bench, Sequence[Tensor]]:
-    """The bench of a case and what to check; UsageError if ggml would refuse its graph."""
+    """Return the bench of a case and its outputs; UsageError if ggml would reject the graph."""
     bench = Bench(op_id)
     try:
         outputs = bench.outputs_of(KNOWN[op_id.op].make)
@@ -162,7 +162,7 @@ def built(op_id: OpId) -> tuple[Bench, Sequence[Tensor]]:
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id, from its text alone; UsageError if it is unknown or ggml would refuse its graph."""
+    """Build the case of an id; UsageError if it is unknown or ggml would reject its graph."""
     bench, outputs = built(parse(case_id, KNOWN))
     return bench.case(outputs)
 

@@ -1,6 +1,6 @@
-"""SOFT_MAX and FLASH_ATTN_EXT; the indexer of sparse attention, and hyper-connections.
+"""SOFT_MAX, FLASH_ATTN_EXT, the sparse attention indexer and hyper-connections.
 
-Masks, ALiBi, softcap, sinks, groups of heads, caches of any type and layout.
+Masks, ALiBi, softcap, sinks, head groups, caches of any type and layout.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from conformance.suite.grid import grid, operands, points, shapes
 from .bench import BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, Bench, Timed, cases, same
 
 _HIDE = "hide=causal|holes|bias|blind|junk|seen|finite"
-"""Key: what a mask hides. `causal`: the future. `holes`: a third of the past too. `bias`: the same, finite values
-elsewhere. `blind`: all of one row. `junk`: the last cells from every row, where K and V hold NaN and infinities.
-`seen`: the future; every row sees one infinity of V. `finite`: nothing: what is hidden has a large negative number, and
-every second row has no other; products are whole numbers then, which float32 holds beside it."""
+"""Key: what a mask hides. `causal`: the future. `holes`: also a third of the past. `bias`: the same, with finite values
+elsewhere. `blind`: all of one row. `junk`: the last cells, where K and V contain NaN and infinities, from every row.
+`seen`: the future; every row sees one infinity in V. `finite`: nothing; hidden cells have a large negative number
+instead of -inf, and every second row has only that. Products are integers then, which float32 represents exactly beside
+it."""
 _JUNK = 5
-"""Cells that `junk` hides."""
+"""Number of cells that `junk` hides."""
 
 
 def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
@@ -42,7 +43,7 @@ def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
 
 
 def _finite(mask: Fill) -> Fill:
-    """`mask` with numbers of every size in place of -inf; one of them all along every second row."""
+    """Return `mask` with large negative numbers instead of -inf; every second row is constant."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = mask(s, ne).reshape(-1, ne[0]).copy()
@@ -55,12 +56,12 @@ def _finite(mask: Fill) -> Fill:
 
 
 def _whole(low: int, high: int) -> Fill:
-    """Whole numbers, as float32."""
+    """Return integers as float32."""
     return lambda s, ne: s.integers(math.prod(ne), low, high).astype(np.float32)
 
 
 def _junk(fill: Fill) -> Fill:
-    """K or V of shape (size, n_kv, …) whose last cells hold what no answer may depend on."""
+    """Return K or V of shape (size, n_kv, …) with NaN and infinities in the last, hidden cells."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne).reshape(ne[::-1]).copy()
@@ -71,7 +72,7 @@ def _junk(fill: Fill) -> Fill:
 
 
 def _infinite(fill: Fill) -> Fill:
-    """V of shape (size, n_kv, …) whose first cell has one infinity, which belongs into every row that sees the cell."""
+    """Return V of shape (size, n_kv, …) with one infinity in the first cell, seen by every row."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne).reshape(ne[::-1]).copy()

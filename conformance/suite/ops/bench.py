@@ -1,7 +1,7 @@
-"""How an op case is made: its id `ops/OP-types-key=value,key=value@seed`, and the bench that its graph is built on.
+"""Parse `ops/OP-types-key=value,key=value@seed` and build the graph of an op case.
 
 `OP` is ggml's name, with its sub-op after a dot (`UNARY.GELU`, `GLU.SWIGLU`); `types` are the operands' types joined by
-`+`; `OpCases` says which keys an op has.
+`+`; `OpCases` lists the keys of an op.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .regimes import Regime, regimes
 
 NAME = "ops"
 GENERATOR = 2
-"""Raise it when any id's bytes change."""
+"""Increment when the bytes of any id change."""
 
 FLOATS = "f32 f16 bf16"
 BLOCKS_32 = "q4_0 q4_1 q5_0 q5_1 q8_0 mxfp4"
@@ -39,39 +39,39 @@ BLOCKS = f"{BLOCKS_32} {BLOCKS_256}"
 PLAIN = f"{FLOATS} {BLOCKS}"
 RARE_STORED = "iq4_nl q1_0 q2_0 nvfp4 tq1_0 tq2_0 iq4_xs"
 RARE = f"{RARE_STORED} iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
-"""The other block types, for rows of a multiple of 256; ggml's CPU stores values in the former."""
+"""Other block types, for rows of a multiple of 256; ggml's CPU can quantise the former."""
 
 
 def same(types: str) -> str:
-    """Each of these types for two operands."""
+    """Return each type twice, for two operands."""
     return " ".join(f"{t}+{t}" for t in types.split())
 
 
 VIEWS = "- pad off rows slab part p0213"
-"""Layouts in which most operands of pairs stand."""
+"""Layouts of most operands in covering arrays."""
 INPLACE = "inplace=|leaf|mid|input"
-"""Key: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
+"""Key: overwrite a persistent tensor (`leaf`), the previous result (`mid`) or an `input`."""
 
 LAYOUTS = "pad, off, rows, slab, part, flat or nothing; then permutes like p0213, joined by dots"
 SOURCE = "src"
-"""Key of every op, followed by a number: the layout of `src[i]` where no other key names it, as in `src1=pad`."""
+"""Prefix of keys such as `src1=pad`, which set the layout of a source without its own key."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpId:
-    """An id, read."""
+    """A parsed id."""
 
     id: str
     op: str
     types: tuple[GGMLType, ...]
     values: Mapping[str, Any]
     given: Mapping[str, str]
-    """The keys that the text itself has, as text."""
+    """Keys that appear in the id, as text."""
     seed: int
 
 
 def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
-    """Read an id; UsageError says which part is wrong and what may stand there."""
+    """Parse an id; UsageError names the invalid part and the valid values."""
     body, seed = family.split_id(case_id, NAME, "OP-types-key=value,key=value")
     op, _, rest = body.partition("-")
     types_text, _, keys_text = rest.partition("-")
@@ -89,12 +89,12 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
 
 
 class Bench:
-    """Builds one case. Weights and caches are persistent (`keep`), everything else is an input of the step."""
+    """Builds one case; weights and caches are persistent (`keep`), other leaves are inputs."""
 
     __slots__ = ("b", "id", "inputs", "laid", "layouts", "persistent", "regime", "suffix", "types", "v")
 
     def __init__(self, op_id: OpId, layouts: Mapping[str, str] | None = None) -> None:
-        """`layouts`: name of a leaf -> the layout of an operand that takes its place."""
+        """Create a bench; `layouts` maps leaf names to the layouts of operands that replace them."""
         self.id = op_id
         self.types = op_id.types
         self.v = op_id.values
@@ -102,14 +102,14 @@ class Bench:
         self.persistent: dict[Tensor, Bytes] = {}
         self.inputs: dict[Tensor, Bytes] = {}
         self.suffix = ""
-        """Of the names of leaves: the regime that the graph is built for now."""
+        """Suffix of leaf names: the regime that the graph is currently built for."""
         self.regime: Regime = {}
         self.layouts = dict(layouts or {})
         self.laid: dict[Tensor, str] = {}
         """Operand -> its layout."""
 
     def leaf(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, *, keep: bool = False) -> Tensor:
-        """A tensor that owns its bytes, filled from its own stream."""
+        """Add a tensor that owns its bytes, filled from its own random stream."""
         full_name = f"{name}.{self.suffix}" if self.suffix else name
         make = self.regime.get(name, partial(encode, fill=fill))
         data = make(type_, Stream(self.id.id, full_name), ne)
@@ -123,7 +123,7 @@ class Bench:
         return t
 
     def _spread(self, name: str, type_: GGMLType, ne: Dims, data: Bytes, *, keep: bool) -> Tensor:
-        """An operand in the layout that `layouts` names, with the elements `data`; in its gaps stand elements too."""
+        """Add an operand with elements `data` in the layout from `layouts`; gaps hold elements too."""
 
         def leaf(larger: Dims) -> Tensor:
             n = math.prod(larger) // type_.blck_size
@@ -138,15 +138,15 @@ class Bench:
     def operand(
         self, name: str, type_: GGMLType, ne: Dims, fill: Fill, layout: str = "", *, keep: bool = False
     ) -> Tensor:
-        """A tensor of shape `ne` whose strides are what `layout` says: a view into a leaf that holds more around it.
+        """Add a tensor of shape `ne` with the strides of `layout`: a view into a larger leaf.
 
-        A layout reads from the leaf outwards: first how the bytes lie in the leaf, then permutes. `pad` leaves gaps
-        between rows, `off` starts behind the leaf's beginning, `rows` takes every second row, `slab` a part of the
-        rows of each matrix, `part` a part of the matrices (as K and V in a cache), `flat` reshapes a vector; `p0213` is
-        `ggml_permute(0, 2, 1, 3)`.
+        A layout lists first how the bytes are placed in the leaf, then permutes. `pad` leaves gaps between rows, `off`
+        starts after the leaf's beginning, `rows` takes every second row, `slab` a part of the rows of each matrix,
+        `part` a part of the matrices (as K and V in a cache), `flat` reshapes a vector; `p0213` is `ggml_permute(0, 2,
+        1, 3)`.
 
         Raises:
-            UsageError: the layout has another word.
+            UsageError: the layout has any other word.
         """
         if not layout:
             return self.leaf(name, type_, ne, fill, keep=keep)
@@ -184,23 +184,22 @@ class Bench:
         return self.b.view_4d(root, *ne, 2 * nb1 if window == "rows" else nb1, nb2, nb3, offset)
 
     def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str) -> Tensor:
-        """Index lists, one per row, each of different numbers of 0..n-1.
+        """Add index lists, one per row, each with distinct numbers from 0..n-1.
 
-        Raises:
-            UsageError: the layout takes rows apart, or a row is longer than `n`.
+        UsageError if the layout does not keep axis 0, or a row is longer than `n`.
         """
         if any(order[0] for order in _read_layout(layout)[1]):
             raise UsageError(f"{name}: a layout whose permutes keep axis 0 expected, {layout!r} found")
         return self.operand(name, type_, ne, chosen(n), layout)
 
     def first(self, name: str, key: str, fill: Fill) -> Tensor:
-        """The first operand: its shape stands under `key`, its layout under `v` + `key`, its owner under `inplace`."""
+        """Add the first operand: shape at `key`, layout at `v` + `key`, owner at `inplace`."""
         inplace = self.v.get("inplace")
         a = self.operand(name, self.types[0], self.v[key], fill, self.v["v" + key], keep=inplace == "leaf")
         return self.b.neg(a) if inplace == "mid" else a
 
     def build(self, name: str) -> Callable[..., Tensor]:
-        """The constructor `name`, or its form in place where the key `inplace` says so; UsageError if ggml has none."""
+        """Return the constructor `name`, or its inplace form if requested; UsageError if missing."""
         name = f"{name}_inplace" if self.v["inplace"] else name
         constructor: Callable[..., Tensor] | None = getattr(self.b, name, None)
         if constructor is None:
@@ -208,14 +207,13 @@ class Bench:
         return constructor
 
     def outputs(self, a: Tensor, out: Tensor) -> Sequence[Tensor]:
-        """The tensors to check: with `mid` also the node before, as it was until `out` overwrote it."""
+        """Return the tensors to check; with `mid` also the node before, as it was until overwritten."""
         return (a, out) if self.v["inplace"] == "mid" else (out,)
 
     def laid_out(self, outputs: Sequence[Tensor]) -> Bench:
-        """A bench for the same case with the sources of its op laid out as the keys `src0`, `src1`, … say.
+        """Return a bench whose op sources have the layouts of the keys `src0`, `src1` and so on.
 
-        Raises:
-            UsageError: such a source is no leaf.
+        UsageError if such a source is not a leaf.
         """
         layouts: dict[str, str] = {}
         for i, layout in sources(self.id):
@@ -226,13 +224,13 @@ class Bench:
         return Bench(self.id, layouts)
 
     def sources(self, outputs: Sequence[Tensor], i: int) -> list[Tensor]:
-        """The `src[i]` of each node of the id's op."""
+        """Return `src[i]` of each node of the id's op."""
         op = self.id.op.partition(".")[0]
         nodes = [n for n in self.b.build_forward_expand(*outputs) if n.op == op]
         return [s for n in nodes for s in n.src[i : i + 1] if s is not None]
 
     def outputs_of(self, make: Make) -> Sequence[Tensor]:
-        """Build the graph, once per regime of the key `data`; returns what to check."""
+        """Build the graph, once per regime of the key `data`; return the tensors to check."""
         outputs: list[Tensor] = []
         for suffix, regime in regimes(self.v.get("data", ""), self.id.op, self.types).items():
             self.suffix, self.regime = suffix, regime
@@ -241,7 +239,7 @@ class Bench:
         return outputs
 
     def case(self, outputs: Sequence[Tensor]) -> Case:
-        """The finished case: the graph that computes `outputs`."""
+        """Return the finished case, whose graph computes `outputs`."""
         graph = self.b.build_forward_expand(*outputs)
         step = Step(graph, self.inputs, tuple(outputs))
         params = {"op": self.id.op, "types": [t.name for t in self.types], **self.id.given}
@@ -250,53 +248,53 @@ class Bench:
 
 
 def sources(op_id: OpId) -> list[tuple[int, str]]:
-    """The number and the layout of each source that a key `src0`, `src1`, … lays out."""
+    """Return index and layout of each source with a key `src0`, `src1`, …."""
     keys = ((name.removeprefix(SOURCE), layout) for name, layout in op_id.given.items() if name.startswith(SOURCE))
     return [(int(i), layout) for i, layout in keys if i.isdigit()]
 
 
 Make = Callable[[Bench], Tensor | Sequence[Tensor]]
-"""Builds the graph on a bench; returns the tensor, or tensors, to check."""
+"""Builds the graph on a bench; returns one or more tensors to check."""
 
 
 class Timed(NamedTuple):
-    """A case that `conform perf` times, in the size that a decoder has it in."""
+    """A case that `conform perf` times, with the sizes of a decoder."""
 
     body: str
-    """Its id without family and seed."""
+    """Id without family and seed."""
     tokens: int
-    """For which the op computes."""
+    """Number of tokens that the op processes."""
     repeat: int
-    """How often one measurement runs it, so that it lasts long enough for the clock."""
+    """Runs per measurement, so that it lasts long enough for the clock."""
     level: family.Level = "standard"
-    """`smoke` is part of `standard`, and that of `full`."""
+    """`smoke` is part of `standard`, which is part of `full`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCases:
-    """The cases of one op, or of a group alike: what their ids may say, how a case is built, and which ones run."""
+    """The cases of one op or several similar ops: keys of the ids, builder and rows."""
 
     ops: tuple[str, ...]
-    """Names that stand first in the id; `UNARY.GELU` for a sub-op."""
+    """First part of the id; `UNARY.GELU` for a sub-op."""
     types: tuple[str, ...]
-    """The operands whose types the id names."""
+    """Operands whose types are part of the id."""
     keys: Mapping[str, family.Key]
     make: Make
     standard: Sequence[Row]
     """Rows without family and seed."""
     wide: Sequence[Row]
-    """Further ones of level `standard`, of which `smoke` shows no cross-section."""
+    """Further rows of level `standard` that are not candidates for `smoke`."""
     full: Sequence[Row]
-    """Further ones of level `full`: large."""
+    """Further, large rows of level `full`."""
     smoke: Sequence[Row]
-    """Those of `standard` that `smoke` always has: where few backends take what the others are; some `wide` ones."""
+    """Rows that are always in `smoke`: where few backends accept the others; some `wide` ones."""
     timed: Sequence[Timed]
     pairs: Sequence[Grid]
-    """Further ones, of which only as many ids run as show each two values of two axes together: `PAIRS`."""
+    """Grids of which enough rows run to cover each pair of values of two axes: `PAIRS`."""
 
 
 TABLES: list[OpCases] = []
-"""The cases of all topics, in the order of their declaration."""
+"""Cases of all topics, in order of declaration."""
 
 
 def cases(
@@ -311,9 +309,9 @@ def cases(
     timed: Sequence[Timed] = (),
     pairs: Sequence[Grid] = (),
 ) -> Callable[[Make], Make]:
-    """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks.
+    """Declare the cases that a function builds; `ops` and `types` are separated by spaces.
 
-    A grid whose only head are types is one of all `ops`.
+    The arguments are the fields of `OpCases`. A grid whose only head is types applies to all `ops`.
     """
     names = tuple(ops.split())
 

@@ -1,4 +1,4 @@
-"""Ops element by element: arithmetic with broadcasting, SCALE, CLAMP, FILL, masks, ARANGE, UNARY, gated units GLU."""
+"""Elementwise ops: broadcast arithmetic, SCALE, CLAMP, FILL, masks, ARANGE, UNARY and GLU."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _BOUNDS = "min=-0.5,max=0.5 min=0.0,max=6.0 min=-inf,max=1.25 min=-2.0,max=inf"
     full=(grid("f32 f16", ne="4096x9", min="-1.0", max="1.0"),),
 )
 def _clamp(bench: Bench) -> Sequence[Tensor]:
-    """Of a NaN ggml's CPU makes max, its CUDA min: where these are equal, anything else is wrong."""
+    """Clamp NaN only with min = max: ggml's CPU returns max, its CUDA min."""
     v = bench.v
     a = bench.first("a", "ne", with_edges(normal(2.0), v["special"]))
     return bench.outputs(a, bench.build("clamp")(a, v["min"], v["max"]))
@@ -152,7 +152,7 @@ def _add_id(bench: Bench) -> Tensor:
 
 
 def _by_seed(bench: Bench) -> float:
-    """A number from the case's stream, in 64ths: without it an op without leaves has one result for all seeds."""
+    """Return a number in 64ths from the case's stream, so that ops without leaves use the seed."""
     return float(Stream(bench.id.id, "shift").integers(1, 1, 640)[0]) / 64
 
 
@@ -190,7 +190,7 @@ def _scalars(bench: Bench) -> Sequence[Tensor]:
     standard=(grid("f32", stop="1.0 16.0 4096.0"), grid("f32", start="0.5 -3.0", stop="20.0", step="0.75 0.1 3.0")),
 )
 def _arange(bench: Bench) -> Tensor:
-    """A sum with a leaf, because a graph without a leaf has no place to run."""
+    """Add a leaf to the range, because a graph without a leaf has no device to run on."""
     v, b, shift = bench.v, bench.b, _by_seed(bench)
     x = b.arange(v["start"] + shift, v["stop"] + shift, v["step"])
     return b.add(x, bench.leaf("zero", F32, (1, 1, 1, 1), uniform(0.0, 0.0)))
@@ -209,7 +209,7 @@ _PROBES: dict[str, Fill] = {
     "ROUND": normal(9.0),
     "TRUNC": normal(9.0),
 }
-"""Op -> where its curve bends; the rest bends within a few units of zero."""
+"""Op -> inputs around the bends of its curve, if not within a few units of zero."""
 _UNARY = [f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU"]
 _SMOOTH = " ".join(_UNARY)
 _DEFINED = "UNARY.ABS UNARY.NEG UNARY.SGN UNARY.STEP UNARY.RELU UNARY.FLOOR UNARY.CEIL UNARY.TRUNC UNARY.TANH SQR"
@@ -270,7 +270,7 @@ _GATED = "GLU.REGLU GLU.GEGLU GLU.SWIGLU GLU.GEGLU_ERF GLU.GEGLU_QUICK"
 
 
 def _limited(**axes: str | Axis) -> tuple[Grid, Grid]:
-    """Of the two units with a limit only SWIGLU_CLAMP takes F16."""
+    """Return grids of the two units with a limit; only SWIGLU_CLAMP supports F16."""
     return grid("GLU.SWIGLU_OAI", "f32", **axes), grid("GLU.SWIGLU_CLAMP", "f32 f16", **axes)
 
 
@@ -330,10 +330,10 @@ _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform
     ),
 )
 def _map(bench: Bench) -> Sequence[Tensor]:
-    """`CUMSUM` and `SUM` have no form in place."""
+    """Build the op; `CUMSUM` and `SUM` have no inplace form."""
     op = bench.id.op
-    fill = _DOMAIN.get(op, normal(1.0, 2.0))  # a lone sum that cancels has no scale to judge an error by
+    fill = _DOMAIN.get(op, normal(1.0, 2.0))  # a single cancelling sum has no scale for its error
     if op == "LOG" and bench.v["inplace"] == "mid":
-        fill = uniform(-20.0, -0.05)  # the node before turns its sign
+        fill = uniform(-20.0, -0.05)  # the previous node negates it
     a = bench.first("a", "ne", fill)
     return bench.outputs(a, bench.build(op.lower())(a))

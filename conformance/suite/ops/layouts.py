@@ -1,8 +1,8 @@
-"""Which layouts the sources of an op are tested in: derived from its declaration and its cases, never listed by hand.
+"""Derive the layouts in which each op source is tested from its declaration and cases.
 
-A source is tested in each layout of `LAYOUTS` in which its op can be built: the declaration refuses what ggml refuses.
-`full` has every word, for a form in place too; `standard` one case of each class that the strides really are of. What
-the rows of the tables lack stands in `layouts.json`, which `ci/layouts.py` writes.
+A source is tested in each layout of `LAYOUTS` in which its op can be built: the declaration rejects what ggml rejects.
+`full` has every layout, also for inplace forms; `standard` has one case per class of the resulting strides. Ids missing
+from the rows of the tables are in `layouts.json`, which `ci/layouts.py` writes.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ LAYOUTS: dict[str, str] = {
     "p2013": STRIDED,
     "pad.p1023": STRIDED,
 }
-"""Layout -> its class, of a source with four dimensions; `class_of` says it of a tensor, which may have fewer."""
+"""Layout -> its class for a source with four dimensions; `class_of` classifies a tensor."""
 CLASSES = tuple(dict.fromkeys(LAYOUTS.values()))
 
 EXCEPTIONS: dict[tuple[str, str], str] = {}
-"""Op and its name for a source -> why no case lays it out."""
+"""Op and source name -> why no case varies its layout."""
 
 
 def class_of(t: Tensor) -> str:
-    """The class of a tensor's strides; dimensions of one element have none that count."""
+    """Return the class of a tensor's strides; dimensions of one element are ignored."""
     if is_contiguous(t):
         return OFFSET if t.view_offs else DENSE
     size, block = t.type.type_size, t.type.blck_size
@@ -61,21 +61,21 @@ def class_of(t: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Source:
-    """What is to be tested in each layout."""
+    """A source to be tested in each layout."""
 
     op: str
-    """With its sub-op."""
+    """Includes the sub-op."""
     at: int
     inplace: bool
 
     @property
     def name(self) -> str:
-        """Ggml's name of it."""
+        """Name of the source in ggml."""
         return DECLARATIONS[self.op.partition(".")[0]].src[self.at]
 
 
 def sources() -> Iterator[Source]:
-    """Every source of every op, and the first one of its form in place."""
+    """Yield every source of every op, and the first source of its inplace form."""
     for table in TABLES:
         for op in table.ops:
             for i in range(len(DECLARATIONS[op.partition(".")[0]].src)):
@@ -85,24 +85,24 @@ def sources() -> Iterator[Source]:
 
 
 SMALL = 1 << 14
-"""Elements of a source beyond which a case is no base of others."""
+"""Maximum elements of a source in a base case."""
 ENOUGH = 48
-"""Elements of a source that show most faults."""
+"""Elements of a source that reveal most bugs."""
 _ODD = frozenset({"data", "special", "hint", "computed"})
-"""Keys of cases that are made for something else."""
+"""Keys of cases with another purpose."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """What built cases show, and which of them serve as the base of further ones."""
+    """Layouts covered by built cases, and the cases to derive further ones from."""
 
     layouts: set[tuple[Source, str]] = field(default_factory=set)
     classes: set[tuple[Source, str]] = field(default_factory=set)
     bases: dict[Source, dict[int, tuple[Any, ...]]] = field(default_factory=dict)
-    """Source -> number of its dimensions -> the best of such cases: its rank, then its id."""
+    """Source -> number of dimensions -> the best such base case: its rank, then its id."""
 
     def add(self, case_id: str) -> None:
-        """Build a case and take in what it shows."""
+        """Build a case and record what it covers."""
         op_id = parse(case_id, KNOWN)
         bench, outputs = built(op_id)
         inplace = bool(op_id.given.get("inplace"))
@@ -122,7 +122,7 @@ class Survey:
                     bases[n] = min(bases.get(n, (*rank, case_id)), (*rank, case_id))
 
     def accepted(self, source: Source) -> Iterator[tuple[str, str, str]]:
-        """Each layout that ggml takes of a source: the class of its strides, itself, and an id without seed."""
+        """Yield each layout that ggml accepts for a source, with its stride class and an id."""
         for layout in LAYOUTS:
             for _, base in sorted(self.bases.get(source, {}).items(), reverse=True):
                 body = f"{base[-1].rpartition('@')[0]},{SOURCE}{source.at}={layout}"
@@ -142,12 +142,12 @@ def _rank(op_id: OpId, t: Tensor) -> tuple[Any, ...]:
 
 
 def small(case_id: str) -> bool:
-    """Whether a case costs little to build."""
+    """Return True if a case is cheap to build."""
     return size(parse(case_id, KNOWN)) <= SMALL
 
 
 def survey(case_ids: Iterable[str]) -> Survey:
-    """A survey of these cases."""
+    """Return a survey of the cases."""
     found = Survey()
     for case_id in case_ids:
         found.add(case_id)
@@ -155,7 +155,7 @@ def survey(case_ids: Iterable[str]) -> Survey:
 
 
 def lacking(standard: Survey, full: Survey) -> tuple[list[str], list[str]]:
-    """Ids, without seed, of what the cases of `standard`, and then those of `full` too, lack."""
+    """Return ids, without seed, that `standard` lacks, and those that `full` lacks too."""
     small: list[str] = []
     rest: list[str] = []
     for source in sources():

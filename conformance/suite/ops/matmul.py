@@ -1,4 +1,4 @@
-"""MUL_MAT and MUL_MAT_ID: weights of every type, activations of every layout, groups of heads, experts; triangles."""
+"""MUL_MAT and MUL_MAT_ID over types, layouts, head groups and experts; triangular ops."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _mul_mat(bench: Bench) -> Tensor:
     v, (type_a, type_b) = bench.v, bench.types
     is_hadamard = v["hint"] == "SRC0_IS_HADAMARD"
     alone = v["a"][1] * v["b"][1] * v["b"][2] * v["b"][3] == 1
-    values = normal(mean=2.0) if alone else normal()  # a lone sum that cancels has no scale to judge an error by
+    values = normal(mean=2.0) if alone else normal()  # a single cancelling sum has no scale for its error
     if is_hadamard:
         _check_hadamard(bench)
     fill = _hadamard if is_hadamard else values
@@ -137,12 +137,12 @@ def _mul_mat(bench: Bench) -> Tensor:
 
 
 def _hadamard(_: Stream, ne: Dims) -> NDArray[np.float32]:
-    """The Walsh-Hadamard matrix of order `ne[0]`, a power of two, in each matrix."""
+    """Return the Walsh-Hadamard matrix of order `ne[0]`, a power of two, in each matrix."""
     return np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[0], ne[0]))
 
 
 def _check_hadamard(bench: Bench) -> None:
-    """Ggml computes `b`'s transform and ignores `a`, so every element of `a` must be what the hint says."""
+    """Raise UsageError unless `a` matches the hint: ggml transforms `b` and ignores `a`."""
     n, rows, _, _ = bench.v["a"]
     if n != rows or n & (n - 1) or bench.types[0] is not F32 or bench.v["va"]:
         raise UsageError(
@@ -269,7 +269,7 @@ def _diag(bench: Bench) -> Tensor:
 
 
 def _lower(s: Stream, ne: Dims) -> NDArray[np.float32]:
-    """Triangles as chunked delta rules have them: ones (or near) on the diagonal, little below; anything above."""
+    """Return triangles like those of chunked delta rules: diagonal near 1, small below it."""
     n = ne[0]
     x = s.normal(math.prod(ne), 0.3).reshape(-1, n, n)
     x[:, np.arange(n), np.arange(n)] = s.uniform(x.shape[0] * n, 0.8, 1.25).reshape(-1, n)

@@ -1,4 +1,4 @@
-"""Vision, audio and diffusion: convolutions and their inverses; images and windows of them; signals."""
+"""Vision, audio and diffusion ops: convolutions and inverses, images, windows, signals."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _conv_2d(bench: Bench) -> Tensor:
     ),
 )
 def _conv_3d(bench: Bench) -> Tensor:
-    """`k` are strides, paddings and dilations; filters and volumes follow from the shapes."""
+    """Read strides, paddings and dilations from `k`; channels and batch follow from the shapes."""
     (a, b), c = _kernel_and_input(bench), bench.v["c"]
     s0, s1, s2, p0, p1, p2, d0, d1, d2 = bench.v["k"]
     return bench.b.conv_3d_direct(a, b, s0, s1, s2, p0, p1, p2, d0, d1, d2, c, b.ne[3] // c, a.ne[3] // c)
@@ -149,7 +149,7 @@ def _conv_transpose_2d(bench: Bench) -> Tensor:
     smoke=(grid("f32", ne="12x4", k="2x3x1 5x2x0"),),
 )
 def _col2im_1d(bench: Bench) -> Tensor:
-    """`k` is stride, channels and what is cut off."""
+    """Read stride, channels and padding from `k`."""
     return bench.b.col2im_1d(bench.leaf("a", bench.types[0], bench.v["ne"], normal()), *bench.v["k"])
 
 
@@ -193,7 +193,7 @@ def _win_part(bench: Bench) -> Tensor:
     full=("WIN_UNPART-f32-to=768x64x64,w=14",),
 )
 def _win_unpart(bench: Bench) -> Tensor:
-    """`to` is the shape of the whole; the windows are as many as it takes."""
+    """Use `to` as the shape of the result, with as many windows as it needs."""
     v = bench.v
     channels, width, height, _ = v["to"]
     n = -(-width // v["w"]) * -(-height // v["w"])
@@ -223,7 +223,7 @@ def _get_rel_pos(bench: Bench) -> Tensor:
     full=("ADD_REL_POS-f32-ne=14x14x14x300",),
 )
 def _add_rel_pos(bench: Bench) -> Sequence[Tensor]:
-    """`ne` is that of the positions."""
+    """Use `ne` as the shape of the positions."""
     n, width, height, heads = bench.v["ne"]
     inplace = bench.v["inplace"]
     a = bench.leaf("a", bench.types[0], (n * n, width * height, heads, 1), normal(), keep=inplace == "leaf")
@@ -283,7 +283,7 @@ def _pad_reflect_1d(bench: Bench) -> Tensor:
     full=("TIMESTEP_EMBEDDING-f32-n=1024,dim=1281",),
 )
 def _timestep_embedding(bench: Bench) -> Tensor:
-    """Times from 0 to `most`; an odd `dim` ends with a zero, which old builds of ggml did not write."""
+    """Use times from 0 to `most`; an odd `dim` ends with a zero, unwritten by old ggml builds."""
     v = bench.v
     timesteps = bench.leaf("timesteps", bench.types[0], (v["n"], 1, 1, 1), uniform(0.0, float(v["most"])))
     return bench.b.timestep_embedding(timesteps, v["dim"], v["max_period"])

@@ -1,4 +1,4 @@
-"""Ops with a state: selective scans and linear attention over heads, sequences and tokens."""
+"""Ops with state: selective scans and linear attention over heads, sequences and tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .bench import Bench, cases
 
 
 def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor]:
-    """The result, and what llama.cpp reads of it: outputs of shape `ne` and the `n_states` elements of states behind.
+    """Return the result, outputs of shape `ne`, and the `n_states` state elements that follow.
 
-    A result of which a part is nobody's is not checked as a whole.
+    A result with elements that llama.cpp does not read is not checked as a whole.
     """
     b, n = bench.b, math.prod(ne)
     nb1, nb2, nb3 = (4 * math.prod(ne[:i]) for i in (1, 2, 3))
@@ -74,11 +74,11 @@ def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
 
 
 _STEPS = {"mid": (-4.0, 3.0), "large": (15.0, 25.0), "small": (-12.0, -6.0)}
-"""Ranges of dt before the softplus: as trained models have them, on both sides of its bend at 20, and near zero."""
+"""Ranges of dt before the softplus: typical of models, around its bend at 20, and near zero."""
 
 
 def _unit(size: int) -> Fill:
-    """Keys about as long as models normalise them to: one."""
+    """Return keys with a norm of about 1, as models normalise them."""
     return normal(1.0 / math.sqrt(size))
 
 

@@ -1,8 +1,8 @@
-"""The key `data`: operands filled by design, over a type's whole range, where other data is bell-shaped around 0.
+"""The key `data`: operands over a type's whole range, where other data is normal around 0.
 
-An NMSE hides what is small beside what is large. So where an op rounds, each *regime* (subnormal, huge, all positive)
-is a node of its own in the graph of the case, over leaves of its own, and judged by itself. Ops that are right to the
-bit hold every regime in one tensor.
+An NMSE hides small values beside large ones. So for an op that rounds, each *regime* (subnormal, huge, all positive) is
+a separate node in the graph of the case, with its own leaves, and is judged separately. Bit-exact ops have every regime
+in one tensor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from conformance.ggml.types import F16, IQ1_M, IQ4_NL, MXFP4, NVFP4, GGMLType
 from conformance.suite.data import Fill, encode, normal, uniform
 
 Make = Callable[[GGMLType, Stream, Dims], Bytes]
-"""The bytes of a leaf."""
+"""Generates the bytes of a leaf."""
 Regime = Mapping[str, Make]
-"""Name of a leaf -> how it is filled; other leaves are filled as ever."""
+"""Leaf name -> its generator; other leaves are filled as usual."""
 
 _WEIGHTS = ("blk.0.weight", "blk.0.ffn_exps.weight", "token_embd.weight")
 
@@ -36,7 +36,7 @@ def _filled(fill: Fill) -> Make:
 
 
 def _span(low: int, high: int, sign: float = 0.0) -> Fill:
-    """Magnitudes from 2**low to below 2**high, each exponent as likely; of either sign, or that of `sign`."""
+    """Return magnitudes from 2**low to below 2**high, uniform in exponent; random or given sign."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         n = math.prod(ne)
@@ -49,7 +49,7 @@ def _span(low: int, high: int, sign: float = 0.0) -> Fill:
 
 
 def _ranges(type_: GGMLType) -> dict[str, Fill]:
-    """Regime -> values of a float type, from its subnormals to half of its largest (of F16 to its largest)."""
+    """Return regime -> values of a float type, from subnormals to half its maximum (all of F16)."""
     first, last = (-14, 16) if type_ is F16 else (-126, 127)
     return {
         "subnormal": _span(first - 7, first),
@@ -64,7 +64,7 @@ def _ranges(type_: GGMLType) -> dict[str, Fill]:
 
 
 def _mixed(first: int, last: int) -> Fill:
-    """Every exponent, ±0 and ±1."""
+    """Return values with every exponent, ±0 and ±1."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = _around(_span(first - 7, last))(s, ne)
@@ -75,7 +75,7 @@ def _mixed(first: int, last: int) -> Fill:
 
 
 def _around(fill: Fill) -> Fill:
-    """`fill` without the last unit before exp leaves float32 at 88.72: kernels differ in where they let it end."""
+    """Return `fill` without the last unit before exp overflows at 88.72, where kernels differ."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne)
@@ -92,7 +92,7 @@ _LEFT_OUT = {
     "NORM RMS_NORM L2_NORM": "subnormal least huge mixed",
 }
 """Ops -> regimes in which their formula has no relative precision (`expf(x) - 1`, `logf(1 + expf(x))`, exp of a rounded
-product, sums that cancel) or goes beyond float32 (squares, and factors that come in no certain order)."""
+product, sums that cancel) or overflows float32 (squares, and factors in unspecified order)."""
 
 
 def _range(op: str, type_: GGMLType, *leaves: str) -> dict[str, Regime]:
@@ -102,7 +102,7 @@ def _range(op: str, type_: GGMLType, *leaves: str) -> dict[str, Regime]:
 
 
 def _casts(s: Stream, ne: Dims) -> NDArray[Any]:
-    """Rows at the borders of F16 and BF16: the largest F16, its subnormals and their ties, ties of BF16, specials."""
+    """Return rows at the limits of F16 and BF16: largest F16, subnormals, ties, specials."""
     n0 = ne[0]
     like = (n0, 1, 1, 1)
     rows = [
@@ -122,7 +122,7 @@ def _cycle(rows: list[NDArray[Any]], ne: Dims) -> NDArray[Any]:
 
 
 def _borders(s: Stream, ne: Dims, *, zeros: bool = True) -> NDArray[Any]:
-    """Rows at the borders of quantisers, the same in each 16 elements of a row: ties, borders of scales, zeros."""
+    """Return rows at the limits of quantisers, per 16 elements: ties, scale limits, zeros."""
     n0 = ne[0]
     like = (n0, 1, 1, 1)
     signs = np.copysign(np.float32(1), s.normal(n0))
@@ -151,7 +151,7 @@ def _borders(s: Stream, ne: Dims, *, zeros: bool = True) -> NDArray[Any]:
 
 
 def _scaled(most: bool, type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
-    """Random blocks whose scales are the least of their type (subnormals, in part 0) or the largest."""
+    """Return random blocks with the smallest (some subnormal) or largest scales of their type."""
     if not type_.is_quantized:
         return encode(type_, s, ne, normal())
     b = random_blocks(type_, s.words, math.prod(ne) // type_.blck_size).reshape(-1).view(BLOCK[type_])
@@ -160,10 +160,10 @@ def _scaled(most: bool, type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
         b[field] = (bits & 0x83FF | (0x7800 if most else 0)).view(np.float16)
     if type_ is MXFP4:
         b["e"] = b["e"] % 2 + (250 if most else 0)
-        b["qs"] |= 0x44  # none below 4: with exponent 0 that is float32's least normal number
+        b["qs"] |= 0x44  # at least 4: with exponent 0 that is float32's smallest normal number
     elif type_ is NVFP4:
         b["d"] = b["d"] % 7 + (0x78 if most else 0)
-    elif type_ is IQ1_M:  # the top nibbles hold an F16
+    elif type_ is IQ1_M:  # the top nibbles form an F16
         b["scales"][:, 3] = b["scales"][:, 3] & 0x8FFF | (0x7000 if most else 0)
         b["scales"][:, 2] = b["scales"][:, 2] & 0x3FFF | (0x8000 if most else 0)
     return b.view(np.uint8)
@@ -188,17 +188,17 @@ _WORDS: _Words = {
     "both": lambda op, types: _range(op, types[0], "a", "b"),
     "positive": lambda _op, _types: {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _positive)},
     "casts": lambda _op, _types: {"": dict.fromkeys("ab", _filled(_casts))},
-    # of a block of zeros ggml leaves the quants of IQ4_NL as they were
+    # ggml does not write the quants of IQ4_NL for a block of zeros
     "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
     "scales": lambda _op, _types: {"least": _scales(most=False), "most": _scales(most=True)},
 }
-"""Word of the key `data` -> its regimes, from the op and its types.
+"""Value of the key `data` -> its regimes, from the op and its types.
 
-`range`: the first operand over its range; `both`: two of them alike. `positive`: nothing cancels. `casts`: borders of
-F16 and BF16. `borders`: of the quantisers. `scales`: blocks with the least and with the largest scales.
+`range`: the first operand over its range; `both`: two of them alike. `positive`: no cancellation. `casts`: limits of
+F16 and BF16. `borders`: limits of the quantisers. `scales`: blocks with the smallest and with the largest scales.
 """
 
 
 def regimes(data: str, op: str, types: tuple[GGMLType, ...]) -> Mapping[str, Regime]:
-    """Suffix of the names of its leaves -> regime: a node each."""
+    """Return suffix of leaf names -> regime; each is a separate node."""
     return _WORDS.get(data, _WORDS[""])(op, types)

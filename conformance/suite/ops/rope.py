@@ -1,4 +1,4 @@
-"""ROPE: all five kinds, partial and shifted rotation, YaRN, frequency factors, positions of a batch."""
+"""ROPE: all five modes, partial rotation, YaRN, frequency factors, positions of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops over rows: sums, norms, sorting, and rows by index."""
+"""Ops on rows: sums, norms, sorting and indexed rows."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
 
 
 def _tied(s: Stream, ne: Dims) -> NDArray[Any]:
-    """Rows of a few values each: of all the same, of two, of five, of infinities too."""
+    """Return rows with few distinct values: one, two, five, and infinities."""
     n0 = ne[0]
     rows = [
         np.full(n0, s.normal(1)[0]),
@@ -150,15 +150,15 @@ def _tied(s: Stream, ne: Dims) -> NDArray[Any]:
 
 
 def _picked(bench: Bench, rows: Tensor, indices: Tensor) -> Tensor:
-    """The elements [1, k, n] of `rows` [n0, n] at `indices` [k, n]."""
+    """Return the elements [1, k, n] of `rows` [n0, n] at `indices` [k, n]."""
     return bench.b.get_rows(bench.b.reshape_3d(rows, 1, *rows.ne[:2]), indices)
 
 
 def _sort_ties(bench: Bench) -> Sequence[Tensor]:
-    """Ggml leaves the order of equals open, so this checks what was picked, and that nothing was picked twice.
+    """Check picked values and that none is picked twice; ggml does not define the order of ties.
 
-    ARGSORT: the values in order, and each written back to where it came from, which gives `a` again. TOP_K, which may
-    leave any of several equals out: the values written back over ones larger than all, sorted.
+    ARGSORT: the values in order, and each written back to its position, which gives `a` again. TOP_K, which may omit
+    any of several ties: the values written back over larger ones, sorted.
     """
     v, b = bench.v, bench.b
     n0, n, _, _ = v["ne"]
@@ -186,7 +186,7 @@ def _sort_ties(bench: Bench) -> Sequence[Tensor]:
     full=("ARGMAX-f32-ne=151936x2",),
 )
 def _argmax(bench: Bench) -> Tensor:
-    if bench.v["data"]:  # any of several equals will do: what counts is its value
+    if bench.v["data"]:  # any of several ties is correct, so compare values
         a = bench.leaf("a", F32, bench.v["ne"], _tied, keep=True)
         return _picked(bench, a, bench.b.reshape_2d(bench.b.argmax(a), 1, a.ne[1]))
     return bench.b.argmax(bench.first("a", "ne", distinct(-8.0, 8.0)))

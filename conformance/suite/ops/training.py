@@ -1,4 +1,4 @@
-"""Training: gradients, losses, steps of an optimiser."""
+"""Training ops: gradients, losses and optimiser steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from conformance.suite.grid import grid, operands
 from .bench import Bench, cases
 
 _COMPUTED = "computed=|a|b|ab"
-"""Key: sources that a node computes and nothing else reads: ggml's allocator may put the result in their place."""
+"""Key: sources from a node with no other reader, whose memory ggml may reuse for the result."""
 
 
 def _computed(bench: Bench, source: Tensor) -> Tensor:
-    """A source, or a node that negates it."""
+    """Return the source, or a node that negates it."""
     return bench.b.neg(source) if source.name in bench.v["computed"] else source
 
 
@@ -80,7 +80,7 @@ def _rms_norm_back(bench: Bench) -> Tensor:
     full=("GET_ROWS_BACK-f32-ne=4096x1000,n=512",),
 )
 def _get_rows_back(bench: Bench) -> Tensor:
-    """`ne` is what rows were taken of, `n` how many, some of them often."""
+    """Build the gradient for `n` rows, some of them repeated, taken from a tensor of shape `ne`."""
     n, (m, rows, _, _) = bench.v["n"], bench.v["ne"]
     a = bench.leaf("a", bench.types[0], (m, n, 1, 1), normal())
     b = bench.leaf("b", I32, (n, 1, 1, 1), integers(0, rows))
@@ -100,7 +100,7 @@ def _get_rows_back(bench: Bench) -> Tensor:
     full=("SOFT_MAX_BACK-f32-ne=4096x64x8,scale=0.1",),
 )
 def _soft_max_back(bench: Bench) -> Tensor:
-    """`b` is a softmax by its size: ggml does not ask whether its rows add up to 1."""
+    """Use values of a softmax's magnitude for `b`: ggml does not require rows that add up to 1."""
     v, ne = bench.v, bench.v["ne"]
     a = bench.leaf("a", bench.types[0], ne, normal())
     b = bench.leaf("b", bench.types[0], ne, uniform(0.0, 2.0 / ne[0]))
@@ -151,7 +151,7 @@ def _pool_2d_back(bench: Bench) -> Tensor:
     full=("IM2COL_BACK-f32+f16-ne=224x224x16x2,kernel=3x3x16,k=1x1x1x1x1x1",),
 )
 def _im2col_back(bench: Bench) -> Tensor:
-    """`k` has strides, padding and dilation, each along the first dimension and the second."""
+    """Read strides, padding and dilation from `k`, each for dimensions 0 and 1."""
     ne, is_2d = bench.v["ne"], bool(bench.v["is_2D"])
     s0, s1, p0, p1, d0, d1 = bench.v["k"]
     b = bench.leaf("b", bench.types[1], bench.v["kernel"], normal(), keep=True)
@@ -168,7 +168,7 @@ def _im2col_back(bench: Bench) -> Tensor:
     full=("COUNT_EQUAL-i32-ne=5000x64",),
 )
 def _count_equal(bench: Bench) -> Tensor:
-    """Numbers below `n`."""
+    """Compare numbers below `n`."""
     a, b = (
         bench.operand(name, bench.types[0], bench.v["ne"], integers(0, bench.v["n"]), bench.v["vne"]) for name in "ab"
     )
@@ -187,13 +187,13 @@ def _count_equal(bench: Bench) -> Tensor:
     full=("CROSS_ENTROPY_LOSS-f32-ne=32000x64",),
 )
 def _cross_entropy_loss(bench: Bench) -> Tensor:
-    """Labels are a softmax, so that they add up to 1."""
+    """Use a softmax as labels, so that they add up to 1."""
     a = bench.first("logits", "ne", normal(3.0))
     return bench.b.cross_entropy_loss(a, _labels(bench, normal()))
 
 
 def _labels(bench: Bench, fill: Fill) -> Tensor:
-    """Shares of 1 in each row: a softmax of `fill`, or a leaf of such."""
+    """Return labels that add up to 1 per row: a softmax of `fill`, or a leaf."""
     v = bench.v
     if v["labels"] == "given":
         return bench.leaf("labels", bench.types[0], v["ne"], _shares)
@@ -235,7 +235,7 @@ def _cross_entropy_loss_back(bench: Bench) -> Tensor:
     ),
 )
 def _opt_step(bench: Bench) -> Sequence[Tensor]:
-    """The moments are seen through a node each, as they stand after the step."""
+    """Return the step, and a node per moment that reads it after the step."""
     b, ne, type_ = bench.b, bench.v["ne"], bench.types[0]
     a = bench.leaf("a", type_, ne, normal(), keep=True)
     b.set_param(a)

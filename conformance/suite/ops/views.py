@@ -1,4 +1,4 @@
-"""Ops that rename, copy or move bytes. NONE VIEW RESHAPE PERMUTE TRANSPOSE are seen through an op that reads them."""
+"""Ops that rename, copy or move bytes; views are tested through an op that reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARTS = "b=4x2x2x2,at=3x1x1x0 b=10x6x4x2,at=0x0x0x1 b=10x3x1x1,at=0x2x3x2"
 
 
 def _read_through(bench: Bench, t: Tensor) -> Tensor:
-    """An op that computes, so that the view is seen: `use`."""
+    """Return an op that reads the view `t`, chosen by `use`."""
     use = bench.v["use"]
     if use == "cont":
         return bench.b.cont(t)
@@ -86,7 +86,7 @@ def _view(bench: Bench) -> Sequence[Tensor]:
     v, b, (type_,) = bench.v, bench.b, bench.types
     a = bench.first("a", "a", values(type_))
     out = _read_through(bench, _VIEWS[bench.id.op](b, a, v))
-    # ggml's allocator must meet the tensor behind a view as a src too, which a NONE view does not name
+    # ggml's allocator must also see the viewed tensor as a src, which a NONE view does not have
     return (b.cont(a), out) if bench.id.op == "NONE" else (out,)
 
 
@@ -247,12 +247,12 @@ def _cont(bench: Bench) -> Tensor:
     ),
 )
 def _part(bench: Bench) -> Sequence[Tensor]:
-    """`b` into (or onto) the part of `a` that starts at element `at`, with the result's strides."""
+    """Write or add `b` into the part of `a` from element `at`, with the result's strides."""
     v, (type_,) = bench.v, bench.types
     a = bench.first("a", "a", values(type_))
     other = bench.operand("b", type_, v["b"], values(type_), v["vb"])
     at = (*v["at"], 0, 0, 0, 0)
-    strides = a.nb if v["inplace"] else contiguous_nb(a.type, a.ne)  # the result's
+    strides = a.nb if v["inplace"] else contiguous_nb(a.type, a.ne)  # of the result
     offset = sum(i * nb for i, nb in zip(at[:4], strides, strict=True))
     nb1, nb2, nb3 = strides[1:]
     out = bench.build(bench.id.op.lower())(a, other, nb1 * v["every"], nb2, nb3, offset)
