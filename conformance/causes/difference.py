@@ -217,7 +217,7 @@ def _why(ran: Ran, was: Seen | None, r: Result, entry: Known | None, entries: Ma
 
 
 def _lost(ran: Ran, run: _Run) -> tuple[list[Lost], Unasked | None]:
-    """Return baseline cases refused now or missing, and those outside this run's selection."""
+    """Return passes refused now and cases now missing, and those outside this run's selection."""
     lost, unasked = [], []  # type: tuple[list[Lost], list[str]]
     comparable = run.is_asked and (run.selection is None or ran.selection is None or run.selection == ran.selection)
     for case in sorted((*ran.passed, *ran.failed)):

@@ -1,4 +1,4 @@
-"""A failing case with its signature and the node at fault."""
+"""A failing case with its signature and failing node."""
 
 from __future__ import annotations
 
