@@ -18,4 +18,4 @@ __all__ = ["FAMILIES", "LEVELS", "Family", "Level"]
 
 _ALL = (OPS, CAPTURED, KV_GROWTH, GQA, MULTI_SEQUENCE, WEIGHT_PLACEMENT, BLOCKS, ALIAS, RANDOM, RELATIONS, TBO, ZOO)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
-"""Every family by name, in the order they run."""
+"""Every family by name, in run order."""

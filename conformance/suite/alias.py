@@ -1,9 +1,9 @@
-"""The family `alias`: two graphs whose tensors have the same names and that differ in one thing, run in turn.
+"""The family `alias`: two graphs with equal tensor names and one difference, run in turn.
 
-`alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, over weights, caches and inputs that A and B
-each have for themselves under the same names. A backend whose key of a compiled graph lacks a part of the graph (only
-names, shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs
-of one model do: nothing but the difference itself tells them apart. With `of=decoder` they are whole decoders over one
+`alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, where A and B have separate weights, caches and
+inputs under the same names. A backend whose cache key for a compiled graph lacks a part of the graph (only names,
+shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of one
+model do, so that only the difference itself distinguishes them. With `of=decoder` they are whole decoders over one
 model's weights and cache, a prompt and decodes of each in turn: graphs that a backend fuses, or runs at other sizes.
 """
 
@@ -30,7 +30,7 @@ from .grid import grid
 
 NAME = "alias"
 GENERATOR = 1
-"""Raise it when any id's bytes change."""
+"""Increment when the bytes of any id change."""
 
 _B = Builder()
 _named = _B.set_name
@@ -40,7 +40,7 @@ _DECODER = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2"
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The properties in which two graphs of this family may differ."""
+    """Properties in which two graphs of this family may differ."""
 
     eps: float = 1e-5
     scale: float = 0.25
@@ -50,9 +50,9 @@ class Traits:
     middle: str = "mul"
     """Op in the middle of the graph."""
     edge: str = "gate"
-    """Which of two alike values a node reads."""
+    """Which of two similar values a node reads."""
     swapped: bool = False
-    """Whether SUB's operands are swapped."""
+    """True to swap SUB's operands."""
     axes: tuple[int, int, int, int] = (0, 2, 1, 3)
     offset: int = 0
     """Rows of the cache before the first that is read."""
@@ -60,23 +60,23 @@ class Traits:
     """Every `stride`-th row of the cache is read."""
     n_kv: int = 8
     tokens: int = 0
-    """Tokens on top of the id's."""
+    """Tokens in addition to the id's."""
     type_: GGMLType = Q8_0
-    """Of one weight."""
+    """Type of one weight."""
     branch: int = 0
     """Which of two branches is computed; only FLAG_COMPUTE differs."""
     weight: int = 0
-    """1: one byte of one weight is another."""
+    """1: one byte of one weight differs."""
     norm: int = 0
-    """1: one byte of the norm's weight is another."""
+    """1: one byte of the norm's weight differs."""
     cache: int = 0
-    """1: the cache starts with other rows."""
+    """1: the initial rows of the cache differ."""
     sinks: bool = False
-    """One more source."""
+    """Add a source."""
     row: int = 0
-    """Elements of a weight's row where the graph is three products and nothing else; 0: the sublayer."""
+    """Elements of a weight's row for a graph of three products only; 0 for the sublayer."""
     outputs: int = 0
-    """1: other nodes are asked for."""
+    """1: other outputs are requested."""
 
 
 DIFFERS: dict[str, Traits] = {
@@ -104,19 +104,19 @@ DIFFERS: dict[str, Traits] = {
 }
 """Difference between A and B -> B's traits."""
 _OWN = frozenset({"type", "float", "weight", "norm", "cache", "src"})
-"""Of these, differences in weights and caches: A and B cannot share them."""
+"""Differences in weights and caches, which A and B then cannot share."""
 SHARED = tuple([what for what in DIFFERS if what not in _OWN])
 
 PRODUCTS = ("edge", "tokens", "type", "float", "branch", "weight")
-"""Of these, those that a graph of three products shows."""
+"""Differences that a graph of three products can have."""
 DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "sub_op": "ffn=geglu"}
-"""Of these, those that a decoder can have -> B's key."""
+"""Differences that a decoder can have -> B's key."""
 
 KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab k=0 shared=0|1 of=sublayer|decoder")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
-    """An id's values, the keys that it gives as text, and its seed; UsageError says what may stand there."""
+    """Return an id's values, its given keys as text, and its seed; UsageError lists valid ones."""
     body, seed = split_id(case_id, NAME, "differs=WHAT,key=value")
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
@@ -134,7 +134,7 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id; UsageError if it cannot be read."""
+    """Build the case of an id; UsageError if it is invalid."""
     v, params, seed = read(case_id)
     if v["of"] == "decoder":
         return _decoders(case_id, DECODERS[v["differs"]], params, seed)
@@ -161,13 +161,13 @@ def _decoders(case_id: str, difference: str, params: dict[str, str], seed: int) 
 
 
 def alone(case_id: str, traits: Traits, tokens: int) -> Case:
-    """One of the two graphs by itself, twice."""
+    """Return a case that runs one of the two graphs twice."""
     side = Side(case_id, traits, tokens)
     return Case(case_id, side.persistent, [side.step(0), side.step(1)], family=NAME, generator=GENERATOR)
 
 
 class Side:
-    """A or B: its weights and cache; the other has the same names."""
+    """A or B: its weights and cache, with the same names as the other's."""
 
     def __init__(self, case_id: str, traits: Traits, tokens: int) -> None:
         self.id, self.t, self.n = case_id, traits, tokens + traits.tokens
@@ -196,7 +196,7 @@ class Side:
                 self.persistent[self.w[name]] = data
 
     def step(self, k: int) -> Step:
-        """The graph once more: new tensors under the same names, with other inputs."""
+        """Build the graph again: new tensors with the same names and other inputs."""
         inputs: dict[Tensor, Bytes] = {}
 
         def leaf(name: str, type_: GGMLType, fill: Fill, *ne: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One case of many small graphs: several one-step cases merged, or each node of a recorded step by itself."""
+"""Combine small graphs: merge one-step cases, or isolate the nodes of a recorded step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nbytes, strided
 
 BYTES = 1 << 25
-"""A group that has so many takes no further case: a backend holds a few times that for it, and may keep its program."""
+"""Size of a full group; a backend needs a multiple of it and may cache its program."""
 
 
 def groups(cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """One-step cases, which may share a graph, together while they are small; each trajectory by itself: a kill costs
-    no more than that. A case is taken from `cases` when its group needs it.
-    """
+    """Group small one-step cases lazily, each trajectory alone, to limit the cost of a kill."""
     group: list[Case] = []
     size = 0
     for case in cases:
@@ -37,13 +35,13 @@ def groups(cases: Iterable[Case]) -> Iterator[list[Case]]:
 
 
 def merge(cases: Sequence[Case]) -> Case:
-    """One case whose only step runs the cases' graphs one after the other, for a backend that pays per graph.
+    """Return a case whose only step runs the cases' graphs in turn, if backends pay per graph.
 
-    Tensors and bytes are the cases' own, not copies: outputs, caches and expected values are found by the original
-    tensors. Names may repeat, as they do in llama.cpp's graphs.
+    Tensors and bytes are shared with the cases, not copied: outputs, caches and expected values are found by the
+    original tensors. Names may repeat, as they do in llama.cpp's graphs.
 
     Raises:
-        GraphError: a case has another number of steps than one, or two cases share a tensor.
+        GraphError: a case does not have exactly one step, or two cases share a tensor.
     """
     if not cases:
         raise GraphError("merge: at least one case expected, none given")
@@ -70,24 +68,24 @@ def merge(cases: Sequence[Case]) -> Case:
 
 
 def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
-    """A one-step case with a copy of every computed node of `step`, none of which reads another's result.
+    """Return a one-step case with independent copies of the computed nodes of `step`.
 
     A copy reads leaves with the recorded bytes that its sources had right before the node ran; the view ops in between
-    are rebuilt. Weights, caches and inputs keep their kind and name, by which backends know them; the result of an
+    are rebuilt. Weights, caches and inputs retain their kind and name, by which backends know them; the result of an
     earlier node becomes an input. Nodes that read the same bytes share a leaf; one that writes in place has its own. So
-    one compute judges every node by itself.
+    one compute tests every node separately.
 
     Args:
-        case: holds in `expected` of `step` a value for every node that a later one reads, and, unless `step` is the
-            first, in that of the last step before that writes a cache a value for it.
-        step: which step.
+        case: `expected` of `step` has a value for every node that a later one reads, and, unless `step` is the first,
+            `expected` of the last earlier step that writes a cache has a value for that cache.
+        step: index of the step.
 
     Returns:
-        The case, whose outputs are the copies and whose `expected` is what the record holds of them; and copy ->
-        original, in execution order.
+        The case, whose outputs are the copies and whose `expected` has their recorded values; and copy -> original, in
+        execution order.
 
     Raises:
-        GraphError: a recorded value that is needed is missing.
+        GraphError: a required recorded value is missing.
     """
     isolation = _Isolation(case, step)
     for node in case.steps[step].graph:
@@ -110,7 +108,7 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
 
 
 def _before(case: Case, k: int, cache: Tensor) -> Bytes:
-    """The bytes of `cache` before step `k`: recorded, or unchanged where no step in between writes it."""
+    """Return the bytes of `cache` before step `k`: recorded, or initial if no step writes it."""
     for j in range(k - 1, -1, -1):
         step = case.steps[j]
         if cache in step.expected:
@@ -121,7 +119,7 @@ def _before(case: Case, k: int, cache: Tensor) -> Bytes:
 
 
 class _Isolation:
-    """Builds the isolated case; follows the bytes of every root through the step."""
+    """Builds the isolated case and tracks the bytes of every root through the step."""
 
     def __init__(self, case: Case, k: int) -> None:
         self.persistent: dict[Tensor, Bytes] = {}
@@ -137,7 +135,7 @@ class _Isolation:
         self._bytes.update((t, _before(case, k, t)) for t in case.caches())
 
     def add(self, node: Tensor) -> None:
-        """Add a copy of `node`, then take its recorded result."""
+        """Add a copy of `node`, then apply its recorded result."""
         own: dict[Tensor, Tensor] = {}
         target = node.view_src
         changed = written(node)
@@ -150,7 +148,7 @@ class _Isolation:
         self.nodes.append(copy)
         self.original[copy] = node
         for root in changed[1:]:
-            self._bytes.pop(root, None)  # no value of a node shows them
+            self._bytes.pop(root, None)  # no recorded value has them
         self._shared = {t: c for t, c in self._shared.items() if t.root not in changed}
         if target is None:
             if node in self._record:
@@ -162,10 +160,10 @@ class _Isolation:
             place[...] = self._record[node].view(place.dtype).reshape(place.shape)
             self._bytes[target] = data
         else:
-            self._bytes.pop(target, None)  # its bytes are unknown from here on
+            self._bytes.pop(target, None)  # its bytes are unknown from now on
 
     def _copy(self, t: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
-        """The copy of `t` in `copies`; makes a leaf for its root and the view ops in between where they are missing."""
+        """Return the copy of `t` in `copies`, adding missing leaves and view ops."""
         chain: list[Tensor] = []
         cur: Tensor | None = t
         while cur is not None and cur not in copies:

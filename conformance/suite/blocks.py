@@ -1,9 +1,9 @@
-"""The family `blocks`: each architecture's sublayers alone: attention, feed-forward, recurrence, norm and residual.
+"""The family `blocks`: single sublayers of each architecture, such as attention.
 
-`blocks/llama-fa=0,run=p5.d1,layer=0,block=attention@7`: the id of a decoder, and which block. For an architecture that
-the builder does not know it is the id of a recording (family `zoo`; only where llama.cpp is installed). Weights and
-caches are the whole model's; what the layers before would give is drawn anew. `block=ffn_up` is the node alone that
-reads this weight, for a device that only multiplies.
+`blocks/llama-fa=0,run=p5.d1,layer=0,block=attention@7`: the id of a decoder, and the block. For an architecture unknown
+to the builder it is the id of a recording (family `zoo`; requires llama.cpp). Weights and caches are those of the whole
+model; inputs from other layers are random. `block=ffn_up` is the single node that reads this weight, for a device that
+only multiplies.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .zoo import model
 
 NAME = "blocks"
 KEYS = {**keys("layer=0"), "block": text("attention", "a block's name")}
-"""Which block."""
+"""Keys of the block."""
 
 _TINY: Keys = {"l": 2, "embd": 32, "heads": 4, "kv": 2, "head": 16, "ff": 32, "vocab": 32, "seqs": 2, "ctx": 256}
 _LONG: Keys = {"l": 1, "embd": 2048, "heads": 4, "kv": 2, "head": 16, "ff": 32, "vocab": 32, "ctx": 256, "w": "f16"}
-"""Rows as long as accelerators take them, everything else small."""
+"""Rows long enough for accelerators, everything else small."""
 _RUN: Keys = {"run": "at20.p3.d1"}
 _POSITIONS = "freqs=1 base=500000 rope=neox rope=none,alibi=8 qkv=fused outbias=1"
 _TWO: Keys = {"seqs": 2, "nodes": 2, "run": "p3.d1"}
-"""What a block reads and no stream can stand for, such as a mask, is recorded in both steps."""
+"""Inputs that cannot be random, such as a mask, are recorded in both steps."""
 
 TABLE: Table = {
     "smoke": (
@@ -67,11 +67,11 @@ TABLE: Table = {
     ),
     "full": (grid("llama", **_TINY, w="q4_0 q8_0 f16", **_RUN, block="feedforward attention head"),),
 }
-"""Architectures that the builder knows."""
+"""Architectures known to the builder."""
 
 
 def _recorded(blocks: str) -> tuple[Grid, ...]:
-    """Rows from `ARCH:BLOCK|BLOCK`, or `ARCH/LAYER:BLOCK|BLOCK` where the layer is not the first."""
+    """Return rows for `ARCH:BLOCK|BLOCK`, or `ARCH/LAYER:BLOCK|BLOCK` for another layer than 0."""
     items = (item.partition(":") for item in blocks.split())
     rows = ((*where.partition("/"), names.replace("|", " ")) for where, _, names in items)
     return tuple(grid(arch, **_TWO, layer=layer or "-", block=names) for arch, _, layer, names in rows)
@@ -125,9 +125,9 @@ _ROLES: dict[str, tuple[str, ...]] = {
     "feedforward": ("ffn_", "exp_probs", "channel_mix_"),
     "recurrent": ("ssm_", "time_mix_", "shortconv"),
 }
-"""Block -> how the roles of its weights begin; a norm between blocks is a block called as its role."""
+"""Block -> prefixes of its weights' roles; a norm between blocks is named after its role."""
 HEAD = "head"
-"""Block after all layers, listed as of layer 0."""
+"""Block after all layers, listed as layer 0."""
 _HEAD = re.compile(r"(output|cls)(_norm)?\b.*")
 _NORM_OPS = frozenset({"NORM", "RMS_NORM"})
 
@@ -141,7 +141,7 @@ class Block:
 
 
 def block_of(name: str) -> Block | None:
-    """The block of a weight or cache; None for one without, such as an embedding."""
+    """Return the block of a weight or cache; None if it has none, such as an embedding."""
     cache, owner = _CACHE.fullmatch(name), _OWNER.fullmatch(name)
     if cache is not None:
         return Block(int(cache["layer"]), "recurrent" if cache["role"] in "rs" else "attention")
@@ -154,11 +154,11 @@ def block_of(name: str) -> Block | None:
 
 
 def _spans(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[int, int]]:
-    """Every block of a graph -> its first node's index, and that after its last node.
+    """Return every block of a graph -> index of its first node, and that after its last.
 
-    A block reaches from the first to the last node that reads its weights or caches, and on to where the next begins.
-    The norm op before a norm's weight and the sum before that, the residual, belong to the norm. Blocks whose nodes
-    mix, such as attention and a recurrence side by side, are one, named after the first of them that is no norm.
+    A block reaches from the first to the last node that reads its weights or caches, and on to the next block. The norm
+    op before a norm's weight and the preceding residual sum belong to the norm. Blocks with interleaved nodes, such as
+    parallel attention and recurrence, are merged and named after the first that is not a norm.
     """
     own = frozenset(persistent)
     spans: dict[Block, tuple[int, int]] = {}
@@ -180,16 +180,16 @@ def _spans(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[in
 
 
 def _reader(graph: Graph, block: Block) -> tuple[int, int] | None:
-    """The first node that reads the weight called as `block`, and the index behind it; None where none does."""
+    """Return the index of the first node that reads the weight `block`, and the next; else None."""
     name = f"blk.{block.layer}.{block.name}.weight"
     at = next((i for i, n in enumerate(graph) if any(s is not None and s.name == name for s in n.src)), None)
     return None if at is None else (at, at + 1)
 
 
 def _states_last(graph: Graph, persistent: Collection[Tensor]) -> Graph:
-    """The same nodes; those that fetch a layer's recurrent state stand right before the first node that needs it.
+    """Move nodes that load a recurrent state to just before the first node that needs it.
 
-    llama.cpp puts them where it begins to build a layer, which may be among the nodes of the layer before.
+    llama.cpp puts them where it starts to build a layer, possibly among the nodes of the previous layer.
     """
     own = frozenset(persistent)
     layer: dict[Tensor, int] = {}
@@ -225,12 +225,12 @@ def _start(graph: Graph, first: int) -> int:
 
 
 def _alone(case_id: str, whole: Case, block: Block) -> Case:
-    """The block in every step of `whole` that has it. Values from outside the block are drawn anew, of order 1.
+    """Return the block in every step of `whole` that has it, with random inputs of order 1.
 
-    Inputs of the whole keep their bytes, and so do recorded values that are no plain numbers: indices, masks.
+    Inputs of the whole retain their bytes, as do recorded values other than finite floats: indices, masks.
 
     Raises:
-        UsageError: no step has this block, or one reads what must have been recorded and was not.
+        UsageError: no step has this block, or one reads a value that had to be recorded and was not.
     """
     steps = []
     known: dict[Block, None] = {}
@@ -273,12 +273,12 @@ def _inputs(case_id: str, k: int, step: Step, part: Part) -> dict[Tensor, Bytes]
 
 
 def _is_plain(t: Tensor, data: Bytes) -> bool:
-    """Whether the record is plain numbers, which others may replace."""
+    """Return True if the record is finite floats, which random values may replace."""
     return t.type is F32 and bool(np.isfinite(data.view(np.float32)).all())
 
 
 def _with_seed(body: str) -> str:
-    """The id of a table's row; blocks of one model have one seed, and so one model."""
+    """Return the id of a row; blocks of one model have one seed, and so one model."""
     return with_seed(NAME, body, without(body, KEYS)[0])
 
 
@@ -287,16 +287,16 @@ _ids_with_recordings = ids_of({level: (*TABLE[level], *RECORDED[level]) for leve
 
 
 def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level and those below it; those of recordings where llama.cpp is there to make them."""
+    """Return the case ids of a level; recordings only if llama.cpp is installed."""
     return _ids(level) if zoo.available() else _ids_with_recordings(level)
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
+    """Build the case of an id.
 
     Raises:
-        UsageError: the id cannot be read, no graph can be built from it, or it has no such block.
-        UnavailableError: the architecture is one that only llama.cpp knows, and there is none here.
+        UsageError: the id is invalid, no graph can be built from it, or it has no such block.
+        UnavailableError: only llama.cpp knows the architecture, and it is not installed.
     """
     body, _ = split_id(case_id, NAME, "ARCH-key=value,layer=N,block=NAME")
     bare, which = without(body, KEYS)

@@ -1,11 +1,11 @@
-"""Cases captured from llama.cpp with its eval callback: real graphs, real node names, recorded values.
+"""Cases captured from llama.cpp with its eval callback: real graphs, node names and values.
 
-A capture is a `.json` with the graphs and a `.npz` with the bytes. `persistent`: weights and caches. `steps[k].tokens`:
-rows `[token, position, sequence, wants_logits]`; `steps[k].tensors`: fields of `struct ggml_tensor`, each after its
-`src` and `view_src`, with `node` (is in the graph's list of nodes), `input` (a leaf filled for the step) and
-`persistent` (the name of the one it is). Arrays, raw uint8 laid out by `nb`: `p{i}` persistent[i] before the first
-step; in step k `s{k}_i{j}` input j, `s{k}_o{j}` node j right after it ran, `s{k}_c{i}` cache i after the step. A node
-without FLAG_COMPUTE was not computed; its recorded bytes mean nothing.
+A capture is a `.json` file with the graphs and a `.npz` file with the bytes. `persistent`: weights and caches.
+`steps[k].tokens`: rows `[token, position, sequence, wants_logits]`; `steps[k].tensors`: fields of `struct ggml_tensor`,
+each after its `src` and `view_src`, with `node` (in the graph's node list), `input` (a leaf that is filled per step)
+and `persistent` (the name of the persistent tensor). Arrays are raw uint8 laid out by `nb`: `p{i}` persistent[i] before
+the first step; in step k `s{k}_i{j}` input j, `s{k}_o{j}` node j right after it ran, `s{k}_c{i}` cache i after the
+step. A node without FLAG_COMPUTE was not computed; its recorded bytes are meaningless.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from conformance.ggml.tensor import FLAG_OUTPUT, Bytes, Tensor, computes, nbytes
 from .family import Family, Level
 
 MAX_MEMORY = 4 << 30
-"""Bytes that reading one capture may take."""
+"""Memory limit in bytes to read one capture."""
 TOLERANCE = {"nmse": 5e-4}
-"""How far a free run may be from a recording in ggml's quantised arithmetic."""
+"""Maximum difference between a free run and a recording in ggml's quantised arithmetic."""
 GOLDEN = shipped.own_golden() / "captured"
-"""The folder of the captures that come along."""
+"""Folder of the captures that are shipped."""
 
 ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
-"""`source` of a capture -> the rounding of the recorder's ggml, in which the reference can be compared with it."""
+"""`source` of a capture -> arithmetic of the recording ggml, for the reference."""
 
 _NPY_HEADER = 4096  # bytes at most; NumPy writes 128
 # NumPy's own reader evaluates the header; every array of a capture has this one.
@@ -50,19 +50,19 @@ _NPY = re.compile(
     re.DOTALL,
 )
 _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
-# RuntimeError: encrypted; its subclass NotImplementedError: a method of compression that zipfile does not know.
+# RuntimeError: encrypted; its subclass NotImplementedError: an unsupported compression method.
 
 _FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
 
 
 def import_capture(path: Path) -> Case:
-    """The capture in a `.json` and the `.npz` beside it as a case with recorded values.
+    """Read a `.json` capture and its `.npz` file as a case with recorded values.
 
-    Outputs are the results: recorded nodes flagged OUTPUT that no node reads, else the last computed node. Expected are
-    every recorded node that computes something, and every recorded cache. The id is `captured/{name of the file}@0`.
+    Outputs are the results: recorded nodes flagged OUTPUT that no node reads, else the last computed node. Every
+    recorded computing node and cache has an expected value. The id is `captured/{file name}@0`.
 
     Raises:
-        CaseFileError: names the field or array, and what is wrong with it.
+        CaseFileError: names the field or array, and its defect.
     """
     memory = Memory(MAX_MEMORY, 0)
     doc = _document(path, memory)
@@ -132,7 +132,7 @@ def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arr
 
 
 def _tensor(entry: JSON, names: Mapping[str, int], where: str) -> dict[str, JSON]:
-    """A tensor of a capture as `codec` expects it, which checks it."""
+    """Convert a tensor of a capture to the form that `codec` expects and checks."""
     entry = _object(entry, where)
     name = entry.get("persistent")
     if name is None or not where.startswith("steps"):
@@ -150,7 +150,7 @@ def _results(graph: Graph, recorded: Mapping[Tensor, Bytes]) -> tuple[Tensor, ..
 
 
 def _nothing() -> defaultdict[str, Bytes]:
-    """Empty byte arrays: the tensors come first, then their sizes are known."""
+    """Return empty byte arrays; sizes are known only after the tensors are loaded."""
     return defaultdict(lambda: np.empty(0, np.uint8))
 
 
@@ -167,7 +167,7 @@ def _list(value: JSON, where: str) -> list[JSON]:
 
 
 class Arrays:
-    """Raw byte arrays of an `.npz` that may come from a stranger; sizes are checked before anything is inflated."""
+    """Raw byte arrays of an untrusted `.npz`; sizes are checked before anything is inflated."""
 
     def __init__(self, path: Path, memory: Memory) -> None:
         self.memory = memory
@@ -187,7 +187,7 @@ class Arrays:
         return name in self._members
 
     def read(self, name: str, size: int) -> Bytes:
-        """The array `name` of `size` bytes; CaseFileError if it is missing, of another size or form, or broken."""
+        """Return the array `name` of `size` bytes; CaseFileError if missing, broken or mis-sized."""
         member = self._members.get(name)
         field = f"npz.{name}"
         if member is None:

@@ -1,4 +1,4 @@
-"""Values of a leaf, drawn from its stream, and the bytes they become."""
+"""Values of a leaf, drawn from its random stream, and their encoding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from conformance.ggml.tensor import Bytes, Dims
 from conformance.ggml.types import F32, I32, I64, MXFP4, GGMLType
 
 Fill = Callable[[Stream, Dims], NDArray[Any]]
-"""Values of a leaf of shape `ne`, `ne[0]` fastest: float32 for float types, int64 for integers."""
+"""Values of a leaf of shape `ne`, `ne[0]` fastest: float32 for floats, int64 for integers."""
 
 
 def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
-    """The bytes of a leaf. Block types get random blocks whatever the fill: any bits that a quantiser could write."""
+    """Return the bytes of a leaf; block types get random blocks of valid bits instead of `fill`."""
     if type_.blck_size > 1:
         return random_blocks(type_, stream.words, math.prod(ne) // type_.blck_size).reshape(-1)
     values = fill(stream, ne).reshape(-1)
@@ -35,44 +35,44 @@ def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
 
 
 def normal(scale: float = 1.0, mean: float = 0.0) -> Fill:
-    """Normally distributed values."""
+    """Return normally distributed values."""
     return lambda s, ne: s.normal(math.prod(ne), scale, mean)
 
 
 def uniform(lo: float, hi: float) -> Fill:
-    """Uniformly distributed values in [lo, hi]."""
+    """Return uniformly distributed values in [lo, hi]."""
     return lambda s, ne: s.uniform(math.prod(ne), lo, hi)
 
 
 def away_from_zero(lo: float, hi: float) -> Fill:
-    """Values of either sign, none near zero."""
+    """Return values of either sign, none near zero."""
     return lambda s, ne: s.away_from_zero(math.prod(ne), lo, hi)
 
 
 def distinct(lo: float, hi: float) -> Fill:
-    """Values that differ from each other within each row."""
+    """Return values that are distinct within each row."""
     return lambda s, ne: s.distinct(ne[1] * ne[2] * ne[3], ne[0], lo, hi)
 
 
 def integers(lo: int, hi: int) -> Fill:
-    """Integers in [lo, hi)."""
+    """Return integers in [lo, hi)."""
     return lambda s, ne: s.integers(math.prod(ne), lo, hi)
 
 
 def values(type_: GGMLType) -> Fill:
-    """Whole numbers of the full range for integer types, normally distributed values for the rest."""
+    """Return integers of the full range for integer types, else normally distributed values."""
     if type_ is I64:
         return lambda s, ne: s.words(math.prod(ne)).view("<i8")
     return integers(-(2**31), 2**31) if type_ is I32 else normal()
 
 
 def chosen(n: int) -> Fill:
-    """Each row holds different numbers of 0..n-1 in random order."""
+    """Return rows of distinct numbers from 0..n-1 in random order."""
     return lambda s, ne: s.choice(ne[1] * ne[2] * ne[3], n, ne[0])
 
 
 _INF, _TINY = math.inf, 1e-40
-"""`_TINY`: subnormal in F32, zero in F16."""
+"""Subnormal in F32, zero in F16."""
 EDGES: dict[str, tuple[float, ...]] = {
     "": (),
     "edge": (0.0, -0.0, _INF, -_INF, _TINY, -_TINY, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5),
@@ -83,7 +83,7 @@ EDGES: dict[str, tuple[float, ...]] = {
 
 
 def with_edges(fill: Fill, kind: str) -> Fill:
-    """As `fill`, with one in eight elements replaced by each of `EDGES[kind]` in turn."""
+    """Return `fill` with one in eight elements replaced by `EDGES[kind]` in turn."""
     if not kind:
         return fill
 
@@ -96,10 +96,10 @@ def with_edges(fill: Fill, kind: str) -> Fill:
 
 
 def causal(n_past: int, *, dead: float = 0.0) -> Fill:
-    """An attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i, a share `dead` of which is hidden too.
+    """Return an attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i.
 
-    Seen entries are 0, hidden ones -inf; a query's own key is always seen. A query before the first key sees none, or
-    one where a share is hidden.
+    A share `dead` of these is hidden too. Visible entries are 0, hidden ones -inf; a query's own key is always visible.
+    A query before the first key sees none, or one if `dead` is set.
     """
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
@@ -116,7 +116,7 @@ def causal(n_past: int, *, dead: float = 0.0) -> Fill:
 
 
 def biased(mask: Fill, scale: float) -> Fill:
-    """`mask` with normally distributed values in place of zeros."""
+    """Return `mask` with normally distributed values instead of zeros."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         return mask(s, ne).reshape(-1) + s.normal(math.prod(ne), scale)
@@ -125,7 +125,7 @@ def biased(mask: Fill, scale: float) -> Fill:
 
 
 def blind(mask: Fill) -> Fill:
-    """`mask` with each matrix's second row hidden altogether."""
+    """Return `mask` with each matrix's second row entirely hidden."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = mask(s, ne).reshape(-1, ne[1], ne[0]).copy()
@@ -136,7 +136,7 @@ def blind(mask: Fill) -> Fill:
 
 
 def hadamard(n: int) -> NDArray[np.float32]:
-    """The orthonormal Walsh-Hadamard matrix [n, n], `n` a power of 2: `ggml_gen_hadamard`."""
+    """Return the orthonormal Walsh-Hadamard matrix [n, n], n a power of 2: `ggml_gen_hadamard`."""
     h = np.array([[np.float32(1.0) / np.sqrt(np.float32(n))]], np.float32)
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])
@@ -147,14 +147,13 @@ _STD = {
     "q4_0": 0.44, "q4_1": 0.48, "q5_0": 0.44, "q5_1": 0.49, "q8_0": 0.44, "mxfp4": 0.84, "q2_K": 0.32, "q3_K": 0.26,
     "q4_K": 0.20, "q5_K": 0.20, "q6_K": 0.25,
 }  # fmt: skip
-"""Block type -> root mean square of what `random_blocks` gives, measured."""
+"""Block type -> measured root mean square of `random_blocks`."""
 
 
 def random_bytes(type_: GGMLType, stream: Stream, n: int, std: float) -> Bytes:
-    """`n` values of about that standard deviation; for a block type random blocks, scaled by a power of 2.
+    """Return `n` values of about that standard deviation; scaled random blocks for block types.
 
-    Raises:
-        UsageError: a block type whose scale is no F16 field.
+    UsageError for a block type whose scale is not an F16 field.
     """
     if not type_.is_quantized:
         return from_float(type_, stream.normal(n, std)).view(np.uint8).reshape(-1)

@@ -1,15 +1,15 @@
-"""Three families of decoders: their caches grow, their heads form groups, their sequences come and go.
+"""Three families of decoders: growing KV caches, grouped heads, changing sequences.
 
-`kv_growth`: the KV cache grows over 256, 512, … cells, is rewound, emptied and filled again. Graph-level backends
-compile a cgraph for the sizes they first see; here those sizes change under them.
+`kv_growth`: the KV cache grows over 256, 512, … cells, is rewound, cleared and refilled. Graph-level backends compile a
+cgraph for the sizes they first see; here those sizes change.
 
-`gqa`: attention with fewer KV heads than heads. Ratios to 16:1, odd ones among them, head sizes from 32 to 256, V of
-another size than K, ALiBi, softcap and sinks; prefill and decode, masked cells between others, as many cells as there
-are (300) and a multiple of 256.
+`gqa`: attention with fewer KV heads than heads. Ratios up to 16:1, including odd ones, head sizes from 32 to 256, V of
+another size than K, ALiBi, softcap and sinks; prefill and decode, masked cells among others, n_kv equal to the number
+of cells (300) and a multiple of 256.
 
-`multi_sequence`: up to eight sequences of different lengths in one graph that come, go and share. With a stream each, a
-graph reads the streams from the first to the last of its sequences, and a batch of sequences that are no neighbours
-becomes two graphs; in one stream all sequences' cells lie mixed.
+`multi_sequence`: up to eight sequences of different lengths in one graph that join, leave and share. With a stream per
+sequence, a graph reads the streams from the first to the last of its sequences, and a batch of non-adjacent sequences
+becomes two graphs; in one stream the cells of all sequences are interleaved.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def _family(name: str, summary: str, table: Table, *, by_size: bool = True) -> F
 _GROWING: Keys = {"l": 1, "embd": 32, "heads": 2, "kv": 1, "ff": 32, "vocab": 32}
 _growing = partial(grid, "llama", **_GROWING)
 _long = partial(grid, "llama", l=1, embd=2048, heads=2, kv=1, head=64, ff=64, vocab=32)
-"""Projections of rows that accelerators take (2,048 long), everything else small."""
+"""Projections with rows long enough for accelerators (2,048), everything else small."""
 _CACHES = "cache=f16 cache=bf16 cache=f32 cache=q8_0,head=32 cache=q4_0,head=32"
 _CACHES_V = "cache=f16 cache=bf16 cache=f32 cache=q8_0,cache_v=f16,head=32 cache=q4_0,cache_v=f32,head=32"
-"""V kept transposed cannot be quantised."""
+"""A transposed V cannot be quantised."""
 _CROSS: Keys = {"run": "at253.d5.back3.d2.reset.p6.d2"}
 _WINDOW: Keys = {"ctx": 1024, "ubatch": 64, "run": "at250.p10.d3.p300.d2.reset.p9.d2"}
-"""A window of 32 over 256 cells: the prompt goes round them, other layers grow to 768, then a second prompt."""
+"""A window of 32 over 256 cells: a prompt wraps, other layers grow to 768, then another."""
 _SHIFT: Keys = {"run": "at250.d1.shift9.p30.d2.back4.d2"}
-"""A context that is full forgets its first tokens: K in the cache is rotated to where its tokens moved."""
+"""A full context removes its first tokens: K in the cache is rotated to the new positions."""
 _BLOCKS: Keys = {"ctx": 768, "run": "at200.p9.p20.d1.p250.d1.p240.d1"}
-"""Prompts of four sizes and tokens, in turn, in three blocks of cells: a program that is not kept is compiled again."""
+"""Prompts of four sizes and tokens in three blocks of cells; uncached programs recompile."""
 _ALL = "p250.15(d12.p244).d6"
-"""From nothing to 4,096 tokens, over each multiple of 256 token by token."""
+"""Zero to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
 _FOUR = f"seqs=4,run=at250.{_COME_AND_GO} seqs=4,unified=1,run=at60.{_COME_AND_GO}"
 """Four sequences with a stream each, and in one stream."""
 
 _AT_ONCE = "p257.d1 p512.d1 p513.d1 o257 at255.p257.d1 p256.p256.p257"
-"""Prompts in one graph on both sides of 256 and 512, where static models begin another chunk."""
+"""Prompts in one graph around 256 and 512, where static models start another chunk."""
 _BORDERS = "ctx=255,run=at252.p2.d1 ctx=256,run=at253.p2.d1 ctx=257,run=at253.p2.d2"
 """n_kv of exactly 255, 256 and 257."""
 
@@ -119,13 +119,13 @@ _TINY: Keys = {"embd": 32, "ff": 32, "vocab": 32}
 _grouped = partial(grid, "llama", l=1, **_TINY)
 _six = partial(_grouped, heads=6, kv=2, head=32)
 _RATIOS = "heads=1,kv=1 heads=2,kv=1 heads=3,kv=1 heads=5,kv=1 heads=7,kv=1 heads=8,kv=1 heads=16,kv=1"
-"""Multi-query."""
+"""Multi-query attention."""
 _GROUPS = "heads=4,kv=4 heads=6,kv=2 heads=10,kv=2 heads=14,kv=2 heads=12,kv=3 heads=15,kv=5 heads=16,kv=4"
 _SIZES = "40 64 80 96 112 128 192 256"
 _K_AND_V = "head=64,headv=32 head=32,headv=64 head=96,headv=64 head=192,headv=128 head=256,headv=40"
 _ODD = "heads=6,kv=2 heads=5,kv=1"
 _SCORES = "softcap=3 sinks=1 softcap=3,sinks=1"
-"""A cap of the order of the logits, so that it bends them."""
+"""A softcap of the order of the logits, so that it has an effect."""
 _SLOPED = "rope=none,alibi=8"
 _EXACT: Keys = {"ctx": 300, "run": "at290.p3.d2"}
 """As many cells as there are, and not a multiple of 256."""
@@ -195,11 +195,11 @@ _several = partial(grid, "llama", l=1, embd=32, heads=4, kv=2, head=16, ff=32, v
 _WAYS: Keys = {"unified": "0 1", "fa": "1 0"}
 _JOIN_AND_LEAVE = "p5+9+1+3.d1.rm1.d1.back2.d1.add1.p2+4+1+1.d1"
 _APART = "p3+5+2+4.p1+0+2+0.p0+3+0+0.p2+0+0+1"
-"""Subsets whose sequences are no neighbours."""
+"""Subsets of non-adjacent sequences."""
 _LATE = "p0+0+4+0.p3+0+0+0.p0+0+1+5.p2+6+1+1.d1"
-"""The last comes first: cells of the sequences lie in another order than the sequences."""
+"""The last sequence comes first, so cells are in another order than sequences."""
 _AS_MANY = "p2+2+0.p3+3+3.p5+5+0"
-"""As many tokens of each sequence as there are sequences, twice; then not."""
+"""Token count per sequence equal to the number of sequences, twice; then different."""
 _EIGHT = "p1+2+3+4+5+6+7+8.d1.rm0.rm5.d1.add5.p2+1+1+1+3+1+1.d1"
 
 _MULTI_SEQUENCE: Table = {

@@ -1,17 +1,17 @@
-"""What a case family is, and the text of its case ids: `family/WHAT-key=value,key=value@seed`.
+"""Case families and the syntax of their case ids: `family/WHAT-key=value,key=value@seed`.
 
-The text alone makes the case: every key and the seed may be changed at will. Tables list ids as `grid.py` says. Keys
-are declared as they stand in an id, each with its default, which also says what may stand there:
+The text alone defines the case: any key and the seed may be changed. Tables list ids in the notation of `grid.py`. Keys
+are declared as in an id, each with its default, which also defines its type:
 
 | declared | value |
 |---|---|
-| `ne=SHAPE` | ggml's `ne`, such as `16x4x2`: `ne[0]` first, trailing ones left out; required |
-| `b=SHAPE?` | the same, None if left out |
-| `by=NUMBERS` | integers joined by `x`, none if left out |
+| `ne=SHAPE` | ggml's `ne`, such as `16x4x2`: `ne[0]` first, trailing ones omitted; required |
+| `b=SHAPE?` | the same, None if omitted |
+| `by=NUMBERS` | integers joined by `x`, empty if omitted |
 | `n=4` | an int32 |
 | `eps=1e-5` | a float |
 | `hide=causal|bias`, `cast=|f32` | one of these words, the first by default |
-| `va=` | text that its reader checks |
+| `va=` | text that the family checks |
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from .grid import Row, ids_of_rows
 Level = Literal["smoke", "standard", "full"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 Table = Mapping[Level, Sequence[Row]]
-"""Level -> what it adds to the levels below it, without family and seed."""
+"""Level -> rows it adds to lower levels, without family and seed."""
 
 MAX_ELEMENTS = 2**28
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of case. `ids("smoke")` is part of `ids("standard")`, which is part of `ids("full")`."""
+    """A kind of case; the ids of each level include those of the lower ones."""
 
     name: str
     summary: str
     ids: Callable[[Level], Sequence[str]]
-    """Case ids `family/params@seed`, smallest first; the same on every machine."""
+    """Case ids `family/params@seed`, smallest first; equal on every machine."""
     build: Callable[[str], Case]
-    """The case behind an id, the same bytes on every machine; `UsageError` for an id it does not know."""
+    """Builds the case of an id, with equal bytes on every machine; `UsageError` if unknown."""
     seeded: bool = True
-    """Whether another seed makes another case; a recording has but one."""
+    """True if another seed gives another case; a recording has only one."""
     lacks: Callable[[], str] = str
-    """Why it has no cases in this installation; empty where nothing is missing."""
+    """Why it has no cases in this installation; empty if nothing is missing."""
 
 
 def ids_of(
     table: Table, with_seed: Callable[[str], str], size: Callable[[str], int] = lambda _: 0
 ) -> Callable[[Level], Sequence[str]]:
-    """`Family.ids` from a table; what a level adds is ordered by `size`.
+    """Return `Family.ids` for a table; ids that a level adds are sorted by `size` of their row.
 
-    `with_seed` makes an id of one without family and seed; `size` gives what that is sorted by.
+    `with_seed` adds family and seed to a row.
     """
 
     @cache
@@ -73,12 +73,12 @@ def ids_of(
 
 
 def with_seed(family: str, body: str, seed_of: str = "") -> str:
-    """The id of a table's row. Its seed comes from its text (or `seed_of`), so rows added elsewhere change nothing."""
+    """Return the id of a row; its seed is a hash of its text (or `seed_of`) only."""
     return f"{family}/{body}@{zlib.crc32((seed_of or body).encode()) % 1000}"
 
 
 def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:
-    """An id's text between family and seed, and its seed; UsageError, which shows `form`, if it is no such id."""
+    """Split an id into body and seed; UsageError, which quotes `form`, if it is invalid."""
     head, _, seed = case_id.rpartition("@")
     name, _, body = head.partition("/")
     if name != family or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
@@ -88,17 +88,17 @@ def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One `key=value` of an id: how its text is read, and its value where the id leaves it out."""
+    """One `key=value` of an id: its parser and its default."""
 
     read: Callable[[str], Any]
-    """`ValueError` for a text that may not stand there."""
+    """Raises `ValueError` for invalid text."""
     what: str
     default: Any = None
     required: bool = False
 
     @property
     def is_shape(self) -> bool:
-        """Whether its value is a tensor's `ne`."""
+        """True if its value is a tensor's `ne`."""
         return self.read is _shape
 
 
@@ -121,7 +121,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def word(*legal: str) -> Key:
-    """One of some words, the first by default."""
+    """Return a key with one of several words, the first by default."""
 
     def read(text: str) -> str:
         if text not in legal:
@@ -132,12 +132,12 @@ def word(*legal: str) -> Key:
 
 
 def text(default: str = "", what: str = "text") -> Key:
-    """Text that its reader checks."""
+    """Return a key whose text is checked by the family."""
     return Key(str, what, default)
 
 
 def keys(declared: str) -> dict[str, Key]:
-    """The keys of a declaration, separated by blanks."""
+    """Parse a declaration of keys, separated by spaces."""
     return {name: _key(default) for name, _, default in (item.partition("=") for item in declared.split())}
 
 
@@ -156,7 +156,7 @@ def _key(default: str) -> Key:
 
 
 def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every key's value, and the texts of those given in `key=value,key=value`; UsageError says which is wrong."""
+    """Parse `key=value,key=value`: values of all keys, and given texts; UsageError if invalid."""
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
     for item in keys_text.split(",") if keys_text else ():
@@ -180,8 +180,8 @@ def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[di
 
 
 def without(body: str, keys: Container[str]) -> tuple[str, str]:
-    """Split `WHAT-key=value,key=value` into the id without `keys`, and these: for ids that extend another family's."""
-    what, dash, first = body.partition("=")[0].rpartition("-")  # an architecture's name may have dashes too
+    """Split off `keys` from `WHAT-key=value,…`, for ids that extend another family's."""
+    what, dash, first = body.partition("=")[0].rpartition("-")  # architecture names may contain dashes
     items = body[len(what) + 1 :].split(",") if dash and first else []
     if not items:
         return body, ""

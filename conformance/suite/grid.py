@@ -1,11 +1,11 @@
-"""The notation of case tables: a grid stands for one id per combination of the values on its axes.
+"""The notation of case tables: a grid is one id per combination of the values on its axes.
 
 `grid("ADD SUB", "f32 f16", a="13x5", b="- 1 13", layout=points("va=pad va=off,vb=rows"))` is 24 ids, the last of which
 is `SUB-f16-a=13x5,b=13,va=off,vb=rows`.
 
-- Words separated by blanks are the values of an axis, in the order in which the ids come; `-` leaves the key out.
-- Keywords are the keys of the id, in its order: `from_` is `from`, and `**KEYS` puts in a dictionary of them.
-- `points` lists texts of several keys that change together; such an axis has a name of its own.
+- Words separated by spaces are the values of an axis, in the order of the ids; `-` omits the key.
+- Keywords are the keys of the id, in its order: `from_` is `from`, and `**KEYS` inserts a dictionary of them.
+- `points` lists texts of several keys that change together; such an axis has its own name.
 - `shapes("64", "1 3", "4")` is `64x1x4 64x3x4`, and `operands("f32 f16", "i32")` is `f32+i32 f16+i32`.
 """
 
@@ -18,20 +18,20 @@ from itertools import chain, product
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The values that one place of an id takes."""
+    """The values at one position of an id."""
 
     name: str
-    """The key whose values these are; free for an axis of `points`."""
+    """The key with these values; arbitrary for an axis of `points`."""
     parts: tuple[tuple[str, ...], ...]
-    """Alternatives of each part of a value. An empty value leaves the key out."""
+    """Alternatives of each part of a value. An empty value omits the key."""
     glue: str = ""
-    """Between the parts."""
+    """Separator of the parts."""
     has_keys: bool = False
     """True if a value is a text like `va=off,vb=rows`."""
 
     @property
     def values(self) -> tuple[str, ...]:
-        """All values, the last part changing fastest."""
+        """All values; the last part changes fastest."""
         return tuple(self.glue.join(parts) for parts in product(*self.parts))
 
     def __str__(self) -> str:
@@ -44,24 +44,24 @@ class Grid:
     """One id, without family and seed, per combination of values; the last axis changes fastest."""
 
     heads: tuple[Axis, ...]
-    """What stands before the keys, joined by `-`."""
+    """The words before the keys, joined by `-`."""
     axes: tuple[Axis, ...]
 
     @property
     def sizes(self) -> list[int]:
-        """The number of alternatives of each part that has several: what the digits of a row stand for."""
+        """Number of alternatives of each part with several, in the order of a row's digits."""
         return [len(words) for words in self.parts if len(words) > 1]
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
-        """The alternatives of each part of each axis."""
+        """Alternatives of each part of each axis."""
         return tuple(chain.from_iterable(axis.parts for axis in (*self.heads, *self.axes)))
 
     def __iter__(self) -> Iterator[str]:
         return map(self._id, product(*self.parts))
 
     def rows(self, rows: str) -> Iterator[str]:
-        """The ids of `rows`, words separated by blanks: a digit (base 36) for each part that has alternatives."""
+        """Yield the ids of `rows`: words with a base-36 digit per part that has alternatives."""
         for row in rows.split():
             digits = iter(row)
             yield self._id([words[int(next(digits), 36) if len(words) > 1 else 0] for words in self.parts])
@@ -81,13 +81,13 @@ def _text(axis: Axis, parts: Iterator[str]) -> str:
 
 
 Row = str | Grid
-"""A row of a table: an id, or a grid of them."""
+"""A row of a table: an id, or a grid of ids."""
 Keys = dict[str, "str | int | Axis"]
-"""Keywords of `grid`, to be put into several with `**`."""
+"""Keywords of `grid`, to be shared with `**`."""
 
 
 def grid(*heads: str | Axis, **axes: str | int | Axis) -> Grid:
-    """Every combination of the values of `heads`, joined by `-`, and of the keys `axes`.
+    """Return every combination of the values of `heads`, joined by `-`, and of the keys `axes`.
 
     Raises:
         ValueError: an axis has no value, or there are more than two heads.
@@ -100,22 +100,22 @@ def grid(*heads: str | Axis, **axes: str | int | Axis) -> Grid:
 
 
 def points(*texts: str) -> Axis:
-    """Texts like `va=off,vb=rows` of keys that change together; words separated by blanks, as everywhere."""
+    """Return an axis of space-separated texts like `va=off,vb=rows`, whose keys change together."""
     return Axis("", (_words(" ".join(texts)),), has_keys=True)
 
 
 def shapes(*parts: str) -> Axis:
-    """Numbers joined by `x`: each of the first part with each of the second, and so on."""
+    """Return all combinations of numbers from each part, joined by `x`."""
     return Axis("", tuple(map(_words, parts)), "x")
 
 
 def operands(*parts: str) -> Axis:
-    """Types joined by `+`: each of the first operand with each of the second, and so on."""
+    """Return all combinations of types from each part, one per operand, joined by `+`."""
     return Axis("", tuple(map(_words, parts)), "+")
 
 
 def ids_of_rows(rows: Iterable[Row]) -> Iterator[str]:
-    """The ids of rows, in their order."""
+    """Yield the ids of rows, in order."""
     for row in rows:
         yield from (row,) if isinstance(row, str) else row
 

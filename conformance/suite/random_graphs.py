@@ -1,13 +1,13 @@
-"""The family `random`: legal graphs grown at random from the builder's own rules, the same template in several sizes.
+"""The family `random`: valid graphs grown at random by the builder's rules, in many sizes.
 
-`random/nodes=24,steps=3,d=32,w=q8_0,cache=f16@7`: `nodes` of each step's graph, `steps` of the trajectory, rows of `d`
-elements, weights of type `w`, caches of type `cache`, with `rare=1` also ops that few backends take. Id and seed
-together are the graph: another seed grows another.
+`random/nodes=24,steps=3,d=32,w=q8_0,cache=f16@7`: `nodes` per step's graph, `steps` of the trajectory, rows of `d`
+elements, weights of type `w`, caches of type `cache`; `rare=1` adds ops that few backends support. Id and seed together
+define the graph: another seed gives another graph.
 
 A graph grows by moves, in all steps of the trajectory at once. A move draws its choices once, then adds the same nodes
-to every step, or to none. `Facts` say roughly how large a value's elements are and what may be done with them; they
-bound the moves, so that no chain of them blows up, nor subtracts nearly equal numbers and divides by what is left: a
-right backend's rounding must not become a wrong answer. Nothing here looks at values: the bytes are never computed.
+to every step, or to none. `Facts` estimate the size of a value's elements and its other properties; they limit the
+moves, so that no chain of them overflows, or subtracts nearly equal numbers and divides by the difference: rounding in
+a correct backend must not lead to a wrong result. Values are never computed here.
 """
 
 from __future__ import annotations
@@ -45,52 +45,52 @@ from .family import LEVELS, Family, Level, keys, read_keys, split_id, with_seed
 B = Builder()
 
 TOKENS = (3, 5, 1, 1, 7, 2, 1, 4)
-"""Rows of the inputs, step by step: a prompt, decodes, another prompt."""
+"""Rows of the inputs per step: a prompt, decodes, another prompt."""
 CELLS = 32
 """Rows of a cache."""
 TRIES = 40
-"""Moves that may fail in a row before a plain one is taken."""
+"""Number of consecutive moves that may fail before a plain one is used."""
 FEW = 8
-"""Elements of a value at least: a single one may be nearly zero, and errors are relative."""
+"""Minimum elements of a value: a single one may be nearly zero, and errors are relative."""
 SIZE = 1 << 13
-"""Elements of a value at most: small graphs find as many faults, sooner."""
+"""Maximum elements of a value: small graphs find as many bugs in less time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Rough facts about a value's elements."""
+    """Estimates for a value's elements."""
 
     std: float = 1.0
-    """Root mean square, roughly."""
+    """Approximate root mean square."""
     peak: float = 3.5
-    """No element is larger, roughly."""
+    """Approximate maximum magnitude."""
     spread: bool = True
-    """Elements of a row, and of a column, differ from each other as random ones do: a variance is no difference of
-    nearly equal numbers."""
+    """Elements of a row, and of a column, vary like random ones, so that a variance is not a difference of nearly equal
+    numbers."""
 
     def times(self, factor: float) -> Facts:
-        """The facts of the elements times `factor`."""
+        """Return the estimates for the elements times `factor`."""
         return replace(self, std=self.std * abs(factor), peak=self.peak * abs(factor))
 
 
 @dataclass(slots=True)
 class Value:
-    """One tensor in every step, and its facts."""
+    """One tensor per step, and its estimates."""
 
     at: list[Tensor]
-    """Step -> the tensor."""
+    """Step -> tensor."""
     facts: Facts = field(default_factory=Facts)
     kind: str = "node"
     """`node`, `input`, `weight` or `cache`."""
 
     @property
     def type(self) -> GGMLType:
-        """The same in every step."""
+        """The type, equal in every step."""
         return self.at[0].type
 
 
 Make = Callable[[int], Tensor]
-"""Step -> the tensor there; `GraphError` where ggml would refuse it."""
+"""Step -> its tensor; `GraphError` if ggml would reject it."""
 
 
 class Growth:
@@ -104,7 +104,7 @@ class Growth:
         self.persistent: dict[Tensor, Bytes] = {}
         self.inputs: list[dict[Tensor, Bytes]] = [{} for _ in range(steps)]
         self.stored: dict[Tensor, int] = {}
-        """Cache -> rows that steps have written of it so far, per step alike."""
+        """Cache -> rows written so far, equal in every step."""
         self._stream = Stream(case_id, "graph")
         self._expansions = [Expansion() for _ in range(steps)]
         self._count = 0
@@ -114,20 +114,20 @@ class Growth:
     # choices, each drawn once for all steps
 
     def below(self, n: int) -> int:
-        """A number of 0..n-1."""
+        """Return a random number from 0..n-1."""
         return int(self._stream.integers(1, 0, n)[0])
 
     def choice(self, items: Sequence[Any]) -> Any:  # noqa: ANN401  # an item
-        """One of `items`."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
     def recent(self, accept: Callable[[Value], bool]) -> Value | None:
-        """A value that `accept` takes, more likely a late one than an early one."""
+        """Return a random value that `accept` takes, preferring recent ones; None if there is none."""
         fit = [v for v in self.values if accept(v)]
         return fit[max(self.below(len(fit)), self.below(len(fit)))] if fit else None
 
     def some(self, accept: Callable[[Value], bool]) -> Value:
-        """As `recent`, where the inputs `x` and `y` fit."""
+        """Return a value as `recent` does, for conditions that the inputs `x` and `y` meet."""
         value = self.recent(accept)
         assert value is not None
         return value
@@ -135,7 +135,7 @@ class Growth:
     # leaves
 
     def input(self, name: str, ne: Callable[[int], Dims], fill: Fill | None = None, type_: GGMLType = F32) -> Value:
-        """An input of each step, with other bytes in each."""
+        """Add an input to each step, with different bytes in each."""
         leaves = []
         for k in range(len(self.tokens)):
             t = new_tensor(type_, *ne(k), name=name, flags=FLAG_INPUT)
@@ -147,18 +147,18 @@ class Growth:
         return value
 
     def name(self, kind: str) -> str:
-        """A name that no leaf has yet."""
+        """Return an unused leaf name."""
         self._count += 1
         return f"{kind}{self._count}"
 
     def weight(self, type_: GGMLType, *ne: int, std: float) -> Tensor:
-        """A weight, shared by all steps."""
+        """Add a weight shared by all steps."""
         t = new_tensor(type_, *ne, name=self.name("w"))
         self.persistent[t] = random_bytes(type_, Stream(self.id, t.name), nelements(t), std)
         return t
 
     def cache(self, row: int) -> Tensor:
-        """A cache [row, CELLS] that holds random rows already."""
+        """Add a cache [row, CELLS] with random initial rows."""
         t = new_tensor(self.caches, row, CELLS, name=self.name("cache"))
         self.persistent[t] = random_bytes(self.caches, Stream(self.id, t.name), nelements(t), 1.0)
         self.stored[t] = 0
@@ -167,7 +167,7 @@ class Growth:
     # nodes
 
     def add(self, make: Make, facts: Facts | None = None, *, keep: bool = True) -> Value | None:
-        """Add a node to every step, or to none where one refuses it, or it is too large; `keep` it for later nodes."""
+        """Add a node to every step, or to none if invalid or too large; `keep` it for later nodes."""
         try:
             tensors = [make(k) for k in range(len(self.tokens))]
             for t in tensors:
@@ -185,7 +185,7 @@ class Growth:
         return value
 
     def overwrite(self, old: Value, make: Make, facts: Facts) -> None:
-        """Add a node that writes into the bytes of `old`, which gives new facts to every value that shares them."""
+        """Add a node that writes into the bytes of `old`; updates all values that share them."""
         if self.add(make, facts):
             for v in self.values:
                 if v.at[0].root is old.at[0].root:
@@ -193,11 +193,11 @@ class Growth:
 
     @property
     def nodes(self) -> int:
-        """Nodes so far, of each step."""
+        """Number of nodes so far, per step."""
         return len(self._expansions[0].nodes)
 
     def grow(self, moves: Mapping[Callable[[Growth], Any], int], nodes: int) -> None:
-        """Grow to exactly `nodes` nodes by moves, drawn by their weights, that add one to three nodes each."""
+        """Grow to exactly `nodes` nodes by random moves, which add one to three nodes each."""
         lots = [m for m, weight in moves.items() for _ in range(weight)]
         failed = 0
         while self.nodes < nodes:
@@ -211,14 +211,14 @@ class Growth:
                 failed = 0
 
     def _go_on(self) -> None:
-        """A move that never fails."""
+        """Apply a move that never fails."""
         last = self.some(_whole)
         self.add(lambda k: B.scale(last.at[k], 0.75), last.facts.times(0.75))
 
     # the case
 
     def case(self, params: dict[str, Any], seed: int) -> Case:
-        """The finished case, without leaves that no node reads."""
+        """Return the finished case without unused leaves."""
         steps = []
         used: set[Tensor] = set()
         for k, e in enumerate(self._expansions):
@@ -231,40 +231,40 @@ class Growth:
         return Case(self.id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
 
     def _outputs(self, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Nodes that no other reads, and every fifth of the rest; results in a cache are checked there."""
+        """Return nodes that no other reads, and every fifth of the rest; caches are checked anyway."""
         read = {s for n in nodes for s in n.src if s is not None and s is not n}
         able = [(i, n) for i, n in enumerate(nodes) if n.root not in self.persistent]
         return tuple(n for i, n in able if n not in read or (i % 5 == 0 and computes(n)))
 
 
 def after(a: Facts, b: Facts) -> Facts:
-    """The facts of a sum."""
+    """Return the estimates for a sum."""
     return Facts(math.hypot(a.std, b.std), a.peak + b.peak, a.spread or b.spread)
 
 
 HIGHEST = 30.0
-"""No element may be larger."""
+"""Maximum magnitude of an element."""
 LOWEST = 0.05
-"""No root mean square may be smaller: errors are relative."""
+"""Minimum root mean square, because errors are relative."""
 
 
 def _whole(v: Value) -> bool:
-    """Whether it has no gaps, as SCALE asserts."""
+    """Return True if the value is contiguous, as SCALE requires."""
     return v.type is F32 and all(is_contiguous(t) for t in v.at)
 
 
 def _plain(v: Value) -> bool:
-    """Whether ops that compute take it: elements of a row follow one another, as ggml's CPU asserts."""
+    """Return True if elements of a row are adjacent, as ggml's CPU requires."""
     return v.type is F32 and all(t.nb[0] == F32.type_size for t in v.at)
 
 
 def _large(v: Value) -> bool:
-    """Whether a norm may divide by it."""
+    """Return True if a norm may divide by it."""
     return _plain(v) and v.facts.std >= 0.25 and min(t.ne[0] for t in v.at) >= 8
 
 
 def _own(v: Value) -> bool:
-    """Whether it may be overwritten: a node's own result, whole."""
+    """Return True if it may be overwritten: a whole result of a node."""
     return v.type is F32 and v.kind == "node" and all(t.view_src is None for t in v.at)
 
 
@@ -291,7 +291,7 @@ def _unary(g: Growth) -> None:
 
 
 def _unary_inplace(g: Growth) -> None:
-    """The same into the operand's bytes; views of it, old ones too, show the new elements."""
+    """Add a unary op in place; all views of the operand then have the new elements."""
     a = g.recent(_own)
     name = g.choice(_INPLACE)
     if a is None:
@@ -318,7 +318,7 @@ def _clamp(g: Growth) -> None:
 
 
 def _leaky_relu(g: Growth) -> None:
-    a = g.recent(_own)  # of others ggml's CPU takes row i at i * nb[1], whatever nb[2] is
+    a = g.recent(_own)  # for others ggml's CPU reads row i at i * nb[1], ignoring nb[2]
     if a is not None:
         g.add(lambda k: B.leaky_relu(a.at[k], 0.1, inplace=False), replace(a.facts, std=a.facts.std * 0.7))
 
@@ -337,7 +337,7 @@ def _partner(g: Growth, a: Value) -> Value | None:
 
 
 def _binary(g: Growth) -> None:
-    """A sum, difference or product, the second operand repeated to the first."""
+    """Add a sum, difference or product, with the second operand broadcast to the first."""
     a = g.some(_plain)
     b = _partner(g, a)
     op = g.choice(("add", "add", "sub", "mul"))
@@ -351,7 +351,7 @@ def _binary(g: Growth) -> None:
 
 
 def _binary_inplace(g: Growth) -> None:
-    """A sum or product into the first operand's bytes."""
+    """Add a sum or product into the first operand's bytes."""
     a = g.recent(_own)
     b = None if a is None else _partner(g, a)
     op = g.choice(("add_inplace", "mul_inplace"))
@@ -364,7 +364,7 @@ def _binary_inplace(g: Growth) -> None:
 
 
 def _div(g: Growth) -> None:
-    """Divided by an input that is nowhere near zero."""
+    """Divide by an input without elements near zero."""
     a = g.some(_plain)
     if not _sane(facts := a.facts.times(2.0)):
         return
@@ -376,7 +376,7 @@ def _div(g: Growth) -> None:
 
 
 def _glu(g: Growth) -> None:
-    """A gated unit: of two values, or of the halves of one's rows."""
+    """Add a gated unit of two values, or of the halves of one value's rows."""
     name = g.choice(("swiglu", "geglu", "reglu", "geglu_quick", "geglu_erf"))
     a = g.some(_plain)
     if g.below(2):
@@ -396,7 +396,7 @@ def _norm(g: Growth) -> None:
     if name == "norm" and not a.facts.spread:
         return
     row = max(t.ne[0] for t in a.at)
-    facts = Facts(1.0, math.sqrt(row), a.facts.spread and name != "norm")  # whose rows sum to nothing but rounding
+    facts = Facts(1.0, math.sqrt(row), a.facts.spread and name != "norm")  # rows of a norm sum to rounding errors
     if name == "l2_norm":
         facts = facts.times(1 / math.sqrt(row))
     if not _sane(facts):
@@ -408,7 +408,7 @@ def _norm(g: Growth) -> None:
 
 
 def _soft_max(g: Growth) -> None:
-    """Rows that sum to one, then of order one again."""
+    """Add a softmax, whose rows sum to 1, and scale it to order 1."""
     a = g.some(lambda v: _plain(v) and v.facts.peak <= 12.0)
     row = min(t.ne[0] for t in a.at)
     p = g.add(lambda k: B.soft_max_ext(a.at[k], None, 0.5, 0.0), Facts(1.5 / row, 1.0, False), keep=False)
@@ -429,14 +429,14 @@ def _sums(g: Growth) -> None:
 
 
 def _argsort(g: Growth) -> None:
-    """The order of a fresh input's rows: its elements are far apart."""
+    """Sort the rows of a new input with well-separated elements."""
     row, order = g.choice((8, 16)), g.below(2)
     a = g.input(g.name("scores"), lambda k: dims(row, g.tokens[k]), distinct(-2.0, 2.0))
     g.add(lambda k: B.argsort(a.at[k], order), keep=False)
 
 
 def _argmax(g: Growth) -> None:
-    """The largest of each row of a fresh input."""
+    """Add the index of the maximum of each row of a new input."""
     a = g.input(g.name("scores"), lambda k: dims(16, g.tokens[k]), distinct(-2.0, 2.0))
     g.add(lambda k: B.argmax(a.at[k]), keep=False)
 
@@ -457,7 +457,7 @@ def _mul_mat(g: Growth) -> None:
 
 
 def _product(g: Growth) -> None:
-    """Two results multiplied, as scores are, and brought back to order one."""
+    """Multiply two results, like attention scores, and scale to order 1."""
     a = g.some(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
     b = g.recent(lambda v: _plain(v) and v is not a and v.at[0].ne[0] == a.at[0].ne[0])
     if b is None or not (a.facts.spread and b.facts.spread):
@@ -470,7 +470,7 @@ def _product(g: Growth) -> None:
 
 
 def _rope(g: Growth) -> None:
-    """Rows of a three-dimensional value turned by their positions."""
+    """Rotate the rows of a three-dimensional value by their positions."""
     a = g.recent(lambda v: _plain(v) and all(t.ne[3] == 1 and t.ne[0] % 2 == 0 and t.ne[2] > 1 for t in v.at))
     if a is None:
         return
@@ -482,7 +482,7 @@ def _rope(g: Growth) -> None:
 
 
 def _embed(g: Growth) -> None:
-    """Rows of a table, or of a value, by indices."""
+    """Get rows of a table or a value by indices."""
     if g.below(2):
         type_ = g.weights if g.row % g.weights.blck_size == 0 else F32
         table = g.weight(type_, g.row, 16, std=1.0)
@@ -499,7 +499,7 @@ def _embed(g: Growth) -> None:
 
 
 def _view(g: Growth) -> None:
-    """A part of each row, some of the rows, or every second one."""
+    """View a part of each row, some of the rows, or every second one."""
     a = g.some(lambda v: v.type is F32 and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
     how, at = g.choice(("half", "rows", "second", "flat")), g.below(2)
 
@@ -537,7 +537,7 @@ def _cont(g: Growth) -> None:
 
 
 def _reshape(g: Growth) -> None:
-    """The same bytes in another shape: heads, one row, or as many dimensions as there are."""
+    """Reshape to heads, to one row, or to four dimensions."""
     a = g.some(_whole)
     how = g.choice(("heads", "heads", "flat", "split"))
 
@@ -595,7 +595,7 @@ def _cache(g: Growth) -> Tensor:
 
 
 def _store_rows(g: Growth) -> None:
-    """Rows into a cache at indices, and what the cache then holds read through a view."""
+    """Write rows into a cache at indices, then read the cache through a view."""
     cache = _cache(g)
     a = g.recent(lambda v: _plain(v) and all(t.ne == (*cache.ne[:1], t.ne[1], 1, 1) for t in v.at))
     if a is None or max(t.ne[1] for t in a.at) > CELLS or not 0.3 <= a.facts.std <= 3.0:
@@ -606,7 +606,7 @@ def _store_rows(g: Growth) -> None:
 
 
 def _store_copy(g: Growth) -> None:
-    """Rows into a cache by a copy into a view that moves on from step to step, as llama.cpp did; then read."""
+    """Copy rows into a view of a cache that advances per step, as llama.cpp did; then read it."""
     cache = _cache(g)
     if cache.type.is_quantized:
         return
@@ -622,7 +622,7 @@ def _store_copy(g: Growth) -> None:
 
 
 def _read(g: Growth, cache: Tensor) -> None:
-    """As many rows as are in use by then, as F32."""
+    """Read the rows in use by then, as F32."""
     ids = g.input(g.name("rows"), lambda k: dims(min(CELLS, 4 * (1 + k))), chosen(CELLS), I32)
     g.add(lambda k: B.get_rows(cache, ids.at[k]), Facts(spread=True, peak=4.0))
 
@@ -634,14 +634,14 @@ MOVES: dict[Move, int] = {
     _soft_max: 1, _sums: 1, _argsort: 1, _mul_mat: 5, _product: 2, _rope: 2, _embed: 2, _view: 4, _permute: 4, _cont: 4,
     _reshape: 4, _concat: 2, _repeat: 1, _cast: 1, _store_rows: 3, _store_copy: 3,
 }  # fmt: skip
-"""Move -> how often it is tried, relative to the others."""
+"""Move -> its relative frequency."""
 RARE: dict[Move, int] = {_leaky_relu: 3, _wave: 3, _argmax: 2}
-"""Ops that language models rarely have and few backends take: only with `rare=1`."""
+"""Ops that language models rarely use and few backends support; only with `rare=1`."""
 
 
 NAME = "random"
 GENERATOR = 1
-"""Raise it when any id's bytes change."""
+"""Increment when the bytes of any id change."""
 
 NODES = (2, 60)
 STEPS = (1, 8)
@@ -653,7 +653,7 @@ KEYS = keys(f"nodes=12 steps=3 d=32|{'|'.join(map(str, ROWS))} w={'|'.join(WEIGH
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id, from its text alone; UsageError if it cannot be read."""
+    """Build the case of an id; UsageError if it is invalid."""
     body, seed = split_id(case_id, NAME, "key=value,key=value")
     values, given = read_keys(case_id, body, KEYS)
     for key, (low, high) in (("nodes", NODES), ("steps", STEPS)):
@@ -666,7 +666,7 @@ def build(case_id: str) -> Case:
 
 
 def _row(i: int) -> str:
-    """The `i`-th id without family and seed, of endlessly many: sizes and types go round at different speeds."""
+    """Return the `i`-th id without family and seed; sizes and types have different periods."""
     nodes = NODES[0] + (i * 7) % (NODES[1] - NODES[0] + 1)
     steps = 1 + (i * 3) % 4
     cache = CACHES[i // 3 % (5 if ROWS[i % 4] >= 32 else 3)]
@@ -675,12 +675,12 @@ def _row(i: int) -> str:
 
 
 COUNTS: dict[Level, int] = {"smoke": 12, "standard": 150, "full": 600}
-"""Level -> how many cases it has, those of the levels below included."""
+"""Level -> number of cases, including those of lower levels."""
 
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level: the pinned part of an endless family."""
+    """Return the case ids of a level, a fixed part of an infinite family."""
     rows: list[str] = []
     for name in LEVELS[: LEVELS.index(level) + 1]:
         added = map(_row, range(len(rows), COUNTS[name]))

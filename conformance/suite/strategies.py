@@ -1,4 +1,4 @@
-"""Hypothesis strategies of case ids, for property tests of an adapter."""
+"""Hypothesis strategies for case ids, for property tests of an adapter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SEEDS = st.integers(0, 10**9)
 
 
 def case_ids(family: str, level: Level = "standard") -> st.SearchStrategy[str]:
-    """Ids of a family: those of a level and, where it has seeds, the same with others; shrinks towards small cases.
+    """Return ids of a family's level, also with other seeds; shrinks towards small cases.
 
-    Of `random` and `alias` every key is drawn by itself.
+    For `random` and `alias` every key is drawn separately.
 
     Raises:
-        KeyError: there is no such family.
+        KeyError: unknown family.
     """
     if family == random_graphs.NAME:
         return _random()

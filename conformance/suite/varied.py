@@ -1,7 +1,7 @@
-"""A node of a trajectory again with one op_param changed: a backend that ignores the op_param gives the old result.
+"""Vary an op_param of a trajectory's node: a backend that ignores it gives the old result.
 
-A trajectory has one value of most op_params, often the usual one, so a backend that has it built in passes. How each
-is changed stands in the op's declaration (`Field.vary`).
+A trajectory has one value of most op_params, often the usual one, so a backend with that value hard-coded passes. The
+op's declaration defines each variation (`Field.vary`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from conformance.ggml.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """One node with one op_param changed."""
+    """A node with one op_param changed."""
 
     name: str
     """Op and op_param: `SCALE s`."""
     node: Tensor
-    """As it is."""
+    """The original."""
     changed: Tensor
     values: str
     """`freq_base 100 instead of 10000`."""
 
 
 def variations(nodes: Iterable[Tensor]) -> Iterator[Variation]:
-    """For each op and op_param the first of `nodes` where it can be changed; none that writes in place."""
+    """Yield one variation per op and op_param, of the first of `nodes` that has one.
+
+    Nodes that write in place are excluded.
+    """
     known: set[str] = set()
     for node in nodes:
         declared = DECLARATIONS.get(node.op)
@@ -47,7 +50,7 @@ def variations(nodes: Iterable[Tensor]) -> Iterator[Variation]:
 
 
 def _changed(node: Tensor, f: Field) -> Tensor | None:
-    """`node` with another value of `f`; None where there is none that ggml would take."""
+    """Return `node` with another value of `f`; None if ggml would accept no other."""
     if f.vary is None:
         return None
     other = like(node, node.src, None)

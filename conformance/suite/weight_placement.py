@@ -1,12 +1,12 @@
-"""The family `weight_placement`: the same weights in every kind of memory, and quantised tensors that are no weights.
+"""The family `weight_placement`: weights in every buffer type, and quantised non-weights.
 
 `weight_placement/llama-w=q4_0,run=p5.d1,buffer=1,usage=any,weights=attn_q+ffn_up@7`: a decoder's id, or that of a small
-graph (`rows-w=q4_0@7`), and where weights lie: `weights` of these roles (the last part of their names, `all` of them if
-left out) in the `buffer`-th buffer type that the backend offers, as `usage`. The bytes do not depend on these three: an
+graph (`rows-w=q4_0@7`), and the placement: `weights` of these roles (the last part of their names, `all` of them if
+omitted) in the `buffer`-th buffer type that the backend offers, as `usage`. The bytes do not depend on these three: an
 id without them is the same model.
 
-A small graph (`KIND-w=TYPE,d=ROW,n=TOKENS`) reads a tensor in an unusual way. A backend that packs what it takes for
-weights must see which of them are read through a view, read twice, computed by the graph, or new in each step.
+A small graph (`KIND-w=TYPE,d=ROW,n=TOKENS`) reads a tensor in an unusual way. A backend that repacks weights must
+detect tensors that are read through a view, read twice, computed by the graph, or new in each step.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .grid import Keys, grid, points
 
 NAME = "weight_placement"
 GENERATOR = 1
-"""Raise it when any small graph's bytes change."""
+"""Increment when the bytes of any small graph change."""
 
 KEYS = {**keys(f"buffer=0 usage={'|'.join(USAGES)}"), "weights": text("all", "roles like attn_q joined by +")}
-"""Placement."""
+"""Keys of the placement."""
 _GRAPH_KEYS = {
     **keys(f"w=q4_0|{'|'.join(TYPES)} d=64 n=3 m=48 then=0"),
     "k": text("64+128", "lengths of rows joined by +"),
@@ -47,7 +47,7 @@ _EACH_OTHER: Keys = {
 _EACH = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down output token_embd attn_norm"
 _GRAPHS = "rows parts both input computed cache experts"
 _SLOTS: Keys = {"k": "2048+14336+4096+5632"}
-"""Lengths of rows that XDNA2 has kernels for, neither rising nor falling."""
+"""Row lengths for which XDNA2 has kernels, neither ascending nor descending."""
 _K_QUANTS: Keys = _DECODER | {"embd": 256, "heads": 8, "kv": 2, "ff": 256}
 
 TABLE: Table = {
@@ -95,12 +95,12 @@ TABLE: Table = {
 }
 
 _LARGE_ROWS = 2**15
-"""Rows of each weight that helps to fill a large buffer."""
+"""Rows of each weight that fills a large buffer."""
 _EXPERTS = 4
 _STEPS = 2
 MOST_LENGTH = 1 << 20
 _DEMANDS = {"lengths": {"tiles": {"counters": {"columns": "<=16", "least_rows": ">=16"}}}}
-"""Kind -> what its cases demand of the witness of whom they concern."""
+"""Kind -> requirements of its cases for the witness."""
 _LENGTHS = 5
 _B = Builder()
 
@@ -116,53 +116,53 @@ class _Bench:
     m: int
     """Rows of the weight."""
     then: int
-    """Tokens of the second step of `lengths`; 0: as many as of the first."""
+    """Tokens of the second step of `lengths`; 0 for as many as in the first."""
     lengths: Sequence[int]
     k: int = 0
-    """The step."""
+    """Index of the step."""
     persistent: dict[str, Tensor] = field(default_factory=dict)
     inputs: dict[Tensor, Bytes] = field(default_factory=dict)
     gf: Expansion = field(default_factory=Expansion)
 
     def weight(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
-        """A persistent tensor, the same in every step."""
+        """Return a persistent tensor, the same in every step."""
         if name not in self.persistent:
             self.persistent[name] = new_tensor(type_, *ne, name=name)
         return self.persistent[name]
 
     def w0(self) -> Tensor:
-        """The weight under test."""
+        """Return the weight under test."""
         return self.weight("w.weight", self.w, self.d, self.m)
 
     def input(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
-        """A leaf of order 1, filled for each step."""
+        """Add a leaf of order 1, filled per step."""
         t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
         self.inputs[t] = random_bytes(type_, self.stream(name), nelements(t), 1.0)
         return t
 
     def rows(self, name: str, type_: GGMLType, below: int, *ne: int) -> Tensor:
-        """A leaf of distinct row numbers in each of its rows."""
+        """Add a leaf whose rows contain distinct row numbers."""
         t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
         self.inputs[t] = encode(type_, self.stream(name), t.ne, chosen(below))
         return t
 
     def stream(self, name: str) -> Stream:
-        """The stream of an input of this step."""
+        """Return the random stream of an input of this step."""
         return Stream(self.id, f"{name} {self.k}")
 
     def x(self) -> Tensor:
-        """Activations."""
+        """Return activations."""
         return self.input("x", F32, self.d, self.n)
 
 
 def _rows(b: _Bench) -> Tensor:
-    """A weight read through a view that starts at its 17th row."""
+    """Read a weight through a view that starts at its 17th row."""
     w = b.w0()
     return _B.mul_mat(_B.view_2d(w, b.d, b.m - 16, w.nb[1], 16 * w.nb[1]), b.x())
 
 
 def _parts(b: _Bench) -> Tensor:
-    """A weight read whole, and reshaped to three matrices."""
+    """Read a weight whole, and reshaped to three matrices."""
     x = b.x()
     whole = _B.mul_mat(b.w0(), x)
     split = _B.mul_mat(_B.reshape_3d(b.w0(), b.d, b.m // 3, 3), _B.repeat_4d(x, b.d, b.n, 3, 1))
@@ -170,44 +170,41 @@ def _parts(b: _Bench) -> Tensor:
 
 
 def _both(b: _Bench) -> Tensor:
-    """A weight that is read by GET_ROWS and by MUL_MAT, as a tied embedding is."""
+    """Read a weight by GET_ROWS and by MUL_MAT, like a tied embedding."""
     rows = _B.get_rows(b.w0(), b.rows("ids", I32, b.m, b.n))
     return _B.mul_mat(b.w0(), _B.add(rows, b.x()))
 
 
 def _input(b: _Bench) -> Tensor:
-    """A tensor that looks like a weight is an input of each step."""
+    """Read an input of each step that looks like a weight."""
     return _B.mul_mat(b.input("w", b.w, b.d, b.m), b.x())
 
 
 def _computed(b: _Bench) -> Tensor:
-    """A tensor that looks like a weight is computed by the graph."""
+    """Read a computed tensor that looks like a weight."""
     weight_values = _B.cast(b.input("made", F32, b.d, b.m), b.w)
     return _B.mul_mat(weight_values, b.x())
 
 
 def _activations(b: _Bench) -> Tensor:
-    """Activations of the weight's `vec_dot_type`."""
+    """Use activations of the weight's `vec_dot_type`."""
     return _B.mul_mat(b.w0(), _B.cast(b.x(), vec_dot_type(b.w)))
 
 
 def _cache(b: _Bench) -> Tensor:
-    """A persistent quantised tensor that is written: no weight."""
+    """Read a persistent quantised tensor that is written, so it is no weight."""
     cache = b.weight("cache_k_l0", b.w, b.d, b.m)
     b.gf.expand(_B.set_rows(cache, b.input("new", F32, b.d, b.n), b.rows("idxs", I64, b.m, b.n)))
     return _B.mul_mat(_B.view_2d(cache, b.d, 32, cache.nb[1], 0), b.x())
 
 
 def _product(b: _Bench) -> Tensor:
-    """A weight read whole, by all that a device may be able to do."""
+    """Multiply by a whole weight, the common case."""
     return _B.mul_mat(b.w0(), b.x())
 
 
 def _sizes(b: _Bench) -> Tensor:
-    """Weights with rows of five lengths, in turn, and the first two again.
-
-    A device that has a kernel for each length, and room for fewer kernels at a time, must make room and come back.
-    """
+    """Multiply by weights with five row lengths, then by two again, so that kernels are evicted."""
     lengths = [b.d << i for i in range(_LENGTHS)]
     products = [
         _B.mul_mat(b.weight(f"w{k}.weight", b.w, k, b.m), b.input(f"x{i}", F32, k, b.n))
@@ -217,10 +214,7 @@ def _sizes(b: _Bench) -> Tensor:
 
 
 def _lengths(b: _Bench) -> tuple[Tensor, ...]:
-    """Nothing but products, by weights with rows of several lengths, of few tokens and then of more.
-
-    A device that multiplies only, with a kernel for each length and tile, takes it by itself.
-    """
+    """Build only products, of several row lengths, that a multiply-only device can run alone."""
     n = b.then if b.then and b.k else b.n
     return tuple(
         _B.mul_mat(b.weight(f"w{i}.weight", b.w, k, b.m), b.input(f"x{i}", F32, k, n)) for i, k in enumerate(b.lengths)
@@ -228,10 +222,10 @@ def _lengths(b: _Bench) -> tuple[Tensor, ...]:
 
 
 def _shared(b: _Bench) -> Tensor:
-    """Two caches that each step reads before it writes them: one of the type, and one of F32 that is made into it.
+    """Read two caches before writing them: one of the type, and one of F32 that is cast to it.
 
-    Where devices share the graph, and one of them multiplies only or cannot make the type, one device reads in a step
-    what another wrote in the step before.
+    If devices share the graph, and one only multiplies or lacks the type, a device reads in a step what another wrote
+    in the previous step.
     """
     typed, plain = b.weight("cache_k_l0", b.w, b.d, b.m), b.weight("cache_v_l0", F32, b.d, b.m)
     idxs = b.rows("idxs", I64, b.m, b.n)
@@ -244,13 +238,13 @@ def _shared(b: _Bench) -> Tensor:
 
 
 def _experts(b: _Bench) -> Tensor:
-    """One weight with a matrix per expert."""
+    """Use a weight with a matrix per expert."""
     w = b.weight("w_exps.weight", b.w, b.d, 32, _EXPERTS)
     return _B.mul_mat_id(w, _B.reshape_3d(b.x(), b.d, 1, b.n), b.rows("ids", I32, _EXPERTS, 2, b.n))
 
 
 def _large(b: _Bench) -> Tensor:
-    """Rows of each of so many tensors that the last one begins more than 2 GiB into their buffer."""
+    """Get rows from so many tensors that the last starts more than 2 GiB into their buffer."""
     one = nbytes(new_tensor(b.w, b.d, _LARGE_ROWS))
     ids = b.rows("ids", I32, _LARGE_ROWS, b.n)
     return reduce(
@@ -260,7 +254,7 @@ def _large(b: _Bench) -> Tensor:
 
 
 def _added(b: _Bench) -> Tensor:
-    """Weights that no matrix product reads: a norm's and a bias."""
+    """Use weights that no matrix product reads: a norm's and a bias."""
     cur = _B.mul(_B.rms_norm(b.x(), 1e-5), b.weight("w_norm.weight", b.w, b.d))
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 
@@ -284,11 +278,11 @@ _MAKERS = (
 KINDS: dict[str, Callable[[_Bench], Tensor | tuple[Tensor, ...]]] = {
     make.__name__.removeprefix("_"): make for make in _MAKERS
 }
-"""First word of an id -> what makes the graph's results."""
+"""First word of an id -> builder of the graph's results."""
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id; UsageError if none can be built from it, or no weight has such a role."""
+    """Build the case of an id; UsageError if it is invalid or no weight has such a role."""
     body, _ = split_id(case_id, NAME, "WHAT-key=value,key=value")
     bare, placed = without(body, KEYS)
     values, given = read_keys(case_id, placed, KEYS)
@@ -305,7 +299,7 @@ def build(case_id: str) -> Case:
     place = Placement(values["buffer"], values["usage"])
     placement = {t: place for t, role in roles.items() if "all" in wanted or role in wanted}
     demands = case.demands
-    if place != Placement():  # a backend may leave weights as they are where the caller can write them
+    if place != Placement():  # a backend need not repack weights that the caller can write
         demands = {promise: what for promise, what in demands.items() if promise != "packs"}
     return replace(case, id=case_id, params={**case.params, **given}, placement=placement, demands=demands)
 
@@ -315,14 +309,14 @@ def _is_graph(body: str) -> bool:
 
 
 def _numbers(case_id: str, lengths: str) -> Sequence[int]:
-    """`2048+4096`, read."""
+    """Parse lengths such as `2048+4096`."""
     if not all(k.isdecimal() and 0 < int(k) <= MOST_LENGTH for k in lengths.split("+")):
         raise UsageError(f"case {case_id!r}: k: lengths up to {MOST_LENGTH} joined by + expected, {lengths!r} found")
     return [int(k) for k in lengths.split("+")]
 
 
 def _drawn(case_id: str) -> tuple[_Bench, list[Step]]:
-    """The tensors and steps of a small graph's id; the weights have no values yet."""
+    """Return tensors and steps of a small graph's id; the weights have no values yet."""
     body, _ = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
     kind, _, keys_text = body.partition("-")
     values, _ = read_keys(case_id, keys_text, _GRAPH_KEYS)
@@ -343,7 +337,7 @@ def _drawn(case_id: str) -> tuple[_Bench, list[Step]]:
 
 
 def _graph(case_id: str) -> Case:
-    """The case of a small graph's id, without placement."""
+    """Return the case of a small graph's id, without placement."""
     b, graph_steps = _drawn(case_id)
     try:
         persistent = {
@@ -369,7 +363,7 @@ def _size(body: str) -> int:
 
 
 def _with_seed(body: str) -> str:
-    """The id of a table's row; placements of one model have one seed."""
+    """Return the id of a row; placements of one model have one seed."""
     return with_seed(NAME, body, without(body, KEYS)[0])
 
 

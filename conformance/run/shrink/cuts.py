@@ -181,7 +181,7 @@ def steps(recorded: Recorded, result: Result) -> Iterator[Case]:
 
 
 def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """Yield the divergent node, with views, with all inputs, then all but halves, quarters and so on."""
+    """Yield the divergent node, with views, with all inputs, then ever smaller cuts anywhere."""
     case = recorded.case
     everything = {k: _computing(s) for k, s in enumerate(case.steps)}
     places = [(k, t) for k, ts in everything.items() for t in ts]

@@ -1,16 +1,16 @@
-"""Decoders as llama.cpp lays them out: one configurable model, its KV cache, and trajectories over it.
+"""Decoders laid out as in llama.cpp: a configurable model, its KV cache, and trajectories.
 
-`config` says what a decoder and its context are, `weights` lists a model's weights and their bytes. `decoder` builds a
-graph from its `layers` on a `sketch`; `kv` has the caches, `memory` says which token sits where. `trajectory` makes a
-case of a plan, `layout` compares our graphs with llama.cpp's.
+`config` defines a decoder and its context, `weights` a model's weights and their bytes. `decoder` builds a graph from
+its `layers` on a `sketch`; `kv` has the caches, `memory` assigns tokens to cells. `trajectory` makes a case of a plan,
+`layout` compares our graphs with llama.cpp's.
 
-An id is `family/ARCH-key=value,key=value@seed`; a key left out has its architecture's default:
+An id is `family/ARCH-key=value,key=value@seed`; an omitted key has its architecture's default:
 
-| keys | say |
+| keys | meaning |
 |---|---|
 | `l embd heads kv head headv ff vocab` | sizes: layers, embedding, heads, KV heads, head of K and V, feed-forward |
 | `norm eps tied` | `rms` or `layer`, its epsilon, output tied to the embedding |
-| `w`, a role such as `attn_v` | the type of all weights, and of some |
+| `w`, a role such as `attn_v` | the type of all weights, or of one role |
 | `rope freqs base alibi` | `normal`, `neox` or `none`; frequency factors; the base; ALiBi's `max_bias` |
 | `qkvbias outbias ffnbias` | biases |
 | `qkv` | `split`, or `fused`: one weight, Q, K and V are views |
@@ -19,7 +19,7 @@ An id is `family/ARCH-key=value,key=value@seed`; a key left out has its architec
 | `conv convperiod` | taps of a short convolution, in every layer but each such |
 | `ffn` | `swiglu`, `geglu`, `swiglu_oai` or `gelu` |
 | `experts used gating expertnorm expertscale probsbias` | mixture of experts |
-| `postnorm residualfirst embdscale logitcap hidden` | the rest of Gemma's, LFM2's and gpt-oss's ways |
+| `postnorm residualfirst embdscale logitcap hidden` | other properties of Gemma, LFM2 and gpt-oss |
 | `ctx seqs unified fa cache cache_v write ubatch rot mixed swafull` | the context |
 | `run` | the plan: `decoder/plan.py` |
 """
@@ -73,18 +73,18 @@ _FLAGS = {
     "qknorm": "qk_norm", "scaledq": "scaled_q", "sinks": "sinks", "expertnorm": "expert_norm",
     "probsbias": "probs_bias", "postnorm": "post_norm", "residualfirst": "residual_first", "hidden": "keeps_hidden",
 }  # fmt: skip
-"""Key -> field of `Hparams`: its value, or whether it is 1."""
+"""Key -> field of `Hparams`: its value, or for flags True if it is 1."""
 
 
 @cache
 def keys_of(arch: str) -> dict[str, Key]:
-    """The keys of an architecture's ids, with its defaults."""
+    """Return the keys of an architecture's ids, with its defaults."""
     own = PRESETS[arch].keys
     return {name: replace(key, default=key.read(own[name])) if name in own else key for name, key in KEYS.items()}
 
 
 def make(case_id: str) -> Case:
-    """The case behind an id of any family of decoders; UsageError if none can be built from it."""
+    """Build the case of an id of any decoder family; UsageError if it is invalid."""
     family = case_id.partition("/")[0]
     form = f"{'|'.join(PRESETS)}-key=value,key=value"
     body, seed = split_id(case_id, family, form)
@@ -101,18 +101,18 @@ def make(case_id: str) -> Case:
 
 
 def split_arch(body: str) -> tuple[str, str]:
-    """`ARCH-key=value,key=value` as `ARCH`, "" if it is unknown, and the keys' text."""
-    arch = body.partition("=")[0].rpartition("-")[0] if "=" in body else body  # a name may have dashes too
+    """Split `ARCH-key=value,key=value` into `ARCH`, "" if it is unknown, and the keys' text."""
+    arch = body.partition("=")[0].rpartition("-")[0] if "=" in body else body  # names may contain dashes
     return (arch, body[len(arch) + 1 :]) if arch in PRESETS else ("", body)
 
 
 def trajectory_of(case_id: str, arch: str, values: Mapping[str, Any]) -> Trajectory:
-    """An empty trajectory of the model and context that an id's values say."""
+    """Return an empty trajectory of the model and context for an id's values."""
     return Trajectory(case_id, hparams_of(arch, values), cparams_of(values))
 
 
 def hparams_of(arch: str, v: Mapping[str, Any]) -> Hparams:
-    """The model that an id's values say; UsageError if `embdscale` is no number."""
+    """Return the model for an id's values; UsageError if `embdscale` is not a number."""
     return Hparams(
         **{field: v[key] for key, field in _AS_THEY_ARE.items()},
         **{field: v[key] == "1" for key, field in _FLAGS.items()},
@@ -135,7 +135,7 @@ def _embd_scale(scale: str, n_embd: int) -> float:
 
 
 def cparams_of(v: Mapping[str, Any]) -> Cparams:
-    """The context that an id's values say."""
+    """Return the context for an id's values."""
     return Cparams(
         n_ctx=v["ctx"],
         n_seq_max=v["seqs"],
@@ -152,7 +152,7 @@ def cparams_of(v: Mapping[str, Any]) -> Cparams:
 
 
 def elements(body: str) -> int:
-    """Elements of weights and caches together; UsageError as in `make`."""
+    """Return the elements of weights and caches together; UsageError as for `make`."""
     arch, keys_text = split_arch(body)
     values, _ = read_keys(body, keys_text, keys_of(arch))
     h, c = hparams_of(arch, values), cparams_of(values)

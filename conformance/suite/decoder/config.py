@@ -1,4 +1,4 @@
-"""What a decoder is (llama.cpp's `hparams`), how its context runs it (`cparams`), and the architectures there are."""
+"""Hyperparameters of a decoder (`hparams`), its context (`cparams`) and the architectures."""
 
 from __future__ import annotations
 
@@ -12,90 +12,90 @@ ROLES = (
     "token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output",
     "attn_qkv", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "in_proj", "out_proj",
 )  # fmt: skip
-"""Weights that may be of any type, by the last part of their names; norms, biases, routers and sinks are F32."""
+"""Weights of configurable type, by last part of the name; norms, biases and so on are F32."""
 
 ROPES = ("NORMAL", "NEOX", "NONE")
 NORMS = ("rms", "layer")
 FFNS = ("swiglu", "geglu", "swiglu_oai", "gelu")
 """Feed-forwards: three with a gate beside `up`, one without."""
 GATINGS = ("softmax", "sigmoid", "softmax_weight")
-"""How a router's logits become weights: before the choice of experts, or (the last) after it."""
+"""How router logits become weights: before experts are chosen, or (the last one) afterwards."""
 
 
 LLAMA_LABELS: Mapping[str, str | None] = {"Qcur_rope": "Qcur", "Kcur_rope": "Kcur"}
-"""Our name of a node -> Llama's, where it is another."""
+"""Our name of a node -> Llama's, if different."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hparams:
-    """A decoder. The defaults are Llama's: RMS norm, rotated Q and K, grouped heads, SwiGLU."""
+    """A decoder; the defaults are Llama's: RMS norm, rotated Q and K, grouped heads, SwiGLU."""
 
     n_layer: int = 2
     n_embd: int = 64
     n_head: int = 4
     n_head_kv: int = 2
     n_embd_head: int = 16
-    """Elements of one head of Q and K; `n_embd` need not be `n_head` times it."""
+    """Elements per head of Q and K; `n_embd` need not be `n_head` times it."""
     n_embd_head_v: int = 0
-    """Elements of one head of V, 0 for as many as K's."""
+    """Elements per head of V; 0 for the same as K."""
     n_ff: int = 128
-    """Elements between the feed-forward's matrices; of each expert, where there are experts."""
+    """Hidden elements of the feed-forward, or of each expert."""
     n_vocab: int = 64
     eps: float = 1e-5
     norm: str = "rms"
     """One of `NORMS`; layer norms have biases."""
     tied: bool = False
-    """The output multiplies with `token_embd.weight`."""
+    """The output uses `token_embd.weight`."""
     types: Mapping[str, GGMLType] = field(default_factory=dict)
-    """Role -> type of the weight; one that is not listed is F32."""
+    """Role -> type of the weight; F32 if not listed."""
 
     rope: str = "NORMAL"
-    """One of `ROPES`: pairs are neighbours (`NORMAL`) or halves of the head (`NEOX`); `NONE` has no positions."""
+    """One of `ROPES`: adjacent pairs (`NORMAL`), halves of the head (`NEOX`), or no positions."""
     rope_freqs: bool = False
-    """Frequency factors `rope_freqs.weight`, as Llama 3 has them."""
+    """Frequency factors `rope_freqs.weight`, as in Llama 3."""
     n_ctx_orig: int = 8192
     freq_base: float = 10000.0
     alibi: float = 0.0
-    """`max_bias` of the slopes that attention logits get by distance; 0 for none."""
+    """`max_bias` of the ALiBi slopes; 0 for none."""
 
     qkv_bias: bool = False
     out_bias: bool = False
     fused_qkv: bool = False
     """One weight `attn_qkv`; Q, K and V are views of its product."""
     qk_norm: bool = False
-    """RMS norm of each head of Q and K, before they are rotated."""
+    """RMS norm of each head of Q and K before rotation."""
     scaled_q: bool = False
-    """Q is scaled by a node of its own; attention then has scale 1."""
+    """Q is scaled by a separate node; attention then has scale 1."""
     attn_softcap: float = 0.0
     sinks: bool = False
-    """One more logit per head that takes attention from all cells."""
+    """An additional logit per head that takes attention from all cells."""
     n_swa: int = 0
-    """Tokens that sliding-window layers see, their own among them; 0: there are none."""
+    """Tokens in the sliding window, including the current one; 0 for no window."""
     swa_period: int = 2
     """Every layer but each `swa_period`-th has the window (`set_swa_pattern`); 0: all have."""
 
     n_shortconv: int = 0
-    """Taps of the short convolution that stands in attention's place; 0: there is none."""
+    """Taps of the short convolution that replaces attention; 0 for none."""
     conv_period: int = 2
     """Every layer but each `conv_period`-th is a short convolution."""
 
     ffn: str = "swiglu"
     """One of `FFNS`."""
     ffn_bias: bool = False
-    """Biases of the feed-forward, of router and experts where there are any."""
+    """Biases of the feed-forward, and of router and experts if present."""
     n_expert: int = 0
     n_expert_used: int = 2
     gating: str = "softmax"
     """One of `GATINGS`."""
     expert_norm: bool = True
-    """The chosen experts' weights are made to sum to 1."""
+    """Normalise the weights of the chosen experts to sum 1."""
     expert_scale: float = 0.0
     """Factor of those weights; 0 for none."""
     probs_bias: bool = False
-    """`exp_probs_b`: added for the choice of experts, not for their weights."""
+    """`exp_probs_b`: added to choose experts, but not to their weights."""
 
     post_norm: bool = False
-    """Attention and feed-forward are normed once more before they are added."""
+    """Attention and feed-forward results are normed again before they are added."""
     residual_first: bool = False
     """`residual + block` instead of `block + residual`."""
     embd_scale: float = 0.0
@@ -104,23 +104,23 @@ class Hparams:
     keeps_hidden: bool = False
     """The last layer's result is an output too (`t_h_nextn`)."""
     labels: Mapping[str, str | None] = field(default_factory=lambda: LLAMA_LABELS)
-    """Our name of a node -> the architecture's; None: it has none."""
+    """Our name of a node -> the architecture's; None if it has no name."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Llama's name of a weight (without layer and suffix) -> the architecture's."""
 
     @property
     def head_v(self) -> int:
-        """Elements of one head of V."""
+        """Elements per head of V."""
         return self.n_embd_head_v or self.n_embd_head
 
     @property
     def n_embd_gqa(self) -> int:
-        """Elements of K of one token: a cache row."""
+        """Elements of K per token: a cache row."""
         return self.n_embd_head * self.n_head_kv
 
     @property
     def n_embd_v_gqa(self) -> int:
-        """Elements of V of one token."""
+        """Elements of V per token."""
         return self.head_v * self.n_head_kv
 
     @property
@@ -129,19 +129,19 @@ class Hparams:
         return self.n_embd * (self.n_shortconv - 1)
 
     def is_recr(self, il: int) -> bool:
-        """Whether layer `il` is a short convolution."""
+        """Return True if layer `il` is a short convolution."""
         return self.n_shortconv > 0 and _but_each(self.conv_period, il)
 
     def is_swa(self, il: int) -> bool:
-        """Whether layer `il` attends through the sliding window."""
+        """Return True if layer `il` attends through the sliding window."""
         return self.n_swa > 0 and not self.is_recr(il) and _but_each(self.swa_period, il)
 
     def type_of(self, role: str) -> GGMLType:
-        """The type of the weights of a role."""
+        """Return the type of the weights of a role."""
         return self.types.get(role, F32)
 
     def check(self) -> None:
-        """Refuse what no graph can be built from; UsageError says what does not fit."""
+        """Raise UsageError if no graph can be built from these parameters."""
         counts = (self.n_layer, self.n_embd, self.n_head, self.n_head_kv, self.n_embd_head, self.n_ff, self.n_vocab)
         if min(counts) < 1:
             raise UsageError(f"decoder: sizes of at least 1 expected, {counts} found")
@@ -161,27 +161,27 @@ class Hparams:
 
 @dataclass(frozen=True, slots=True)
 class Cparams:
-    """How a context runs: its caches, and how it attends and stores."""
+    """Context parameters: its caches, and how it attends and stores."""
 
     n_ctx: int = 512
-    """Cells of one stream (`kv_size`)."""
+    """Cells per stream (`kv_size`)."""
     n_seq_max: int = 1
     kv_unified: bool = False
     """All sequences share one stream of cells; otherwise each has its own."""
     flash_attn: bool = True
-    """FLASH_ATTN_EXT over rows of V; otherwise a softmax between two MUL_MAT, and V is kept transposed."""
+    """FLASH_ATTN_EXT over rows of V; otherwise MUL_MAT, softmax, MUL_MAT with a transposed V."""
     type_k: GGMLType = F16
     type_v: GGMLType = F16
     write: str = "set_rows"
-    """How K and V reach the cache: `set_rows` as llama.cpp since mid-2025, or `cpy` into a view as before."""
+    """How K and V are stored: `set_rows` as in llama.cpp since mid-2025, or `cpy` into a view."""
     n_ubatch: int = 512
-    """Tokens of one graph at most."""
+    """Maximum tokens per graph."""
     rotate: bool = True
-    """Rotate heads of a multiple of 64 by a Hadamard matrix before they go into a quantised cache."""
+    """Rotate heads of a multiple of 64 by a Hadamard matrix before storing them quantised."""
     mixed: bool = True
-    """Has llama.cpp's branch for batches that mix tokens and embeddings, which is not computed."""
+    """Include llama.cpp's uncomputed branch for batches that mix tokens and embeddings."""
     swa_full: bool = False
-    """Sliding-window layers keep every token, as the others do."""
+    """Sliding-window layers store every token, as the others do."""
 
     @property
     def n_stream(self) -> int:
@@ -190,18 +190,18 @@ class Cparams:
 
     @property
     def v_trans(self) -> bool:
-        """Whether V is stored transposed: a token's elements are a whole cache apart."""
+        """True if V is stored transposed, so that a token's elements are `n_ctx` elements apart."""
         return not self.flash_attn
 
     def n_ctx_swa(self, hparams: Hparams) -> int:
-        """Cells of one stream of the sliding-window layers: `llama_kv_cache_iswa`."""
+        """Return the cells per stream of sliding-window layers: `llama_kv_cache_iswa`."""
         if self.swa_full:
             return self.n_ctx
         n = hparams.n_swa * (self.n_seq_max if self.kv_unified else 1) + self.n_ubatch
         return -(-min(self.n_ctx, n) // 256) * 256
 
     def check(self, hparams: Hparams) -> None:
-        """Refuse what llama.cpp refuses; UsageError says what does not fit."""
+        """Raise UsageError for parameters that llama.cpp rejects."""
         if min(self.n_ctx, self.n_seq_max, self.n_ubatch) < 1:
             raise UsageError("context: n_ctx, n_seq_max and n_ubatch of at least 1 expected")
         if self.write not in {"set_rows", "cpy"}:
@@ -214,7 +214,7 @@ class Cparams:
 
 
 def n_rot(hparams: Hparams, cparams: Cparams) -> tuple[int, int]:
-    """Sizes of the Hadamard matrices that K (and Q) and V are rotated by, 0 for none (`llama_kv_cache`)."""
+    """Return the Hadamard sizes for K (and Q) and V, 0 for none (`llama_kv_cache`)."""
     n_k = 64
     while hparams.n_embd_head % (2 * n_k) == 0:
         n_k *= 2
@@ -228,7 +228,7 @@ def _but_each(period: int, il: int) -> bool:
 
 
 _LFM2 = "model.layers.{}."
-"""llama.cpp does not fill in the braces."""
+"""llama.cpp leaves the braces unformatted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,4 +274,4 @@ PRESETS: dict[str, Preset] = {
         },
     ),
 }  # fmt: skip
-"""Name in an id -> preset. Sizes are small; `llama-3.2-1b` has the real ones."""
+"""Name in an id -> preset. Sizes are small, except in `llama-3.2-1b`."""

@@ -1,19 +1,19 @@
-"""What a trajectory may cost a backend that promises a price (`Witness.promises`): a rule over its shapes, no record.
+"""Cost limits of a trajectory, by its shapes, for a backend with `Witness.promises`.
 
-A *form* is what graphs share that differ in nothing but sizes and offsets; whether an extent is 0, 1 or more belongs to
-it. Where prompts and single tokens read three blocks of 256 cells, there are two forms, both with changing sizes.
+Graphs of one *form* differ only in sizes and offsets; whether an extent is 0, 1 or more is part of the form. If prompts
+and single tokens read three blocks of 256 cells, there are two forms, both with changing sizes.
 
-| promise | of a trajectory |
+| promise | limit for a trajectory |
 |---|---|
-| `lifts` | a program for each form, as its first graph is, and one more for all others once sizes change |
-| `static` | a program for each form, whatever its sizes: attentions share a mask, no other caches, no experts |
+| `lifts` | a program per form, for its first graph, and one more for all others once sizes change |
+| `static` | a program per form, whatever its sizes: attentions share a mask, no other caches, no experts |
 | `appends` | moves the cells that its nodes write, and no others |
-| `fuses` | keeps caches of floats in the kernel that attends to them: FLASH_ATTN_EXT without extras, of one head size |
-| `resumes` | where `fuses` holds and all steps attend to the same sequences: goes on with the cache that it holds |
-| `packs` | keeps weights that a product reads in about as many bits as their blocks have, and notes how many |
+| `fuses` | float caches stay in the attention kernel: FLASH_ATTN_EXT without extras, of one head size |
+| `resumes` | if `fuses` applies and all steps attend to the same sequences: continues with its cache |
+| `packs` | stores weights that a product reads in about as many bits as their blocks have, and notes how many |
 
-Extents that were equal in all graphs before look like one number, an offset of a view that was constant looks like a
-constant: the graph that shows they are not costs `lifts` one program more.
+Extents that were equal in all earlier graphs look like one number, a view offset that was constant looks like a
+constant: the first graph in which they differ costs `lifts` one more program.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from conformance.ggml.tensor import Tensor, computes, nelements
 from conformance.ggml.types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 
 OFFSET_PARAMS = 2
-"""The first two `op_params` of a VIEW are its offset."""
+"""Number of leading `op_params` of a VIEW that are its offset."""
 MASKS = {"FLASH_ATTN_EXT": 3, "SOFT_MAX": 1}
-"""Op of an attention -> which source is its mask."""
+"""Attention op -> index of its mask source."""
 GRIDS = frozenset({Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K})
-"""Block types whose values are integers times a scale, which every device with 4 and 8 bits can hold."""
+"""Block types of integers times a scale, which devices with 4 and 8 bits can store."""
 EXPERTS = ("MUL_MAT_ID", "ADD_ID")
 WORN = 256
-"""Cells written over, after which a backend that appends may lay a cache out anew."""
+"""Overwritten cells after which an appending backend may rebuild a cache."""
 Sizes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Of a graph: every `ne` and `nb`; every `ne`; every `view_offs`."""
+"""Every `ne` and `nb`, every `ne`, and every `view_offs` of a graph."""
 
 
 def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, JSON]:
-    """`Case.demands` of a trajectory over `persistent`; none for a single step, which has nothing to use again."""
+    """Return `Case.demands` of a trajectory; none for a single step, which reuses nothing."""
     if len(steps) < 2:
         return {}
     forms = _forms(steps, persistent)
@@ -65,7 +65,7 @@ def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, 
 
 
 def _forms(steps: Iterable[Step], persistent: Collection[Tensor]) -> dict[Hashable, list[Sizes]]:
-    """Form -> sizes and offsets of each of its graphs, in order."""
+    """Return form -> sizes and offsets of each of its graphs, in order."""
     held = {t: i for i, t in enumerate(persistent)}
     forms: dict[Hashable, list[Sizes]] = {}
     for step in steps:
@@ -95,7 +95,7 @@ def _forms(steps: Iterable[Step], persistent: Collection[Tensor]) -> dict[Hashab
 
 
 def _lifted(graphs: Sequence[Sizes]) -> int:
-    """Programs that graphs of one form are entitled to."""
+    """Return the number of programs allowed for graphs of one form."""
     known, count = 0, 0
     seen: list[Sizes] = []
     for graph in dict.fromkeys(graphs):
@@ -108,13 +108,13 @@ def _lifted(graphs: Sequence[Sizes]) -> int:
 
 
 def _shares_mask(nodes: Sequence[Tensor], writers: Sequence[Tensor]) -> bool:
-    """Whether all attentions of a step share a mask, each writes its K and V, nothing else does, and no expert runs."""
+    """Return True if attentions share a mask, only they write caches, and there are no experts."""
     masks = [m for n in nodes if n.op in MASKS and (m := optional(n, MASKS[n.op])) is not None]
     return len(set(masks)) == 1 and len(writers) == 2 * len(masks) and not any(n.op in EXPERTS for n in nodes)
 
 
 def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
-    """Whether a step appends once to each of some caches of floats, and only plain attentions read them."""
+    """Return True if a step appends once to float caches that only plain attentions read."""
     caches = {n.root for n in writers}
     readers = [n for n in nodes if any(s is not None and s.root in caches - {n.root} for s in n.src)]
     return (
@@ -126,17 +126,17 @@ def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
 
 
 def _read(nodes: Iterable[Tensor]) -> list[Tensor]:
-    """The K and V that attentions read."""
+    """Return the K and V that attentions read."""
     return [t for n in nodes if n.op == "FLASH_ATTN_EXT" for t in n.src[1:3] if t is not None]
 
 
 def _sequences(nodes: Iterable[Tensor]) -> Hashable:
-    """Which part of which caches attentions read, whatever n_kv is."""
+    """Return the cache parts that attentions read, independently of n_kv."""
     return frozenset((t.root, t.view_offs, t.ne[3]) for t in _read(nodes))
 
 
 def _resumed(nodes: Sequence[Sequence[Tensor]], writers: Sequence[Sequence[Tensor]]) -> int:
-    """Bytes of what is written, and of all cells that are read, once, and once more where `WORN` were written over."""
+    """Return bytes written, and all cells read, once plus once per `WORN` overwritten cells."""
     written: Counter[Tensor] = Counter()
     for n in (n for each in writers for n in each):
         written[n.root] += _written(n)
@@ -145,7 +145,7 @@ def _resumed(nodes: Sequence[Sequence[Tensor]], writers: Sequence[Sequence[Tenso
 
 
 def _is_plain(attention: Tensor) -> bool:
-    """Whether it has a mask, K and V of one head size, and no sinks, ALiBi slopes or softcap."""
+    """Return True for a mask, K and V of one head size, and no sinks, ALiBi slopes or softcap."""
     _, k, v, mask, sinks = (*attention.src, None, None)[:5]
     p = attention.params
     alike = k is not None and v is not None and k.ne[0] == v.ne[0]
@@ -153,6 +153,6 @@ def _is_plain(attention: Tensor) -> bool:
 
 
 def _written(node: Tensor) -> int:
-    """Bytes that `node` writes into the tensor that it is a view of: of SET_ROWS its rows only."""
+    """Return the bytes that `node` writes into its root; for SET_ROWS only its rows."""
     rows = node.src[0] if node.op == "SET_ROWS" and node.src[0] is not None else node
     return nelements(rows) * node.type.type_size // node.type.blck_size

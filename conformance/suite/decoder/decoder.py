@@ -1,6 +1,6 @@
-"""The graphs that a context computes, node for node as llama.cpp builds them: one ubatch, or a shift of positions.
+"""Build the graphs of a context node for node like llama.cpp: a ubatch, or a position shift.
 
-Of `models/*.cpp`, `llama-graph.cpp` and, for the shift, `llama_kv_cache::build_graph_shift`.
+Follows `models/*.cpp`, `llama-graph.cpp` and, for the shift, `llama_kv_cache::build_graph_shift`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Decode:
     graph: Graph
     inputs: dict[str, Tensor]
     outputs: tuple[Tensor, ...]
-    """The logits, last."""
+    """Logits last."""
 
 
 def build(g: Sketch) -> Decode:
-    """The graph that decodes the sketch's ubatch over the cells of its place."""
+    """Build the graph that decodes the sketch's ubatch over the cells of its place."""
     h = g.h
     cur = _inp_embd(g)
     _inp_rs(g)
@@ -66,7 +66,7 @@ def _sum(h: Hparams, block: Tensor, residual: Tensor) -> Tensor:
 
 
 def _head(g: Sketch, cur: Tensor) -> Tensor:
-    """`lm_head` and the softcap of its logits."""
+    """Build `lm_head` and the softcap of its logits."""
     logits = B.mul_mat(g.w("token_embd" if g.h.tied else "output"), cur)
     if g.h.final_softcap:
         logits = B.scale(B.tanh(B.scale(logits, inverse(g.h.final_softcap))), g.h.final_softcap)
@@ -76,7 +76,7 @@ def _head(g: Sketch, cur: Tensor) -> Tensor:
 
 
 def _inp_embd(g: Sketch) -> Tensor:
-    """`build_inp_embd`: rows of the embedding, and the branch of a mixed batch, which is not computed."""
+    """Build `build_inp_embd`: embedding rows, and the uncomputed branch of a mixed batch."""
     tok_embd = g.w("token_embd")
     n = g.ubatch.n_tokens
     embd = B.get_rows(tok_embd, g.input("inp_tokens", I32, n))
@@ -94,7 +94,7 @@ def _inp_embd(g: Sketch) -> Tensor:
 
 
 def _inp_attn(g: Sketch) -> None:
-    """`build_attn_inp_kv`, or `build_attn_inp_kv_iswa`: for each kind of layer that the model has."""
+    """Add inputs like `build_attn_inp_kv(_iswa)`, per kind of layer in the model."""
     kinds = {g.h.is_swa(il) for il in range(g.h.n_layer) if not g.h.is_recr(il)}
     for swa in sorted(kinds):
         _inp_cells(g, swa=swa)
@@ -117,15 +117,15 @@ def _inp_cells(g: Sketch, *, swa: bool) -> None:
 
 
 def _inp_rs(g: Sketch) -> None:
-    """`build_rs_inp`: from which row each state is read."""
+    """Add the input of `build_rs_inp`: the source row of each state."""
     if g.place.recr is not None:
         g.input("rs_s_copy", I32, len(g.place.recr.s_copy))
 
 
 def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: Sequence[Tensor]) -> Decode:
-    """The graph that rotates K caches with the same number of cells.
+    """Build the graph that rotates K caches with the same number of cells.
 
-    Inputs: `k_shift`, the shift of each cell of all streams; `attn_inp_k_rot`, where K is rotated by a Hadamard matrix.
+    Inputs: `k_shift`, the shift of each cell of all streams; `attn_inp_k_rot`, if K is rotated by a Hadamard matrix.
     """
     inputs = {"k_shift": new_tensor(I32, caches[0].ne[1] * caches[0].ne[2])}
     size = n_rot(h, c)[0]
@@ -141,7 +141,7 @@ def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: S
 
 
 def _shift(h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, k_shift: Tensor, rot: Tensor | None) -> Tensor:
-    """`build_rope_shift`. llama.cpp cannot shift a quantised cache whose heads no Hadamard matrix fits."""
+    """Build `build_rope_shift`; llama.cpp has none for quantised caches without Hadamard matrix."""
     nb1, nb2 = row_size(cache.type, h.n_embd_head), row_size(cache.type, h.n_embd_gqa)
     k = B.view_3d(cache, h.n_embd_head, h.n_head_kv, cache.ne[1] * cache.ne[2], nb1, nb2, 0)
     if not cache.type.is_quantized:

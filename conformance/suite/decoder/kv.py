@@ -1,4 +1,4 @@
-"""K and V of each layer: the tensors, the nodes that store into them and the views that attention reads."""
+"""KV cache of each layer: its tensors, the nodes that store into them, and the views read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _B = Builder()
 
 
 class Cache:
-    """The caches of each layer: `cache_k_l*` and `cache_v_l*` of attention, `cache_r_l*` of a short convolution.
+    """Caches per layer: `cache_k_l*` and `cache_v_l*`, or `cache_r_l*` of a short convolution.
 
-    K and V: [n_embd_gqa, n_ctx, n_stream], in a transposed V a token's elements are a cache apart.
-    R: [n_embd_r, n_seq_max].
+    K and V: [n_embd_gqa, n_ctx, n_stream]; elements of a token are `n_ctx` apart in a transposed V. R: [n_embd_r,
+    n_seq_max].
     """
 
     def __init__(self, hparams: Hparams, cparams: Cparams) -> None:
@@ -39,15 +39,15 @@ class Cache:
                 self.v[il] = new_tensor(c.type_v, h.n_embd_v_gqa, n_ctx, c.n_stream, name=f"cache_v_l{il}")
 
     def tensors(self) -> list[Tensor]:
-        """All caches."""
+        """Return all caches."""
         return [*self.k.values(), *self.v.values(), *self.r.values()]
 
     def get_k(self, il: int, n_kv: int, slots: Slots) -> Tensor:
-        """[head, heads_kv, n_kv, streams] of the cells that attention reads: `get_k`."""
+        """Return [head, heads_kv, n_kv, streams] of the cells that attention reads: `get_k`."""
         return self._rows(self.k[il], self.h.n_embd_head, n_kv, slots)
 
     def get_v(self, il: int, n_kv: int, slots: Slots) -> Tensor:
-        """As `get_k`, or, where V is transposed, [n_kv, heads_kv, head, streams]: `get_v`."""
+        """Return V as `get_k`; transposed it is [n_kv, heads_kv, head, streams]: `get_v`."""
         v, head, heads = self.v[il], self.h.head_v, self.h.n_head_kv
         if not self.c.v_trans:
             return self._rows(v, head, n_kv, slots)
@@ -62,7 +62,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Stores the K and V of a ubatch: by SET_ROWS at the indices, or, where there are none, by CPY into views."""
+    """Stores K and V of a ubatch: by SET_ROWS at indices, or without these by CPY into views."""
 
     cache: Cache
     slots: Slots
@@ -70,11 +70,11 @@ class Writer:
     v_idxs: Tensor | None
 
     def write_k(self, cur: Tensor, il: int) -> list[Tensor]:
-        """Nodes that store K [head, heads_kv, n_tokens]: `cpy_k`."""
+        """Return the nodes that store K [head, heads_kv, n_tokens]: `cpy_k`."""
         return self._rows(self.cache.k[il], cur, self.k_idxs)
 
     def write_v(self, cur: Tensor, il: int) -> list[Tensor]:
-        """Nodes that store V [head, heads_kv, n_tokens]: `cpy_v`."""
+        """Return the nodes that store V [head, heads_kv, n_tokens]: `cpy_v`."""
         v = self.cache.v[il]
         if not self.cache.c.v_trans:
             return self._rows(v, cur, self.v_idxs)
@@ -94,7 +94,7 @@ class Writer:
         return [_B.set_rows(t, rows, idxs)]
 
     def _copy(self, t: Tensor, cur: Tensor, *, transposed: bool) -> list[Tensor]:
-        """One CPY per stream, as `llm_build_kv_store` did: into its rows, or the transpose into rows a cache apart."""
+        """Return a CPY per stream, as in `llm_build_kv_store`; transposed into rows `n_ctx` long."""
         gqa, n = t.ne[0], cur.ne[2] // len(self.slots.streams)
         stores = []
         for i, (s, head) in enumerate(self._heads()):
@@ -108,13 +108,13 @@ class Writer:
         return stores
 
     def _part(self, cur: Tensor, i: int, n: int) -> Tensor:
-        """The tokens of the `i`-th stream; all of them, where there is one."""
+        """Return the tokens of the `i`-th stream, or all if there is only one."""
         if len(self.slots.streams) == 1:
             return cur
         return _B.view_3d(cur, *cur.ne[:2], n, *cur.nb[1:3], i * n * cur.nb[2])
 
     def _heads(self) -> list[tuple[int, int]]:
-        """Stream and first cell of each run of tokens; UsageError if no view holds the cells of one."""
+        """Return stream and first cell of each run of tokens; UsageError if cells are not adjacent."""
         for idxs in self.slots.idxs:
             if np.any(np.diff(idxs) != 1):
                 raise UsageError("write=cpy: the free cells are no neighbours; only write=set_rows can fill gaps")
@@ -122,7 +122,7 @@ class Writer:
 
 
 def _flat(cur: Tensor) -> Tensor:
-    """[head, heads, n] as [head * heads, n]; copied where there are gaps, as where Q, K and V are views of one."""
+    """Return [head, heads, n] as [head * heads, n], copied if not contiguous."""
     n_embd, n = cur.ne[0] * cur.ne[1], cur.ne[2]
     gapless = cur.nb[2] == row_size(cur.type, n_embd)
     return _B.reshape_2d(cur, n_embd, n) if gapless else _B.cont_2d(cur, n_embd, n)

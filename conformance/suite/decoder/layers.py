@@ -1,6 +1,6 @@
-"""The sublayers of a decoder: attention over the cache, feed-forwards, mixtures of experts, short convolutions.
+"""Sublayers of a decoder: cached attention, feed-forwards, experts and short convolutions.
 
-Each takes and gives [n_embd, n_tokens]. Names in backquotes are llama.cpp's functions.
+Each maps [n_embd, n_tokens] to the same shape. Names in backquotes are llama.cpp's functions.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Sketch:
     place: Place
     gf: Expansion = field(default_factory=Expansion)
     inputs: dict[str, Tensor] = field(default_factory=dict)
-    """Leaves that a trajectory fills: llama.cpp's name, `_swa` behind it for those of sliding-window layers."""
+    """Leaves that a trajectory fills, by llama.cpp's name; with `_swa` for sliding windows."""
 
     def w(self, name: str) -> Tensor:
-        """A weight, by Llama's name without suffix."""
+        """Return a weight by Llama's name without suffix."""
         head, dot, role = name.rpartition(".")
         return self.weights[f"{head}{dot}{self.h.tensors.get(role, role)}.weight"]
 
     def b(self, name: str) -> Tensor | None:
-        """A bias, or None where there is none."""
+        """Return a bias, or None."""
         head, dot, role = name.rpartition(".")
         return self.weights.get(f"{head}{dot}{self.h.tensors.get(role, role)}.bias")
 
     def input(self, name: str, type_: GGMLType, *ne: int, key: str = "") -> Tensor:
-        """A leaf with new bytes in each graph."""
+        """Add a leaf with new bytes in each graph."""
         ne0, ne1, ne2, ne3 = (*ne, *(1,) * (4 - len(ne)))
         t = B.set_name(B.new_tensor_4d(type_, ne0, ne1, ne2, ne3), name)
         B.set_input(t)
@@ -65,7 +65,7 @@ class Sketch:
         return B.set_name(t, label if il < 0 else f"{label}-{il}")
 
     def norm(self, cur: Tensor, weight: str, name: str, il: int, *, rms: bool = False) -> Tensor:
-        """`build_norm`."""
+        """Build a norm like `build_norm`."""
         rms = rms or self.h.norm == "rms"
         cur = B.rms_norm(cur, self.h.eps) if rms else B.norm(cur, self.h.eps)
         cur = B.mul(B.set_name(cur, "norm" if il < 0 else f"norm-{il}"), self.w(weight))
@@ -75,14 +75,14 @@ class Sketch:
         return self.cb(cur, name, il)
 
     def mul_mat(self, weight: str, cur: Tensor, name: str, il: int, biased: str = "") -> Tensor:
-        """`build_lora_mm` and its bias: the product is called `name`, the sum `biased`, or `name` too."""
+        """Build a product and bias like `build_lora_mm`; `name` and `biased` are the node names."""
         cur = self.cb(B.mul_mat(self.w(weight), cur), name, il)
         bias = self.b(weight)
         return cur if bias is None else self.cb(B.add(cur, bias), biased or name, il)
 
 
 def rope(h: Hparams, weights: Mapping[str, Tensor], cur: Tensor, pos: Tensor, *, inplace: bool = False) -> Tensor:
-    """`ggml_rope_ext`, or `ggml_rope_ext_inplace`, with the model's parameters."""
+    """Apply `ggml_rope_ext`, or `ggml_rope_ext_inplace`, with the model's parameters."""
     turn = B.rope_ext_inplace if inplace else B.rope_ext
     freqs = weights.get("rope_freqs.weight")
     mode = ROPE_TYPE[h.rope]
@@ -90,22 +90,22 @@ def rope(h: Hparams, weights: Mapping[str, Tensor], cur: Tensor, pos: Tensor, *,
 
 
 def inverse(x: float) -> float:
-    """`1.0f / x` in C's float."""
+    """Return `1.0f / x` in C's float."""
     return float(np.float32(1) / np.float32(x))
 
 
 def root(x: float) -> float:
-    """`sqrtf`."""
+    """Return `sqrtf(x)`."""
     return float(np.sqrt(np.float32(x)))
 
 
 def keyed(name: str, *, swa: bool) -> str:
-    """Key in `Sketch.inputs` of an input that full and sliding-window attention each have."""
+    """Return the `Sketch.inputs` key of an input of full or sliding-window attention."""
     return f"{name}_swa" if swa else name
 
 
 def attention(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """`build_attn` over the cache."""
+    """Build cached attention like `build_attn`."""
     h, swa = g.h, g.h.is_swa(il)
     q, k, v = _qkv(g, cur, il)
     if h.qk_norm:
@@ -140,7 +140,7 @@ def attention(g: Sketch, cur: Tensor, il: int) -> Tensor:
 
 
 def _qkv(g: Sketch, cur: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`build_qkv`: [head, heads, n_tokens] each."""
+    """Build Q, K and V like `build_qkv`: [head, heads, n_tokens] each."""
     h = g.h
     shapes = {"Q": (h.n_embd_head, h.n_head), "K": (h.n_embd_head, h.n_head_kv), "V": (h.head_v, h.n_head_kv)}
     heads = []
@@ -159,7 +159,7 @@ def _qkv(g: Sketch, cur: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mha(g: Sketch, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
-    """`build_attn_mha`: q [head, heads, n_tokens], k and v views of the cache; to [heads * head, n_tokens]."""
+    """Build `build_attn_mha`: q [head, heads, n_tokens], K, V views -> [heads * head, n_tokens]."""
     h = g.h
     n_stream = k.ne[3]
     n = q.ne[2] // n_stream
@@ -188,7 +188,7 @@ def _mha(g: Sketch, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
 
 
 def hadamard(cur: Tensor, rot: Tensor) -> Tensor:
-    """`llama_mul_mat_hadamard`."""
+    """Multiply like `llama_mul_mat_hadamard`."""
     n = rot.ne[0]
     flat = B.reshape_2d if is_contiguous(cur) else B.cont_2d
     product = B.mul_mat(rot, flat(cur, n, nelements(cur) // n))
@@ -208,7 +208,7 @@ GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def ffn(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """`build_ffn`."""
+    """Build a feed-forward like `build_ffn`."""
     up = g.mul_mat(f"blk.{il}.ffn_up", cur, "ffn_up", il, "ffn_up_b")
     if g.h.ffn in GATED:
         gate = g.mul_mat(f"blk.{il}.ffn_gate", cur, "ffn_gate", il, "ffn_gate_b")
@@ -223,11 +223,11 @@ def ffn(g: Sketch, cur: Tensor, il: int) -> Tensor:
 
 
 _LEAST_SUM = 6.103515625e-5
-"""Below this weights are not divided by their sum: the smallest normal F16."""
+"""Minimum sum that weights are divided by: the smallest normal F16."""
 
 
 def experts(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """`build_moe_ffn`."""
+    """Build a mixture of experts like `build_moe_ffn`."""
     h, n = g.h, cur.ne[1]
     logits = g.mul_mat(f"blk.{il}.ffn_gate_inp", cur, "ffn_moe_logits", il, "ffn_moe_logits_biased")
     chosen, probs = _choose(g, logits, il)
@@ -256,7 +256,7 @@ def experts(g: Sketch, cur: Tensor, il: int) -> Tensor:
 
 
 def _choose(g: Sketch, logits: Tensor, il: int) -> tuple[Tensor, Tensor]:
-    """The experts of each token, I32 [used, n], largest first; and what their weights come from, F32 [n_expert, n]."""
+    """Return each token's experts, I32 [used, n], largest first, and scores, F32 [n_expert, n]."""
     probs = logits
     if g.h.gating == "softmax":
         probs = B.soft_max(logits)
@@ -273,7 +273,7 @@ def _choose(g: Sketch, logits: Tensor, il: int) -> tuple[Tensor, Tensor]:
 
 
 def _expert_weights(g: Sketch, weights: Tensor, il: int) -> Tensor:
-    """F32 [1, used, n]."""
+    """Return the weights of the chosen experts, F32 [1, used, n]."""
     h = g.h
     used, n = weights.ne[1:3]
     g.cb(weights, "ffn_moe_weights", il)
@@ -298,11 +298,11 @@ def _mul_mat_id(g: Sketch, weight: str, cur: Tensor, ids: Tensor, name: str, il:
 
 
 _LABEL = "model.layers.{{}}.conv.{}"
-"""llama.cpp does not fill in the braces."""
+"""llama.cpp leaves the braces unformatted."""
 
 
 def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """LFM2's short convolution (`build_rs`): `in_proj` gives B, C and x, the convolution runs over B * x."""
+    """Build LFM2's short convolution (`build_rs`) over B * x; `in_proj` gives B, C and x."""
     h, rows = g.h, g.place.recr
     if rows is None:
         raise UsageError("decoder: a short convolution without states")
@@ -324,7 +324,7 @@ def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
 
 
 def _states(g: Sketch, state: Tensor, rows: Range, n_seqs: int) -> Tensor:
-    """The states [n_embd_r, n_seqs]: zero one row, gather those of the ubatch, copy those in between."""
+    """Return states [n_embd_r, n_seqs]: zeroes one row, gathers the ubatch's, copies the rest."""
     size = g.h.n_embd_r
     states = B.reshape_2d(state, size, state.ne[1])
     clears = rows.zero >= 0

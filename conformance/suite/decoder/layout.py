@@ -1,4 +1,4 @@
-"""Compares llama.cpp's graphs with the builder's, node for node, and says in words where they differ."""
+"""Compare llama.cpp's graphs with the builder's node by node, and describe the differences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COMMON = (
     "seqs=3,unified=1,fa=0,run=p50+90+10.d3.cp0.d2",
     "run=p40.shift9.d2.reset.p5.d1",
 )
-"""One prompt and decodes over 256 cells, chunks, sequences with a stream each and in one, leaving, coming, sharing."""
+"""Prompt and decodes over 256 cells, chunks, one or several streams, sequence changes."""
 _QUANTIZED = ("head=64,cache=q8_0,run=p40.d2.shift9.d2",)
 _WINDOW = (
     "ctx=1024,ubatch=64,run=p300.d3.p200.d2",
@@ -39,7 +39,7 @@ _WINDOW = (
     "ctx=1024,seqs=3,unified=1,ubatch=64,run=p200+17+90.d3.p100.d2.rm1.d3.p40",
     "ctx=1024,swafull=1,ubatch=64,run=p200.shift30.d2",
 )
-"""Sliding windows that go round their cells more than once."""
+"""Sliding windows that wrap around their cells more than once."""
 _CONV = (
     "l=3,convperiod=3,heads=2,kv=1,head=32,seqs=4,unified=1,run=p4.d1.rm1.d1.add1.p3.d1.cp2.d2",
     "swa=32,ctx=1024,ubatch=64,run=p300.d2.p200.d2",
@@ -53,10 +53,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "gpt-oss": (*_COMMON, *_QUANTIZED, *_WINDOW),
     "lfm2": (*_COMMON, *_CONV),
 }  # fmt: skip
-"""Architecture -> what of it is compared: keys of an id."""
+"""Architecture -> key settings to compare."""
 
 UNSET = frozenset({"inp_mixed_tokens", "inp_mixed_embd", "inp_mixed_slots"})
-"""Inputs of the branch that is not computed: llama.cpp leaves them uninitialised."""
+"""Inputs of the uncomputed branch, which llama.cpp leaves uninitialised."""
 
 _NUMBERED = re.compile(r"(node|leaf)_[0-9]+")
 
@@ -67,7 +67,7 @@ class Moved:
 
     step: int
     place: int
-    """Index of the tensor in llama.cpp's graph, leaves included."""
+    """Index of the tensor in llama.cpp's graph, including leaves."""
     what: str
 
     def __str__(self) -> str:
@@ -75,10 +75,10 @@ class Moved:
 
 
 def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
-    """llama.cpp and the builder play the same plan over the same weights: its case and ours.
+    """Run a plan over the same weights in llama.cpp and the builder; return its case and ours.
 
     Raises:
-        UsageError: the keys cannot be read, llama.cpp cannot load the model or play the plan.
+        UsageError: invalid keys, or llama.cpp cannot load the model or run the plan.
         UnavailableError: there is no llama.cpp.
     """
     case_id = f"layout/{arch}-{keys_text}@0"
@@ -100,7 +100,7 @@ def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
 
 
 def metadata(arch: str, h: Hparams) -> dict[str, Value]:
-    """The GGUF keys that make llama.cpp build this model."""
+    """Return the GGUF keys with which llama.cpp builds this model."""
     recr = [h.is_recr(il) for il in range(h.n_layer)]
     kv: Value = [0 if r else h.n_head_kv for r in recr] if any(recr) else h.n_head_kv
     values: dict[str, Value] = {
@@ -131,7 +131,7 @@ def metadata(arch: str, h: Hparams) -> dict[str, Value]:
 
 
 def moved(theirs: Case, ours: Case) -> Iterator[Moved]:
-    """The differences in order: tensors that only one graph has, and those that differ."""
+    """Yield the differences in order: tensors that only one graph has, and changed ones."""
     for k, (want, got) in enumerate(zip_longest(theirs.steps, ours.steps)):
         if want is None or got is None:
             yield Moved(k, 0, f"llama.cpp computes {len(theirs.steps)} graphs, the builder {len(ours.steps)}")
@@ -141,7 +141,7 @@ def moved(theirs: Case, ours: Case) -> Iterator[Moved]:
 
 def _moved(k: int, want: Step, got: Step) -> Iterator[Moved]:
     a, b = want.graph.tensors(), got.graph.tensors()
-    # one node more changes the numbers of all unnamed ones behind it: not worth a line each
+    # an extra node renumbers all later unnamed ones: not worth a line each
     a_keys, b_keys = ([(t.op, _NUMBERED.sub(r"\1", t.name)) for t in ts] for ts in (a, b))
     partner: dict[Tensor, Tensor] = {}
     for verdict, i0, i1, j0, j1 in SequenceMatcher(None, a_keys, b_keys, autojunk=False).get_opcodes():
@@ -163,7 +163,7 @@ def _moved(k: int, want: Step, got: Step) -> Iterator[Moved]:
 
 
 def _fields(a: Tensor, b: Tensor, partner: Mapping[Tensor, Tensor]) -> Iterator[tuple[str, object, object]]:
-    """Name of a field, llama.cpp's value and ours; tensors by name."""
+    """Yield field name, llama.cpp's value and ours; tensors by name."""
     yield "type", str(a.type), str(b.type)
     for what in ("ne", "nb", "op_params", "flags", "view_offs"):
         yield what, getattr(a, what), getattr(b, what)

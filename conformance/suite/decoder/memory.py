@@ -1,7 +1,7 @@
-"""Which token sits where: cells of attention, rows of recurrent states, and both together: a context's memory.
+"""Memory of a context: the cell of each token, and the rows of recurrent states.
 
 The rules are those of llama.cpp's `llama_kv_cache`, `llama_kv_cache_iswa`, `llama_memory_recurrent` and
-`llama_memory_hybrid`; each method names its own there. No tensor is touched here.
+`llama_memory_hybrid`; each method names its counterpart. No tensor is accessed here.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ I64Array = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 N_PAD = 256
-"""n_kv is a multiple of this, but never more than the cells there are."""
+"""n_kv is a multiple of this, up to the number of cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ubatch:
-    """The tokens of one graph. With a stream per sequence: as many of each sequence, one sequence after the other."""
+    """The tokens of one graph; with a stream per sequence, equally many of each, in order."""
 
     tokens: I64Array
     pos: I64Array
     seqs: I64Array
     outputs: BoolArray
-    """Whether a token's logits are wanted."""
+    """True if a token's logits are requested."""
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens."""
+        """Number of tokens."""
         return len(self.tokens)
 
     def rows(self) -> list[list[int]]:
-        """`[token, position, sequence, wants_logits]` of each token: the note of a step."""
+        """Return `[token, position, sequence, wants_logits]` of each token: the note of a step."""
         columns = [self.tokens, self.pos, self.seqs, self.outputs]
         rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
         return rows
 
     @property
     def seq_ids(self) -> list[int]:
-        """The sequences, each once, in order of appearance (`seq_id_unq`)."""
+        """Distinct sequences in order of appearance (`seq_id_unq`)."""
         return list(dict.fromkeys(self.seqs.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Where the tokens of a ubatch go: `slot_info`."""
+    """Cells for the tokens of a ubatch: `slot_info`."""
 
     streams: tuple[int, ...]
-    """The streams that the ubatch touches, in its order."""
+    """Streams that the ubatch uses, in its order."""
     idxs: I64Array
-    """[streams, tokens of each]: the cell of each token within its stream."""
+    """[streams, tokens of each]: cell of each token within its stream."""
 
     @property
     def first(self) -> int:
@@ -67,39 +67,39 @@ class Slots:
 
     @property
     def count(self) -> int:
-        """`s1 - s0 + 1`: how many streams it reads."""
+        """`s1 - s0 + 1`: the number of streams it reads."""
         return max(self.streams) - self.first + 1
 
 
 class Cells:
-    """The cells of every stream: the position and the sequences that each one holds."""
+    """Position and sequences of each cell, per stream."""
 
     def __init__(self, n_ctx: int, n_stream: int, n_swa: int = 0) -> None:
         self.n_ctx = n_ctx
         self.n_stream = n_stream
         self.n_swa = n_swa
-        """Tokens that a token sees, itself among them; what no later one will see may be overwritten. 0: all."""
+        """Window of a token, including itself, or 0; cells before every window may be overwritten."""
         self.pos: I64Array = np.full((n_stream, n_ctx), -1, np.int64)
-        """The position held, or -1: empty."""
+        """Position, or -1 if empty."""
         self.seq: I64Array = np.zeros((n_stream, n_ctx), np.int64)
-        """The sequences it belongs to: bit i for sequence i."""
+        """Sequences it belongs to: bit i for sequence i."""
         self.shift: I64Array = np.zeros((n_stream, n_ctx), np.int64)
-        """By how much the position moved since K was rotated."""
+        """Change of the position since K was rotated."""
         self.has_shift = False
         self._head = [0] * n_stream
 
     def stream_of(self, seq: int) -> int:
-        """The stream of a sequence (`seq_to_stream`)."""
+        """Return the stream of a sequence (`seq_to_stream`)."""
         return seq if self.n_stream > 1 else 0
 
     def clear(self) -> None:
-        """Forget all tokens, but keep the bytes (`llama_memory_clear` without data)."""
+        """Remove all tokens without clearing the bytes (`llama_memory_clear` without data)."""
         self.pos[:], self.seq[:] = -1, 0
         self.reset_shift()
         self._head = [0] * self.n_stream
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 (all from p0 on) of a sequence: `llama_memory_seq_rm`."""
+        """Remove positions p0 to p1 (all from p0 on) of a sequence: `llama_memory_seq_rm`."""
         s = self.stream_of(seq)
         leaves = self._has(s, seq) & (self.pos[s] >= p0)
         if p1 is not None:
@@ -111,7 +111,7 @@ class Cells:
             self._head[s] = min(self._head[s], int(np.argmax(freed)))
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence: `llama_memory_seq_add`. A cell moved below 0 is emptied."""
+        """Shift positions from p0 on: `llama_memory_seq_add`; clears cells shifted below 0."""
         s = self.stream_of(seq)
         moved = self._has(s, seq) & (self.pos[s] >= p0)
         self.pos[s][moved] += shift
@@ -122,16 +122,12 @@ class Cells:
         self._head[s] = int(np.argmax(below_zero))
 
     def reset_shift(self) -> None:
-        """Note that K was rotated to the new positions."""
+        """Record that K was rotated to the new positions."""
         self.shift[:] = 0
         self.has_shift = False
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp` within one stream.
-
-        Raises:
-            UsageError: the two have a stream each; llama.cpp then copies the bytes of the cache.
-        """
+        """Add all tokens of `src` to `dst` (`llama_memory_seq_cp`); UsageError for another stream."""
         s = self.stream_of(src)
         if s != self.stream_of(dst):
             raise UsageError(f"seq_cp: sequences {src} and {dst} have a stream each; a unified cache expected")
@@ -142,14 +138,14 @@ class Cells:
         return positions
 
     def seq_pos_max(self, seq: int) -> int:
-        """The last position of a sequence, -1 where it has none."""
+        """Return the last position of a sequence, or -1."""
         s = self.stream_of(seq)
         return int(np.max(self.pos[s], where=self._has(s, seq), initial=-1))
 
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[Slots]:
-        """Slots for all ubatches of a batch; the cells are restored afterwards.
+        """Find slots for all ubatches of a batch and restore the cells afterwards.
 
-        As in llama.cpp, positions that lie before a window and are purged while a slot is filled stay purged.
+        As in llama.cpp, positions before a window that are purged while a slot is filled stay purged.
 
         Raises:
             UsageError: the cache is too small.
@@ -168,7 +164,7 @@ class Cells:
         return result
 
     def find_slot(self, ubatch: Ubatch) -> Slots:
-        """A cell for each token, from the head of its stream on; cells need not be neighbours.
+        """Find a cell per token, from the head of its stream on; cells need not be adjacent.
 
         A cell is free if it is empty, or if its only sequence has moved its window past it.
 
@@ -183,7 +179,7 @@ class Cells:
     def _free(self, s: int, n: int) -> I64Array:
         empty = self.pos[s] < 0
         head = self._head[s]
-        # llama.cpp starts over where that many cells are free before the head
+        # llama.cpp restarts at 0 if that many cells are free before the head
         if head > int(np.count_nonzero(~empty)) + 2 * n:
             head = 0
         order = np.r_[head : self.n_ctx, 0:head]
@@ -193,7 +189,7 @@ class Cells:
         return result
 
     def _passed(self, s: int) -> BoolArray:
-        """Cells of one sequence that its next token's window does not reach."""
+        """Return cells of a single sequence that are outside its next token's window."""
         passed = np.zeros(self.n_ctx, np.bool_)
         for bit in np.unique(self.seq[s]).tolist() if self.n_swa else ():
             if bit.bit_count() == 1:
@@ -202,7 +198,7 @@ class Cells:
         return passed
 
     def apply(self, ubatch: Ubatch, slots: Slots) -> None:
-        """Put the tokens into their cells: `apply_ubatch`. A sequence that loses a token loses every older one too."""
+        """Store tokens (`apply_ubatch`); a sequence that loses one loses every older one too."""
         shape = slots.idxs.shape
         for s, idxs, pos, seq in zip(
             slots.streams, slots.idxs, ubatch.pos.reshape(shape), ubatch.seqs.reshape(shape), strict=True
@@ -217,26 +213,27 @@ class Cells:
             self._head[s] = int(idxs[-1]) + 1
 
     def n_kv(self, slots: Slots) -> int:
-        """Cells that a graph reads of each stream: `get_n_kv`, after `apply`."""
+        """Return the cells that a graph reads per stream: `get_n_kv`, after `apply`."""
         used = np.flatnonzero((self.pos[list(slots.streams)] >= 0).any(axis=0))
         last = int(used[-1]) + 1 if used.size else 0
         return min(self.n_ctx, max(N_PAD, -(-last // N_PAD) * N_PAD))
 
     def k_idxs(self, slots: Slots) -> I64Array:
-        """The row of each token in all streams' rows."""
+        """Return the row of each token, over all streams."""
         streams = np.array(slots.streams, np.int64)
         return (streams[:, None] * self.n_ctx + slots.idxs).reshape(-1)
 
     def v_idxs_trans(self, slots: Slots, n_embd_v_gqa: int) -> I64Array:
-        """The place of each element of each token where V is kept transposed."""
+        """Return the position of each element of each token in a transposed V."""
         streams = np.array(slots.streams, np.int64)[:, None, None]
         rows = np.arange(n_embd_v_gqa) * self.n_ctx
         return (streams * (self.n_ctx * n_embd_v_gqa) + slots.idxs[:, :, None] + rows).reshape(-1)
 
     def kq_mask(self, ubatch: Ubatch, n_kv: int, *, alibi: bool = False) -> NDArray[np.float32]:
-        """[n_tokens, n_kv]: 0 for a cell of the same sequence that is not in the future, -inf for every other.
+        """Return [n_tokens, n_kv]: 0 for visible cells of the same sequence, else -inf.
 
-        A window hides what lies before it; with `alibi` what is seen has minus its distance instead of 0.
+        Future cells and those before a window are hidden; with `alibi` visible ones have minus the distance instead of
+        0.
         """
         stream = np.array([self.stream_of(s) for s in ubatch.seqs.tolist()])
         seen = (self.seq[stream, :n_kv] >> ubatch.seqs[:, None] & 1).astype(np.bool_)
@@ -249,10 +246,11 @@ class Cells:
 
 
 def split(batch: Ubatch, n_ubatch: int, *, unified: bool, equal: bool = False) -> list[Ubatch]:
-    """The ubatches that llama.cpp makes of a batch.
+    """Return the ubatches into which llama.cpp splits a batch.
 
     One stream: `n_ubatch` tokens at a time (`split_simple`). A stream per sequence: of sequences with adjacent ids as
-    many tokens each as the shortest still has (`split_equal`). With `equal`, so in one stream too, whatever the ids.
+    many tokens each as the shortest still has (`split_equal`). With `equal`, this also applies to one stream, for any
+    ids.
     """
     if unified and not equal:
         return [_take(batch, range(i, min(i + n_ubatch, batch.n_tokens))) for i in range(0, batch.n_tokens, n_ubatch)]
@@ -279,9 +277,9 @@ def _take(batch: Ubatch, idxs: Sequence[int]) -> Ubatch:
 @dataclass(slots=True)
 class _Row:
     pos: int = -1
-    """The last position of its sequences, -1 where it has none."""
+    """Last position of its sequences, or -1."""
     src: int = -1
-    """The row that holds its state; -1: zeros."""
+    """Row with its state; -1 for zeros."""
     seqs: set[int] = field(default_factory=set)
 
 
@@ -291,13 +289,13 @@ class Range:
 
     head: int
     s_copy: tuple[int, ...]
-    """The row that each is read from."""
+    """Source row of each row."""
     zero: int
-    """The row that is zeroed first, -1 for none."""
+    """Row to zero first, or -1."""
 
 
 class States:
-    """The rows of recurrent states. Each sequence has one; a graph works on a range of rows.
+    """Rows of recurrent states, one per sequence; a graph uses a range of rows.
 
     A sequence that is new in a graph starts from a row of zeros, one that shared its row from a copy of that row.
     """
@@ -307,19 +305,19 @@ class States:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all sequences."""
+        """Remove all sequences."""
         self._rows = [_Row() for _ in range(self.size)]
         self._tail = [-1] * self.size
-        """The row of each sequence."""
+        """Row of each sequence."""
         self._head = 0
 
     def seq_pos(self, seq: int) -> int:
-        """The last position of a sequence, -1 where it has none."""
+        """Return the last position of a sequence, or -1."""
         tail = self._tail[seq]
         return self._rows[tail].pos if tail >= 0 else -1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 of a sequence: all or none; UsageError for its last ones: no state goes back."""
+        """Remove positions p0 to p1, all or none; UsageError for the last ones only."""
         pos = self.seq_pos(seq)
         if pos < p0 or (p1 is not None and p1 <= pos):
             return
@@ -331,14 +329,14 @@ class States:
             self._head = min(self._head, tail)
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let `dst` share the state of `src`, in place of its own."""
+        """Replace the state of `dst` by that of `src`, shared."""
         self._leave(dst)
         self._tail[dst] = self._tail[src]
         if self._tail[src] >= 0:
             self._rows[self._tail[src]].seqs.add(dst)
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence."""
+        """Shift positions from p0 on of a sequence."""
         if self.seq_pos(seq) >= p0:
             self._rows[self._tail[seq]].pos += shift
 
@@ -353,7 +351,7 @@ class States:
             row.pos = row.src = -1
 
     def place(self, ubatch: Ubatch) -> Range:
-        """Give each sequence of a ubatch its row, all in one range: `find_slot`."""
+        """Assign each sequence of a ubatch its row, all in one range: `find_slot`."""
         seqs = ubatch.seq_ids
         if self._head > sum(bool(r.seqs) for r in self._rows) + 2 * len(seqs):
             self._head = 0
@@ -400,7 +398,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one graph stores into cells, and how many it reads."""
+    """Cells into which a graph stores, and the number that it reads."""
 
     cells: Cells
     slots: Slots
@@ -409,19 +407,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one graph stores and reads."""
+    """Cells and rows that one graph stores and reads."""
 
     base: Part
     swa: Part | None
     recr: Range | None
 
     def part(self, *, swa: bool) -> Part:
-        """The cells of a layer."""
+        """Return the cells of a layer."""
         return self.swa if swa and self.swa is not None else self.base
 
 
 class Memory:
-    """All that a context remembers: cells of full and of sliding-window attention, states of convolutions."""
+    """The memory of a context: cells of full and sliding-window attention, convolution states."""
 
     def __init__(self, h: Hparams, c: Cparams) -> None:
         self.c = c
@@ -431,39 +429,39 @@ class Memory:
         self._parts = [part for part in (self.recr, self.base, self.swa) if part is not None]
 
     def all_cells(self) -> Iterator[Cells]:
-        """Of full attention, and of sliding-window attention where there is any."""
+        """Yield the cells of full attention, and of sliding-window attention if there is any."""
         yield self.base
         if self.swa is not None:
             yield self.swa
 
     def cells(self, *, swa: bool) -> Cells:
-        """The cells of a layer."""
+        """Return the cells of a layer."""
         return self.swa if swa and self.swa is not None else self.base
 
     def clear(self) -> None:
-        """Forget all tokens: `llama_memory_clear` without data."""
+        """Remove all tokens: `llama_memory_clear` without data."""
         for part in self._parts:
             part.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 of a sequence; UsageError if a convolution's state would have to go back."""
+        """Remove positions p0 to p1; UsageError if a convolution's state would have to go back."""
         for part in self._parts:
             part.seq_rm(seq, p0, p1)
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp`."""
+        """Add all tokens of `src` to `dst`: `llama_memory_seq_cp`."""
         for part in self._parts:
             part.seq_cp(src, dst)
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence; UsageError where `llama_memory_can_shift` says no."""
+        """Shift positions from p0 on; UsageError where `llama_memory_can_shift` is false."""
         if self.swa is not None and self.swa.n_ctx != self.base.n_ctx:
             raise UsageError("shift: sliding-window layers have fewer cells than the others; swafull=1 expected")
         for part in self._parts:
             part.seq_add(seq, p0, shift)
 
     def place(self, batch: Ubatch) -> Iterator[tuple[Ubatch, Place]]:
-        """Find room for all ubatches of a batch (`init_batch`), then fill it in turn; UsageError if there is none."""
+        """Find slots for all ubatches of a batch (`init_batch`), then fill them; UsageError if full."""
         ubatches = split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1, equal=self.recr is not None)
         result = [(cells, cells.prepare(ubatches)) for cells in self.all_cells()]
         for k, ubatch in enumerate(ubatches):

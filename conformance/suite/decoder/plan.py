@@ -1,19 +1,19 @@
-"""The text of a trajectory: what is decoded, forgotten and shared, step by step. The builder and the zoo both play it.
+"""Plans of trajectories: the tokens to decode, remove and share, for builder and zoo.
 
 The plan's parts are joined by dots:
 
-| part | does |
+| part | meaning |
 |---|---|
-| `at1000` | first only: every sequence already has 1000 tokens, their cells hold random K and V, the others junk |
-| `p250` | 250 tokens of every sequence, logits of its last; `p5+9+1` gives each active sequence its own number |
-| `o20` | as `p20`, logits of every token |
-| `d8` | eight times one token of every sequence |
-| `back5` | every sequence forgets its last 5 tokens |
-| `shift5` | every sequence forgets its first 5 tokens and the others move up to position 0: a context shift |
-| `rm1`, `add1` | sequence 1 is removed and leaves; it comes (back) empty |
-| `cp0` | sequence 0's tokens become every other's too, in place of theirs: a shared prefix; unified cache only |
-| `reset` | all cells are emptied; what they hold stays |
-| `15(d12.p244)` | the parts in brackets, 15 times |
+| `at1000` | first only: every sequence has 1000 tokens with random K and V in their cells, junk in the others |
+| `p250` | 250 tokens of every sequence, logits of its last; `p5+9+1` sets the number per active sequence |
+| `o20` | like `p20`, with logits of every token |
+| `d8` | one token of every sequence, eight times |
+| `back5` | remove the last 5 tokens of every sequence |
+| `shift5` | context shift: remove the first 5 tokens of every sequence and shift the others to position 0 |
+| `rm1`, `add1` | remove sequence 1 from later batches; add it (again) without tokens |
+| `cp0` | replace the tokens of all other sequences by sequence 0's (shared prefix); unified cache only |
+| `reset` | clear all cells; their bytes remain |
+| `15(d12.p244)` | repeat the parts in brackets 15 times |
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SEVERAL = frozenset({"p", "o"})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part: its verb and its numbers: none for `reset`, one or more for `p` and `o`, one for all others."""
+    """A part of a plan: its verb and numbers, none for `reset`, any for `p` and `o`, else one."""
 
     verb: str
     numbers: tuple[int, ...]
@@ -53,7 +53,7 @@ class Part:
 
 
 def parse(plan: str) -> list[Part]:
-    """The parts of a plan, with repetitions written out; UsageError names one that cannot be read."""
+    """Return the parts of a plan with repeats expanded; UsageError names an invalid one."""
     parts = [_part(text) for text in _REPEATED.sub(_repeat, plan).split(".")]
     for part in parts[1:]:
         if part.verb == "at":
@@ -78,7 +78,7 @@ def _repeat(match: re.Match[str]) -> str:
 
 
 class Player(ABC):
-    """Plays plans over sequences, all active at first; draws new tokens from the stream `tokens`."""
+    """Runs plans over sequences, initially all active; draws tokens from the stream `tokens`."""
 
     def __init__(self, n_seq_max: int, tokens: Stream) -> None:
         self._n_seq_max = n_seq_max
@@ -86,7 +86,7 @@ class Player(ABC):
         self.active = list(range(n_seq_max))
 
     def run(self, plan: str) -> None:
-        """Do all parts of a plan; UsageError if one cannot be read or done."""
+        """Run all parts of a plan; UsageError if one is invalid or impossible."""
         methods = {
             "at": self.start, "back": self.back, "shift": self.shift, "rm": self.remove, "add": self.add,
             "cp": self.share,
@@ -104,37 +104,36 @@ class Player(ABC):
 
     @abstractmethod
     def start(self, n_past: int) -> None:
-        """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
+        """Give every sequence `n_past` tokens: random K and V in their cells, junk elsewhere."""
 
     @abstractmethod
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
-        """Decode new tokens of the active sequences: one number for all, or one each."""
+        """Decode new tokens of the active sequences: one count for all, or one each."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Empty all cells; their bytes stay."""
+        """Clear all cells; their bytes remain."""
 
     @abstractmethod
     def n_past(self, seq: int) -> int:
-        """The position of a sequence's next token."""
+        """Return the position of a sequence's next token."""
 
     @abstractmethod
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 (all from p0 on) of a sequence: `llama_memory_seq_rm`."""
+        """Remove positions p0 to p1 (all from p0 on) of a sequence: `llama_memory_seq_rm`."""
 
     @abstractmethod
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence: `llama_memory_seq_add`."""
+        """Shift positions from p0 on of a sequence: `llama_memory_seq_add`."""
 
     @abstractmethod
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp`."""
+        """Add all tokens of `src` to `dst`: `llama_memory_seq_cp`."""
 
     def batch(self, n_tokens: list[int], n_vocab: int, *, every: bool) -> Ubatch:
-        """New tokens of the active sequences; the results of the last of each are wanted, or of every token.
+        """Return new tokens of the active sequences, with outputs for the last of each, or for all.
 
-        Raises:
-            UsageError: neither one number nor one for each active sequence, or no token.
+        UsageError for neither one count nor one for each active sequence, or no token.
         """
         if len(n_tokens) == 1:
             n_tokens = n_tokens * len(self.active)
@@ -148,30 +147,30 @@ class Player(ABC):
         return Ubatch(self._tokens.integers(len(seqs), 0, n_vocab), pos, seqs, outputs)
 
     def back(self, n: int) -> None:
-        """Let every sequence forget its last `n` tokens."""
+        """Remove the last `n` tokens of every sequence."""
         for seq in self.active:
             self.seq_rm(seq, max(0, self.n_past(seq) - n))
 
     def shift(self, n: int) -> None:
-        """Let every sequence forget its first `n` tokens and move the others up."""
+        """Remove the first `n` tokens of every sequence and shift the others down to position 0."""
         for seq in self.active:
             self.seq_rm(seq, 0, n)
             self.seq_add(seq, n, -n)
 
     def remove(self, seq: int) -> None:
-        """Forget a sequence and leave it out of later batches."""
+        """Remove a sequence and exclude it from later batches."""
         self._forget(seq)
         self.active = [s for s in self.active if s != seq]
         if not self.active:
             raise UsageError(f"run: rm{seq} leaves no sequence")
 
     def add(self, seq: int) -> None:
-        """Let a sequence take part (again), from position 0."""
+        """Include an empty sequence in later batches, from position 0."""
         self._forget(seq)
         self.active = sorted({*self.active, seq})
 
     def share(self, seq: int) -> None:
-        """Give the other active sequences `seq`'s tokens in place of theirs."""
+        """Replace the tokens of the other active sequences by `seq`'s."""
         self._check(seq)
         for other in self.active:
             if other != seq:

@@ -1,4 +1,4 @@
-"""A case from a plan (`decoder/plan.py`): each ubatch is a step, and so is each shift of positions."""
+"""Build a case from a plan (`decoder/plan.py`): a step per ubatch and per position shift."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .plan import Player
 from .weights import weight_shapes
 
 GENERATOR = 1
-"""Raise it when any id's bytes change."""
+"""Increment when the bytes of any id change."""
 
 MAX_STEPS = 20_000
 
 
 class Trajectory(Player):
-    """A context that decodes batches: each call to `decode` adds the steps that llama.cpp would compute."""
+    """A context that decodes batches; each `decode` adds the steps that llama.cpp would compute."""
 
     def __init__(self, case_id: str, hparams: Hparams, cparams: Cparams) -> None:
         hparams.check()
@@ -47,14 +47,14 @@ class Trajectory(Player):
         self._start: dict[Tensor, Bytes] = {}
 
     def start(self, n_past: int) -> None:
-        """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
+        """Give every sequence `n_past` tokens: random K and V in their cells, junk elsewhere."""
         for _ in self.memory.place(self.batch([n_past], self.h.n_vocab, every=False)):
             pass
         for t in self.cache.tensors():
             self._start[t] = self._cache_bytes(t)
 
     def _cache_bytes(self, t: Tensor) -> Bytes:
-        """The bytes of a cache: K and V in cells with a token, junk in the others."""
+        """Return the bytes of a cache: K and V in cells with a token, junk in the others."""
         values, junk = weights.cached(self.id, t)
         if t in self.cache.r.values():
             return values
@@ -66,22 +66,22 @@ class Trajectory(Player):
         return np.where(where, values.reshape(shape), junk.reshape(shape)).reshape(-1)
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
-        """Decode new tokens of the active sequences: one number for all, or one each."""
+        """Decode new tokens of the active sequences: one count for all, or one each."""
         self.decode(self.batch(n_tokens, self.h.n_vocab, every=every))
 
     def decode(self, batch: Ubatch) -> None:
-        """Add the steps of a batch: `llama_decode`; UsageError if the cache or the trajectory is full."""
+        """Add the steps of a batch: `llama_decode`; UsageError if cache or trajectory is full."""
         for cells in self.memory.all_cells():
             if cells.has_shift:
                 self._shift(cells)
         for ubatch, place in self.memory.place(batch):
             if not ubatch.outputs.any():
-                ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
+                ubatch.outputs[-1] = True  # otherwise the step would have only caches to check
             sketch = Sketch(self.h, self.c, self.weights, self.cache, ubatch, place)
             self._add(build(sketch), self._values(ubatch, place), {"tokens": ubatch.rows()})
 
     def _shift(self, cells: Cells) -> None:
-        """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
+        """Add the step that rotates K to new positions before a batch: `llama_kv_cache::update`."""
         swa = cells is not self.memory.base
         caches = [k for il, k in self.cache.k.items() if self.h.is_swa(il) == swa]
         if caches and self.h.rope != "NONE":
@@ -93,33 +93,29 @@ class Trajectory(Player):
         cells.reset_shift()
 
     def reset(self) -> None:
-        """Forget all tokens; the bytes of the caches stay."""
+        """Remove all tokens; the bytes of the caches remain."""
         self.memory.clear()
 
     def n_past(self, seq: int) -> int:
-        """The position of a sequence's next token."""
+        """Return the position of a sequence's next token."""
         return self.memory.base.seq_pos_max(seq) + 1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 (all from p0 on) of a sequence."""
+        """Remove positions p0 to p1 (all from p0 on) of a sequence."""
         self.memory.seq_rm(seq, p0, p1)
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence.
-
-        Raises:
-            UsageError: K is BF16, which ggml cannot rotate: llama.cpp aborts there.
-        """
+        """Shift positions from p0 on of a sequence; UsageError for BF16, where llama.cpp aborts."""
         if self.c.type_k is BF16:
             raise UsageError("shift: K in a BF16 cache cannot be rotated; cache=f16, f32 or a quantised one expected")
         self.memory.seq_add(seq, p0, shift)
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let `dst` have all tokens of `src` too."""
+        """Add all tokens of `src` to `dst`."""
         self.memory.seq_cp(src, dst)
 
     def case(self, family: str, params: Mapping[str, Any], seed: int) -> Case:
-        """The finished case; UsageError if it has no step."""
+        """Return the finished case; UsageError if it has no step."""
         if not self.steps:
             raise UsageError(f"case {self.id!r}: run: at least one p, o or d expected")
         persistent = {t: weights.weight(self.id, self.h, t) for t in self.weights.values()}
@@ -137,7 +133,7 @@ class Trajectory(Player):
         self.steps.append(Step(decode.graph, inputs, decode.outputs, note=note))
 
     def _values(self, ubatch: Ubatch, place: Place) -> dict[str, Callable[[], NDArray[Any]]]:
-        """Key of an input -> its values."""
+        """Return key of an input -> its values."""
         n = ubatch.n_tokens
         values: dict[str, Callable[[], NDArray[Any]]] = {
             "inp_tokens": lambda: ubatch.tokens,

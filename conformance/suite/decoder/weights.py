@@ -1,6 +1,6 @@
-"""Every weight of a decoder, and the bytes of weights and caches.
+"""Shapes of a decoder's weights, and the bytes of weights and caches.
 
-Bytes come from seeded streams, scaled as a real model's so that activations stay of order 1.
+Bytes come from seeded streams, scaled like a real model's so that activations stay of order 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Spec = tuple[GGMLType, Dims]
 
 
 def weight_shapes(h: Hparams) -> dict[str, Spec]:
-    """Every weight by llama.cpp's name -> its type and `ne`."""
+    """Return llama.cpp's name of every weight -> its type and `ne`."""
     shapes = {"token_embd.weight": (h.type_of("token_embd"), dims(h.n_embd, h.n_vocab))}
     if h.rope_freqs:
         shapes["rope_freqs.weight"] = (F32, dims(h.n_embd_head // 2))
@@ -79,7 +79,7 @@ def _experts(h: Hparams) -> Iterator[tuple[str, Spec]]:
 
 
 def _matrix(h: Hparams, role: str, ne: Dims, *, bias: bool) -> Iterator[tuple[str, Spec]]:
-    """A matrix, or one per expert, and its bias: one element per row."""
+    """Yield a matrix, or one per expert, and its bias with one element per row."""
     yield f"{role}.weight", (h.type_of(role), ne)
     if bias:
         yield f"{role}.bias", (F32, dims(*ne[1:]))
@@ -93,29 +93,29 @@ def _norm(h: Hparams, role: str) -> Iterator[tuple[str, Spec]]:
 
 
 _SELECTIVE = 1.5
-"""Standard deviation of the elements of Q and K: logits then have 2.25, so that few cells get most of the attention."""
+"""Standard deviation of Q and K elements: logits have 2.25, so few cells get most attention."""
 _GAIN = {
     "attn_q": _SELECTIVE, "attn_k": _SELECTIVE, "attn_output": 2.0, "ffn_down": 1.5,
     "attn_qkv": _SELECTIVE, "ffn_down_exps": 1.5, "out_proj": 2.0, "conv": 1.0, "ffn_gate_inp": 2.0,
 }  # fmt: skip
 """Role -> standard deviation of the product with normalised activations; 1 for all others."""
 _BIAS = 0.5
-"""Standard deviation of a bias: visible beside activations of 1."""
+"""Standard deviation of a bias: significant beside activations of 1."""
 _UNIFORM = {
-    "attn_sinks": (1.0, 5.0),  # among the largest logits of a row, so that they take a good part of its attention
+    "attn_sinks": (1.0, 5.0),  # among the largest logits of a row, for a significant share of attention
     "attn_q_norm": (_SELECTIVE - 0.5, _SELECTIVE + 0.5),
     "attn_k_norm": (_SELECTIVE - 0.5, _SELECTIVE + 0.5),
     "rope_freqs": (1.0, 8.0),
 }
-"""Role -> range that its elements are spread over; 0.5 to 1.5 for other norms."""
+"""Role -> range of its elements; 0.5 to 1.5 for other norms."""
 _SCALED = 3.0
-"""Standard deviation of embeddings that the model scales: tied logits come near their softcap, not over it."""
+"""Standard deviation of scaled embeddings: tied logits come near their softcap."""
 _JUNK = 2.0
-"""How much larger than K and V the content of an unused cell is."""
+"""Ratio of the values in unused cells to K and V."""
 
 
 def weight(case: str, h: Hparams, t: Tensor) -> Bytes:
-    """The bytes of weight `t` of a model, from the stream of its name."""
+    """Return the bytes of weight `t` of a model, from the random stream of its name."""
     role = t.name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     # K has Q's stream, so its first head attends to its own token and those just before
     stream = Stream(case, t.name.replace("attn_k.weight", "attn_q.weight"))
@@ -130,7 +130,7 @@ def weight(case: str, h: Hparams, t: Tensor) -> Bytes:
 
 
 def _embeddings(t: Tensor, stream: Stream, std: float) -> Bytes:
-    """Rows whose first halves (whole blocks) are the same for all tokens, so that positions matter."""
+    """Return rows whose first halves (whole blocks) are the same, so that positions matter."""
     rows = random_bytes(t.type, stream, nelements(t), std).reshape(t.ne[1], -1)
     common = t.ne[0] // t.type.blck_size // 2 * t.type.type_size
     rows[:, :common] = rows[0, :common]
@@ -138,7 +138,7 @@ def _embeddings(t: Tensor, stream: Stream, std: float) -> Bytes:
 
 
 def cached(case: str, t: Tensor) -> tuple[Bytes, Bytes]:
-    """Bytes for a whole cache tensor: those of K or V in used cells, and larger ones for unused cells."""
+    """Return bytes for a whole cache: K or V for used cells, and larger ones for unused cells."""
     std = _SELECTIVE if t.name.startswith("cache_k") else 1.0
     used, junk = Stream(case, t.name), Stream(case, f"{t.name} unused")
     return random_bytes(t.type, used, nelements(t), std), random_bytes(t.type, junk, nelements(t), _JUNK * std)

@@ -1,1 +1,1 @@
-"""Cases in the format that test-backend-ops reads with `--test-file`: a line for each op, without values."""
+"""Cases in the format of test-backend-ops `--test-file`: a line per op, without values."""

@@ -1,4 +1,4 @@
-"""A case of one line: leaves with the strides that it says, values by rule, and the node that ggml would make."""
+"""Build a case from a line: leaves with its strides, values by rule, and the op's node."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ from .line import Line, Source
 
 FAMILY = "testfile"
 POSITIONS = 512
-"""Positions of ROPE are below, where it does not say its context."""
+"""Upper limit of ROPE positions, unless the op has its context size."""
 WRITES = {"SET_ROWS": 2, "CPY": 1, "SET": 0, "ACC": 0}
-"""Op -> the source that it may write into, which is then a cache."""
+"""Op -> the source that it may write into, which then is a cache."""
 
 Rule = Callable[[Line], Fill]
 
 
 def _rows(i: int, axis: int) -> Rule:
-    """Any index of a source along an axis."""
+    """Return indices into an axis of a source."""
     return lambda line: integers(0, max(1, line.sources[i].ne[axis]))
 
 
 def _mask(line: Line) -> Fill:
-    """A causal mask: the last query sees every key."""
+    """Return a causal mask in which the last query sees every key."""
     ne = line.sources[3 if line.op == "FLASH_ATTN_EXT" else 1].ne
     queries = line.sources[0].ne[1]
     return causal(ne[0] - min(queries, ne[1]))
 
 
 def _positions(line: Line) -> Fill:
-    """Below the context that the model was trained with, where the op knows it."""
+    """Return positions below the op's original context size, if it has one."""
     return integers(0, Params(line.op, line.op_params).n_ctx_orig or POSITIONS)
 
 
 def _weights(line: Line) -> Fill:
-    """What a product reads: with the hint that says so the Walsh-Hadamard matrix."""
+    """Return weights of a product; with the Hadamard hint, the Walsh-Hadamard matrix."""
     if Params(line.op, line.op_params).hint != OP_HINT.SRC0_IS_HADAMARD:
         return values(line.sources[0].type)
     return lambda _, ne: np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[1], ne[0]))
 
 
 def _short(line: Line) -> Fill:
-    """Vectors of about length 1, so that a state to which their products are added does not grow for ever."""
+    """Return vectors of length about 1, so that a state that sums their products is bounded."""
     return normal(1 / math.sqrt(max(1, line.sources[0].ne[0])))
 
 
 def _triangle(s: Stream, ne: Dims) -> NDArray[np.float32]:
-    """Matrices of which solutions do not grow: a diagonal of 1, and small numbers beside it."""
+    """Return matrices with bounded solutions: diagonal 1 and small numbers elsewhere."""
     x = s.normal(math.prod(ne), 0.25 / math.sqrt(ne[0])).reshape(ne[::-1])
     return x + np.eye(ne[0], dtype=np.float32)
 
@@ -110,12 +110,13 @@ RULES: dict[tuple[str, int], Rule] = {
     ("LOG", 0): lambda _: uniform(0.1, 4.0),
     ("SQRT", 0): lambda _: uniform(0.0, 4.0),
 }
-"""Op and source -> its values; integers of other sources are of their type's whole range, floats around 0."""
+"""Op and source -> its values; otherwise integers use the whole range, floats are around 0."""
 
 
 def case_of(line: Line) -> Case:
-    """The case; its id is of the line's content. UsageError if ggml would not make such a node, or no view of a leaf
-    has the strides of a source.
+    """Return the case of a line; its id is a hash of the line's content.
+
+    UsageError if ggml would not make such a node, or no view of a leaf has the strides of a source.
     """
     what = f"{FAMILY}/{line.op}-{sha256(repr(line.unnamed()).encode()).hexdigest()[:12]}@0"
     persistent: dict[Tensor, Bytes] = {}
@@ -162,7 +163,7 @@ def _source(what: str, line: Line, i: int, persistent: dict[Tensor, Bytes], inpu
 
 
 def _spread(leaf: Bytes, packed: Bytes, s: Source) -> Bytes:
-    """The bytes of a leaf, with those of a source's elements, or blocks, at its strides."""
+    """Return the bytes of a leaf with a source's elements, or blocks, at its strides."""
     n = (s.ne[0] // s.type.blck_size, *s.ne[1:])
     at = sum(np.arange(n[d]).reshape([-1 if k == d else 1 for k in (3, 2, 1, 0)]) * s.nb[d] for d in range(4))
     places = np.asarray(at).reshape(-1, 1) + np.arange(s.type.type_size)
@@ -171,7 +172,7 @@ def _spread(leaf: Bytes, packed: Bytes, s: Source) -> Bytes:
 
 
 def _elements(s: Source) -> int:
-    """Elements of the leaf that holds all bytes of a source; whole blocks."""
+    """Return the elements of a leaf with all bytes of a source; whole blocks."""
     if 0 in s.ne:
         return 0
     blck = s.type.blck_size
@@ -181,7 +182,7 @@ def _elements(s: Source) -> int:
 
 
 def _strided(leaf: Tensor, s: Source, i: int) -> Tensor:
-    """A view with the source's strides: rows apart, then permuted."""
+    """Return a view with the source's strides: spaced rows, then permuted."""
     order = sorted(range(4), key=lambda d: (s.nb[d], d))
     ne: Dims = tuple(s.ne[d] for d in order)  # type: ignore[assignment]  # four
     nb = [s.nb[d] for d in order]

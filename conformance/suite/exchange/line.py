@@ -1,10 +1,10 @@
-"""One line of a test file: an op, its parameters and its sources, as numbers separated by blanks.
+"""Parse and write lines of a test file: an op, its parameters and its sources as numbers.
 
     OP TYPE ne×4 N op_params… N {TYPE ne×4 nb×4}… NAME
 
-OP is of `enum ggml_op` of one version of ggml, and so are the sub-ops that UNARY and GLU keep in `op_params[0]`:
-`Numbers` translates. A name that is missing is `-`. The format has neither values nor view offsets, nor which sources
-share bytes, and sources end at the first that is absent.
+OP is from `enum ggml_op` of one ggml version, as are the sub-ops in `op_params[0]` of UNARY and GLU; `Numbers` converts
+them. A missing name is `-`. The format has no values, no view offsets and no shared bytes, and sources end at the first
+absent one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TYPES = {t.id: t for t in TYPES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a line says of a source."""
+    """A source as described by a line."""
 
     type: GGMLType
     ne: Dims
@@ -37,7 +37,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One op; sub-ops as in our cases."""
+    """One op; sub-ops are numbered as in our cases."""
 
     op: str
     type: GGMLType
@@ -47,26 +47,26 @@ class Line:
     name: str = ""
 
     def unnamed(self) -> Line:
-        """The same without its name, by which upstream tells no two lines apart."""
+        """Return the line without its name, which does not distinguish lines upstream."""
         return replace(self, name="")
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of ops and sub-ops in one version of ggml."""
+    """Numbers of ops and sub-ops in one version of ggml."""
 
     title: str
     ops: Mapping[str, int]
     sub_ops: Mapping[str, tuple[Sequence[str], Mapping[str, int]]]
-    """Op -> the names that a case counts in `op_params[0]`, and name -> number."""
+    """Op -> the names that our `op_params[0]` counts, and name -> number."""
 
     @classmethod
     def of(cls, library: Library) -> Numbers:
-        """Those of a library."""
+        """Return the numbers of a library."""
         return cls(library.title, library.ops, library.sub_ops)
 
     def write(self, line: Line) -> str:
-        """The text of a line; UsageError if this version lacks its op."""
+        """Return the text of a line; UsageError if this version lacks its op."""
         if line.op not in self.ops:
             raise UsageError(f"{self.title} has no op {line.op}, so a test file for it cannot name it")
         params = list(line.op_params)
@@ -82,7 +82,7 @@ class Numbers:
         return " ".join(map(str, [*words, line.name or NAMELESS]))
 
     def read(self, text: str, where: str) -> Line:
-        """The line of a text; UsageError names the place, what was expected and what came."""
+        """Parse a line; UsageError names the place, the expected and the found text."""
         words = _Words(text, where)
         number = words.number("an op")
         op = next((n for n, i in self.ops.items() if i == number), None)
@@ -104,7 +104,7 @@ class Numbers:
 
 
 class _Words:
-    """The words of a line, one after the other."""
+    """Reader for the words of a line."""
 
     def __init__(self, text: str, where: str) -> None:
         self._words, self._at, self._where = text.split(), 0, where
@@ -141,7 +141,7 @@ class _Words:
 
 
 def lines_of(case: Case) -> Iterator[Line]:
-    """A line for each node of a case that computes, each op with these parameters and sources once."""
+    """Yield a line per computing node, without repeats of op, parameters and sources."""
     seen: set[Line] = set()
     for step in case.steps:
         for node in step.graph:
@@ -154,7 +154,7 @@ def lines_of(case: Case) -> Iterator[Line]:
 
 
 def line_of(node: Tensor) -> Line:
-    """The line of one node."""
+    """Return the line of one node."""
     sources: list[Source] = []
     for s in node.src:
         if s is None:
@@ -164,7 +164,7 @@ def line_of(node: Tensor) -> Line:
 
 
 def lost(node: Tensor) -> str:
-    """What the line of a node cannot say; empty where it says all."""
+    """Return what the line of a node loses; empty if nothing."""
     present = [i for i, s in enumerate(node.src) if s is not None]
     gap = next((i for i, s in enumerate(node.src) if s is None), len(node.src))
     if any(i > gap for i in present):
@@ -173,10 +173,10 @@ def lost(node: Tensor) -> str:
 
 
 def unwritten(node: Tensor) -> str:
-    """Why the program compares what nobody wrote, or no number, where it computes the line of a node; else empty.
+    """Return why the program compares unwritten values or NaN for the line of a node, or "".
 
-    Its generic op (`test_generic_op` of test-backend-ops.cpp) has a fresh result in place of a view, fills of a source
-    with gaps only as many elements as it has from its beginning on, and draws from -1 to 1.
+    Its generic op (`test_generic_op` of test-backend-ops.cpp) has a fresh result in place of a view, fills a source
+    with gaps only up to its element count, and draws values from -1 to 1.
     """
     if node.op in VIEW_OPS:
         return ""
@@ -188,7 +188,7 @@ def unwritten(node: Tensor) -> str:
 
 
 def read_lines(text: str, numbers: Numbers, where: str) -> list[Line]:
-    """All lines of a file; UsageError as of `Numbers.read`, or for a file without any."""
+    """Parse all lines of a file; UsageError as for `Numbers.read`, or for an empty file."""
     rows = [(i, row) for i, row in enumerate(text.splitlines(), 1) if row.strip()]
     if not rows:
         raise UsageError(f"{where}: lines of test-backend-ops' --test-file expected, none found")

@@ -1,10 +1,10 @@
-"""The family `relations`: pairs of runs that must give the same, whatever the right numbers are.
+"""The family `relations`: pairs of runs that must give the same result.
 
-`relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
-(`arch`, and keys of a decoder), or for those that any graph can be in, such as `renamed` and `memory`, with
+`relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: the relation, then the parameters of its two runs. These are a
+decoder (`arch`, and keys of a decoder), or for those that apply to any graph, such as `renamed` and `memory`, with
 `graph=random` or `graph=alias` a graph of that family (its keys), with `graph=tbo` one by its name there, with
-`graph=product` a matrix product (keys of `weight_placement`); `after` takes the keys of the family `alias`. What each
-claims: docs/suite/relations.md.
+`graph=product` a matrix product (keys of `weight_placement`); `after` takes the keys of the family `alias`.
+docs/suite/relations.md describes each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWN: dict[str, dict[str, Key]] = {
     "renamed": keys("how=other|none|one|swapped"),
     "restored": keys("at=0"),
 }
-"""Relation -> keys of its own."""
+"""Relation -> its own keys."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
     relation.__name__: relation
     for relation in (
@@ -56,7 +56,7 @@ _GRAPH = keys("graph=decoder|random|alias|product|tbo")
 
 
 def build(case_id: str) -> Case:
-    """The relation behind an id; UsageError if it cannot be read, or no graph can be built from it."""
+    """Build the relation of an id; UsageError if it is invalid or no graph can be built from it."""
     form = f"{'|'.join(NAMES)}-key=value,key=value"
     body, seed = split_id(case_id, NAME, form)
     name, _, rest = body.partition("-")
@@ -95,7 +95,7 @@ def _of_itself(case_id: str, name: str, rest: str, seed: int) -> Case:
 
 
 def _split(case_id: str, rest: str, own: Mapping[str, Key]) -> tuple[dict[str, Any], str]:
-    """The values of `own` keys, and the text of all others."""
+    """Split text into the values of `own` keys and the text of all others."""
     parts = rest.split(",") if rest else []
     values, _ = read_keys(case_id, ",".join(p for p in parts if p.partition("=")[0] in own), own)
     return values, ",".join(p for p in parts if p.partition("=")[0] not in own)
@@ -206,7 +206,7 @@ _ids = ids_of(TABLE, lambda body: with_seed(NAME, body))
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """Those of the table, and `apart` of test-backend-ops' fusions: at `full` of all."""
+    """Return the ids of the table and `apart` of test-backend-ops' fusions, at `full` of all."""
     return (*_ids(level), *(f"{NAME}/apart-graph=tbo,{row.name}@0" for row in tbo.fusions(level)))
 
 

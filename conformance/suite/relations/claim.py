@@ -1,7 +1,7 @@
-"""What a relation claims: its runs, and which of their values must be equal. Pure data, stored in the case itself.
+"""Claims of a relation: its runs and the values that must be equal, as data of the case.
 
-A relation is a case with the steps of all its runs, one run after the other; `params["relation"]` says where each
-begins and what is compared. So it is saved, read, shown and repeated like any other case. Nothing runs here.
+A relation is a case with the steps of all its runs, one run after the other; `params["relation"]` lists where each
+begins and what is compared. So it is saved, read, shown and rerun like any other case. Nothing runs here.
 
     {"name": "chunked", "says": "whole prefill = chunked prefill", "equal": "budget",
      "runs": [{"what": "whole", "first": 0, "last": 2}, {"what": "chunks", "first": 2, "last": 5}],
@@ -36,7 +36,7 @@ HOW: dict[str, str] = {
     APART: "each node that computes in a graph and a session of its own, with what the nodes before it left",
     REUSED: "of equal graphs the first, computed again, as llama.cpp does while it can reuse a graph",
 }
-"""Ways to run."""
+"""Ways to run a trajectory."""
 
 FOLDER = "{folder}"
 BITS, BUDGET = "bits", "budget"
@@ -44,21 +44,21 @@ BITS, BUDGET = "bits", "budget"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One trajectory, alone in a session."""
+    """One trajectory in its own session."""
 
     what: str
-    """In words, for messages."""
+    """Description for messages."""
     first: int
     last: int
-    """Its steps: `steps[first:last]` of the case."""
+    """Its steps are `steps[first:last]` of the case."""
     opening: int = 0
-    """Runs with the same number share an open backend; 0 is the one that the suite uses anyway."""
+    """Runs with equal numbers share an open backend; 0 is the suite's regular one."""
     how: str = PLAIN
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the backend of this opening, as far as its adapter has them; FOLDER stands for a folder that all
-    openings of the relation share, empty at first."""
+    """Backend options for this opening, if its adapter has them; FOLDER stands for an initially empty folder that all
+    openings of the relation share."""
     at: int = 0
-    """The step, counted from the run's first, after which `how` does something; left out of the JSON where it is 0."""
+    """Step, relative to the run's first, after which `how` acts; omitted from the JSON if 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,16 @@ class Place:
 
     run: int
     step: int
-    """Counted from the run's first."""
+    """Relative to the run's first step."""
     kind: str
     """`output` or `cache`."""
     index: int
-    """Which of the step's outputs, or of the case's persistent tensors."""
+    """Index among the step's outputs, or the case's persistent tensors."""
     rows: tuple[int, ...] | None = None
     """Rows of `ne[0]` elements; None for all."""
 
     def tensor(self, case: Case, claim: Claim) -> Tensor:
-        """Its tensor."""
+        """Return its tensor."""
         if self.kind == "cache":
             return list(case.persistent)[self.index]
         return case.steps[claim.runs[self.run].first + self.step].outputs[self.index]
@@ -92,20 +92,20 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A relation, read."""
+    """A parsed relation."""
 
     name: str
     says: str
-    """The sentence: `whole prefill = chunked prefill`."""
+    """The claim in words: `whole prefill = chunked prefill`."""
     equal: str
-    """`bits`, or `budget`: each side may be off by its budget."""
+    """`bits`, or `budget`: each side may have an error within its budget."""
     runs: tuple[Run, ...]
     whole: tuple[tuple[int, int], ...] = ()
-    """Pairs of runs whose every output and cache must be equal, step by step."""
+    """Pairs of runs whose outputs and caches must all be equal, step by step."""
     links: tuple[Link, ...] = ()
 
     def to_json(self) -> JSON:
-        """As a case stores it."""
+        """Return the JSON object stored in a case."""
         runs = [
             {f: getattr(r, f) for f in Run.__slots__ if f != "at" or r.at} | {"options": dict(r.options)}
             for r in self.runs
@@ -122,14 +122,14 @@ def _place(p: Place) -> JSON:
 
 
 def applies(case: Case) -> bool:
-    """Whether `case` is a relation."""
+    """Return True if `case` is a relation."""
     return KEY in case.params
 
 
 def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[str, JSON], seed: int) -> Case:
-    """The case that holds the steps and tensors of `cases`, which share no tensor, in order, and the claim about them.
+    """Return a case with the steps and tensors of `cases`, in order, and the claim about them.
 
-    The claim counts steps through all of `cases`; several runs may have the same ones.
+    The cases share no tensor. The claim counts steps through all of `cases`; several runs may use the same steps.
     """
     persistent: dict[Tensor, Bytes] = {}
     steps: list[Step] = []
@@ -143,7 +143,7 @@ def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[s
 
 
 def read(case: Case) -> Claim:
-    """The claim that `case` makes; GraphError if it makes none, or a malformed one from a stranger's file."""
+    """Return the claim of `case`; GraphError if it has none or an invalid one."""
     doc: Any = case.params.get(KEY)
     try:
         runs = tuple(Run(**r) for r in doc["runs"])
@@ -161,7 +161,7 @@ def _places(listed: Any) -> tuple[Place, ...]:  # noqa: ANN401  # JSON
 
 
 def _check(case: Case, claim: Claim) -> None:
-    """ValueError says what points nowhere."""
+    """Raise ValueError if a reference of the claim is invalid."""
     if claim.equal not in {BITS, BUDGET}:
         raise ValueError(f"equal: {BITS} or {BUDGET} expected, {claim.equal!r} found")
     if not claim.runs or not (claim.whole or claim.links):
@@ -185,7 +185,7 @@ def _check(case: Case, claim: Claim) -> None:
 
 
 def _check_after_first(case: Case, claim: Claim, r: Run) -> None:
-    """ValueError where `r` takes bytes from the first run that this one has not."""
+    """Raise ValueError if `r` takes bytes from the first run that it does not have."""
     first = claim.runs[0]
     if r.how in {WRITTEN, HANDED} and first.how != PLAIN:
         raise ValueError(f"the first run, {first}, must be {PLAIN} for another to take bytes from it")
@@ -198,7 +198,7 @@ def _check_after_first(case: Case, claim: Claim, r: Run) -> None:
 
 
 def cases_of(case: Case) -> list[Case]:
-    """The cases of a relation's runs; `case` itself if it is none. GraphError if the claim is malformed."""
+    """Return the cases of a relation's runs, or `case` itself; GraphError for an invalid claim."""
     if not applies(case):
         return [case]
     claim = read(case)
@@ -206,7 +206,7 @@ def cases_of(case: Case) -> list[Case]:
 
 
 def case_of(case: Case, claim: Claim, run: int) -> Case:
-    """The case of one run: its steps and the persistent tensors that they use; IndexError if there is no such run."""
+    """Return the case of one run: its steps and persistent tensors; IndexError if unknown."""
     if run < 0:
         raise IndexError(f"run {run}")
     r = claim.runs[run]

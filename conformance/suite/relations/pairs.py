@@ -1,10 +1,10 @@
-"""The relations: how the runs of each are made from an id.
+"""Build the runs of each relation from an id.
 
 Some relate trajectories of one decoder: the same tokens in other batches, sequences, cells or caches. Trajectories of
-one id have the same weights; their tokens are drawn here, one per sequence and position, whatever batch it comes in. A
-step's note says whose token each row is.
+one id have the same weights; their tokens are drawn here, one per sequence and position, in whatever batch. A step's
+note lists the token of each row.
 
-The others relate a case to itself, or to a copy under other names: every output and cache of both runs, step by step.
+The others relate a case to itself, or to a renamed copy: every output and cache of both runs, step by step.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Side:
     what: str
     trajectory: Trajectory
     names: Mapping[int, int] = field(default_factory=dict)
-    """Sequence of this run -> sequence of the first run; itself where it is missing."""
+    """Sequence of this run -> sequence of the first run; identity if missing."""
 
     def logits(self) -> dict[Token, tuple[int, int]]:
-        """Step and row of each token's logits; of the last one where a position was used again."""
+        """Return step and row of each token's logits; the last one if a position was reused."""
         places: dict[Token, tuple[int, int]] = {}
         for k, step in enumerate(self.trajectory.steps):
             rows = [row for row in _token_rows(step) if row[3]]
@@ -49,7 +49,7 @@ class Side:
         return places
 
     def cells(self) -> dict[Token, int]:
-        """Row, counted through all streams, of each token that is in the cache at the end."""
+        """Return the row, over all streams, of each token that is in the cache at the end."""
         cells = self.trajectory.memory.base
         rows: dict[Token, int] = {}
         for s in range(cells.n_stream):
@@ -60,7 +60,7 @@ class Side:
         return rows
 
     def set_tokens(self, case_id: str) -> None:
-        """Draw every token from its sequence, position and life of the sequence: the same one in all runs."""
+        """Draw every token from its sequence, position and restart count, equally in all runs."""
         lives = self._lives()
         for k, step in enumerate(self.trajectory.steps):
             rows = _token_rows(step)
@@ -74,7 +74,7 @@ class Side:
             step.inputs[leaf] = np.array([row[0] for row in rows], "<i4").view(np.uint8)
 
     def _lives(self) -> dict[tuple[int, int], int]:
-        """Step and row -> how often the sequence starts again at position 0 after that."""
+        """Return by step and row how often the sequence restarts at position 0 afterwards."""
         count: dict[int, int] = {}
         lives: dict[tuple[int, int], int] = {}
         rows = [(k, i, row) for k, s in enumerate(self.trajectory.steps) for i, row in enumerate(_token_rows(s))]
@@ -86,13 +86,13 @@ class Side:
 
 
 def _token_rows(step: Step) -> list[list[int]]:
-    """`[token, position, sequence, has logits]` of each token of a step; a shift has none."""
+    """Return `[token, position, sequence, has logits]` of each token; empty for a shift step."""
     rows: list[list[int]] = step.note.get("tokens", [])
     return rows
 
 
 def relate(request: Request) -> Case:
-    """Every token of the first run has the same logits, K and V in the others; UsageError if no token is in both."""
+    """Compare logits, K and V of every token of the first run; UsageError if no token matches."""
     says, make = DECODERS[request.name]
     sides = make(request)
     runs: list[Run] = []
@@ -122,7 +122,7 @@ def _logits(sides: Sequence[Side]) -> Iterator[Link]:
 
 
 def _caches(sides: Sequence[Side]) -> Iterator[Link]:
-    """Rows of K, and of V where they are rows, of tokens in the cache at the end of both runs."""
+    """Yield links of K rows, and V rows if not transposed, of tokens left in both caches."""
     sizes = [len(s.trajectory.weights) + len(s.trajectory.cache.tensors()) for s in sides]
     offsets = np.cumsum([0, *sizes]).tolist()
     left = sides[0].cells()
@@ -140,7 +140,7 @@ def _caches(sides: Sequence[Side]) -> Iterator[Link]:
 
 
 def _rows(side: Side) -> list[int]:
-    """Indices, among the persistent tensors, of caches whose rows are tokens of full attention."""
+    """Return indices of persistent tensors that are caches with token rows of full attention."""
     t = side.trajectory
     caches = [*t.cache.k.items(), *(() if t.c.v_trans else t.cache.v.items())]
     whole = {tensor for il, tensor in caches if not t.h.is_swa(il)}
@@ -149,11 +149,11 @@ def _rows(side: Side) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A relation's id, read: a model, a context and a plan."""
+    """A parsed relation id: a model, a context and a plan."""
 
     id: str
     name: str
-    """Of the relation."""
+    """Name of the relation."""
     arch: str
     values: Mapping[str, Any]
     """Keys of a decoder's id and of the relation."""
@@ -161,18 +161,18 @@ class Request:
     seed: int
 
     def trajectory(self, **values: Any) -> Trajectory:  # noqa: ANN401  # keys of an id
-        """An empty trajectory of the id's model and context, with `values` in place of some keys."""
+        """Return an empty trajectory of the id's model and context; `values` override its keys."""
         return trajectory_of(self.id, self.arch, {**self.values, **values})
 
     def side(self, what: str, run: str, **values: Any) -> Side:  # noqa: ANN401  # as above
-        """The run of a plan."""
+        """Return the run of a plan."""
         trajectory = self.trajectory(**values)
         trajectory.run(run)
         return Side(what, trajectory)
 
 
 def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **values: Any) -> Side:  # noqa: ANN401  # as above
-    """A run with the tokens of some sequences of `left`, step by step as there; `ids` maps a sequence to its new id."""
+    """Return a run with the tokens of some sequences of `left`; `ids` maps them to new ids."""
     trajectory = request.trajectory(**values)
     for step in left.trajectory.steps:
         rows = [(ids[row[2]], *row) for row in _token_rows(step) if row[2] in ids]
@@ -228,19 +228,19 @@ DECODERS: dict[str, tuple[str, Callable[[Request], list[Side]]]] = {
     "rewound": ("rewound and decoded again = decoded once", _rewound),
     "exact_n_kv": ("padded n_kv = exact n_kv", _exact_n_kv),
 }
-"""Relation between trajectories of one decoder -> its claim in words, and what makes its runs."""
+"""Relation between trajectories of one decoder -> its claim in words, and its builder."""
 
 NAMINGS = {"other": "t{}", "none": "", "one": "x"}
-"""Way of naming -> name of the i-th tensor; `swapped`, beside these, gives each the name of another."""
+"""Naming scheme -> name of the i-th tensor; `swapped` gives each the name of another."""
 
 
 def copied(case: Case) -> Case:
-    """The same case with new tensors."""
+    """Return the same case with new tensors."""
     return codec.load(*codec.dump(case))
 
 
 def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
-    """Names do not matter: the case, and the same with other names, one name, none, or each other's."""
+    """Compare the case with a copy whose tensors have other, equal, empty or exchanged names."""
     other = copied(case)
     tensors: dict[Tensor, None] = dict.fromkeys(other.persistent)
     for step in other.steps:
@@ -255,7 +255,7 @@ def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
 
 
 def memory(case_id: str, case: Case, seed: int) -> Case:
-    """Addresses do not matter."""
+    """Compare graphs at fresh addresses with graphs in reused memory."""
     n = len(case.steps)
     runs = (
         Run("each graph at addresses of its own", 0, n, opening=1, options={"memory": "fresh"}),
@@ -266,7 +266,7 @@ def memory(case_id: str, case: Case, seed: int) -> Case:
 
 
 def warm(case_id: str, case: Case, seed: int) -> Case:
-    """State between runs does not matter: in memory, or, with `cache_dir`, on disk for another process."""
+    """Compare cold, warm, rebuilt and new-process runs; `cache_dir` adds the disk cache."""
     n, options = len(case.steps), {"cache_dir": FOLDER}
     runs = (
         Run("the first run", 0, n, opening=1, options=options),
@@ -279,7 +279,7 @@ def warm(case_id: str, case: Case, seed: int) -> Case:
 
 
 def buffers(case_id: str, case: Case, seed: int) -> Case:
-    """The buffer type of weights does not matter."""
+    """Compare the buffer types of weights."""
     n = len(case.steps)
     runs = (
         Run("weights in the default buffer type", 0, n),
@@ -295,7 +295,7 @@ ATTENTION = ("FLASH_ATTN_EXT", "SOFT_MAX")
 
 
 def threads(case_id: str, case: Case, seed: int) -> Case:
-    """How many threads compute does not matter: one, eight, and more than there are heads."""
+    """Compare runs with one thread, eight, and one more than there are heads."""
     attended = [n.src[0] for s in case.steps for n in s.graph if n.op in ATTENTION]
     heads = max((x.ne[2] for x in attended if x is not None), default=2)
     counts = sorted({1, heads + 1, MANY})
@@ -307,7 +307,7 @@ def threads(case_id: str, case: Case, seed: int) -> Case:
 
 
 def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
-    """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
+    """Compare B alone with B after an A whose tensors have the same names."""
     if values["of"] != "sublayer" or values["shared"] != "0":
         raise UsageError(f"case {case_id!r}: after: A and B have weights and caches of their own, each a sublayer")
     b = alias.alone(case_id, replace(alias.DIFFERS[values["differs"]], row=values["k"]), values["tokens"])

@@ -1,4 +1,4 @@
-"""Relations of one session: what is written, read or asked for between its steps, and by which graph a step runs."""
+"""Relations within a session: caches, outputs and graphs used differently between its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pairs import copied
 
 
 def apart(case_id: str, case: Case, seed: int) -> Case:
-    """Nodes may be computed together, as one kernel or one model: the result is that of each by itself."""
+    """Compare each node in its own graph with all nodes in one graph."""
     n = len(case.steps)
     runs = (Run("each node in a graph of its own", 0, n, how=APART), Run("all nodes in one graph", 0, n))
     claim = Claim("apart", "node by node = in one graph", BUDGET, runs, ((0, 1),))
@@ -23,7 +23,7 @@ def apart(case_id: str, case: Case, seed: int) -> Case:
 
 
 def restored(case_id: str, case: Case, at: int, seed: int) -> Case:
-    """Caches may be saved after step `at`, overwritten by that step with other tokens, and written back."""
+    """Save the caches after step `at`, repeat it with other tokens, restore them, and compare."""
     n = len(case.steps)
     if not 0 <= at < n - 1:
         raise UsageError(f"restored: at: a step with another after it expected, {at} of {n} found")
@@ -38,7 +38,7 @@ def restored(case_id: str, case: Case, at: int, seed: int) -> Case:
 
 
 def _other_tokens(step: Step) -> Step:
-    """The step with its tokens in another order; a single one becomes the next of the vocabulary."""
+    """Return the step with its tokens permuted; a single one becomes the next of the vocabulary."""
     leaf = next((t for t in step.inputs if t.name == "inp_tokens"), None)
     rows = next((n.src[0] for n in step.graph if n.op == "GET_ROWS" and n.src[1] is leaf), None)
     if leaf is None or rows is None:
@@ -49,8 +49,9 @@ def _other_tokens(step: Step) -> Step:
 
 
 def _links(case: Case, left: int, run: int, right: int, *, caches: bool = True, shift: int = 0) -> Iterator[Link]:
-    """Every output of step `left` of the first run, and every cache then, = those of step `right` of `run`, whose
-    persistent tensors come `shift` later.
+    """Link outputs and caches of step `left` of the first run to those of step `right` of `run`.
+
+    Persistent tensors of `run` are offset by `shift`.
     """
     held = case.caches() if caches else []
     for i in range(len(case.steps[left].outputs)):
@@ -60,7 +61,7 @@ def _links(case: Case, left: int, run: int, right: int, *, caches: bool = True, 
 
 
 def weights(case_id: str, case: Case, seed: int) -> Case:
-    """Weights may change between steps: the whole trajectory with others, these and the caches written, and again."""
+    """Compare runs with these weights from the start, and written after a run with others."""
     n, held = len(case.steps), set(case.caches())
     other = copied(case)
     for t, own in zip(other.persistent, case.persistent, strict=True):
@@ -75,7 +76,7 @@ def weights(case_id: str, case: Case, seed: int) -> Case:
 
 
 def unread(case_id: str, case: Case, seed: int) -> Case:
-    """Reading changes nothing: nobody reads a cache before the end, and some are written that nobody has read."""
+    """Compare runs that read no cache before the end, or write unread ones, with reading all."""
     n = len(case.steps)
     if n < 2 or not case.caches():
         raise UsageError("unread: caches, and two steps or more, expected")
@@ -89,7 +90,7 @@ def unread(case_id: str, case: Case, seed: int) -> Case:
 
 
 def reused(case_id: str, case: Case, seed: int) -> Case:
-    """A graph may be computed again, and be asked for other outputs: in the third run each second step for none."""
+    """Compute equal graphs again, also with outputs requested in every second step only."""
     n = len(case.steps)
     if len({s.graph.key(case.persistent) for s in case.steps}) == n:
         raise UsageError("reused: two steps of one graph expected")

@@ -1,11 +1,11 @@
-"""The family `tbo`: the cases of llama.cpp's test-backend-ops, each under the name that it prints.
+"""The family `tbo`: the cases of llama.cpp's test-backend-ops under the names it prints.
 
     tbo/SOFT_MAX_BACK(type=f32,ne=[16,16,1,1],scale=1.000000,max_bias=0.000000)@0
 
-`cases.txt.xz` has a line for each: name, bytes, why no level has it (the declarations refuse it, or it is too large for
-most machines and runs by its name alone), and as JSON the index of the result and the tensors (`FIELDS`). `ci/tbo.py`
-writes it. The program runs some lines several times; they are one case here, and `~2` marks the second of one name.
-Values are drawn by rules (`values.py`): the program's own come from a random device and are nowhere written down.
+`cases.txt.xz` has a line per case: name, bytes, why no level has it (the declarations reject it, or it is too large
+for most machines and runs only by name), and as JSON the index of the result and the tensors (`FIELDS`). `ci/tbo.py`
+writes it. Lines that the program runs repeatedly are one case here; `~2` marks the second case of one name. Values are
+drawn by rules (`values.py`), because the program's own come from an unrecorded random device.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .values import fill
 NAME = "tbo"
 CASES = shipped.path("suite", "tbo", "cases.txt.xz")
 FIELDS = ("name", "op", "type", "ne", "nb", "flags", "view_src", "view_offs", "src", "op_params")
-"""Of a tensor; `view_src` is -1 and `op_params` end with the last that is not 0."""
+"""Fields of a tensor; `view_src` may be -1, `op_params` omits trailing zeros."""
 SMALL = 1 << 20
-"""Bytes up to which a case is part of level `standard`."""
+"""Maximum bytes of a case in level `standard`."""
 
 
 class Row(NamedTuple):
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 @cache
 def rows() -> dict[str, Row]:
-    """Name -> row, smallest first."""
+    """Return name -> row, smallest first."""
     text = lzma.decompress(CASES.read_bytes()).decode("ascii")
     found = (Row(name, int(size), why, rest) for name, size, why, rest in (x.split("\t") for x in text.splitlines()))
     return {row.name: row for row in found}
@@ -56,8 +56,10 @@ def rows() -> dict[str, Row]:
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """`full` has all that the declarations and the limits of a run take, `standard` the smallest, a middle and the
-    largest small one of each op and all that `fusions` has, `smoke` the smallest of three ops.
+    """Return the case ids of a level.
+
+    `full` has all that the declarations and the run limits allow, `standard` the smallest, a middle and the largest
+    small case of each op and all of `fusions`, `smoke` the smallest of three ops.
     """
     legal = [row for row in rows().values() if not row.why]
     if level == "full":
@@ -72,8 +74,10 @@ def ids(level: Level) -> Sequence[str]:
 
 @cache
 def fusions(level: Level) -> Sequence[Row]:
-    """Graphs of several nodes that compute, copies apart, which a device may compute together: at `full` all that a
-    level has, at `standard` a middle one of each name and the smallest of each sequence of nodes, at `smoke` the first.
+    """Return graphs with several computing nodes, copies aside, which a device may fuse.
+
+    At `full` all of them, at `standard` a middle one of each name and the smallest of each op sequence, at `smoke` the
+    first.
     """
     fused = [row for row in rows().values() if not row.why and sum(n not in _NO_FUSION for n in _nodes(row)) > 1]
     if level == "full":
@@ -97,7 +101,7 @@ def _nodes(row: Row) -> list[str]:
 
 
 _NODE = re.compile(r'\["[^"]*","([A-Z0-9_]+)"')
-"""A tensor's name and op."""
+"""Name and op of a tensor."""
 _NO_FUSION = frozenset({"NONE", "CONT", "CPY", "DUP"}) | VIEW_OPS
 
 
@@ -110,7 +114,7 @@ def _name(case_id: str) -> str:
 
 
 def graph_of(row: Row) -> tuple[Graph, Tensor]:
-    """The graph of a row and its result; GraphError if the declarations refuse a node."""
+    """Return the graph of a row and its result; GraphError if the declarations reject a node."""
     out, entries = json.loads(row.text)
     tensors: list[Tensor] = []
     for entry in entries:
@@ -130,7 +134,7 @@ def graph_of(row: Row) -> tuple[Graph, Tensor]:
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id; UsageError if no line has its name, or the declarations refuse it."""
+    """Build the case of an id; UsageError if the name is unknown or the declarations reject it."""
     row = rows().get(_name(case_id))
     if row is None:
         raise UsageError(f"case {case_id!r}: test-backend-ops has none of this name; `conform cases` lists them")

@@ -1,4 +1,4 @@
-"""Values of the leaves of test-backend-ops' graphs, by what reads them: the rules of `suite/exchange`."""
+"""Values of leaves in test-backend-ops graphs, by the ops that read them (`suite/exchange`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from conformance.suite.exchange.line import line_of
 
 
 def fill(case_id: str, graph: Graph, leaves: Sequence[Tensor]) -> tuple[dict[Tensor, Bytes], dict[Tensor, Bytes]]:
-    """Persistent tensors (what nodes write into, and quantised ones, which are weights) and inputs, with their bytes.
+    """Return persistent tensors (written or quantised leaves) and inputs, with their bytes.
 
-    A leaf is of its type's usual values. Where the first node that reads it needs others, these stand where that node
-    reads, through whatever view.
+    A leaf has its type's usual values. If the first node that reads it needs others, they are placed where it reads,
+    also through a view.
     """
     changed = {n.view_src for n in graph if writes_in_place(n)} | {t for n in graph for t in written(n)}
     persistent: dict[Tensor, Bytes] = {}
@@ -47,7 +47,7 @@ def _bytes(case_id: str, name: str, leaf: Tensor, graph: Graph) -> Bytes:
 
 
 def _rule(leaf: Tensor, graph: Graph) -> tuple[Tensor, Fill] | None:
-    """The first operand in the bytes of `leaf` for which there is a rule, and what the rule draws."""
+    """Return the first operand in the bytes of `leaf` that has a rule, and the rule's fill."""
     for node in graph:
         for i, s in enumerate(node.src):
             if s is not None and s.root is leaf and (node.op, i) in RULES:
