@@ -1,1 +1,1 @@
-"""Judge results: error budgets, comparison, verdicts, waivers."""
+"""Judge results: tolerances, comparison, verdicts, waivers."""

@@ -1,11 +1,11 @@
-"""Tolerances: how far a right answer may be from the expected one, per op, type and reduction length.
+"""Tolerances: allowed error of a correct result, by op, type and reduction length.
 
-The rows of the table stand in the declarations of the ops (`ggml.ops.op.Rounding`).
+The rows of the table are in the declarations of the ops (`ggml.ops.op.Rounding`).
 
-The expected value is computed in the backend's *declared* arithmetic, so a budget covers rounding only: of float32
+The expected value is computed in the backend's *declared* arithmetic, so a tolerance covers rounding only: of float32
 sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
 errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
-docs/suite/tolerances.md gives the budgets that have another reason than rounding.
+docs/suite/tolerances.md gives the tolerances that have another reason than rounding.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ HALF_U2 = 2.0**-22
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The error allowed in one tensor; both 0: equal to the bit."""
+    """Error allowed in one tensor; both 0 means bit-exact."""
 
     nmse: float
     element: float
     """Largest allowed `Difference.element`."""
     why: str = ""
     card: str = ""
-    """The card that the node was judged by, the key and the rounding measured; empty without one."""
+    """Precision profile that the node was judged with, its key and the rounding measured; empty without one."""
     zeros: bool = False
-    """A zero may have either sign: a fused multiply-add of 0, or a zero point, makes +0 of a block's -0."""
+    """True if a zero may have either sign: a fused multiply-add of 0, or a zero point, makes +0 of a block's -0."""
 
     def used(self, d: Difference) -> float:
-        """The fraction of the budget that `d` uses: over 1 is wrong, Inf if nothing is allowed."""
+        """Return the fraction of the tolerance used by `d`; over 1 fails, Inf if bit-exact."""
         if not d.raw or (self.zeros and not d.special and not d.element):
             return 0.0
         if d.special or not self.nmse:
@@ -54,7 +54,7 @@ RAW = Budget(0.0, 0.0, "nothing is computed: equal to the bit")
 
 
 PEAK = 8.0
-"""The error of one element may be this times the root of the allowed NMSE."""
+"""Error allowed in one element, in roots of the allowed NMSE."""
 
 _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """One unit in the last place of a narrow float, relative to its value."""
@@ -62,11 +62,11 @@ _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 
 BLOCK_STEP = {"q8_0": 0.1, "q8_1": 0.1}
 BLOCK_STEP_OTHER = 1.0
-"""Largest error of an element of a block type, one of whose steps or scales went the other way."""
+"""Largest error of an element of a block type if a step or a scale is rounded the other way."""
 _PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
 """Type that a device rounds the operands of products to -> its squared unit roundoff."""
 ROUNDED = {to: PRODUCT * unit for to, unit in _PRODUCTS.items()}
-"""`Arithmetic.products` -> NMSE that rounding its operands may add to one matrix product."""
+"""`Arithmetic.products` -> NMSE that rounding the operands may add to one matrix product."""
 ABOVE_UPSTREAM = {
     **dict.fromkeys(("ROPE", "ROPE_BACK"), "rounds what turns, its sines and its result; 1.3e-5 measured in BF16"),
     **dict.fromkeys(
@@ -76,15 +76,15 @@ ABOVE_UPSTREAM = {
     **dict.fromkeys(("SOLVE_TRI", "DSV4_HC_POST", "CONV_TRANSPOSE_1D"), "one product, as MUL_MAT"),
     "LIGHTNING_INDEXER": "two products; 1.1e-4 measured in BF16",
 }
-"""Op -> why a device that rounds the operands of products (`Arithmetic.products`) may be further off than upstream's
-test of the op allows, by `Rounding.products` and no more; of any other op it may not."""
+"""Op -> why a device that rounds the operands of products (`Arithmetic.products`) may exceed the limit of upstream's
+test of the op, up to `Rounding.products`. Other ops may not."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True, cancellation: float = 0.0) -> Budget:
-    """The budget of one node whose sources are right; `arithmetic` is that of the expected value.
+    """Return the tolerance of a node with correct sources for an expected value in `arithmetic`.
 
-    `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
-    what the change is worth. `cancellation`: squared roundoffs that the sums of this product cost (`cancellations`).
+    `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by the
+    error of that change. `cancellation`: squared roundoffs that the sums of this product cost (`cancellations`).
     """
     if node.op in VIEW_OPS or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
@@ -111,7 +111,7 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
 
 
 def dequantises(node: Tensor) -> bool:
-    """Whether `node` makes numbers of blocks: a step times a scale, whose sign stays on a zero or not."""
+    """Return True if `node` unpacks blocks: a zero's sign may be lost."""
     return not node.type.is_quantized and any(s is not None and s.type.is_quantized for s in node.src)
 
 
@@ -121,7 +121,7 @@ def _card(node: Tensor, arithmetic: Arithmetic) -> str:
 
 
 def _step(node: Tensor, arithmetic: Arithmetic) -> tuple[float, str]:
-    """NMSE that remains if both sides round: a value near the middle of two may go either way on one of them."""
+    """Return NMSE and reason of what remains if both sides round: values near a tie may differ."""
     by = DECLARATIONS[node.op].rounding.by
     if by == "flash_attn" and operand(node, 2).type.name in arithmetic.flash_attn_sum:
         return HALF_U2 / 2 + operand(node, 1).ne[1] * 1e-10, "a sum in F16"
@@ -135,8 +135,9 @@ _DISTANCE_QUANTISED = 5e-4
 
 
 def _distance(node: Tensor) -> tuple[float, str]:
-    """NMSE between the same node in two arithmetics: at least four times the measured one, for quantised weights what
-    ggml's own tests allow (docs/suite/tolerances.md).
+    """Return NMSE and reason between two arithmetics: at least four times the measured one.
+
+    For quantised weights it is what ggml's own tests allow (docs/suite/tolerances.md).
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":
@@ -151,10 +152,10 @@ def _distance(node: Tensor) -> tuple[float, str]:
 
 
 def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
-    """A budget, widened by what storing in the type of the result adds: a value near a tie may go either way.
+    """Return a tolerance widened for storing in the result's type: values near a tie differ.
 
-    One element in eight may, or four of a small tensor: a float32 factor near a short decimal (0.7) puts many products
-    of BF16 on a tie.
+    It allows for one element in eight, or four of a small tensor: a float32 factor near a short decimal (0.7) puts many
+    products of BF16 on a tie.
     """
     ulp = _STORE_ULP.get(node.type.name)
     if ulp is None:
@@ -164,18 +165,18 @@ def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
 
 
 def free_running(nmse: float) -> Budget:
-    """The budget of a trajectory that runs freely against a recording and states this NMSE."""
+    """Return the tolerance of a trajectory run freely, with the NMSE that its recording states."""
     return Budget(nmse, 4 * PEAK * sqrt(nmse), "a whole trajectory run freely")
 
 
 def type_of(node: Tensor, i: int) -> str:
-    """The type of `node.src[i]` by name; empty where it is absent."""
+    """Return the type name of `node.src[i]`; empty if it is absent."""
     src = node.src[i] if i < len(node.src) else None
     return "" if src is None else src.type.name
 
 
 def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
-    """Whether `arithmetic` may change `node`'s value by more than float32 rounding, in the way of `Rounding.by`."""
+    """Return True if `arithmetic` changes `node` beyond float32 rounding (`Rounding.by`)."""
     a, declared = arithmetic.at(node), DECLARATIONS.get(node.op)
     match declared.rounding.by if declared is not None else "":
         case "quantize":
@@ -198,5 +199,5 @@ def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
 
 
 def touches(case: Case, arithmetic: Arithmetic) -> bool:
-    """Whether `arithmetic` changes any node of `case`; only then its expected values are computed a second time."""
+    """Return True if `arithmetic` changes a node of `case`, so that expected values differ."""
     return arithmetic != EXACT and any(changes(n, arithmetic) for s in case.steps for n in s.graph)

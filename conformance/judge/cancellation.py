@@ -1,9 +1,9 @@
-"""What float32 rounding costs where a product of weights with minima cancels.
+"""Cost of float32 rounding if a product of weights with minima cancels.
 
 Weights of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K are `scale * quant + offset`, and a product is the difference of two sums,
-`sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml adds these up apart, so float32 rounding is relative to the
-sums and not to their difference. In a model whose activations share an offset of their own the sums have thousands of
-times its energy. Both are computed here, from the bytes of this very node.
+`sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml computes these separately, so float32 rounding is relative to
+the sums and not to their difference. In a model whose activations share an offset of their own the sums have thousands
+of times its energy. Both are computed here, from the bytes of the node.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 
 
 def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[Tensor, float]:
-    """The squared float32 roundoffs that cancellation costs each product of step `k`, relative to its energy.
+    """Return the squared float32 roundoffs that cancellation costs each product of step `k`.
 
-    `expected` holds packed bytes. A product is left out where the bytes of its operands or its result are unknown.
+    They are relative to its energy. `expected` has packed bytes. Products whose operand or result bytes are unknown are
+    absent.
     """
     step, held = case.steps[k], _Held(case, k, expected)
     nodes = (n for n in step.graph if n.op in _PRODUCTS and n in expected and computes(n))
@@ -33,7 +34,7 @@ def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[
 
 
 class _Held:
-    """The bytes of leaves and of results, as far as they are known and the same throughout the step."""
+    """Bytes of leaves and of results that are known and constant throughout the step."""
 
     def __init__(self, case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> None:
         step, caches = case.steps[k], set(case.caches())
@@ -43,12 +44,12 @@ class _Held:
         self._bytes = {t: x for t, x in {**results, **leaves}.items() if t not in written}
 
     def of(self, t: Tensor | None) -> NDArray[np.generic] | None:
-        """The elements of `t`, as `strided` gives them; None where its bytes are unknown."""
+        """Return the elements of `t`, as `strided` gives them; None if its bytes are unknown."""
         return None if t is None or t.root not in self._bytes else strided(self._bytes[t.root], t)
 
 
 def _cancellation(node: Tensor, held: _Held, result: Bytes) -> float:
-    """One squared roundoff for each addition of an offset's term, times the energy of both sums over that of `result`.
+    """Return a squared roundoff per offset, times the energy of both sums over `result`'s.
 
     A float32 sum of n terms adds up to n u^2 of its energy if its errors are random; a group of elements is one term.
     """
@@ -77,14 +78,14 @@ def _cancellation(node: Tensor, held: _Held, result: Bytes) -> float:
 
 
 def _product(offset: NDArray[np.float32], sums: F64) -> F64:
-    """`sums @ offset^T`; matrix i of `sums` meets matrix i / r of `offset`."""
+    """Compute `sums @ offset^T`; matrix i of `sums` is multiplied by matrix i / r of `offset`."""
     for axis in (0, 1):
         offset = np.repeat(offset, sums.shape[axis] // offset.shape[axis], axis)
     return np.asarray(sums @ offset.astype(np.float64).swapaxes(-1, -2))
 
 
 def _product_id(offset: NDArray[np.float32], sums: F64, ids: NDArray[np.int64]) -> F64:
-    """Each token's sums by the offsets of its own experts: (tokens, used, n)."""
+    """Multiply each token's sums by the offsets of its own experts: (tokens, used, n)."""
     found = np.zeros((*ids.shape, offset.shape[2]))
     for expert in np.unique(ids):
         token, used = np.nonzero(ids == expert)

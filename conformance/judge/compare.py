@@ -1,4 +1,4 @@
-"""Measure how far one tensor's bytes are from the expected ones."""
+"""Measure the difference between a tensor's bytes and the expected ones."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from conformance.ggml.types import GGMLType
 from .wrong import Kind
 
 BLOCK = 1 << 14
-"""Elements that are measured at a time."""
+"""Elements measured at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The error of one tensor."""
+    """Error of one tensor."""
 
     nmse: float = 0.0
     """Energy of the error / energy of the *expected* finite values; `inf` if these are all 0."""
     element: float = 0.0
-    """Largest |error| / (|expected| + root mean square of the nonzero expected values). Zeros do not count, because a
+    """Largest |error| / (|expected| + root mean square of the nonzero expected values). Zeros are excluded because a
     cache may be mostly empty."""
     special: int = 0
-    """Elements where only one side is NaN, +Inf or -Inf, or they differ in which."""
+    """Elements where one side is NaN, +Inf or -Inf and the other is not the same."""
     raw: int = 0
     """Elements (blocks, for block types) whose bytes differ."""
     count: int = 0
     """Elements compared."""
     index: tuple[int, ...] = ()
-    """The worst element, by `ne` order (fastest first)."""
+    """Worst element, in `ne` order (fastest first)."""
     expected: float = nan
     found: float = nan
     kind: Kind = "numbers"
-    """What was found, where it is wrong."""
+    """Kind of error, if there is one."""
 
     def __str__(self) -> str:
         if not self.raw:
@@ -51,7 +51,7 @@ class Difference:
 
 
 def values(t: Tensor, packed: Bytes) -> NDArray[Any]:
-    """Packed bytes of `t` as numbers of shape `ne[::-1]`: float64 for floats and block types, int64 for integers."""
+    """Decode packed bytes of `t` to shape `ne[::-1]`: float64, or int64 for integers."""
     return _numbers(t.type, _stored(t.type, t.shape, packed))
 
 
@@ -70,7 +70,7 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     raw = int(np.count_nonzero(_bits_differ(want, got)))
     if not raw:
         return Difference(count=n)
-    with np.errstate(invalid="ignore"):  # a NaN that signals does so when it becomes another type
+    with np.errstate(invalid="ignore"):  # converting a signalling NaN raises a floating-point flag
         return _measure(_plain(t.type, want), _plain(t.type, got), raw)
 
 
@@ -89,17 +89,17 @@ def _bits_differ(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _numbers(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
     plain = _plain(type_, stored)
-    with np.errstate(invalid="ignore"):  # a signalling NaN is what a device may store
+    with np.errstate(invalid="ignore"):  # a device may store a signalling NaN
         return plain.astype(np.int64 if plain.dtype.kind == "i" else np.float64)
 
 
 def _plain(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
-    """As a type of NumPy's."""
+    """Convert to a NumPy type."""
     return stored if type_.dtype is not None else quants.to_float(type_, stored)
 
 
 def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
-    """The error of numbers of shape `ne[::-1]`: its energy first, by which single elements are measured then."""
+    """Measure numbers of shape `ne[::-1]`: first the energy, then elements relative to it."""
     flat = want.reshape(-1), got.reshape(-1)
     parts = [_part(*flat, 0)] if want.size <= BLOCK else None
     energy = error_energy = 0.0
@@ -120,7 +120,7 @@ def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
             worst, place = value, part.start + at
     index = tuple(int(i) for i in np.unravel_index(place, want.shape)[::-1])
     found = float(flat[0][place]), float(flat[1][place])
-    kind = _kind(*flat) if n_special or nmse == 1 else "numbers"  # that of zeros
+    kind = _kind(*flat) if n_special or nmse == 1 else "numbers"  # NMSE of zeros is 1
     return Difference(inf if n_special else nmse, worst, n_special, raw, want.size, index, *found, kind)
 
 
@@ -132,15 +132,15 @@ def _kind(want: NDArray[Any], got: NDArray[Any]) -> Kind:
 
 @dataclass(slots=True)
 class _Part:
-    """Elements that stay in a core's cache while they are measured, in float64."""
+    """Elements that fit a core's cache while they are measured, in float64."""
 
     start: int
     clean: NDArray[np.float64]
-    """Expected, 0 where that is not finite."""
+    """Expected values, 0 if not finite."""
     error: NDArray[np.float64]
-    """0 where one side is not finite."""
+    """Errors, 0 where one side is not finite."""
     special: NDArray[np.bool_] | None
-    """Where one side is NaN or Inf and the other differs; None if all are finite."""
+    """True where one side is NaN or Inf and the other differs; None if all are finite."""
 
 
 def _parts(want: NDArray[Any], got: NDArray[Any]) -> Iterator[_Part]:
@@ -151,7 +151,7 @@ def _parts(want: NDArray[Any], got: NDArray[Any]) -> Iterator[_Part]:
 def _part(want: NDArray[Any], got: NDArray[Any], start: int) -> _Part:
     want, got = want.astype(np.float64), got.astype(np.float64)
     error = np.subtract(got, want)
-    if np.isfinite(error).all():  # then both sides are
+    if np.isfinite(error).all():  # then both sides are finite
         return _Part(start, want, error, None)
     finite = np.isfinite(want)
     both = finite & np.isfinite(got)
@@ -160,7 +160,7 @@ def _part(want: NDArray[Any], got: NDArray[Any], start: int) -> _Part:
 
 
 def _relative(part: _Part, rms: float) -> NDArray[np.float64]:
-    """|error| / (|expected| + rms) of each element; `inf` where that divides by 0, or special values differ."""
+    """Compute |error| / (|expected| + rms); `inf` if divided by 0 or special values differ."""
     scale = np.abs(part.clean)
     scale += rms
     error = np.abs(part.error)

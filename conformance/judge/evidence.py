@@ -1,6 +1,6 @@
 """Typed evidence of a failure: where a case goes wrong, and how its backend failed.
 
-Whoever decides something reads these; their text, of `judge.text`, is for people.
+Code that decides something reads these types; the text of `judge.text` is for people.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.case.case import JSON
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-"""Beyond, JSON readers disagree on integers."""
+"""Non-negative integer; JSON readers disagree on larger ones."""
 Amount = Annotated[float, Meta(ge=0)]
 Number = Annotated[float, Meta(extra_json_schema={"nullable": True})]
 """NaN or Inf is null in JSON."""
@@ -26,24 +26,24 @@ ErrorAmount = Annotated[float, Meta(ge=0, extra_json_schema={"nullable": True})]
 
 
 class Fault(str, enum.Enum):
-    """How a failure at a place was diagnosed."""
+    """Diagnosis of a failure."""
 
     NODE = "node"
-    """The node is wrong, or fails, by itself."""
+    """The node by itself is wrong, or fails."""
     GRAPH = "graph"
     """Each node by itself is right; together they are wrong, or fail."""
     STALE = "stale"
-    """The step is right by itself from the same caches: what the backend kept from an earlier step is at fault."""
+    """The step by itself is right from the same caches: the backend's state from an earlier step is at fault."""
     EARLIER = "earlier"
-    """The case is right on a backend opened anew: what it kept from earlier cases is at fault, or chance."""
+    """The case is right on a fresh backend: state from earlier cases, or nondeterminism, is at fault."""
     STATE = "state"
     """Every node and the free run are right; a step that starts from the backend's own caches is not."""
     UNLOCATED = "unlocated"
-    """Nobody looked for the first wrong node yet."""
+    """The first wrong node has not been searched for yet."""
     OUTPUT = "output"
-    """An output is wrong, and the backend fails where each node is asked for."""
+    """An output is wrong, and the backend fails if each node's value is requested."""
     HANDOVER = "handover"
-    """A value goes wrong between two devices of a scheduler."""
+    """A value changes between two devices of a scheduler."""
 
     def __str__(self) -> str:
         return self.value
@@ -51,25 +51,25 @@ class Fault(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The worst element of a wrong tensor, and its errors."""
+    """Worst element of a wrong tensor, and its errors."""
 
     index: tuple[Count, ...]
-    """By `ne`, fastest first."""
+    """Indices in `ne` order, fastest first."""
     expected: Number
     found: Number
     nmse: ErrorAmount
-    """Inf where NaN or Inf is out of place, or zeros are expected."""
+    """Inf if NaN or Inf is out of place, or zeros are expected."""
     budget: Amount
-    """The NMSE that is allowed; 0: equal to the bit."""
+    """Allowed NMSE; 0 if bit-exact is required."""
     special: Count = 0
-    """Elements where NaN or Inf is out of place."""
+    """Number of elements where NaN or Inf is out of place."""
     card: str = ""
-    """The card that the budget comes from."""
+    """Precision profile of the tolerance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The device of a scheduler that computed a value, or that read it."""
+    """Device of a scheduler that computed or read a value."""
 
     step: Count
     device: str = ""
@@ -84,14 +84,14 @@ class Place:
     fault: Fault
     step: Count | None = None
     node: Count | None = None
-    """Index in the graph of the step; None for a cache, and where no node is known."""
+    """Index in the graph of the step; None for a cache, or if no node is known."""
     op: str = ""
-    """`NONE` of a cache."""
+    """`NONE` for a cache."""
     name: str = ""
     tensor: str = ""
-    """Type and `ne` of the tensor; of a node that fails, those of its sources too."""
+    """Type and `ne` of the tensor; for a node that fails, those of its sources too."""
     numbers: Numbers | None = None
-    """The worst element; None unless numbers are wrong."""
+    """Worst element; None unless numbers are wrong."""
     source: Endpoint | None = None
     """Where the value of a HANDOVER was written."""
     target: Endpoint | None = None
@@ -102,20 +102,20 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Why a case has no numbers to judge: how its backend refused it or failed, or what is lacking."""
+    """Why a case has no numbers to judge: a refusal, a failure or something missing."""
 
     message: str
-    """For a person: what the backend was asked for, and what came of it."""
+    """Message for people: what was requested of the backend, and the outcome."""
     words: str = ""
-    """The unmodified message of the library or adapter; for a dead process, the last lines of its stderr."""
+    """Unmodified message of the library or adapter; for a dead process, the last lines of its stderr."""
     died: str = ""
-    """How the process ended, such as `SIGABRT`; empty where it did not."""
+    """How the process ended, such as `SIGABRT`; empty if it did not."""
     side: str = ""
-    """The run of a relation that failed; empty for other cases."""
+    """Run of a relation that failed; empty for other cases."""
 
 
 def to_json(evidence: Place | Error | Numbers | Endpoint) -> dict[str, JSON]:
-    """The fields that differ from their defaults, as strict JSON."""
+    """Encode the fields that differ from their defaults as strict JSON."""
     return {f.name: _plain(v) for f in fields(evidence) if (v := getattr(evidence, f.name)) != f.default}
 
 
@@ -130,9 +130,9 @@ def _plain(value: Any) -> JSON:  # noqa: ANN401  # of any field
 
 
 def readable(evidence: Mapping[str, JSON], at: str = "$") -> dict[str, JSON]:
-    """`where` and `error` of a row as msgspec reads them, NaN and Inf in place of null.
+    """Prepare `where` and `error` of a row for msgspec, with NaN and Inf in place of null.
 
-    msgspec.ValidationError for a field that no evidence has.
+    msgspec.ValidationError for an unknown field.
     """
     read: dict[str, JSON] = {}
     for name, value in evidence.items():
@@ -150,4 +150,4 @@ _PARTS: dict[str, type[Place | Error | Numbers | Endpoint]] = {
     "where": Place, "error": Error, "numbers": Numbers, "source": Endpoint, "target": Endpoint
 }  # fmt: skip
 _UNWRITTEN = {"expected": nan, "found": nan, "nmse": inf}
-"""Fields of `Numbers` that may be null in JSON."""
+"""Fields of `Numbers` that may be null in JSON -> value read for null."""

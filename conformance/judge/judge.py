@@ -1,10 +1,10 @@
-"""Judge a case's values: what each tensor may be off by, and how much of that budget it used.
+"""Judge a case's values: the tolerance of each tensor, and the fraction used.
 
-A tensor that one node computed has that node's budget; one behind a chain of nodes, within a step or through caches,
-has the budget of the chain (`Chain`). There are two kinds of error. Float32 rounding is smooth: it passes through a
-node and grows a little. Rounding to a coarser type (activations to Q8_0, K to an F16 cache) is a staircase: two right
+A tensor computed by one node has that node's tolerance; one behind a chain of nodes, within a step or through caches,
+has the tolerance of the chain (`Chain`). There are two kinds of error. Float32 rounding is smooth: it passes through a
+node and grows a little. Rounding to a coarser type (activations to Q8_0, K to an F16 cache) is a staircase: two correct
 backends whose values differ in the last bit may take different steps, and then round everything that follows
-independently. So a chain is either right to float32, or off by about what its roundings are worth (measurements:
+independently. So a chain is either right to float32, or off by about the size of its roundings (measurements:
 docs/suite/tolerances.md).
 """
 
@@ -28,19 +28,19 @@ from .wrong import Wrong
 _ACCUMULATE = 16.0
 """Factor by which a chain may amplify the sum of its nodes' float32 roundings."""
 _INDEPENDENT = 4.0
-"""The same for independent coarse roundings; two of them differ by twice the energy of one."""
+"""Factor for independent coarse roundings; two of them differ by twice the energy of one."""
 
 _ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4, "int8xrow": 1e-4}
 """Type that a node rounds its sources to -> NMSE that this adds to its result."""
 _OPERANDS = {to: allowed / _INDEPENDENT for to, allowed in ROUNDED.items()}
-"""`Arithmetic.products` -> NMSE that rounding both operands adds to a product: a chain allows as much as a node
-alone."""
+"""`Arithmetic.products` -> NMSE that rounding both operands adds to a product: a chain allows as much as a single
+node."""
 _DYNAMIC = 5e-5
-"""The same for activations in 8 bits, which such a device may use with block-quantised weights."""
+"""NMSE for 8-bit activations, which such a device may use with block-quantised weights."""
 _MOST = 0.25
-"""NMSE that no chain may be off by, whatever its nodes round: zeros in place of a result have 1."""
+"""Upper bound for the NMSE of a chain, whatever its nodes round: zeros in place of a result have 1."""
 _SUM = 3e-8
-"""NMSE per term that one flipped rounding adds to a sum in F16, which all later terms inherit."""
+"""NMSE per term that one flipped rounding adds to an F16 sum, as all later terms inherit it."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
 """Ops that pick experts: if two router logits differ by less than the error of a rounded product, a token gets another
 expert and its row entirely different values. Few tokens do, so the NMSE stays bounded."""
@@ -53,19 +53,19 @@ _STORED_OTHER = 2e-3
 _BLOCK_STEP = {"q8_0": (1e-4, 0.1), "q8_1": (1e-4, 0.1)}
 _BLOCK_STEP_FEW_BITS = (1e-2, 1.0)
 _BLOCK_STEP_OTHER = (1e-2, inf)
-"""NMSE and largest element error of values one rounding apart after they are stored in blocks: a step or the block's
-scale may flip. Types of `_FEW_BITS` have plain steps; in the others one scale may move a whole super-block."""
+"""NMSE and largest element error of values one rounding apart after storing in blocks: a step or the block's scale may
+flip. Types of `_FEW_BITS` have plain steps; in the others one scale may move a whole super-block."""
 _FEW_BITS = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """NMSE that nodes add: from float32 rounding, and from coarse rounding."""
+    """NMSE that nodes add, from float32 rounding and from coarse rounding."""
 
     smooth: float = 0.0
     steps: float = 0.0
     zeros: bool = False
-    """Zeros may have either sign, which makes no number noisy."""
+    """True if zeros may have either sign, which adds no NMSE."""
 
     def __add__(self, other: Noise) -> Noise:
         return Noise(self.smooth + other.smooth, self.steps + other.steps, self.zeros or other.zeros)
@@ -82,10 +82,10 @@ _NONE = Noise()
 
 
 class Chain:
-    """Follows a trajectory graph by graph and gives the budget of any tensor of the latest one."""
+    """Follows a trajectory step by step and gives the tolerance of tensors of the latest one."""
 
     def __init__(self, arithmetic: Arithmetic, *, by_nodes: bool = False) -> None:
-        """Start before the first step; `arithmetic` is of both sides.
+        """Start before the first step; `arithmetic` applies to both sides.
 
         `by_nodes`: each node is also judged by itself, so another choice of experts may be tolerated.
         """
@@ -97,7 +97,7 @@ class Chain:
         self._writers: dict[Tensor, list[Tensor]] = {}
 
     def enter(self, graph: Graph, cancelled: Mapping[Tensor, float] | None = None) -> None:
-        """Go to the next step, which runs `graph`; `cancelled` as of `cancellations`."""
+        """Go to the next step, which runs `graph`; `cancelled` is from `cancellations`."""
         self._leave()
         self._noise, self._writers, self._cancelled = {}, {}, cancelled or {}
         noisy = {t for t, noise in self._carried.items() if noise}
@@ -113,7 +113,7 @@ class Chain:
                 self._writers.setdefault(node.root, []).append(node)
 
     def budget(self, t: Tensor) -> Budget:
-        """The budget of `t`, an output of the step or a cache after it."""
+        """Return the tolerance of `t`, an output of the step or a cache after it."""
         reached, own, before = self._sum(t)
         if len(reached) < 2 and not before and not before.zeros:
             node = reached[0] if reached else t
@@ -124,10 +124,10 @@ class Chain:
         return budget
 
     def stated(self, t: Tensor, stated: Budget) -> Budget:
-        """The budget of `t` against a recording made with float32 products, for which the case states a tolerance.
+        """Return the tolerance of `t` for a recording with float32 products and a stated tolerance.
 
-        If the device rounds operands, the wider of `stated` and the chain's budget; behind a choice of experts also
-        what another expert is worth, since a recording's nodes are judged by themselves as well.
+        If the device rounds operands, it is the larger of `stated` and the chain's tolerance; after a choice of experts
+        it also allows for another expert, since a recording's nodes are judged by themselves as well.
         """
         if self._arithmetic.products not in _OPERANDS:
             return stated
@@ -137,7 +137,7 @@ class Chain:
         return budget
 
     def beside(self, t: Tensor, worth: Budget | None) -> Budget:
-        """The budget of `t` against a recording, if the arithmetics of recorder and backend are `worth` that much.
+        """Return the tolerance of `t` for a recording in another arithmetic, `worth` away.
 
         The chain's own rounding is added: independent errors add as roots at most.
         """
@@ -163,7 +163,7 @@ class Chain:
         self._carried = left
 
     def _sum(self, t: Tensor) -> tuple[list[Tensor], Noise, Noise]:
-        """The nodes of the step that `t` depends on, their summed noise, and the noise of caches they read."""
+        """Return the nodes of the step that `t` depends on, their noise, and that of caches read."""
         reached = [n for n in self._reach(t) if n in self._noise or n in self._carried]
         nodes = [n for n in reached if n in self._noise]
         own = sum((self._noise[n] for n in nodes), _NONE)
@@ -186,7 +186,7 @@ class Chain:
 
 
 def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool, cancellation: float = 0.0) -> Noise:
-    """The noise that `node` adds; coarse roundings differ only if its sources already differ (`fed`)."""
+    """Return the noise that `node` adds; coarse roundings count if its sources differ (`fed`)."""
     row, own = DECLARATIONS[node.op].rounding, arithmetic.at(node)
     smooth = budget_of(node, replace(own, products=EXACT.products), cancellation=cancellation).nmse
     steps = _operands(node, own) + arithmetic.bound(node, row.terms(node) if row.per_k else 1)
@@ -236,7 +236,7 @@ def _budget(t: Tensor, noise: Noise) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One tensor after one step."""
+    """Difference and tolerance of one tensor after one step."""
 
     step: int
     tensor: Tensor
@@ -245,12 +245,12 @@ class Judged:
 
     @property
     def used(self) -> float:
-        """Fraction of the budget used; over 1 is wrong."""
+        """Fraction of the tolerance used; over 1 fails."""
         return self.budget.used(self.difference)
 
 
 def how_wrong(judged: Iterable[Judged]) -> Wrong | None:
-    """How wrong the tensors over their budget are; None where none is."""
+    """Return the worst error of tensors over their tolerance; None if there is none."""
     return Wrong.worst(Wrong(j.difference.kind, j.difference.nmse) for j in judged if j.used > 1)
 
 
@@ -264,7 +264,7 @@ def judge_node(
     same: bool = True,
     cancellation: float = 0.0,
 ) -> Judged:
-    """Judge one node's value, given right sources; `arithmetic`, `same` and `cancellation` as in `budget_of`."""
+    """Judge one node's value with correct sources; other arguments as in `budget_of`."""
     difference = compare(node, expected, found, unordered=node.op == "TOP_K")
     return Judged(step, node, difference, budget_of(node, arithmetic, same=same, cancellation=cancellation))
 
@@ -280,7 +280,7 @@ def judge_isolated(
 ) -> Iterator[Judged]:
     """Judge the nodes of `isolated_nodes` one by one, in order.
 
-    `right` holds the expected value of each copy, `found` that of each copy or of its original. `arithmetic` knows the
+    `right` has the expected value of each copy, `found` that of each copy or of its original. `arithmetic` includes the
     copies (`Arithmetic.copied`).
     """
     cancelled = cancellations(alone, 0, right)
@@ -301,8 +301,8 @@ def judge_step(
 ) -> Iterator[Judged]:
     """Judge outputs and caches after step `k` of a case, which may state a tolerance.
 
-    `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the steps before; None if this step
-    started from right caches. `worth`, for a recording: tensor -> error that the arithmetics of both sides are worth;
+    `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the previous steps; None if this
+    step started from correct caches. `worth`, for a recording: tensor -> error between the arithmetics of both sides;
     the tolerance that the case states is then a minimum.
     """
     chain = chain or Chain(arithmetic)
@@ -324,7 +324,7 @@ def judge_trajectory(
     *,
     by_nodes: bool = False,
 ) -> Iterator[Judged]:
-    """Judge every step of a free run, in which errors feed back through caches; arguments as `judge_step`, `Chain`."""
+    """Judge every step of a free run, in which errors feed back through caches."""
     chain = Chain(arithmetic, by_nodes=by_nodes)
     for k, (want, got) in enumerate(zip(expected, found, strict=True)):
         yield from judge_step(case, k, want, got, arithmetic, chain, None if worth is None else worth[k])

@@ -1,6 +1,6 @@
-"""Reads what older records say in words alone: results from before their evidence was typed, and the details of cells.
+"""Convert older records, with results and audit cells in text only, to typed evidence.
 
-Only here a text of ours is taken apart.
+No other module parses our own text.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _WORST = re.compile(
 _OWN_CACHES = "started from its own caches"
 _NUMBERS = ("index", "expected", "found", "nmse", "budget")
 _STALE = "kept"
-"""The kind of what is now STALE or EARLIER."""
+"""Former kind of STALE and EARLIER."""
 
 
 def error_of(detail: str) -> Error:
-    """An error of which a record has the words alone: how a process died, or what was said, without who was asked."""
+    """Convert an error known by its text only: how a process died, or the message."""
     if (died := _DIED.search(detail)) is not None:
         return Error(detail, "\n".join((died[2] or "").split(" / ")), died[1])
     if _NO_ANSWER.search(detail):
@@ -71,7 +71,7 @@ class _Node(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """What is read of a result."""
+    """Fields read from a result."""
 
     verdict: str
     detail: str
@@ -82,7 +82,7 @@ class _Row(msgspec.Struct):
 
 
 def renewed(row: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """A row with `where`, `error` and `notes` in place of `first_divergence`, `place` and `detail`.
+    """Convert `first_divergence`, `place`, `detail` of a row to `where`, `error` and `notes`.
 
     msgspec.ValidationError for a field of another type.
     """
@@ -112,7 +112,7 @@ def _of_steps(where: dict[str, JSON] | None, row: Mapping[str, JSON]) -> dict[st
 
 
 def _error(verdict: str, detail: str, where: dict[str, JSON] | None) -> dict[str, JSON]:
-    """The error, and `notes` that stood behind the place."""
+    """Return the error, and as `notes` the text after the place."""
     if verdict == "UNSUPPORTED":
         return {"message": detail, "words": _REFUSED.sub("", detail)}
     side, at = _THREW.search(detail), _WHERE.search(detail)
@@ -147,7 +147,7 @@ def _place(place: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def _unlocated(verdict: str, parts: Sequence[str]) -> dict[str, JSON] | None:
-    """The place of a FAIL whose record has none: its numbers stay in the text, as a note."""
+    """Return the place of a FAIL recorded without one; its numbers stay in the text, as a note."""
     if verdict != "FAIL" or not any(" diverges at [" in p for p in parts[:1]):
         return None
     return None if parts[0].startswith("stored value") else {
@@ -156,7 +156,7 @@ def _unlocated(verdict: str, parts: Sequence[str]) -> dict[str, JSON] | None:
 
 
 def _notes(parts: Sequence[str], where: dict[str, JSON] | None) -> list[str]:
-    """The notes: parts of the text that `where` does not hold. Fields that `where` lacks are filled from the text."""
+    """Return the parts of the text that `where` lacks as notes; fill missing fields of `where`."""
     if where is None:
         return list(parts)
     notes: list[str] = []

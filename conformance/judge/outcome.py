@@ -1,6 +1,6 @@
-"""The outcome of a command: each reason why it is no success, and the one exit code that follows from them.
+"""Outcome of a command: the reasons why it did not succeed, and the resulting exit code.
 
-Every command that judges collects its reasons in an `Outcome`, and ends with its code; docs/exit-codes.md has the
+Every command that judges collects its reasons in an `Outcome` and exits with its code; docs/exit-codes.md has the
 table. No other module computes an exit code.
 """
 
@@ -17,7 +17,7 @@ from conformance.ggml.text import printable
 from .verdict import EXECUTED, Missing, MissingCause, Result, Verdict, counted
 
 SHOWN = 3
-"""Case ids that a reason names."""
+"""Number of case ids that a reason names."""
 
 
 class Exit(enum.IntEnum):
@@ -25,46 +25,46 @@ class Exit(enum.IntEnum):
 
     OK = 0
     FAILURES = 1
-    """Something is wrong, or something that was asked for is not there."""
+    """Something failed, or something requested is missing."""
     USAGE = 2
     """Bad input or usage."""
     NOTHING = 3
     """Nothing was executed, or nothing passed."""
     HUNG = 4
-    """A backend in this process did not come back: the watchdog ended the process."""
+    """A backend in this process hung: the watchdog ended the process."""
     INCOMPLETE = 5
-    """It stopped early, by a limit of its own or Ctrl-C, and what it has is fine so far."""
+    """The command stopped early, at a limit or by Ctrl-C, without a failure so far."""
 
 
 class Why(str, enum.Enum):
-    """Why a command is no success; the list is closed."""
+    """Why a command did not succeed; the list is closed."""
 
     FAILED = "failed"
-    """Cases or cells that fail, a limit that is exceeded."""
+    """Failed cases or audit cells, or an exceeded limit."""
     NEW = "new"
-    """A cause, or a failing case, that the run compared with lacks."""
+    """A failure group or failed case that the compared run lacks."""
     WIDER = "wider"
-    """A failing case that the baseline does not know, or knows with a smaller error."""
+    """A failed case that the baseline lacks or has with a smaller error."""
     GONE = "gone"
-    """A cause of the baseline that the run lacks."""
+    """A failure group of the baseline that the run lacks."""
     MISSING = "missing"
-    """Cases that were asked for and have no result, for no reason that the user gave."""
+    """Requested cases without a result, for no reason given by the user."""
     SHARD = "shard"
-    """A shard that no run has."""
+    """A shard without a run."""
     COVERAGE = "coverage"
     """Cases that passed and are no longer executed."""
     WAIVER = "waiver"
     """A waiver that expired, matches nothing or is otherwise wrong."""
     BROKEN = "broken"
-    """A process or a part that could not run or leave its record."""
+    """A process or a part that could not run or write its record."""
     UNASKED = "unasked"
-    """Cases of a baseline that a run of another selection did not ask for."""
+    """Cases of a baseline that a run with another selection did not request."""
     TIME_LIMIT = "time limit"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped"
-    """After as many failures as the user wanted to see."""
+    """Stopped after the number of failures that the user asked for."""
     UNDECIDED = "undecided"
-    """A measurement that decides nothing in its time."""
+    """A measurement without a decision in its time."""
     UNEXECUTED = "unexecuted"
     """Nothing was executed."""
     UNPROVEN = "unproven"
@@ -75,7 +75,7 @@ class Why(str, enum.Enum):
 
     @property
     def exit(self) -> Exit:
-        """The exit code of an outcome with this reason alone."""
+        """Exit code of an outcome with this reason only."""
         if self in _INCOMPLETE:
             return Exit.INCOMPLETE
         return Exit.NOTHING if self in _NOTHING else Exit.FAILURES
@@ -90,44 +90,44 @@ _OF_MISSING = {
     MissingCause.STOPPED: Why.STOPPED,
 }
 PRECEDENCE = (Exit.FAILURES, Exit.INCOMPLETE, Exit.NOTHING)
-"""Of several codes the first counts."""
+"""Precedence of exit codes, highest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason why a command is no success."""
+    """A reason why a command did not succeed."""
 
     why: Why
     text: str
-    """A line for a person."""
+    """Line for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The reasons of a command; none of them is a success. Outcomes of parts add up."""
+    """Reasons of a command; it succeeded if there is none. Outcomes of parts can be added."""
 
     reasons: tuple[Reason, ...] = ()
 
     @classmethod
     def of(cls, why: Why, texts: Iterable[str]) -> Outcome:
-        """One reason for each text."""
+        """Make a reason for each text."""
         return cls(tuple(Reason(why, text) for text in texts))
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome((*self.reasons, *other.reasons))
 
     def without(self, why: Why) -> Outcome:
-        """The same, but for these reasons."""
+        """Return the outcome without these reasons."""
         return Outcome(tuple(r for r in self.reasons if r.why is not why))
 
     @property
     def exit_code(self) -> Exit:
-        """The code of the worst reason."""
+        """Exit code of the worst reason."""
         codes = {r.why.exit for r in self.reasons}
         return next((code for code in PRECEDENCE if code in codes), Exit.OK)
 
     def lines(self) -> list[str]:
-        """Lines for a terminal, those that decide the exit code first."""
+        """Return lines for a terminal; those that decide the exit code come first."""
         order = {code: n for n, code in enumerate(PRECEDENCE)}
         return [printable(r.text) for r in sorted(self.reasons, key=lambda r: order[r.why.exit])]
 
@@ -140,15 +140,15 @@ def judge(
     unproven: Iterable[str] = (),
     before: Mapping[tuple[str, str], Result] | None = None,
 ) -> Outcome:
-    """The outcome of cases on backends.
+    """Compute the outcome of cases on backends.
 
     Args:
-        results: what came of them.
-        missing: those without a result.
-        waivers: a sentence for each waiver that is wrong.
-        unproven: a sentence for each backend on which nothing passed, where that matters.
-        before: backend and case -> the result that its result is compared with. Failures that were there do not count,
-            and a case that passed and is not executed any more does.
+        results: all results.
+        missing: requested cases without a result.
+        waivers: a sentence for each invalid waiver.
+        unproven: a sentence for each backend on which nothing passed, if that matters.
+        before: backend and case -> the result to compare with. Old failures do not count; a case that passed and is no
+            longer executed does.
     """
     rows = list(results)
     failed = [r for r in rows if r.fails_run]
@@ -173,7 +173,7 @@ def _failed(why: Why, failed: Sequence[Result], noun: str) -> list[Reason]:
 
 
 def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], missing: Sequence[Missing]) -> Outcome:
-    """Coverage lost by cases that were asked for again."""
+    """Return coverage lost by cases that were requested again."""
     passed: dict[str, list[str]] = {}
     for r in results:
         then = before.get((r.backend, r.case))
@@ -183,7 +183,7 @@ def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], m
 
 
 def _missing(missing: Sequence[Missing]) -> list[Reason]:
-    """A reason for each backend and cause of cases without a result."""
+    """Return a reason for each backend and cause of cases without a result."""
     groups: dict[tuple[str, MissingCause, str], list[str]] = {}
     for m in missing:
         groups.setdefault((m.backend, m.cause, m.reason), []).append(m.case)
@@ -200,20 +200,20 @@ class Lost:
     backend: str
     case: str
     now: Verdict | None
-    """UNSUPPORTED, or None where it is absent."""
+    """UNSUPPORTED, or None if it is absent."""
 
 
 def lost_coverage(
     passed: Mapping[str, Collection[str]], results: Iterable[Result], missing: Iterable[Missing] = ()
 ) -> list[Lost]:
-    """The cases that passed before and are refused or absent now.
+    """Return the cases that passed before and are refused or absent now.
 
-    A case that runs under another seed now stands for one that is absent.
+    A case that now runs with another seed replaces an absent one.
 
     Args:
         passed: backend -> ids of the cases that passed on it.
-        results: those of now, of all backends.
-        missing: pairs of now without a result; they are a reason of their own, and no lost coverage.
+        results: current results of all backends.
+        missing: current cases without a result; they are a reason of their own, not lost coverage.
     """
     now: dict[tuple[str, str], Verdict] = {}
     for r in results:
@@ -239,7 +239,7 @@ def _seedless(case: str) -> str:
 
 
 def coverage(lost: Sequence[Lost], passed: Mapping[str, Collection[str]]) -> Outcome:
-    """A reason for each backend that lost coverage: how many of how many cases, and the first of them."""
+    """Return a reason for each backend that lost coverage: counts and the first cases."""
     texts = []
     for backend, rows in groupby(sorted(lost, key=lambda row: row.backend), key=lambda row: row.backend):
         own = list(rows)
@@ -253,6 +253,6 @@ def coverage(lost: Sequence[Lost], passed: Mapping[str, Collection[str]]) -> Out
 
 
 def first(ids: Sequence[str], shown: int = SHOWN) -> str:
-    """The first of some ids in a line, and how many more there are."""
+    """Format the first ids in a line, and the number of the others."""
     more = f" and {len(ids) - shown:,} more" if len(ids) > shown else ""
     return f"{', '.join(ids[:shown])}{more}"

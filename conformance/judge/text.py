@@ -1,4 +1,4 @@
-"""The text of a result for a person. Nothing reads it: who decides something reads the typed evidence."""
+"""Text of a result for people; nothing parses it, as decisions use the typed evidence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ STALE = {
 
 
 def explain(where: Place | None, error: Error | None, notes: Sequence[str]) -> str:
-    """Why a result is what it is: how the backend failed or which numbers are wrong, the notes, and what is at fault
-    in place of a kernel; empty where there is nothing to say.
+    """Explain a result: the backend's failure or wrong numbers, the notes, and any stale state.
+
+    Empty if there is nothing to explain.
     """
     return "; ".join(filter(None, _parts(where, error, notes)))
 
@@ -35,7 +36,7 @@ def _parts(where: Place | None, error: Error | None, notes: Sequence[str]) -> It
 
 
 def diverges(where: Place, numbers: Numbers) -> str:
-    """How a tensor is wrong; with its step, if the case has several."""
+    """Describe the error of a tensor, with its step if the case has several."""
     what = "cache" if where.op == "NONE" else where.op
     special = f", {numbers.special} NaN/Inf out of place" if numbers.special else ""
     found = f"{numbers.expected:.9g} expected, {numbers.found:.9g} found (NMSE {numbers.nmse:.2g}{special})"

@@ -1,4 +1,4 @@
-"""Verdicts, the record of one case on one backend, and the cases that a run requested but got no result for."""
+"""Verdicts, the result of one case on one backend, and requested cases without a result."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .wrong import Wrong
 
 
 class Verdict(str, enum.Enum):
-    """The outcome of a case on a backend; the list is closed."""
+    """Outcome of a case on a backend; the list is closed."""
 
     PASS = "PASS"  # noqa: S105  # a verdict, no password
-    """Every output and cache of every step is within its budget."""
+    """Every output and cache of every step is within tolerance."""
     FAIL = "FAIL"
     """It ran, and numbers are wrong."""
     UNSUPPORTED = "UNSUPPORTED"
@@ -37,11 +37,11 @@ class Verdict(str, enum.Enum):
     TIMEOUT = "TIMEOUT"
     """It did not answer in time."""
     VACUOUS = "VACUOUS"
-    """It ran, but not on the path that the case demands, or there was nothing independent to check it against."""
+    """It ran, but not on the path that the case demands, or nothing independent was available to check it."""
     XFAIL = "XFAIL"
-    """Failed as a waiver says it does."""
+    """It failed as a waiver expects."""
     XPASS = "XPASS"
-    """Passed although a waiver says that it fails."""
+    """It passed although a waiver expects a failure."""
 
     def __str__(self) -> str:
         return self.value
@@ -55,12 +55,12 @@ EXECUTED = frozenset(set(Verdict) - {Verdict.UNSUPPORTED})
 
 
 class Golden(str, enum.Enum):
-    """The outcome of a comparison with stored values."""
+    """Outcome of a comparison with stored values."""
 
     COMPARED = "compared"
-    """The backend was compared with them; the verdict says whether it is right."""
+    """The backend was compared with them; the verdict shows the outcome."""
     DIFFERS = "differs"
-    """The recomputed reference disagrees with them: one of the two is wrong, whatever the backend gave."""
+    """The recomputed reference disagrees with them: one of the two is wrong, whatever the backend computed."""
     NOT_COMPARABLE = "not comparable"
     """The backend computes something else by its declared arithmetic: it requantises weights."""
 
@@ -76,43 +76,43 @@ class Result:
     backend: str
     verdict: Verdict
     budget_used: Amount | None = None
-    """Largest fraction of its budget that a checked tensor used; over 1 fails. None if nothing was checked, Inf (null
-    in JSON) if a budget of 0 was exceeded."""
+    """Largest fraction of the tolerance that a checked tensor used; over 1 fails. None if nothing was checked, Inf
+    (null in JSON) if bit-exact was required."""
     nmse: Amount | None = None
-    """Largest NMSE of a checked tensor, against the reference in the backend's declared arithmetic."""
+    """Largest NMSE of a checked tensor, relative to the reference in the backend's declared arithmetic."""
     nmse_exact: Amount | None = None
-    """The same against the exact value, if the declared arithmetic differs."""
+    """Largest NMSE relative to the exact value, if the declared arithmetic differs."""
     seconds: Amount = 0.0
     """Wall time of the backend's part."""
     steps: Count = 0
-    """Steps that ran."""
+    """Number of steps that ran."""
     witness: dict[str, JSON] | None = None
     where: Place | None = None
-    """Where a failure was located, as far as known."""
+    """Where the failure was located, if known."""
     error: Error | None = None
     """Why there are no numbers to judge: the reason of UNSUPPORTED and VACUOUS, or how the backend failed."""
     wrong: Wrong | None = None
-    """Of a FAIL: how wrong the tensors over their budget are."""
+    """Error of the tensors over their tolerance, for a FAIL."""
     saved: str | None = None
-    """The case file that reproduces it."""
+    """Case file that reproduces it."""
     fresh: bool = False
-    """The case has a new random seed: a failure is filed, but does not fail the run."""
+    """True if the case has a new random seed: a failure is filed, but does not fail the run."""
     waived: Verdict | None = None
-    """Its verdict before a waiver made it XFAIL or XPASS."""
+    """Verdict before a waiver made it XFAIL or XPASS."""
     cause: str | None = None
-    """The id of the cause that explains its failure, among the `causes` of its run."""
+    """Id of the failure group of its failure, among the `causes` of its run."""
     golden: Golden | None = None
-    """How its outputs compare with stored values; None where nothing is stored of the case, or it gave no outputs."""
+    """Comparison of its outputs with stored values; None if nothing is stored or it gave no outputs."""
     notes: tuple[str, ...] = ()
-    """Further remarks for a person; no decision depends on them."""
+    """Remarks for people; no decision depends on them."""
 
     @property
     def detail(self) -> str:
-        """The evidence and the notes in words, for a person."""
+        """Evidence and notes as text for people."""
         return text.explain(self.where, self.error, self.notes)
 
     def noted(self, *notes: str) -> Result:
-        """With more notes; empty ones are left out."""
+        """Return the result with more notes; empty ones are dropped."""
         return replace(self, notes=(*self.notes, *filter(None, notes)))
 
     @property
@@ -122,33 +122,33 @@ class Result:
 
     @property
     def wrong_op(self) -> str:
-        """The op of the first wrong node, or of the node that failed; empty where no node is known to be at fault."""
+        """Op of the first wrong node, or of the node that failed; empty if none is known."""
         if self.where is None or self.where.op == "NONE":
             return ""
         return self.where.op if self.error is not None or self.where.fault is Fault.NODE else ""
 
     @property
     def fails_run(self) -> bool:
-        """Whether it makes the run fail."""
+        """True if it makes the run fail."""
         return self.verdict in FAILURES and not self.fresh
 
     def to_json(self) -> dict[str, JSON]:
-        """The record as strict JSON (no NaN, no Inf)."""
+        """Encode the record as strict JSON (no NaN, no Inf)."""
         return {**{f.name: _strict(getattr(self, f.name)) for f in fields(self)}, "detail": self.detail}
 
     @classmethod
     def from_json(cls, row: JSON) -> Result:
-        """`to_json`, read, also of an older record. msgspec.ValidationError for another value."""
+        """Decode `to_json`, also of an older record; msgspec.ValidationError if invalid."""
         return msgspec.convert(readable_result(row), cls)
 
     def sentence(self) -> str:
-        """One line for a person."""
+        """Return one line for people."""
         line = f"{self.verdict} {printable(self.case)} on {printable(self.backend)}"
         return f"{line}: {printable(' '.join(self.detail.split()))}" if self.detail else line
 
 
 def readable_result(row: JSON) -> JSON:
-    """A result of a record of whatever age, as msgspec reads a `Result`. msgspec.ValidationError for wrong evidence."""
+    """Prepare a result of any age for msgspec; msgspec.ValidationError for invalid evidence."""
     if not isinstance(row, dict):
         return row
     row = dict(renewed(row))
@@ -179,13 +179,13 @@ def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
 
 @dataclass(slots=True)
 class Totals:
-    """The number of results per verdict."""
+    """Number of results per verdict."""
 
     counts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     filed: int = 0
     """Failures of fresh cases among them."""
     golden: Counter[Golden] = field(default_factory=Counter)
-    """The number of results per outcome of the comparison with stored values."""
+    """Number of results per outcome of the comparison with stored values."""
 
     def add(self, result: Result) -> None:
         """Count one result."""
@@ -204,16 +204,16 @@ class Totals:
 
     @property
     def executed(self) -> int:
-        """Cases that ran."""
+        """Number of cases that ran."""
         return sum(n for v, n in self.counts.items() if v in EXECUTED)
 
     @property
     def failed(self) -> int:
-        """Cases that fail the run."""
+        """Number of cases that fail the run."""
         return sum(n for v, n in self.counts.items() if v in FAILURES) - self.filed
 
     def to_json(self) -> dict[str, JSON]:
-        """The count of every verdict, of executed cases, and of comparisons with stored values."""
+        """Encode the counts of verdicts, executed cases and comparisons with stored values."""
         golden = {g.value: self.golden[g] for g in Golden}
         return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed, "golden": golden}
 
@@ -227,16 +227,16 @@ class Totals:
 
 
 class MissingCause(str, enum.Enum):
-    """Why a requested pair has no result, as far as it decides an exit code."""
+    """Why a requested case has no result, as far as it affects the exit code."""
 
     LOST = "lost"
-    """It should have one: its backend, its process or its record broke."""
+    """A result was expected: its backend, its process or its record broke."""
     TIME_LIMIT = "time limit"
-    """A limit of the run was reached before it."""
+    """A limit of the run was reached first."""
     INTERRUPTED = "interrupted"
-    """The user ended the run before it."""
+    """The user ended the run first."""
     STOPPED = "stopped"
-    """The run ended after as many failures as the user wanted to see."""
+    """The run ended after the number of failures that the user asked for."""
 
     def __str__(self) -> str:
         return self.value
@@ -249,27 +249,27 @@ class Missing:
     backend: str
     case: str
     reason: str
-    """For people."""
+    """Reason for people."""
     cause: MissingCause = MissingCause.LOST
 
     def to_json(self) -> dict[str, JSON]:
-        """`{"backend", "case", "reason", "cause"}`."""
+        """Encode as `{"backend", "case", "reason", "cause"}`."""
         return {**asdict(self), "cause": self.cause.value}
 
     @classmethod
     def from_json(cls, row: Mapping[str, JSON]) -> Missing:
-        """A row of a record; one that was written before causes were is LOST."""
+        """Decode a row of a record; an older one without a cause is LOST."""
         return cls(row["backend"], row["case"], row["reason"], MissingCause(row.get("cause") or MissingCause.LOST))
 
 
 class Request:
-    """The cases that a run requests of each backend, in order; a case may be requested twice."""
+    """Cases that a run requests of each backend, in order; a case may be requested twice."""
 
     def __init__(self, cases: Mapping[str, Iterable[str]] | None = None) -> None:
         self.cases: dict[str, list[str]] = {backend: list(ids) for backend, ids in (cases or {}).items()}
 
     def to_json(self) -> dict[str, JSON]:
-        """Backend -> number of cases."""
+        """Encode as backend -> number of cases."""
         return {backend: len(ids) for backend, ids in self.cases.items()}
 
     def missing(
@@ -279,13 +279,13 @@ class Request:
         reasons: Mapping[tuple[str, str], str] | None = None,
         cause: MissingCause = MissingCause.LOST,
     ) -> list[Missing]:
-        """The pairs that `results` lack.
+        """Return the pairs that `results` lack.
 
         Args:
-            results: all there are.
-            reason: why the others are not there, in words.
-            reasons: (backend, case), or (backend, "") for all its cases -> why there is none; each of them is LOST.
-            cause: what `reason` is.
+            results: all results.
+            reason: why the others are missing, in words.
+            reasons: (backend, case), or (backend, "") for all its cases -> why it is missing; each of them is LOST.
+            cause: the cause that `reason` describes.
         """
         known = reasons or {}
         counts = Counter((r.backend, r.case) for r in results)
@@ -300,7 +300,7 @@ class Request:
         return missing
 
     def unproven(self, results: Sequence[Result], missing: Sequence[Missing] = ()) -> dict[str, str]:
-        """Backend -> a sentence, for each backend with all its results on which nothing passed and nothing failed."""
+        """Return backend -> a sentence if it has all results and none of them passed or failed."""
         totals = {backend: Totals() for backend, ids in self.cases.items() if ids}
         for r in results:
             if r.backend in totals:
@@ -316,5 +316,5 @@ class Request:
 
 
 def counted(n: int, noun: str) -> str:
-    """A number and its noun: `1 case`, `1,200 cases`."""
+    """Format a number and its noun: `1 case`, `1,200 cases`."""
     return f"{n:,} {noun}{'s' * (n != 1)}"

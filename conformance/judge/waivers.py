@@ -1,19 +1,19 @@
-"""Waivers: known failures of one backend, each with a reason, a link and an expiry day; and edits of their files.
+"""Waivers: known failures of a backend with reason, link and expiry; edits of their files.
 
-A file holds any number of
+A file has any number of
 
     [[waiver]]
     case = "ops/GLU.SWIGLU_OAI-f16-*"             # a glob over case ids
     except = ["ops/GLU.SWIGLU_OAI-f16-ne=1*"]     # globs of exceptions; optional
     verdict = "FAIL"                              # their expected verdict
-    nmse = 1.2e-4                                 # of a FAIL: the error that it is granted for
+    nmse = 1.2e-4                                 # of a FAIL: the known error
     reason = "supports_op takes F16, the kernel has no branch for it"
     link = "https://…"
     expiry = 2027-03-31                           # the last day on which it is valid
 
-A waiver excuses exactly this failure: a case that it covers and that passes is XPASS, and one that is off by `MUCH`
-times the NMSE stays FAIL. So does an output of zeros, or with NaN or Inf, unless `wrong = "zeros"` or
-`wrong = "not finite"` says that it is known, in place of `nmse`.
+A waiver excuses exactly this failure: a covered case that passes is XPASS, and one with more than `MUCH` times the NMSE
+stays FAIL. So does an output of zeros, or with NaN or Inf, unless `wrong = "zeros"` or `wrong = "not finite"` replaces
+`nmse`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from .wrong import KINDS, Wrong, worse
 WAIVABLE = tuple(v for v in Verdict if v in FAILURES and v is not Verdict.XPASS)
 """Verdicts that a waiver may expect."""
 CELL = "#"
-"""Marks ids derived from a case, such as a cell of an audit; no family lists such an id."""
+"""Marker of ids derived from a case, such as a cell of an audit; no family lists such an id."""
 KEYS = ("case", "except", "verdict", "nmse", "wrong", "reason", "link", "expiry")
 
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """One entry."""
+    """A waiver entry."""
 
     case: str
     verdict: Verdict
@@ -53,18 +53,18 @@ class Waiver:
     expiry: date
     excepted: tuple[str, ...] = ()
     granted: Wrong | None = None
-    """Of a FAIL, how wrong its cases may be; None where it does not say, so that it excuses none."""
+    """Known error of its cases, for a FAIL; None if not stated, so that it excuses none."""
 
     def covers(self, case_id: str) -> bool:
-        """Whether its globs match this case."""
+        """Return True if its globs match this case."""
         return _matches(case_id, self.case) and not any(_matches(case_id, g) for g in self.excepted)
 
     def expired(self, today: date) -> bool:
-        """Whether its last day has passed."""
+        """Return True if its last day has passed."""
         return today > self.expiry
 
     def beyond(self, result: Result) -> str:
-        """Say how a failure with its verdict is another one than it was granted for; empty if it is that."""
+        """Describe how a failure with its verdict exceeds the known one; empty if it does not."""
         if self.verdict is not Verdict.FAIL:
             return ""
         if self.granted is None:
@@ -75,7 +75,7 @@ class Waiver:
         return f"was granted for another error: {much}" if much else ""
 
     def speaks_of(self, family: str) -> bool:
-        """Whether it may cover cases of `family`."""
+        """Return True if it may cover cases of `family`."""
         return fnmatchcase(family, self.case.partition("/")[0])
 
 
@@ -90,15 +90,15 @@ class Waivers:
     path: str
     entries: tuple[Waiver, ...]
     text: str
-    """The content of the file."""
+    """Content of the file."""
 
     def where(self, index: int) -> str:
-        """The place of an entry, for messages."""
+        """Return the place of an entry, for messages."""
         return f"{self.path}: waiver {index + 1} ({self.entries[index].case})"
 
 
 def parse(text: str, path: str) -> Waivers:
-    """The waivers of a file; UsageError names the file, the entry (the first is 1) and the key."""
+    """Parse a file; UsageError names the file, the entry (the first is 1) and the key."""
     document = parse_toml(text, path)
     only(document, ("waiver",), path)
     tables = document.get("waiver", [])
@@ -124,7 +124,7 @@ def _waiver(table: Mapping[str, Any], where: str) -> Waiver:
 
 
 def _granted(table: Mapping[str, Any], where: str, verdict: Verdict) -> Wrong | None:
-    """How wrong its cases may be; None where it does not say."""
+    """Return the known error of its cases; None if not stated."""
     nmse, kind = table.get("nmse"), table.get("wrong")
     if verdict is not Verdict.FAIL:
         for key, value in (("nmse", nmse), ("wrong", kind)):
@@ -140,7 +140,7 @@ def _granted(table: Mapping[str, Any], where: str, verdict: Verdict) -> Wrong | 
 
 
 def _stated(wrong: Wrong | None) -> str:
-    """The line of an entry that grants an error."""
+    """Return the line of an entry that states an error."""
     if wrong is None or wrong.kind == KINDS[-1] or not isfinite(wrong.nmse):
         return f'wrong = "{KINDS[-1]}"'
     return f"nmse = {wrong.nmse:.2g}" if wrong.kind == "numbers" else f'wrong = "{wrong.kind}"'
@@ -158,7 +158,7 @@ def _day(value: object, where: str) -> date:
 
 
 def waive(waivers: Waivers, result: Result, today: date) -> Result:
-    """`result` by the waivers: XFAIL if it fails as one of them says, XPASS if it passes."""
+    """Apply waivers to `result`: XFAIL if it fails as one of them expects, XPASS if it passes."""
     covering = [(i, w) for i, w in enumerate(waivers.entries) if w.covers(result.case)]
     holding = [(i, w) for i, w in covering if not w.expired(today)]
     if result.verdict is Verdict.PASS and holding:
@@ -190,7 +190,7 @@ class Problem:
     excepted: tuple[str, ...] = ()
     """Case ids to add to its `except`."""
     stated: str = ""
-    """A line to add; if there is none, and no case id, remove the entry."""
+    """Line to add; without it and without case ids, the entry is to be removed."""
 
 
 def problems(
@@ -200,9 +200,9 @@ def problems(
     ids_of: Callable[[str], Sequence[str]],
     exists: Callable[[str], bool],
 ) -> list[Problem]:
-    """What is wrong with the waivers of one backend, judged by all its results after `waive`. Fresh ones do not count.
+    """Return the problems of one backend's waivers, given its results; ignore fresh cases.
 
-    `ids_of`: family -> its ids at all levels; `exists`: whether a family can make a case of this id.
+    `ids_of`: family -> its ids at all levels; `exists`: True if a family can make a case of this id.
     """
     counted = [r for r in results if not r.fresh]
     families = tuple(dict.fromkeys(r.case.partition("/")[0] for r in counted))
@@ -260,9 +260,7 @@ _EXCEPT = re.compile(r"""\s*["']?except["']?\s*=""")
 
 
 def proposal(waivers: Waivers, problems: Sequence[Problem]) -> str:
-    """A diff of the file that removes, narrows or completes the entries of `problems`, for a person to apply; empty if
-    we cannot make it.
-    """
+    """Return a diff that removes, narrows or completes the entries of `problems`, or ""."""
     edited = _edited(waivers, problems)
     if edited is None:
         return ""
@@ -288,7 +286,7 @@ def _edited(waivers: Waivers, problems: Sequence[Problem]) -> str | None:
 
 
 def _last(lines: Sequence[str], start: int, end: int) -> int:
-    """The end of an entry before another: comments before the next header belong to the next entry."""
+    """Return the end of an entry; comments before the next header belong to the next entry."""
     while end - 1 > start and lines[end - 1].lstrip().startswith("#"):
         end -= 1
     return end
