@@ -16,6 +16,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.isolation.isolate import Isolation, Spares
+from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.run.shrink.lanes import lanes
@@ -27,6 +28,7 @@ from .confirm import Seen, confirm
 from .failure import Failure, failure_of
 from .features import name_of
 from .group import Group, Nodes, cause_of
+from .live import of_live
 from .rank import count_architectures
 from .rule import Rule
 from .search import Search
@@ -59,6 +61,8 @@ def analyse(
     is left out, and so is a backend that is not installed; `progress` reports both.
     """
     found: list[tuple[Cause, Group]] = []
+    live = [r for r in results if is_live(r.case)]
+    results = [r for r in results if not is_live(r.case)]
     failing = failing_backends(results)
     for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
         if backend not in failing:
@@ -67,7 +71,7 @@ def analyse(
             found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
-    return in_order([cause for cause, _ in found])
+    return in_order([*(cause for cause, _ in found), *of_live(live)])
 
 
 def failing_backends(results: Sequence[Result]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Group failing cells of `conform zoo` and `conform audit`, which have no case to shrink.
+"""Group failing cells of `conform zoo`, which have no case to shrink.
 
 Two cells have one cause if backend, verdict and innermost message are equal, without numbers, shapes and the functions
 that passed the error on (`run.signature`). A zoo cell with the message of a cause of cases belongs to that cause.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from conformance.case.case import JSON
 from conformance.judge.old import error_of
-from conformance.run.audit import FOUND, Cell
 from conformance.run.signature import innermost
 from conformance.suite.zoo.play import PASSES
 
@@ -31,7 +30,7 @@ class CellCause:
     verdict: str
     message: str
     cells: tuple[str, ...]
-    """`ARCHITECTURE, RUN` for the zoo; `CASE: WEIGHT in BUFFER` for an audit."""
+    """`ARCHITECTURE, RUN`."""
 
     @property
     def sentence(self) -> str:
@@ -62,22 +61,6 @@ def zoo_message(row: Mapping[str, JSON]) -> str:
         return innermost(error_of(str(row.get("detail", ""))))
     since = "the first batch" if not row.get("batch") else "a later batch"
     return f"numbers are {'not finite' if row.get('nmse') == 'inf' else 'wrong'} from {since} on"
-
-
-def of_audit(backend: str, cells: Sequence[Cell]) -> list[CellCause]:
-    """Return the causes of an audit's findings, most cells first; sets `cause` of these cells."""
-    found = [c for c in cells if c.finding in FOUND]
-    named = [f"{c.case}: {c.name or 'the trajectory'} in {c.buffer}" for c in found]
-    causes, ids = _grouped([(backend, str(c.finding), audit_message(c)) for c in found], named)
-    for cell, cause_id in zip(found, ids, strict=True):
-        cell.cause = cause_id
-    return causes
-
-
-def audit_message(cell: Cell) -> str:
-    """Return the text that identifies an audit finding, with the weight type or op_param."""
-    what = {"weight": f"{cell.type} in {cell.buffer}", "op_param": cell.name}.get(cell.subject, "")
-    return ": ".join(filter(None, (what, cell.fault or innermost(error_of(cell.detail)))))
 
 
 def _grouped(keys: Sequence[tuple[str, str, str]], named: Sequence[str]) -> tuple[list[CellCause], list[str]]:

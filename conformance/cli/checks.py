@@ -12,32 +12,29 @@ from typing import NoReturn
 import click
 
 from conformance.backend.card import Card, read
-from conformance.backend.registry import Spec, build_of
-from conformance.causes.cells import CellCause, of_audit
+from conformance.backend.registry import build_of
 from conformance.ggml.arithmetic import EXACT
-from conformance.ggml.text import printable, shell
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Result, Totals, counted
-from conformance.judge.waivers import Waivers
+from conformance.live.audit import CASES, ids_of
 from conformance.report.runfile import record, write_json, write_text
-from conformance.run import audit as auditing
 from conformance.run import golden as corpus
 from conformance.run import learn as learning
-from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.learn.kept import beside, resume
 from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
-from conformance.run.session.environment import header
-from conformance.run.session.select import build, case_ids
+from conformance.run.session.select import case_ids
 from conformance.run.session.settings import Waiving, today
-from conformance.suite.family import Level
+from conformance.suite.family import LEVELS, Level
+from conformance.testrun import Chosen
 
 from . import options
 from .options import (
     ExistingFile,
     File,
     backend_option,
+    chosen,
     config_option,
     isolation,
     json_option,
@@ -45,105 +42,21 @@ from .options import (
     smoke_option,
     specs_here,
 )
-from .output import Group, cell_lines, leave, line, table
+from .output import Group, leave, line, table
+from .run import run_live
 
 
 @click.command()
-@backend_option
-@options.FAMILY.click()
-@options.CASE.click()
-@smoke_option
-@json_option
-@options.SAVE.click()
-@options.WAIVERS.click()
-@isolation
-def audit(
-    backends: Sequence[str],
-    families: Sequence[str],
-    globs: Sequence[str],
-    level: Level,
-    json_path: Path | None,
-    save_failures: Path | None,
-    waivers_path: Path | None,
-    isolation: Isolation,
-) -> None:
-    """Ask a backend about every use of every weight in every buffer type, run it there, change every op_param once, and
-    print where its answer and the run differ. Without --case and --family: a small set of decoders. Every backend runs
-    in a process of its own.
+@chosen(options.BACKEND, options.CONFIG, options.WAIVERS, *options.SELECTION[:3], options.SAVE, options.JSON,
+        *options.LIMITS)  # fmt: skip
+def audit(chosen: Chosen) -> None:
+    """Ask a backend about every use of every weight in every buffer type, run it there, and change every op_param once:
+    the live family `audit` of the chosen cases, by default of a small set of decoders (docs/audit.md).
     """
-    if isolation.isolate is None:
-        isolation = replace(isolation, isolate=True)
-    specs, lacking = specs_here(backends, isolation)
-    ids = case_ids(families, globs, level) if families or globs else auditing.CASES
-    audits: dict[str, list[Cell]] = {}
-    causes: dict[str, list[CellCause]] = {}
-    waivers = settings_here().waivers_of(specs, waivers_path)
-    for given in specs:
-        known: dict[Spec, Waivers] = {}
-        runner = Runner(isolation=isolation, waiving=Waiving(known, today()))
-        spec = auditing.strict(runner, given)
-        if given in waivers:
-            known[spec] = waivers[given]
-        cells = audits[str(spec)] = []
-        try:
-            cells.extend(auditing.audit(runner, spec, [build(i) for i in ids], save_failures))
-        finally:
-            runner.close()
-            causes[str(spec)] = of_audit(str(spec), cells)
-            _show_audit(str(spec), cells)
-            for text in cell_lines(causes[str(spec)]):
-                line(text)
-    if json_path:
-        head = header("audit")
-        head["environment"]["unavailable"] = lacking
-        found = {n: [c.to_json() for c in cells] for n, cells in audits.items()}
-        grouped = [c.to_json() for own in causes.values() for c in own]
-        write_json(json_path, {**head, "backends": found, "causes": grouped})
-    every = [c for cells in audits.values() for c in cells]
-    bad = sum(c.finding in FAILING for c in every)
-    leave(
-        Outcome.of(Why.FAILED, [counted(bad, "wrong answer")] if bad else [])
-        + Outcome.of(Why.UNEXECUTED, [] if any(c.ran for c in every) else ["nothing was executed: no use ran"])
-    )
-
-
-def _show_audit(name: str, cells: Sequence[Cell]) -> None:
-    for case_id in dict.fromkeys(c.case for c in cells):
-        here = [c for c in cells if c.case == case_id]
-        line(f"{case_id} on {name}")
-        _show_weights([c for c in here if c.subject != "op_param"])
-        params = [c for c in here if c.subject == "op_param"]
-        if params:
-            line("op_params changed: " + ", ".join(f"{c.name} {_answer(c)}" for c in params))
-        for c in here:
-            if c.finding is not Finding.AGREED:
-                where = c.name if c.subject == "op_param" else f"{c.name or 'the trajectory'} in {c.buffer}"
-                line(f"{c.finding} {where}: {c.detail}")
-                if c.saved:
-                    line(f"  reproduce: {shell(['conform', 'repro', c.saved, '--backend', name])}")
-        line("")
-    totals = {f: sum(c.finding is f for c in cells) for f in Finding}
-    ran = sum(bool(c.ran) for c in cells)
-    counts = ", ".join(f"{n} {f}" for f, n in totals.items() if n) or "nothing audited"
-    line(f"{name}: {counts}; {ran} of {len(cells)} ran, the others were refused or are UNRUN")
-
-
-def _show_weights(cells: Sequence[Cell]) -> None:
-    buffers = list(dict.fromkeys(c.buffer for c in cells))
-    rows: dict[str, list[str]] = {}
-    for c in cells:
-        row = rows.setdefault(c.name, [c.name or "(nothing placed)", c.type, _shape(c.ne), *[""] * len(buffers)])
-        row[3 + buffers.index(c.buffer)] = _answer(c)
-    table(rows.values(), ["weight", "type", "ne", *map(printable, buffers)], disable_numparse=True)
-
-
-def _shape(ne: Sequence[int]) -> str:
-    return "×".join(map(str, ne[: max((i + 1 for i, n in enumerate(ne) if n > 1), default=1)])) if ne else ""
-
-
-def _answer(cell: Cell) -> str:
-    word = "yes" if cell.taken == cell.uses else "no" if not cell.taken else f"{cell.taken} of {cell.uses}"
-    return f"{cell.finding} ({word})"
+    families, globs = chosen.families, chosen.globs
+    inner = case_ids(families, globs, chosen.level or LEVELS[0]) if families or globs else CASES
+    _, outcome = run_live(chosen, [i for case_id in inner for i in ids_of(case_id)])
+    leave(outcome)
 
 
 @click.command()

@@ -19,6 +19,7 @@ from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import LIVE, family_or_none
 from conformance.run.session import settings
 from conformance.run.session.select import available, lacking, parse_specs
 from conformance.run.session.settings import Settings
@@ -54,7 +55,7 @@ def _backends(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[
 
 
 def _families(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    return [n for n in FAMILIES if n.startswith(begun)]
+    return [n for n in (*FAMILIES, *LIVE) if n.startswith(begun)]
 
 
 def complete_build(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -66,8 +67,9 @@ def complete_case(_ctx: click.Context, _param: click.Parameter, begun: str) -> l
     """For the shell: families as long as no `/` was typed, then ids of level smoke."""
     family, slash, _ = begun.partition("/")
     if not slash:
-        return [f"{n}/" for n in FAMILIES if n.startswith(begun)]
-    return [i for i in FAMILIES[family].ids("smoke") if i.startswith(begun)] if family in FAMILIES else []
+        return [f"{n}/" for n in (*FAMILIES, *LIVE) if n.startswith(begun)]
+    known = family_or_none(family)
+    return [] if known is None else [i for i in known.ids("smoke") if i.startswith(begun)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ WAIVERS = Option("--waivers", "waivers_path",
 STAGE = Option("--stage", "stage",
                "Check the values of this stage of each backend: translate (before anything is compiled) or run.",
                metavar="STAGE")  # fmt: skip
-FAMILY = Option("--family", "families", "Case family, repeatable; default: all.",
+FAMILY = Option("--family", "families", "Case family, repeatable; default: all but live ones (docs/live.md).",
                 metavar="NAME", repeatable=True, complete=_families)  # fmt: skip
 CASE = Option("--case", "globs", "Case ids, repeatable.", metavar="GLOB", repeatable=True, complete=complete_case)
 LEVEL = Option("--level", "level", "How many cases; default: the backend's own level in conformance.toml, or smoke.",

@@ -28,10 +28,8 @@ from conformance.cli.options import (
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
-from conformance.release import audit
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
-from conformance.release.audit import Audits
 from conformance.release.backtest import Answer
 from conformance.release.cards import LEARNING, LEARNING_BESIDE, Cards, folder
 from conformance.release.cases import Cases
@@ -222,8 +220,6 @@ def bisect(
 
 def _kind(case_id: str, isolation: Isolation) -> Kind:
     """What made a case of a release."""
-    if case_id.startswith(audit.PREFIX):
-        return Audits(isolation)
     return Models(device) if " " in case_id else Cases(isolation)
 
 

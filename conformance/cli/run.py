@@ -39,6 +39,8 @@ from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
 _CHANGES = (State.NEW, State.CHANGED, State.FIXED)
+CAUSES = 1.0
+"""Minutes to group failures of live families, which are told apart by their messages alone."""
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
@@ -145,7 +147,7 @@ def run(
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
     shown = Shown(verbose, quiet, reasons or verbose, 1 if exitfirst else maxfail, inf if allowed is None else allowed,
                   minutes)  # fmt: skip
-    leave(_Execution(TestRun(chosen, journal=journal), shown, gating=gating).run())
+    leave(Execution(TestRun(chosen, journal=journal), shown, gating=gating).run())
 
 
 @click.command()
@@ -162,7 +164,7 @@ def repro(file: Path, chosen: Chosen) -> None:
         texts = [r["backend"] for r in map(failures.record_of, cases) if r]
         chosen = replace(chosen, backends=list(backends_of(file, texts, ["conform", "repro", str(file)])))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
-    leave(_Execution(TestRun(chosen, waivers=bare), Shown(verbose=True), gating=False).run())
+    leave(Execution(TestRun(chosen, waivers=bare), Shown(verbose=True), gating=False).run())
 
 
 def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
@@ -184,7 +186,14 @@ def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
     return list(cases.values())
 
 
-class _Execution:
+def run_live(chosen: Chosen, ids: Sequence[str]) -> tuple[Sequence[Result], Outcome]:
+    """Run cases of live families, print what is wrong and its causes, and write the record."""
+    it = TestRun(replace(chosen, families=(), globs=ids))
+    outcome = Execution(it, Shown(minutes=CAUSES), gating=True).run()
+    return it.results, outcome
+
+
+class Execution:
     """Hands cases out backend by backend, and prints what comes."""
 
     def __init__(self, it: TestRun, shown: Shown, *, gating: bool) -> None:

@@ -105,6 +105,8 @@ class Result:
     """Comparison of its outputs with stored values; None if nothing is stored or it gave no outputs."""
     notes: tuple[str, ...] = ()
     """Remarks for people; no decision depends on them."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What else was measured or counted, by names of the case's family: `tokens_per_second`, `splits`."""
 
     @property
     def detail(self) -> str:
@@ -134,7 +136,8 @@ class Result:
 
     def to_json(self) -> dict[str, JSON]:
         """Encode the record as strict JSON (no NaN, no Inf)."""
-        return {**{f.name: _strict(getattr(self, f.name)) for f in fields(self)}, "detail": self.detail}
+        row = {f.name: _strict(getattr(self, f.name)) for f in fields(self) if f.name != "metrics" or self.metrics}
+        return {**row, "detail": self.detail}
 
     @classmethod
     def from_json(cls, row: JSON) -> Result:

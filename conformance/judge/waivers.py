@@ -37,8 +37,6 @@ from .wrong import KINDS, Wrong, worse
 
 WAIVABLE = tuple(v for v in Verdict if v in FAILURES and v is not Verdict.XPASS)
 """Verdicts that a waiver may expect."""
-CELL = "#"
-"""Marker of ids derived from a case, such as a cell of an audit; no family lists such an id."""
 KEYS = ("case", "except", "verdict", "nmse", "wrong", "reason", "link", "expiry")
 
 
@@ -221,7 +219,7 @@ def problems(
             known = {case for f in relevant for case in ids_of(f) if waiver.covers(case)}
             if mine:
                 sentence, excepted = _outdated(mine, complete=known <= {r.case for r in mine})
-            elif relevant and CELL not in waiver.case:
+            elif relevant:
                 sentence = _unmatched(waiver, known, exists)
         if sentence:
             out.append(Problem(i, f"{waivers.where(i)}: {sentence}", excepted, stated))

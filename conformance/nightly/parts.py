@@ -159,7 +159,7 @@ PARTS = (
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
          "conformance", shared=True, repeats=True, idle=lambda o: "" if o.budget else "no time was given to it"),
     Part("golden", "golden outputs computed again, or the named backends judged by them", _golden, HOUR, "conformance"),
-    Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "audit"),
+    Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "conformance"),
     Part("release", "a build of llama.cpp on all its devices, against the build before", _release, 2 * HOUR,
          "conformance", idle=lambda o: "" if o.release else "no build was named"),
     Part("perf", "speed of every work unit", _perf, HOUR, "perf"),

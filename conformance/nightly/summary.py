@@ -20,7 +20,6 @@ from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.judge.verdict import FAILURES as FAILING_VERDICTS
 from conformance.judge.verdict import Missing, Request, Result, Verdict
 from conformance.report.markdown import cut
-from conformance.run.audit.cells import FAILING
 from conformance.run.session.shard import whole
 
 from .parts import shown
@@ -190,13 +189,9 @@ def _failure(r: dict[str, JSON], saved_in: Path) -> Failure:
 
 
 def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
-    """A sentence for each gate that regressed, and wrong answer of an audit."""
+    """A sentence for each gate that regressed."""
     broken = [g for g in _rows(documents, "gates") if g.get("answer") == "regressed"]
-    return [
-        *(f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in broken),
-        *(f"audit: {f.get('finding')} {f.get('name')} in {f.get('buffer')} on {name}: {f.get('detail')}"
-          for name, f in _cells(documents) if f.get("finding") in FAILING),
-    ]  # fmt: skip
+    return [f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in broken]
 
 
 def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
@@ -260,18 +255,8 @@ def _units(documents: Sequence[dict[str, JSON]]) -> str:
     return f"{timed} of {len(rows)} work units timed" if rows else ""
 
 
-def _audited(documents: Sequence[dict[str, JSON]]) -> str:
-    return _counted([c.get("finding") for _, c in _cells(documents)])
-
-
-def _cells(documents: Sequence[dict[str, JSON]]) -> list[tuple[str, dict[str, JSON]]]:
-    """Backend and cell of audits."""
-    audited = [d["backends"] for d in documents if d.get("kind") == "audit" and isinstance(d.get("backends"), dict)]
-    return [(name, c) for backends in audited for name in backends for c in _rows([backends], name)]
-
-
 _Figure = Callable[[Sequence[dict[str, JSON]]], str]
-_FIGURES: tuple[_Figure, ...] = (_verdicts, _gates, _units, _audited)
+_FIGURES: tuple[_Figure, ...] = (_verdicts, _gates, _units)
 
 
 def _counted(words: Sequence[object]) -> str:

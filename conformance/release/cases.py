@@ -20,6 +20,7 @@ from conformance.ggml.tensor import computes
 from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.suite import ops
 from conformance.suite.batch import groups
@@ -79,6 +80,8 @@ class Cases:
         return located
 
     def _at(self, runner: Runner, result: Result, *, late: bool) -> Result:
+        if is_live(result.case):
+            return result
         case = runner.case(result.case)
         if result.unlocated and (late or result.verdict is not Verdict.FAIL):
             where = _only_node(case)

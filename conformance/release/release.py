@@ -12,13 +12,13 @@ from conformance.builds.build import Build
 from conformance.case.case import JSON
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict, counted
+from conformance.live import audit
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import case_ids
 from conformance.suite import FAMILIES, ops, tbo
 from conformance.suite.family import LEVELS, Level
 
-from .audit import Audit, Audits
 from .cases import Cases, Sweep, spread
 from .causes import Causes, Found, State
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
@@ -52,7 +52,8 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
             ]
             before.update(ids)
         if each == LEVELS[0]:
-            work += [Audit(t, Audits(cases.isolation)) for t in targets if TRAJECTORIES in t.runs]
+            ids = list(audit.FAMILY.ids("standard"))
+            work += [Sweep(t, audit.NAME, cases, list(ids)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models is not None:
             work += [Zoo(t, models) for t in targets if MODELS in t.runs]
     return work

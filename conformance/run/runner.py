@@ -31,7 +31,7 @@ from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import blame, cost, divergence, judgement, recorded, relate, stored
+from . import blame, cost, divergence, judgement, live, recorded, relate, stored
 from .execute import Execution, StepValues, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, Spares, open_backend
@@ -93,6 +93,8 @@ class Runner:
         self._cases: Kept[str, Case] = Kept()
         self._seals: Kept[Case, CaseSeal] = Kept()
         """Cases that a third party's adapter had in this process; it may still hold them."""
+        self._players: dict[tuple[Spec, str], live.Player | ConformanceError] = {}
+        """Players of live families, or why there is none."""
         self._stored: dict[Case, stored.Stored | None] = {}
         """What is stored of the cases at work."""
         self._save = save_failures
@@ -156,6 +158,7 @@ class Runner:
             self._ahead.close()
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
+        self._end_players()
         if self._spares is not None:
             self._spares.close()
         self._end("the oracle", self.oracle)
@@ -165,8 +168,15 @@ class Runner:
         """Close the backends; the next case opens them anew, where isolated in fresh processes."""
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
+        self._end_players()
         for held in (self._backends, self._guards, self._broken):
             held.clear()
+
+    def _end_players(self) -> None:
+        for player in self._players.values():
+            if not isinstance(player, ConformanceError):
+                player.close()
+        self._players.clear()
 
     def _end(self, name: str, it: Backend | Oracle) -> None:
         limited = isinstance(it, (IsolatedBackend, SchedBackend, Oracle))
@@ -190,6 +200,8 @@ class Runner:
         name, it does not take an option, or golden outputs are missing; CaseFileError if they are damaged, or a case
         cannot be written.
         """
+        if any(live.is_live(c.id) for c in cases):
+            return [self._finished(spec, c, self._played(spec, c.id)) for c in cases]
         self._stored = {c: self._stored_of(c) for c in cases}
         self._running = spec, [c.id for c in cases]
         for case in cases if self._seals else ():
@@ -209,6 +221,31 @@ class Runner:
                 return [self._finished(spec, c, results[c]) for c in cases]
         finally:
             self._watchdog.rest()
+
+    def _played(self, spec: Spec, case_id: str) -> Result:
+        """The result of a case of a live family."""
+        try:
+            return self._player(spec, case_id.partition("/")[0]).play(case_id)
+        except UsageError:
+            raise
+        except ConformanceError as e:
+            return _failed(e)
+        except Exception as e:  # noqa: BLE001  # a fault of a player must cost one case, not the run
+            return _unjudged(e)
+
+    def _player(self, spec: Spec, family: str) -> live.Player:
+        """The player of a live family on a backend; ConformanceError if it cannot be opened, then always the same."""
+        if (spec, family) not in self._players:
+            try:
+                self._players[spec, family] = live.live_family(family).player(spec, self._isolation, self._save)
+            except UsageError:
+                raise
+            except ConformanceError as e:
+                self._players[spec, family] = e
+        found = self._players[spec, family]
+        if isinstance(found, ConformanceError):
+            raise found
+        return found
 
     @contextmanager
     def within(self, seconds: float, *, here: bool = True) -> Iterator[None]:
@@ -265,7 +302,7 @@ class Runner:
         result = replace(result, case=case.id, backend=str(spec))
         if self._waiving is not None:
             result = self._waiving.apply(spec, result)
-        if result.verdict in _HARMLESS:
+        if result.verdict in _HARMLESS or not case.steps:
             return result
         folder = self._save
         if folder is None and self._ahead is not None and not self._ahead.by_id(case):

@@ -28,7 +28,6 @@ from conformance.perf.gates import Answer, Gate
 from conformance.perf.history import Run
 from conformance.perf.phases.phase import Phase
 from conformance.perf.units import units
-from conformance.run.audit import Cell, Finding
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
 from conformance.suite.zoo.play import Played
@@ -61,16 +60,6 @@ def _check(text: str) -> None:
 
 def _returns(value: object) -> Callable[..., Any]:
     return lambda *_, **__: value
-
-
-def test_audit(patch: Patch) -> None:
-    """Case, weight, type, buffer, op_param and detail."""
-    cells = [
-        Cell(EVIL, s, EVIL, EVIL, [3], EVIL, 1, 1, 1, Finding.OVERCLAIM, EVIL, EVIL) for s in ("weight", "op_param")
-    ]
-    patch("checks.auditing.audit", _returns(cells))
-    patch("checks.auditing.strict", lambda _, spec: spec)
-    _conform("audit", "--backend", "cpu", "--no-isolate")
 
 
 def test_zoo(patch: Patch) -> None:

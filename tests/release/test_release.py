@@ -19,8 +19,8 @@ from conformance.causes.cause import Cause, assigned
 from conformance.ggml.errors import UsageError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
+from conformance.live import audit
 from conformance.release import backtest
-from conformance.release.audit import Audit, Audits
 from conformance.release.bisect import bisect, on
 from conformance.release.cases import FIRST, Cases, Sweep, spread
 from conformance.release.causes import RIGHT, Causes, Found, State
@@ -29,8 +29,6 @@ from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
 from conformance.release.work import alike, difference, fails
 from conformance.release.zoo import Models
-from conformance.run import audit
-from conformance.run.audit import Cell, Finding
 from conformance.run.isolation.isolate import DEFAULT
 from conformance.run.runner import Runner
 
@@ -476,9 +474,9 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
 
 
 def test_an_audit_is_a_stage_of_a_release() -> None:
-    """Each cell is a case of its own; on the reference each is right, and one can be asked for again by itself."""
-    target, kind = Target("CPU", Spec("cpu"), None), Audits(DEFAULT)
-    stage = Audit(target, kind, [audit.CASES[0]])
+    """Its cases run as others do; on the reference each is right, and one can be asked for again by itself."""
+    target, kind = Target("CPU", Spec("cpu"), None), Cases(DEFAULT)
+    stage = Sweep(target, audit.NAME, kind, audit.ids_of(audit.CASES[0])[:4])
     runner = Runner()
     try:
         stage.run(runner, 60.0)
@@ -487,21 +485,15 @@ def test_an_audit_is_a_stage_of_a_release() -> None:
     rows = stage.results[target.build]
     assert {r.verdict for r in rows} <= {Verdict.PASS, Verdict.UNSUPPORTED}
     assert (stage.left, kind.find(rows, 1.0)) == ([], [])
-    one = next(r for r in rows if " in " in r.case)
-    assert kind.again(target.build, one.case).verdict is one.verdict
+    assert kind.again(target.build, rows[1].case).verdict is rows[1].verdict
 
 
-def test_cells_that_fail_alike_are_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An overclaim of a type in a buffer is one cause, whatever the weight; a refusal of equal work another."""
-    cells = [
-        Cell(audit.CASES[0], "weight", f"blk.{i}.attn_q.weight", "q4_0", [64, 64], "CPU_REPACK", 1, 1, 1, finding, "7")
-        for i, finding in enumerate([Finding.OVERCLAIM, Finding.OVERCLAIM, Finding.UNDERCLAIM, Finding.AGREED])
-    ]
-    monkeypatch.setattr(audit, "audit", lambda *_: iter(cells))
-    kind = Audits(DEFAULT)
-    rows = kind.play(Runner(), Spec("cpu"), audit.CASES[0])
-    over, under = kind.find(rows, 1.0)
-    assert (len(over.cases), over.verdict, over.message) == (2, Verdict.OVERCLAIM, "OVERCLAIM: q4_0 in CPU_REPACK: #")
-    assert (under.cases, under.verdict) == ((rows[2].case,), Verdict.FAIL)
-    assert [r.cause for r in assigned(rows, [over, under])] == [over.id, over.id, under.id, None]
-    assert kind.again(Spec("cpu"), rows[0].case).verdict is Verdict.OVERCLAIM
+def test_live_cases_that_fail_alike_are_one_cause() -> None:
+    """The same message, whatever the weight and its sizes, is one cause; another message is another."""
+    words = ("its buffer cannot hold 7 of 64", "its buffer cannot hold 9 of 32", "takes a, not b")
+    rows = [Result(f"audit/a@1#w{i}", "x", Verdict.OVERCLAIM, error=Error(said)) for i, said in enumerate(words)]
+    rows += [Result("audit/a@1#w9", "x", Verdict.PASS)]
+    one, other = Cases(DEFAULT).find(rows, 1.0)
+    assert (one.cases, one.verdict) == (("audit/a@1#w0", "audit/a@1#w1"), Verdict.OVERCLAIM)
+    assert other.cases == ("audit/a@1#w2",)
+    assert [r.cause for r in assigned(rows, [one, other])] == [one.id, one.id, other.id, None]

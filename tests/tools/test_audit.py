@@ -5,28 +5,27 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from marks import needs_wheel
 
-from backends.cpu import CpuBackend
 from conformance import shipped
 from conformance.backend.interface import Support
 from conformance.backend.registry import Spec, adapter, create
-from conformance.case import casefile
 from conformance.case.case import Placement
 from conformance.cli import main
 from conformance.ggml.errors import BackendError, UnavailableError
 from conformance.ggml.ops.op import DECLARATIONS, check_node
 from conformance.ggml.tensor import computes
 from conformance.judge import waivers
-from conformance.run.audit import CASES, Cell, Finding, audit, strict
-from conformance.run.audit.cells import MADE_UP, made_up
-from conformance.run.isolation.isolate import Isolation
-from conformance.run.runner import Runner
+from conformance.judge.verdict import FAILURES, Verdict
+from conformance.judge.verdict import Result as Verdicted
+from conformance.live.audit import CASES, Auditor, ids_of
+from conformance.live.uses import MADE_UP, made_up
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation
 from conformance.run.session.select import build, case_ids
 from conformance.suite.varied import variations
 
@@ -56,22 +55,22 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def audited(
     spec: str,
-    ids: Sequence[str],
+    cases: Sequence[str],
     save: Path | None = None,
     time_limit: float = 120.0,
     memory_limit: int | None = None,
-) -> list[Cell]:
-    """Every cell."""
-    runner = Runner(isolation=Isolation(isolate=True, time_limit=time_limit, memory_limit=memory_limit))
+) -> dict[str, Verdicted]:
+    """What is said of a trajectory (``), of a weight or of an op_param -> its result."""
+    auditor = Auditor(Spec.parse(spec), Isolation(time_limit=time_limit, memory_limit=memory_limit), save)
     try:
-        return list(audit(runner, strict(runner, Spec.parse(spec)), [build(i) for i in ids], save))
+        return {i.partition("#")[2]: auditor.play(i) for c in cases for i in ids_of(c)}
     finally:
-        runner.close()
+        auditor.close()
 
 
-def found(cells: Sequence[Cell]) -> list[Cell]:
+def found(results: Mapping[str, Verdicted]) -> dict[str, Verdicted]:
     """Those in which something is wrong."""
-    return [c for c in cells if c.finding not in {Finding.AGREED, Finding.UNRUN}]
+    return {k: r for k, r in results.items() if r.verdict in FAILURES}
 
 
 def conform(*args: str) -> Result:
@@ -79,10 +78,10 @@ def conform(*args: str) -> Result:
     return CliRunner().invoke(main, list(args), catch_exceptions=False)
 
 
-def same_as_saved(cell: Cell) -> None:
+def same_as_saved(result: Verdicted) -> None:
     """`conform repro` of what was saved gives the same."""
-    assert cell.saved is not None
-    again = conform("repro", cell.saved)
+    assert result.saved is not None
+    again = conform("repro", result.saved)
     assert "as saved" in again.output, again.output
     assert "not as saved" not in again.output, again.output
 
@@ -93,111 +92,107 @@ def same_as_saved(cell: Cell) -> None:
 @needs_wheel
 def test_a_library_without_a_fault_agrees() -> None:
     """Every weight in both buffer types, and every op_param; what it says yes to ran."""
-    cells = audited("faulty-ggml?fault=none", [LLAMA])
-    assert found(cells) == []
-    assert {c.buffer for c in cells} == {"CPU", "CPU_REPACK"}
-    assert {c.subject for c in cells} == {"trajectory", "weight", "op_param"}
-    assert all(c.ran == c.taken for c in cells)
+    results = audited("faulty-ggml?fault=none", [LLAMA])
+    assert found(results) == {}
+    assert {"", "token_embd.weight", "ROPE.freq_base"} <= set(results)
+    placed = [r.metrics for r in results.values() if r.metrics]
+    assert {b for m in placed for b in m} >= {"taken in CPU", "taken in CPU_REPACK"}
+    assert all(m[f"ran in {b}"] == m[f"taken in {b}"] for m in placed for b in ("CPU", "CPU_REPACK"))
 
 
 @needs_wheel
-def test_support_that_depends_on_the_batch_is_unsound(tmp_path: Path) -> None:
+def test_support_that_depends_on_the_batch_is_unsound() -> None:
     """Sequences of a short convolution are in another dimension than the tokens that llama.cpp asks about."""
-    cells = found(audited("faulty-ggml?fault=batch", [LFM2], tmp_path))
-    assert {(c.finding, c.buffer) for c in cells} == {(Finding.UNSOUND, "CPU_REPACK")}
-    assert "blk.0.shortconv.in_proj.weight" in {c.name for c in cells}
-    cell = next(c for c in cells if "in_proj" in c.name)
-    assert cell.ran == cell.taken < cell.uses
-    assert ", 1, 1], not MUL_MAT" in cell.detail
-    assert "f32[64, 2, 4, 1]: " in cell.detail
-    same_as_saved(cell)
+    results = found(audited("faulty-ggml?fault=batch", [LFM2]))
+    assert {r.verdict for r in results.values()} == {Verdict.FAIL}
+    result = results["blk.0.shortconv.in_proj.weight"]
+    assert result.metrics["ran in CPU_REPACK"] == result.metrics["taken in CPU_REPACK"] < result.metrics["uses"]
+    assert ", 1, 1], not MUL_MAT" in result.detail
+    assert "f32[64, 2, 4, 1]: " in result.detail
+    assert "in CPU_REPACK" in result.notes
 
 
 @needs_wheel
 def test_writing_past_the_output_is_found(tmp_path: Path) -> None:
-    """The guards name the tensor behind whose end it wrote, in every cell that multiplies."""
-    cells = found(audited("faulty-ggml?fault=past", [SMALL], tmp_path))
-    whole = next(c for c in cells if c.subject == "trajectory")
-    assert whole.finding is Finding.OVERCLAIM
+    """The guards name the tensor behind whose end it wrote, wherever something multiplies."""
+    whole = found(audited("faulty-ggml?fault=past", [SMALL], tmp_path))[""]
+    assert whole.verdict is Verdict.OVERCLAIM
     assert "16 bytes behind the end of MUL_MAT" in whole.detail
     same_as_saved(whole)
 
 
 @needs_wheel
-def test_an_assertion_in_a_buffer_type_costs_its_cells_only(tmp_path: Path) -> None:
-    """CPU_REPACK aborts as soon as it holds something: its own words are in the cell, and CPU's cells agree."""
-    cells = audited("faulty-ggml?fault=asserts", [SMALL], tmp_path)
-    (bad,) = found(cells)
-    assert (bad.finding, bad.buffer, bad.taken) == (Finding.OVERCLAIM, "CPU_REPACK", 2)
+def test_an_assertion_in_a_buffer_type_costs_that_one_only(tmp_path: Path) -> None:
+    """CPU_REPACK aborts as soon as it holds something: its own words are in the result, and in CPU all uses ran."""
+    (bad,) = found(audited("faulty-ggml?fault=asserts", [SMALL], tmp_path)).values()
+    assert (bad.verdict, bad.metrics["taken in CPU_REPACK"]) == (Verdict.CRASH, 2)
+    assert "in CPU_REPACK" in bad.notes
     assert "GGML_ASSERT(there is room) failed" in bad.detail
-    assert [(c.finding, c.taken) for c in cells if c.buffer == "CPU" and c.subject == "weight"] == [(Finding.AGREED, 4)]
+    assert (bad.metrics["taken in CPU"], bad.metrics["ran in CPU"]) == (4, 4)
     same_as_saved(bad)
 
 
 @needs_wheel
 def test_an_ignored_op_param_is_named(tmp_path: Path) -> None:
     """Also where the trajectory itself has the very values that the library has built in."""
-    cells = found(audited("faulty-ggml?fault=freq_base eps softcap", [LLAMA], tmp_path))
-    assert {c.name for c in cells} == {"ROPE freq_base", "RMS_NORM eps", "FLASH_ATTN_EXT logit_softcap"}
-    assert {(c.subject, c.finding) for c in cells} == {("op_param", Finding.OVERCLAIM)}
-    assert all(f"so {c.name.split()[1]} is ignored" in c.detail for c in cells)
-    same_as_saved(cells[0])
+    results = found(audited("faulty-ggml?fault=freq_base eps softcap", [LLAMA], tmp_path))
+    assert set(results) == {"ROPE.freq_base", "RMS_NORM.eps", "FLASH_ATTN_EXT.logit_softcap"}
+    assert {r.verdict for r in results.values()} == {Verdict.FAIL}
+    assert all(f"so {name.split('.')[1]} is ignored" in r.detail for name, r in results.items())
+    same_as_saved(results["RMS_NORM.eps"])
 
 
 @needs_wheel
 def test_an_op_param_that_only_some_models_use_is_named() -> None:
     """ALiBi's max_bias says something to a mask with distances only, and then the trajectory is wrong as well."""
-    cells = {c.name: c for c in found(audited("faulty-ggml?fault=max_bias", [ALIBI]))}
-    assert "so max_bias is ignored" in cells["FLASH_ATTN_EXT max_bias"].detail
-    assert "FLASH_ATTN_EXT" in cells[""].detail
+    results = found(audited("faulty-ggml?fault=max_bias", [ALIBI]))
+    assert "so max_bias is ignored" in results["FLASH_ATTN_EXT.max_bias"].detail
+    assert "FLASH_ATTN_EXT" in results[""].detail
 
 
 @needs_wheel
-def test_a_refusal_of_equal_work_is_an_underclaim(tmp_path: Path) -> None:
+def test_a_refusal_of_equal_work_is_found() -> None:
     """K's projection is taken and V's is not: both are named."""
-    (cell,) = found(audited("faulty-ggml?fault=whim", [LLAMA], tmp_path))
-    assert (cell.finding, cell.name, cell.buffer) == (Finding.UNDERCLAIM, "blk.0.attn_v.weight", "CPU_REPACK")
-    assert "attn_k" in cell.detail or "q4_0[64, 32, 1, 1]" in cell.detail
+    ((name, result),) = found(audited("faulty-ggml?fault=whim", [LLAMA])).items()
+    assert (result.verdict, name, result.notes[-1]) == (Verdict.FAIL, "blk.0.attn_v.weight", "in CPU_REPACK")
+    assert "attn_k" in result.detail or "q4_0[64, 32, 1, 1]" in result.detail
 
 
 @needs_wheel
-def test_a_library_that_hangs_still_gives_a_whole_table() -> None:
-    """Two cells cost the time limit, the others of that buffer type say that they were not asked."""
-    cells = audited("faulty-ggml?fault=hangs", [LLAMA], time_limit=4.0)
-    weights = [c for c in cells if c.subject == "weight"]
-    assert len(weights) == 2 * len({c.name for c in weights})
-    assert {c.buffer for c in weights if c.finding is Finding.OVERCLAIM} == {"CPU_REPACK"}
-    assert {c.finding for c in weights if c.buffer == "CPU"} == {Finding.AGREED}
-    assert any("not asked" in c.detail for c in weights)
+def test_a_library_that_hangs_still_gives_every_result() -> None:
+    """Two questions cost the time limit, the others of that buffer type say that they were not asked."""
+    results = audited("faulty-ggml?fault=hangs", [LLAMA], time_limit=4.0)
+    bad = found(results).values()
+    assert {r.notes[-1] for r in bad} == {"in CPU_REPACK"}
+    assert all(r.metrics["ran in CPU"] == r.metrics["taken in CPU"] for r in bad)
+    assert any("not asked" in r.detail for r in bad)
 
 
 @needs_wheel
-def test_a_library_that_takes_all_memory_costs_its_cells_only() -> None:
-    """Its process is ended, and the cell says how much it held."""
-    cells = audited("faulty-ggml?fault=hoards", [SMALL], memory_limit=600 << 20)
-    (bad,) = found(cells)
-    assert (bad.finding, bad.buffer) == (Finding.OVERCLAIM, "CPU_REPACK")
-    assert "CRASH" in bad.detail
+def test_a_library_that_takes_all_memory_costs_that_buffer_only() -> None:
+    """Its process is ended, and the result says how much it held."""
+    (bad,) = found(audited("faulty-ggml?fault=hoards", [SMALL], memory_limit=600 << 20)).values()
+    assert (bad.verdict, bad.notes[-1]) == (Verdict.CRASH, "in CPU_REPACK")
     assert "memory" in bad.detail
 
 
 @needs_wheel
-def test_waivers_are_of_cells(tmp_path: Path) -> None:
+def test_waivers_are_of_audited_weights(tmp_path: Path) -> None:
     """What fails as a waiver says is XFAIL and fails nothing; what is right in spite of one is XPASS and does."""
 
-    def said(buffer: str) -> tuple[int, set[tuple[str, str]]]:
+    def said(glob: str) -> tuple[int, dict[str, str]]:
         path, out = tmp_path / "w.toml", tmp_path / "a.json"
         path.write_text(
-            f'[[waiver]]\ncase = "{SMALL}#*.in.{buffer}*"\nverdict = "CRASH"\n'
+            f'[[waiver]]\ncase = "audit/{SMALL}{glob}"\nverdict = "CRASH"\n'
             'reason = "r"\nlink = "https://x.org"\nexpiry = 9999-01-01\n'
         )
         given = ("--case", SMALL, "--waivers", str(path), "--json", str(out))
         done = conform("audit", "--backend", "faulty-ggml?fault=asserts", *given)
-        (cells,) = json.loads(out.read_text())["backends"].values()
-        return done.exit_code, {(c["buffer"], c["finding"]) for c in cells if c["finding"] not in {"agreed", "UNRUN"}}
+        rows = json.loads(out.read_text())["results"]
+        return done.exit_code, {r["case"].partition("#")[2]: r["verdict"] for r in rows}
 
-    assert said("CPU_REPACK") == (0, {("CPU_REPACK", "XFAIL")})
-    assert said("*") == (1, {("CPU_REPACK", "XFAIL"), ("CPU", "XPASS")})
+    assert said("#w.weight") == (0, {"": "PASS", "w.weight": "XFAIL"})
+    assert said("*") == (1, {"": "XPASS", "w.weight": "XFAIL"})
 
 
 # -- the wheel itself ------------------------------------------------------------------------------------------------
@@ -205,34 +200,28 @@ def test_waivers_are_of_cells(tmp_path: Path) -> None:
 
 @needs_wheel
 def test_the_audit_of_the_wheel_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell for each weight and buffer type of each case, whatever happened in it; JSON says what the table says.
+    """A result for the trajectory, each weight and each op_param of each case, whatever happened in it.
 
-    What is known of it is all there is: with the waivers that come along its exit code is 0.
+    What is known of it is all there is: the waivers that come along cover each failure.
     """
-    known = waivers.parse(shipped.path("waivers", "ggml.toml").read_text(encoding="utf-8"), "ggml.toml")
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "audit.json"
-    result = conform("audit", "--backend", "ggml", "--json", str(out), "--save-failures", str(tmp_path / "kept"))
+    done = conform("audit", "--backend", "ggml", "--json", str(out), "--save-failures", str(tmp_path / "failures"))
     document = json.loads(out.read_text())
-    assert document["kind"] == "audit"
-    (cells,) = document["backends"].values()
-    buffers = {c["buffer"] for c in cells}
+    assert (document["kind"], document["missing"]) == ("conformance", [])
+    rows = {r["case"]: r for r in document["results"]}
+    assert list(rows) == [i for case_id in CASES for i in ids_of(case_id)]
     for case_id in CASES:
         case = build(case_id)
-        names = {t.name for t in case.persistent if t not in frozenset(case.caches()) and case.uses(t)}
-        asked = {(c["name"], c["buffer"]) for c in cells if c["case"] == case_id and c["subject"] == "weight"}
-        assert asked == {(n, b) for n in names for b in buffers}
-    for c in cells:
-        assert c["finding"] in result.output
-        assert c["finding"] != "OVERCLAIM" or Path(c["saved"]).is_file()
-    bad = [c for c in cells if c["finding"] not in {"agreed", "UNRUN"}]
-    assert result.exit_code == (1 if bad else 0)
-    for c in bad:
-        (waiver,) = [w for w in known.entries if w.covers(f"{c['case']}#{c['name']}.in.{c['buffer']}")]
-        assert c["detail"].startswith(f"{waiver.verdict}: ")
-    for c in bad:
-        (kept,) = casefile.read(Path(c["saved"]))
-        assert kept.provenance["audit"]["name"] == c["name"]
+        for t in set(case.persistent) - set(case.caches()):
+            if uses := len(case.uses(t)):
+                assert rows[f"audit/{case_id}#{t.name}"]["metrics"]["uses"] == uses
+    known = waivers.parse(shipped.path("waivers", "ggml.toml").read_text(encoding="utf-8"), "ggml.toml")
+    bad = [r for r in rows.values() if Verdict(r["verdict"]) in FAILURES]
+    assert done.exit_code == (1 if bad else 0)
+    for r in bad:
+        (waiver,) = [w for w in known.entries if w.covers(r["case"])]
+        assert (r["verdict"], Path(r["saved"]).is_file()) == (waiver.verdict, True)
 
 
 # -- what it asks ----------------------------------------------------------------------------------------------------
@@ -281,25 +270,25 @@ def test_uses_are_the_nodes_that_read_a_weight() -> None:
 )
 def test_backends_without_a_library_are_audited(spec: str, buffers: set[str]) -> None:
     """In each kind of memory that they have; what a partial backend takes runs by itself; nothing is found."""
-    cells = audited(spec, [SMALL, ADDED])
-    assert found(cells) == []
-    assert {c.buffer for c in cells} == buffers
-    assert any(c.ran for c in cells if c.subject == "weight")
-    assert {c.taken for c in cells if c.buffer == "slot K=48"} <= {0}
+    results = [r for c in (SMALL, ADDED) for r in audited(spec, [c]).values()]
+    assert [r for r in results if r.verdict in FAILURES] == []
+    placed = [r.metrics for r in results if r.metrics]
+    assert {name.removeprefix("taken in ") for m in placed for name in m if name.startswith("taken")} == buffers
+    assert any(m[f"ran in {b}"] for m in placed for b in buffers)
+    assert all(not m.get("taken in slot K=48") for m in placed)
 
 
-@openvino
 def test_what_a_version_cannot_have_is_no_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library without the type of a weight, or an op, has nothing to answer: the cell is UNRUN, and says why."""
+    """A library without the type of a weight, or an op, has nothing to answer: UNSUPPORTED, with the reason."""
 
     def lacks(*_: object) -> list[Support]:
         raise UnavailableError("type mxfp4 is not in this library")
 
-    monkeypatch.setattr(CpuBackend, "supports_placed", lacks)
-    runner = Runner()
-    cells = [c for c in audit(runner, Spec("cpu"), [build(CASES[0])]) if c.subject == "weight"]
-    runner.close()
-    assert {(c.finding, c.detail) for c in cells} == {(Finding.UNRUN, "type mxfp4 is not in this library")}
+    monkeypatch.setattr(IsolatedBackend, "supports_placed", lacks)
+    results = {k: r for k, r in audited("cpu", [SMALL]).items() if r.metrics}
+    assert {(r.verdict, r.detail) for r in results.values()} == {
+        (Verdict.UNSUPPORTED, "type mxfp4 is not in this library")
+    }
 
 
 def test_a_shared_weight_is_no_constant() -> None:
@@ -329,7 +318,20 @@ def test_nothing_ran_exits_with_3() -> None:
     """A backend that takes nothing of the cases proves nothing."""
     result = conform("audit", "--backend", "xdna2?k=7", "--case", LLAMA)
     assert result.exit_code == 3
-    assert "0 of" in result.output
+    assert "nothing was executed" in result.output
+
+
+def test_an_audit_runs_only_where_it_is_named(tmp_path: Path) -> None:
+    """`conform run` takes it by family or glob, has it in its journal, and never by a glob that begins with `*`."""
+    assert not any(i.startswith("audit/") for i in [*case_ids([], [], "smoke"), *case_ids([], ["*llama*"], "smoke")])
+    assert case_ids(["audit"], [], "smoke") == ids_of(LLAMA)
+    one = f"audit/{SMALL}#w.weight"
+    words = ("run", "--backend", "cpu", "--case", one, "--journal", str(tmp_path / "j"))
+    assert "1 PASS" in conform(*words).output
+    assert len((tmp_path / "j").read_text().splitlines()) == 2
+    assert "1 PASS" in conform(*words).output
+    assert len((tmp_path / "j").read_text().splitlines()) == 2
+    assert conform("run", "--backend", "cpu", "--case", f"audit/{SMALL}#none").exit_code == 2
 
 
 def test_ids_of_the_default_set_can_be_chosen() -> None:

@@ -22,15 +22,16 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.guard import call_guarded, guard
 from conformance.run.isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
+from conformance.run.live import LIVE, family_or_none, live_family
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family, Level
 
 
 def family_named(name: str) -> Family:
     """The family called `name`; UsageError if there is none."""
-    if name not in FAMILIES:
-        raise UsageError(f"family {name!r} is unknown; known: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    if (family := family_or_none(name)) is None:
+        raise UsageError(f"family {name!r} is unknown; known: {', '.join((*FAMILIES, *LIVE))}")
+    return family
 
 
 def build(case_id: str) -> Case:
@@ -41,15 +42,16 @@ def build(case_id: str) -> Case:
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
     """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none). An id that a
     glob spells out in full is taken even where no level lists it. A family that this installation lacks is left out
-    where none is named (`lacking` says which). UsageError for an unknown family, or a glob that matches nothing;
-    UnavailableError if this installation lacks a family that is named.
+    where none is named (`lacking` says which), and so is a live one that no glob begins with. UsageError for an unknown
+    family, or a glob that matches nothing; UnavailableError if this installation lacks a family that is named.
     """
     chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
     for f in chosen:
         if families and (why := f.lacks()):
             raise UnavailableError(f"{f.name}: {why}")
     if globs:
-        chosen = [f for f in chosen if any(_may_match(g, f) for g in globs)]
+        live = [] if families else [live_family(n) for n in LIVE if any(g.startswith(f"{n}/") for g in globs)]
+        chosen = [f for f in (*chosen, *live) if any(_may_match(g, f) for g in globs)]
     ids = [i for f in chosen for i in f.ids(level)]
     if not globs:
         return ids
@@ -180,7 +182,7 @@ def reseeded(case_id: str, seed: int | None) -> str:
     body, at, own = case_id.rpartition("@")
     if seed is None or not at or not re.fullmatch(r"[0-9]+", own, re.ASCII):
         return case_id
-    family = FAMILIES.get(case_id.partition("/")[0])
+    family = family_or_none(case_id.partition("/")[0])
     return case_id if family is None or not family.seeded else f"{body}@{seed}"
 
 

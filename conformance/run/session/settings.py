@@ -34,7 +34,7 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge import waivers
 from conformance.judge.verdict import Result, Verdict
 from conformance.judge.waivers import Waivers, problems, proposal, waive
-from conformance.suite import FAMILIES
+from conformance.run.live import family_or_none
 from conformance.suite.family import LEVELS, Level
 
 from .select import build
@@ -216,7 +216,8 @@ def report(edits: Sequence[str]) -> list[str]:
 
 def _listed(family: str) -> Sequence[str]:
     """Every id of a level; a case from a file may be of no family."""
-    return FAMILIES[family].ids("full") if family in FAMILIES else ()
+    known = family_or_none(family)
+    return () if known is None else known.ids("full")
 
 
 def _exists(case_id: str) -> bool:

@@ -1,14 +1,13 @@
-"""What an audit asks and finds: a backend's answers about a weight, nodes as cases by themselves, the cells."""
+"""What an audit asks: a backend's answers about each use of a weight, and nodes as cases by themselves."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from conformance.backend.interface import Backend, Support
-from conformance.case.case import JSON, Case, Step
+from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendTimeoutError, ConformanceError, GraphError, UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
@@ -19,72 +18,13 @@ from conformance.suite.batch import isolated_nodes
 T = TypeVar("T")
 
 
-class Finding(str, enum.Enum):
-    """The result of one cell."""
-
-    AGREED = "agreed"
-    """Yes and right, or no without a contradiction."""
-    OVERCLAIM = "OVERCLAIM"
-    """Yes, then wrong, an error or a crash; or it died when asked."""
-    UNSOUND = "UNSOUND"
-    """Different answers for nodes that differ in batch dimensions only: a decision at load can fail later."""
-    UNDERCLAIM = "UNDERCLAIM"
-    """No, though the backend takes equal work in that buffer type."""
-    XFAIL = "XFAIL"
-    """An OVERCLAIM that a waiver knows."""
-    XPASS = "XPASS"
-    """Right, where a waiver says that it is not."""
-    UNRUN = "UNRUN"
-    """It could not run or be checked, so nothing is proven."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-FOUND = frozenset({Finding.OVERCLAIM, Finding.UNSOUND, Finding.UNDERCLAIM})
-"""Findings of which a case is kept."""
-FAILING = FOUND | {Finding.XPASS}
-"""Findings that fail an audit."""
-
-
-@dataclass(slots=True)
-class Cell:
-    """One weight in one buffer type, one op_param, or a trajectory where nothing is placed."""
-
-    case: str
-    subject: str
-    """`weight`, `op_param` or `trajectory`."""
-    name: str
-    """The weight's; op and op_param, as `CLAMP min`; empty for a trajectory."""
-    type: str
-    ne: list[int]
-    buffer: str
-    uses: int
-    """Nodes that were asked about: those that read the weight."""
-    taken: int
-    """Those of them to which the backend says yes."""
-    ran: int
-    """Those of them that were computed there and judged."""
-    finding: Finding
-    detail: str = ""
-    saved: str | None = None
-    fault: str = ""
-    """The signature of its failing case; empty where none failed."""
-    cause: str = ""
-    """The id of what explains it and others, once somebody grouped them."""
-
-    def to_json(self) -> dict[str, JSON]:
-        """The record as JSON."""
-        return {f.name: str(v) if isinstance(v := getattr(self, f.name), Finding) else v for f in fields(self)}
-
-
 Equal = Mapping[tuple[int, Hashable], Tensor]
 """Buffer and work -> a use that is taken there."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """The backend's answers for one cell."""
+    """The backend's answers for one weight in one buffer type."""
 
     case: Case
     weight: Tensor
@@ -140,7 +80,7 @@ def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
 
 
 def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
-    """The result of `do`, or None and its error in words: an adapter's fault must cost one cell, not the table."""
+    """The result of `do`, or None and its error in words: an adapter's fault must cost one case, not the run."""
     try:
         return do(), ""
     except ConformanceError as e:
@@ -149,20 +89,21 @@ def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
         return None, f"the adapter raised {type(e).__name__}: {e}"
 
 
-def consistent(answers: Answers, equal: Equal) -> tuple[Finding, str]:
-    """Whether the answers agree over batch dimensions, and with equal work in the same buffer type."""
+def contradiction(answers: Answers, equal: Equal) -> str:
+    """How the answers differ over batch dimensions, or from that for equal work in the same buffer type; empty where
+    they do not.
+    """
     first: dict[Hashable, tuple[Tensor, Support]] = {}
     for node, support in (*answers.said.items(), *answers.made.items()):
         other, said = first.setdefault(kind(node, answers.weight), (node, support))
         if bool(said) != bool(support):
             yes, refused, why = (other, node, support) if said else (node, other, said)
-            return Finding.UNSOUND, f"takes {spell(yes)}, not {spell(refused)}: {why.reason}"
+            return f"takes {spell(yes)}, not {spell(refused)}: {why.reason}"
     for node in answers.refused:
         taken = equal.get((answers.buffer, work(node, answers.weight)))
         if taken is not None:
-            why = answers.said[node]
-            return Finding.UNDERCLAIM, f"refuses {spell(node)} and takes {spell(taken)}: {why.reason}"
-    return Finding.AGREED, answers.said[answers.refused[0]].reason if answers.refused else ""
+            return f"refuses {spell(node)} and takes {spell(taken)}: {answers.said[node].reason}"
+    return ""
 
 
 def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:

@@ -1,0 +1,340 @@
+"""The family `audit`: compares a backend's answer for each use of each weight in each buffer type with a run.
+
+llama.cpp decides where a weight lies when it loads it, by asking about one activation that it makes up; the graphs come
+later. So a yes must hold for every node of a trajectory that reads the weight, and the numbers must be right there.
+
+An id is `audit/CASE` for a trajectory as it is, `audit/CASE#WEIGHT` for a weight in each buffer type, and
+`audit/CASE#OP.PARAM` for one node with an op_param changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, adapter, resolve
+from conformance.case.case import Case, Placement
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.evidence import Error
+from conformance.judge.judge import judge_trajectory
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.run.execute import execute, with_values
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation
+from conformance.run.live import LiveFamily, without_steps
+from conformance.run.runner import Runner
+from conformance.run.session.select import build
+from conformance.suite.family import Level
+from conformance.suite.varied import Variation, variations
+
+from . import uses
+from .uses import Answers, Equal
+
+NAME = "audit"
+_TINY = "l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64"
+_WIDE = "l=1,embd=256,heads=4,kv=2,head=64,ff=256,vocab=64"
+_KINDS = "attn_q=q4_K,attn_k=q5_K,attn_v=q6_K,attn_output=q2_K,ffn_gate=q3_K,ffn_up=q4_1,ffn_down=mxfp4,output=q5_0"
+CASES = (
+    *(f"weight_placement/llama-{_TINY},w={w},tied=1,run=p5.d1@0" for w in ("q4_0", "q8_0", "f16")),
+    f"weight_placement/llama-{_WIDE},{_KINDS},fa=0,rope=none,alibi=8,run=p5.d1@0",
+    f"weight_placement/llama-{_TINY},rope=none,alibi=8,norm=layer,ffn=gelu,run=p5.d1@0",
+    f"weight_placement/gpt-oss-{_TINY},w=q4_0,run=p5.d1@0",
+    f"weight_placement/gemma2-{_TINY},w=q4_0,run=p5.d1@0",
+    f"weight_placement/lfm2-{_TINY.replace('l=1', 'l=2')},w=q4_0,seqs=4,run=p5+3+4+2.d1@0",
+)
+"""What is audited at level standard: decoders of many types, experts, soft caps, and short convolutions of 4 sequences,
+whose products have their sequences in another dimension than their tokens; ALiBi, the only one to whom `max_bias` says
+anything. Level smoke has the first."""
+MOST_HUNG = 2
+"""Runs that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""
+_HUNG = f"{MOST_HUNG} before it in this buffer type did not answer in time"
+_DAMAGING = FAILURES | {Verdict.XFAIL}
+
+
+def ids_of(case_id: str) -> list[str]:
+    """The ids that audit a case: the trajectory, its weights, its op_params. UsageError if no family knows it."""
+    _, weights, params = _subjects(case_id)
+    return [f"{NAME}/{case_id}", *(f"{NAME}/{case_id}#{name}" for name in (*weights, *params))]
+
+
+@lru_cache(maxsize=16)
+def _subjects(case_id: str) -> tuple[Case, list[str], list[str]]:
+    """A case without its own placement, the names of its weights, and `OP.PARAM` of what can be changed in it."""
+    case = replace(build(case_id), placement={})
+    params = {_param(v): None for v in variations(n for s in case.steps for n in s.graph)}
+    return case, [w.name for w in uses.weights(case)], list(params)
+
+
+def _param(v: Variation) -> str:
+    return v.name.replace(" ", ".")
+
+
+def _ids(level: Level) -> list[str]:
+    return [i for case_id in (CASES[:1] if level == "smoke" else CASES) for i in ids_of(case_id)]
+
+
+def _build(case_id: str) -> Case:
+    inner, _, subject = case_id.removeprefix(f"{NAME}/").partition("#")
+    _, weights, params = _subjects(inner)
+    if subject and subject not in (*weights, *params):
+        raise UsageError(
+            f"case {case_id!r}: {NAME}/CASE#WEIGHT or #OP.PARAM expected: {', '.join((*weights, *params))}"
+        )
+    return without_steps(case_id)
+
+
+def strict(runner: Runner, spec: Spec) -> Spec:
+    """`spec` with the options with which its adapter finds more faults (`Backend.audited`), where it takes them.
+
+    Raises:
+        UsageError: the backend's name or an option is unknown.
+        UnavailableError: this machine cannot have it.
+    """
+    given = dict(resolve(spec).options)
+    more = tuple((k, v) for k, v in adapter(spec.name).audited.items() if k not in given)
+    if not more:
+        return spec
+    try:
+        runner.backend(Spec(spec.name, (*spec.options, *more)))
+    except UsageError:
+        return spec
+    return Spec(spec.name, (*spec.options, *more))
+
+
+class Auditor:
+    """Audits one backend, in processes of its own so that a crash costs one case."""
+
+    def __init__(self, spec: Spec, isolation: Isolation, save: Path | None) -> None:
+        """ConformanceError if the backend cannot be opened."""
+        self.runner = Runner(isolation=replace(isolation, isolate=True), save_failures=save)
+        try:
+            self.spec = strict(self.runner, spec)
+            self.backend: Backend = self.runner.backend(self.spec)
+            self.types = self.backend.buffer_types()
+        except BaseException:
+            self.runner.close()
+            raise
+        self.hung: Counter[int] = Counter()
+        """Buffer type -> runs and questions that were not answered in time."""
+        self._judge: Judge | None = None
+
+    def play(self, case_id: str) -> Result:
+        """The result of one case of the family."""
+        inner, _, subject = case_id.removeprefix(f"{NAME}/").partition("#")
+        case, weights, _ = _subjects(inner)
+        if self._judge is None or self._judge.case is not case:
+            self._judge = Judge(self, case)
+        if not subject:
+            return self._judge.trajectory()
+        return self._judge.weight(subject) if subject in weights else self._judge.op_param(subject)
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.runner.close()
+
+    def run(self, case: Case, buffer: int) -> Result:
+        """Run once; a failure runs again in a fresh process, since an earlier case may have damaged this one. Neither
+        looks for something that was kept, in two more processes.
+        """
+        with self.runner.looking(locates=True, tells_kept=False):
+            return self._run(case, buffer)
+
+    def _run(self, case: Case, buffer: int) -> Result:
+        result = self._once(case)
+        if result.verdict is Verdict.TIMEOUT:
+            self.hung[buffer] += 1
+        elif result.verdict in _DAMAGING and isinstance(self.backend, IsolatedBackend):
+            self.backend.renew()
+            again = self._once(case)
+            self.backend.renew()
+            if again.verdict is not Verdict.PASS:
+                return again
+            result = result.noted("right in a fresh process, so another case did the damage")
+        return result
+
+    def _once(self, case: Case) -> Result:
+        (result,) = self.runner.run(self.spec, [case])
+        if result.verdict is Verdict.PASS:
+            damage, error = uses.attempt(lambda: _damaged(self.backend, case))
+            if error or damage:
+                why = error or f"computing changed {', '.join(damage or ())}"
+                result = replace(result, verdict=Verdict.FAIL, error=Error(why))
+        return result
+
+
+class Judge:
+    """Judges what a backend says of one case."""
+
+    def __init__(self, bench: Auditor, case: Case) -> None:
+        self.case = case
+        self._bench = bench
+
+    @cached_property
+    def _plain(self) -> Result:
+        """Of the trajectory, nothing placed."""
+        return self._bench.run(self.case, 0)
+
+    @cached_property
+    def _answers(self) -> dict[str, list[Answers]]:
+        """Weight -> what the backend says of it in each buffer type."""
+        return {w.name: [self._ask(w, b) for b in range(len(self._bench.types))] for w in uses.weights(self.case)}
+
+    def _ask(self, weight: Tensor, buffer: int) -> Answers:
+        if self._bench.hung[buffer] >= MOST_HUNG:
+            return Answers(self.case, weight, buffer, error=f"not asked: {_HUNG}")
+        answers = uses.ask(self._bench.backend, self.case, weight, buffer)
+        self._bench.hung[buffer] += answers.hung
+        return answers
+
+    @cached_property
+    def _equal(self) -> Equal:
+        every = (a for own in self._answers.values() for a in own)
+        return {(a.buffer, uses.work(n, a.weight)): n for a in every for n in a.taken}
+
+    @cached_property
+    def _recorded(self) -> Case:
+        arithmetic = self._bench.backend.arithmetic_in(self.case)
+        reference = self._bench.runner.oracle.reference_in(arithmetic)
+        every = range(len(self.case.steps))
+        return with_values(self.case, execute(reference, self.case, every_node=every).steps)
+
+    def trajectory(self) -> Result:
+        """The trajectory with nothing placed."""
+        return _checked(self._plain)
+
+    def weight(self, name: str) -> Result:
+        """A weight in every buffer type: the first failure, with the others as notes."""
+        found: list[tuple[str, Result]] = []
+        metrics = {"uses": float(len(self._answers[name][0].said))}
+        for answers in self._answers[name]:
+            buffer = self._bench.types[answers.buffer].name
+            result, ran = self._placed(answers)
+            metrics |= {f"taken in {buffer}": float(len(answers.taken)), f"ran in {buffer}": float(ran)}
+            found.append((buffer, result))
+        failed = [(b, r) for b, r in found if r.verdict in FAILURES]
+        passed = [(b, r) for b, r in found if r.verdict is Verdict.PASS]
+        buffer, result = (failed or passed or found)[0]
+        notes = [f"in {buffer}"] if failed else []
+        notes += [f"in {b} too: {r.verdict}: {r.detail}" for b, r in failed[1:]]
+        return replace(result, metrics=metrics).noted(*notes)
+
+    def _placed(self, answers: Answers) -> tuple[Result, int]:
+        """A weight in one buffer type, and how many of its uses ran there."""
+        hung = self._bench.hung[answers.buffer] >= MOST_HUNG
+        result, ran = _unsupported(answers.said[answers.refused[0]].reason if answers.refused else ""), 0
+        if answers.absent:
+            result = _unsupported(answers.absent)
+        elif answers.error:
+            result = Result("", "", Verdict.OVERCLAIM, error=Error(f"when asked: {answers.error}"))
+        elif answers.taken and hung:
+            result = _unsupported(f"not run: {_HUNG}")
+        elif answers.taken:
+            result, ran = self._run_placed(answers)
+        if result.verdict in (Verdict.PASS, Verdict.UNSUPPORTED) and (why := uses.contradiction(answers, self._equal)):
+            result = Result("", "", Verdict.FAIL, error=Error(why))
+        return result, ran
+
+    def _run_placed(self, answers: Answers) -> tuple[Result, int]:
+        """Run the trajectory; or each use by itself, where the backend takes some uses only or fails it anyway.
+
+        Returns the result, of the first wrong use, and how many uses ran.
+        """
+        w, bench = answers.weight, self._bench
+        case_id = f"{self.case.id}#{w.name}.in.{bench.types[answers.buffer].name}"
+        placed = replace(self.case, id=case_id, placement={w: Placement(answers.buffer, must=True)})
+        if self._plain.verdict is Verdict.PASS and not answers.refused:
+            return _checked(bench.run(placed, answers.buffer)), len(answers.taken)
+        result, ran = _unsupported("no use computes anything"), 0
+        try:
+            for made, copies in uses.nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
+                case = replace(made, id=f"{placed.id}{made.id.removeprefix(self.case.id)}")
+                result = _checked(bench.run(case, answers.buffer))
+                ran += len(copies) if result.verdict is not Verdict.UNSUPPORTED else 0
+                if result.verdict is not Verdict.PASS:
+                    break
+        except ConformanceError as e:
+            result = _unsupported(f"nothing to check it against: {e}")
+        return result, ran
+
+    @cached_property
+    def _changed(self) -> dict[str, tuple[Variation, Case, Case]]:
+        """Op and op_param -> the change, the first node where it can be made by itself, and that node changed."""
+        found: dict[str, tuple[Variation, Case, Case]] = {}
+        for step, copies in uses.nodes_alone(self._recorded, [n for s in self.case.steps for n in s.graph]):
+            for v in variations(n for n in step.steps[0].graph if n in copies):
+                if (name := _param(v)) not in found:
+                    case = replace(step, id=f"{self.case.id}#{name}")
+                    graph = [v.changed if n is v.node else n for n in step.steps[0].graph]
+                    changed = uses.cut_to(case, (v.changed,), graph)
+                    found[name] = v, uses.cut_to(case, (v.node,)), changed
+        return found
+
+    def op_param(self, name: str) -> Result:
+        """One node with an op_param changed."""
+        bench = self._bench
+        if bench.hung[0] >= MOST_HUNG:
+            return _unsupported(f"not run: {_HUNG}")
+        try:
+            variation, unchanged, case = self._changed[name]
+        except ConformanceError as e:
+            return _unsupported(f"nothing to check op_params against: {e}")
+        except KeyError:
+            return _unsupported(f"no node has it by itself: {name}")
+        what = f"{uses.spell(variation.changed)} with {variation.values}"
+        reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(case))
+        right, error = uses.attempt(lambda: (_value(reference, unchanged), _value(reference, case)))
+        if right is None:
+            return _unsupported(f"{what}: nothing to check it against: {error}")
+        if self._same(case, *right):
+            return _unsupported(f"{what} changes nothing here")
+        result = _checked(bench.run(case, 0))
+        if result.verdict is Verdict.FAIL:
+            own, _ = uses.attempt(lambda: (_value(bench.backend, unchanged), _value(bench.backend, case)))
+            ignored = own is not None and self._same(case, *own)
+            param = name.rpartition(".")[2]
+            says = f"gives what it gives without the change, so {param} is ignored" if ignored else "is wrong"
+            result = result.noted(f"{what} {says}")
+        return result
+
+    def _same(self, case: Case, expected: Bytes, found: Bytes) -> bool:
+        """True if two values of the one output of `case` are the same within its budget."""
+        (node,) = case.steps[0].outputs
+        arithmetic = self._bench.backend.arithmetic_in(case)
+        return all(j.used <= 1 for j in judge_trajectory(case, [{node: expected}], [{node: found}], arithmetic))
+
+
+def _value(backend: Backend, case: Case) -> Bytes:
+    (node,) = case.steps[0].outputs
+    return execute(backend, case).steps[0].outputs[node]
+
+
+def _unsupported(why: str) -> Result:
+    return Result("", "", Verdict.UNSUPPORTED, error=Error(why, why))
+
+
+def _checked(result: Result) -> Result:
+    """What could not be checked is no answer of the backend."""
+    return replace(result, verdict=Verdict.UNSUPPORTED) if result.verdict is Verdict.VACUOUS else result
+
+
+def _damaged(backend: Backend, case: Case) -> list[str]:
+    """Weights whose bytes a run changed."""
+    fixed = frozenset(case.persistent).difference(case.caches())
+    with backend.open(case) as session:
+        for step in case.steps:
+            session.compute(step.graph, step.inputs, step.outputs)
+        readable = [t for t in case.persistent if t in fixed and t not in session.opaque()]
+        return [f"{t.name} {t.type}{list(t.ne)}" for t in readable if (session.read(t) != case.persistent[t]).any()]
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "what a backend says of weights in buffer types and of op_params, against runs",
+    _ids,
+    _build,
+    seeded=False,
+    player=Auditor,
+)
