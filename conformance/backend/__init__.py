@@ -1,1 +1,1 @@
-"""What a backend is: the interface, the registry, and the bases that make an adapter short."""
+"""Backends: the interface, the registry, and base classes that make an adapter short."""

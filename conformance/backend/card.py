@@ -1,20 +1,20 @@
-"""The card of a device: how it rounds, measured op by op (`conform learn`), as a TOML file.
+"""Precision profile of a device, measured op by op (`conform learn`), as a TOML file.
 
 suite = "0.1.0"
 device = "Vulkan0"
 description = "llvmpipe (LLVM 15.0.6, 256 bits)"
 versions = { ggml = "0.25.1" }
-others = false                         # judge keys that are not here by the limits of upstream's own tests
-build = ""                             # SHA-256 of the libraries that were measured
-refused = ["MUL_MAT-nvfp4+f32@9"]      # keys that the device refuses, so that nothing is measured of them
+others = false                         # judge other keys by the limits of upstream's own tests
+build = ""                             # SHA-256 of the measured libraries
+refused = ["MUL_MAT-nvfp4+f32@9"]      # keys that the device refuses, so that they were not measured
 
 [op."MUL_MAT-q4_0+f32@9"]              # a key of `ggml.arithmetic.key_of`
 rounding = "operands f16, sums f16x2"  # one of `ggml.arithmetic.ROUNDINGS`
-residual = 0.0                         # the worst NMSE from the reference in that rounding
+residual = 0.0                         # the worst NMSE relative to the reference in that rounding
 bound = 0.0                            # NMSE that is allowed beyond float32 rounding
 terms = 2048                           # of the longest sum measured
-blind = ""                             # the faults that the bound would hide
-finding = ""                           # why the measurement cannot be trusted; nothing is allowed then
+blind = ""                             # the bugs that the bound would hide
+finding = ""                           # why the measurement is unreliable; nothing is allowed then
 cases = ["ops/MUL_MAT-q4_0+f32-a=256x33,b=256x9@1"]
 """
 
@@ -36,7 +36,7 @@ from .interface import DeviceInfo
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was measured of one key; see the fields of the file."""
+    """Measurement of one key; see the fields of the file."""
 
     rounding: str = EXACT.name
     residual: float = 0.0
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """How one device rounds."""
+    """Precision profile of one device."""
 
     suite: str
     device: str
@@ -57,18 +57,18 @@ class Card:
     versions: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, Entry] = field(default_factory=dict)
     others: bool = False
-    """Whether a key that has no entry may be off as far as upstream's own test of its op allows; else not at all."""
+    """True if upstream's own test limits apply to a key without an entry; else no error is allowed."""
     build: str = ""
-    """SHA-256 of the libraries that were measured (`builds.source.contents`); "" where no file was named."""
+    """SHA-256 of the measured libraries (`builds.source.contents`); "" if no file was named."""
     refused: tuple[str, ...] = ()
-    """Keys of which the device takes no plain case."""
+    """Keys for which the device accepts no plain case."""
 
     def has(self, key: str, ids: Sequence[str]) -> bool:
-        """Whether `key` was measured by its cases `ids`, or refused; of cases that are others today it was not."""
+        """Return True if `key` was refused, or measured with cases that are all among its `ids`."""
         return key in self.refused or (key in self.entries and set(self.entries[key].cases) <= set(ids))
 
     def arithmetic(self, name: str) -> Arithmetic:
-        """The arithmetic that the reference computes in, called `name`."""
+        """Return the arithmetic that the reference computes in, called `name`."""
         return Arithmetic(
             name,
             roundings={k: e.rounding for k, e in self.entries.items()},
@@ -78,7 +78,7 @@ class Card:
         )
 
     def check(self, info: DeviceInfo, where: str) -> None:
-        """Raise UsageError if the card at `where` is of another device than `info`; another version may differ."""
+        """Raise UsageError if the profile at `where` is of another device; versions may differ."""
         found = (info.device, info.description)
         if found != (self.device, self.description):
             raise UsageError(
@@ -87,7 +87,7 @@ class Card:
             )
 
     def to_toml(self) -> str:
-        """The text of its file."""
+        """Return the content of its file."""
         versions = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in self.versions.items())
         head = f"suite = {_quoted(self.suite)}\ndevice = {_quoted(self.device)}\n"
         head += f"description = {_quoted(self.description)}\nversions = {{ {versions} }}\n"
@@ -109,17 +109,17 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's, but for a character that only JSON takes as it is."""
+    """Quote a TOML string: as JSON, except a character that JSON leaves unescaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read(path: Path) -> Card:
-    """The card of a file; UsageError if it cannot be read or is malformed."""
+    """Read a profile; UsageError if it cannot be read or is malformed."""
     return parse(read_text(path), str(path))
 
 
 def parse(text: str, where: str) -> Card:
-    """The card of a text; UsageError names the file, the table and the key."""
+    """Parse a profile; UsageError names the file, the table and the key."""
     document = parse_toml(text, where)
     only(document, ("suite", "device", "description", "versions", "others", "build", "refused", "op"), f"{where}:")
     build, refused = document.get("build", ""), document.get("refused", [])

@@ -1,10 +1,10 @@
-"""`check_adapter`: what an adapter still lacks, in the order in which to fix it; each line is a full sentence.
+"""`check_adapter`: what an adapter lacks, in the order in which to fix it, as sentences.
 
     def test_adapter():
         assert check_adapter(MyBackend) == []
 
-It tries the adapter on tiny cases with read-only inputs. It checks only the interface (`interface.py`), not whether the
-numbers are good: the suite does that.
+It tries the adapter on tiny cases with read-only inputs. It checks only the interface (`interface.py`), not the
+precision of results: the suite does that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["CHECKS", "SHAPE", "Shape", "check_adapter"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The weight has `ne` [k, m], the activations [k, n]; `k` is a multiple of 32, `m` at least 4."""
+    """Sizes: weight [k, m], activations [k, n]; `k` is a multiple of 32, `m` at least 4."""
 
     k: int = 64
     m: int = 32
@@ -40,11 +40,11 @@ class Shape:
 
 
 SHAPE = Shape()
-"""Nearly every backend supports it."""
+"""Sizes that nearly every backend supports."""
 
 
 def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
-    """What `adapter` violates of the interface, in the order in which to fix it; empty if nothing.
+    """Return violations of the interface, in the order in which to fix them.
 
     Args:
         adapter: the class; its constructor must do without arguments. It is opened in this process.
@@ -56,7 +56,7 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
         return faults
     try:
         subject = Subject(name, adapter(), shape)
-    except Exception as e:  # noqa: BLE001  # whatever it raises, its author must read it
+    except Exception as e:  # noqa: BLE001  # whatever it raises is reported to its author
         must = "the constructor must do without arguments, and raise UnavailableError where the machine lacks"
         return [f"{name}() raised {error_text(e)}; {must} what it needs: then check it where it has that."]
     for check in CHECKS:
@@ -79,12 +79,12 @@ BUILD = Builder()
 
 
 TOMORROW = "OP_OF_TOMORROW"
-"""An op that no ggml has."""
+"""An op that ggml does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One op over a weight `w` [k, m] and activations `x` [k, n]."""
+    """An op over a weight `w` [k, m] and activations `x` [k, n]."""
 
     op: str
     make: Callable[[Tensor, Tensor], Tensor]
@@ -109,19 +109,20 @@ SAMPLES: tuple[Sample, ...] = (
         lambda _, x: x / np.sqrt((x * x).mean(-1, keepdims=True, dtype=np.float32) + np.float32(1e-6)),
     ),
 )
-"""Most backends support at least one of these."""
+"""Samples; most backends support at least one of them."""
 TOLERANCE = 2e-2
-"""Largest error relative to the largest value: a backend may round to F16 or 8 bits. Errors of layout are larger."""
+"""Largest error relative to the largest value: a backend may round to F16 or 8 bits. Layout bugs cause larger
+errors."""
 
 
 def activations(shape: Shape, seed: int = 0) -> Values:
-    """Values (n, k) that F16 and Q8_0 nearly hold; no two rows or columns are alike."""
+    """Return values (n, k) that F16 and Q8_0 represent closely; all rows and columns differ."""
     i = np.arange(shape.n * shape.k, dtype=np.int64).reshape(shape.n, shape.k)
     return (((i * 37 + seed * 11 + i // shape.k * 5) % 61 - 30) / 32).astype(np.float32)
 
 
 def weights(shape: Shape) -> Values:
-    """Whole numbers (m, k) that Q8_0 holds exactly: 127 is in each block."""
+    """Return whole numbers (m, k) that Q8_0 represents exactly: 127 is in each block."""
     i = np.arange(shape.m * shape.k, dtype=np.int64).reshape(shape.m, shape.k)
     w = ((i * 29 + i // shape.k * 3) % 255 - 127).astype(np.float32)
     w[:, ::32] = 127
@@ -129,7 +130,7 @@ def weights(shape: Shape) -> Values:
 
 
 def encode(values: Values, type_: GGMLType) -> Bytes:
-    """`values` as read-only bytes of a leaf."""
+    """Encode `values` as read-only bytes of a leaf."""
     if type_ is Q8_0:
         blocks = np.zeros((*values.shape[:-1], values.shape[-1] // 32), [("d", "<f2"), ("qs", "i1", 32)])
         blocks["d"], blocks["qs"] = 1, values.reshape(*values.shape[:-1], -1, 32)
@@ -138,7 +139,7 @@ def encode(values: Values, type_: GGMLType) -> Bytes:
 
 
 def read_only(values: NDArray[Any]) -> Bytes:
-    """The bytes of `values`, read-only."""
+    """Return the bytes of `values`, read-only."""
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).copy()
     data.flags.writeable = False
     return data
@@ -157,29 +158,29 @@ class Trial:
 
     @property
     def step(self) -> Step:
-        """Its one step."""
+        """The only step."""
         return self.case.steps[0]
 
     def expected(self, seed: int = 0) -> NDArray[Any]:
-        """The node's value on `activations(seed)`."""
+        """Return the node's value for `activations(seed)`."""
         return self.sample.value(weights(self.shape), activations(self.shape, seed))
 
 
 def trial(sample: Sample, shape: Shape, wrap: Callable[[Tensor], Tensor] | None = None) -> Trial:
-    """The case of a sample; `wrap` adds a node behind it, which becomes the output."""
+    """Make the case of a sample; `wrap` appends a node, which becomes the output."""
     w = new_tensor(sample.weight, shape.k, shape.m, name="w")
     x = new_tensor(F32, shape.k, shape.n, name="x")
     node = sample.make(w, x)
     out = wrap(node) if wrap else node
     step = Step(build_forward_expand(out), {x: encode(activations(shape), F32)}, (out,))
-    # a weight that the node does not read is needed too: `read` and `write` are checked on it
+    # also a weight that the node does not read: `read` and `write` are checked on it
     persistent = {w: encode(weights(shape), sample.weight)}
     case = Case(f"contract/{sample.op}@1", persistent, [step], family="contract")
     return Trial(sample, shape, case, w, x, out)
 
 
 def nodes_of_many_ops(shape: Shape) -> Sequence[Tensor]:
-    """A node of each of many ops, and one of an op that no ggml has."""
+    """Return nodes of many ops, one of them of an op that ggml does not have."""
     w, x = new_tensor(F32, shape.k, shape.m, name="w"), new_tensor(F32, shape.k, shape.n, name="x")
     nodes = [s.make(w, x) for s in SAMPLES if s.weight is F32]
     nodes += [f(x) for f in (BUILD.sqr, BUILD.silu, BUILD.swiglu, BUILD.sum_rows, BUILD.soft_max, BUILD.argmax)]
@@ -196,7 +197,7 @@ def nodes_of_many_ops(shape: Shape) -> Sequence[Tensor]:
 
 
 class Fault(Exception):  # noqa: N818  # a sentence for `check_adapter`
-    """A fault after which this check cannot continue."""
+    """A fault after which a check cannot continue."""
 
 
 @dataclass(slots=True)
@@ -208,29 +209,29 @@ class Subject:
     shape: Shape
 
     def takes(self, case: Case) -> bool:
-        """Whether it supports every node of the one step, and the case."""
+        """Return True if it supports every node of the only step, and the case."""
         return all(self.backend.supports(case.steps[0].graph)) and bool(self.backend.supports_case(case))
 
     def trials(self, wrap: Callable[[Tensor], Tensor] | None = None) -> Iterator[Trial]:
-        """The samples that it supports."""
+        """Yield the samples that it supports."""
         for sample in SAMPLES:
             one = trial(sample, self.shape, wrap)
             if self.takes(one.case):
                 yield one
 
     def first(self, wrap: Callable[[Tensor], Tensor] | None = None) -> Iterator[Trial]:
-        """The first of them, if there is one."""
+        """Yield the first sample that it supports, if any."""
         return islice(self.trials(wrap), 1)
 
     def open(self, case: Case) -> Session:
-        """A session; Fault if it is none."""
+        """Open a session; Fault if the adapter returns something else."""
         session = self.backend.open(case)
         if not isinstance(session, Session):
             raise Fault(f"{self.name}.open returned {kind(session)}; it must return a Session, with the case in it.")
         return session
 
     def run(self, session: Session, step: Step) -> list[Bytes]:
-        """The packed bytes of the step's outputs; Fault if they have another form."""
+        """Return the packed bytes of the step's outputs; Fault if they have another format."""
         values: object = session.compute(step.graph, step.inputs, step.outputs)
         for out in step.outputs:
             if not isinstance(values, Mapping) or out not in values:
@@ -248,7 +249,7 @@ class Subject:
 
 
 def wrong(s: Subject, data: Bytes, node: Tensor, want: NDArray[Any]) -> Iterator[str]:
-    """A sentence if `data` is not `want`, packed, as float32."""
+    """Yield a sentence if `data` is not `want`, packed, as float32."""
     expected: Values = np.ascontiguousarray(want, np.float32).reshape(-1)
     values = data.view(np.float32)
     right = np.abs(values - expected) <= TOLERANCE * np.abs(expected).max()  # False for NaN
@@ -258,12 +259,12 @@ def wrong(s: Subject, data: Bytes, node: Tensor, want: NDArray[Any]) -> Iterator
 
 
 def is_bytes(data: object) -> TypeGuard[Bytes]:
-    """Whether it is a one-dimensional uint8 array."""
+    """Return True if it is a one-dimensional uint8 array."""
     return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1
 
 
 def info(s: Subject) -> Iterator[str]:
-    """`info` must say what executes."""
+    """`info` must tell what executes."""
     info = s.backend.info()
     if not isinstance(info, DeviceInfo):
         raise Fault(f"{s.name}.info returned {kind(info)}; it must return a DeviceInfo.")
@@ -276,7 +277,7 @@ def info(s: Subject) -> Iterator[str]:
 
 
 def delegates(s: Subject) -> Iterator[str]:
-    """`delegates` must name adapters."""
+    """Each of `delegates` must name an adapter."""
     for name in s.backend.delegates:
         if name not in names():
             yield f"{s.name} has {name!r} in `delegates`; it must name adapters: {', '.join(names())}."
@@ -289,7 +290,7 @@ def supports_op(s: Subject) -> Iterator[str]:
 
 
 def supports_each(s: Subject) -> Iterator[str]:
-    """`supports` must answer for each node as `supports_op` does, whatever nodes are beside it."""
+    """`supports` must answer for each node as `supports_op` does, whatever the other nodes."""
     nodes = nodes_of_many_ops(s.shape)
     alone = map(s.backend.supports_op, nodes)
     other = (n for n, a, b in zip(nodes, s.backend.supports(Graph(nodes)), alone, strict=True) if a.ok is not b.ok)
@@ -304,7 +305,7 @@ def _answer_fault(s: Subject, node: Tensor) -> str:
     try:
         answer: object = s.backend.supports_op(node)
         again = s.backend.supports_op(node)
-    except Exception as e:  # noqa: BLE001  # an adapter's own fault
+    except Exception as e:  # noqa: BLE001  # the adapter's own bug
         return f"raised {error_text(e)} for {node}; it must say no, with the reason, and never raise."
     if not isinstance(answer, Support):
         return f"returned {kind(answer)} for {node}; it must return YES or no('the reason')."
@@ -334,7 +335,7 @@ PATHS = ("eager", "translated", "cached", "interpreted")
 
 
 def opens(s: Subject) -> Iterator[str]:
-    """`open` must give a session whose `read` shows the case's persistent tensors, and leave the case as it is."""
+    """`open` must return a session that reads the persistent tensors, and not change the case."""
     for one in s.trials():
         with s.open(one.case) as session:
             opaque = session.opaque()
@@ -383,14 +384,14 @@ def _held(s: Subject, session: Session, tensor: Tensor, want: Bytes, when: str) 
 
 
 def computes(s: Subject) -> Iterator[str]:
-    """`compute` must run a graph of one node; the arrays of `inputs` and of the case are read-only."""
+    """`compute` must run a one-node graph; the arrays of `inputs` and of the case are read-only."""
     for one in s.trials():
         with s.open(one.case) as session:
             yield from wrong(s, s.run(session, one.step)[0], one.node, one.expected())
 
 
 def computes_again(s: Subject) -> Iterator[str]:
-    """`compute` must run again in the same session, on other inputs."""
+    """`compute` must run again in the same session with other inputs."""
     for one in s.first():
         with s.open(one.case) as session:
             (first,) = s.run(session, one.step)
@@ -404,7 +405,7 @@ def computes_again(s: Subject) -> Iterator[str]:
 
 
 def packs(s: Subject) -> Iterator[str]:
-    """`compute` must give a transposed output that it supports."""
+    """`compute` must return a transposed output that it supports."""
     for one in s.first(BUILD.transpose):
         with s.open(one.case) as session:
             for sentence in wrong(s, s.run(session, one.step)[0], one.node, one.expected().T):
@@ -412,7 +413,7 @@ def packs(s: Subject) -> Iterator[str]:
 
 
 def _cache_case(shape: Shape, *, compute: bool = True) -> tuple[Case, Tensor, Tensor]:
-    """A case that writes row 2 of a cache of 4 rows from an input; the cache; the writing node."""
+    """Return a case that writes row 2 of a cache of 4 rows from an input; the cache; the node."""
     cache, x = new_tensor(F32, shape.k, 4, name="cache"), new_tensor(F32, shape.k, name="x")
     node = BUILD.cpy(x, BUILD.view_1d(cache, shape.k, 2 * cache.nb[1]))
     graph = build_forward_expand(node)
@@ -424,7 +425,7 @@ def _cache_case(shape: Shape, *, compute: bool = True) -> tuple[Case, Tensor, Te
 
 
 def writes_caches(s: Subject) -> Iterator[str]:
-    """`compute` must write into a cache through a view, as it says it can."""
+    """`compute` must write into a cache through a view if it supports that."""
     for compute in (True, False):
         case, cache, node = _cache_case(s.shape, compute=compute)
         step = case.steps[0]
@@ -451,7 +452,7 @@ def writes_caches(s: Subject) -> Iterator[str]:
 
 
 def holds_outputs(s: Subject) -> Iterator[str]:
-    """`compute` must run a node in place, as it says it can."""
+    """`compute` must run a node in place if it supports that."""
     x = new_tensor(F32, s.shape.k, s.shape.n, name="x")
     before = BUILD.add(x, x)
     after = BUILD.mul_inplace(before, x)
@@ -468,7 +469,7 @@ def holds_outputs(s: Subject) -> Iterator[str]:
 
 
 def keeps_apart(s: Subject) -> Iterator[str]:
-    """Two sessions must be open at a time."""
+    """Two sessions must be open at the same time."""
     for one in s.first():
         first, second = s.open(one.case), s.open(one.case)
         with first, second:
@@ -480,7 +481,7 @@ def keeps_apart(s: Subject) -> Iterator[str]:
 
 
 def witnesses(s: Subject) -> Iterator[str]:
-    """`witness` must say what ran."""
+    """`witness` must report what ran."""
     for one in s.first():
         with s.open(one.case) as session:
             s.run(session, one.step)
@@ -525,6 +526,6 @@ CHECKS: tuple[Check, ...] = (
     witnesses,
     closes,
 )
-"""In the order in which an author meets them; the docstring of each states the requirement."""
+"""Checks in the order in which an author meets them; the docstring of each is the requirement."""
 _FOUNDATIONS = frozenset({info, supports_op, supports_something, opens, computes})
-"""After a fault in one of these, later checks would only repeat it."""
+"""Checks whose faults make later checks redundant."""

@@ -25,7 +25,7 @@ from .strict import kind, plain
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The answer of `supports_op`: yes, or no with a reason."""
+    """Answer of `supports_op`: yes, or no with a reason."""
 
     ok: bool
     reason: str = ""
@@ -38,7 +38,7 @@ YES = Support(True)
 
 
 def no(reason: str) -> Support:
-    """No, with a reason: what the node has, and what the backend supports."""
+    """Refuse with a reason: what the node has, and what the backend supports."""
     return Support(False, reason)
 
 
@@ -55,7 +55,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class BufferType:
-    """One `ggml_backend_buffer_type`."""
+    """A `ggml_backend_buffer_type`."""
 
     name: str
     is_host: bool = True
@@ -65,10 +65,10 @@ class BufferType:
 
 @dataclass(slots=True)
 class Witness:
-    """Proof of what ran."""
+    """Record of what ran."""
 
     device: str
-    """The device that executed."""
+    """Device that executed."""
     path: str
     """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was reused), `interpreted`
     (translated, and run without compiling) or `split` (shared among backends)."""
@@ -79,38 +79,38 @@ class Witness:
     splits: int = 0
     copies: int = 0
     cache_bytes: int = 0
-    """Bytes that were moved into caches in all steps, in their own types; 0 if a backend does not count them."""
+    """Bytes moved into caches in all steps, in their own types; 0 if a backend does not count them."""
     bytes: dict[str, int] = field(default_factory=dict)
     """Buffer type or kind of memory -> bytes."""
     kernels: dict[str, int] = field(default_factory=dict)
     """Executed kernel or layer type -> count."""
     notes: list[str] = field(default_factory=list)
     stage: str = "run"
-    """The backend's stage that gave the values."""
+    """Stage of the backend that produced the values."""
     template: str = ""
     """Hash of the template of the last step; empty if a backend has none."""
     symbols: dict[str, int] = field(default_factory=dict)
     """Symbol of a lifted template -> its value in the last step."""
     views: dict[str, int] = field(default_factory=dict)
-    """How views were read and written (`slice`, `gather`, `concat`, `scatter`, `rows`) -> count."""
+    """Method of reading or writing views (`slice`, `gather`, `concat`, `scatter`, `rows`) -> count."""
     state: str = ""
-    """Where caches live: `bound` (inputs and outputs over a session's memory), `fused` or `slots` (variables of the
+    """Location of caches: `bound` (inputs and outputs over a session's memory), `fused` or `slots` (variables of the
     model); empty if a backend does not distinguish."""
     peak_compile_bytes: int | None = None
     """Largest rise of resident memory while compiling a graph; None if unknown or nothing was compiled."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Device -> seconds of computing, if several share a graph."""
     counters: dict[str, int] = field(default_factory=dict)
-    """What else a device counts of itself, such as `columns` of an array in use or `least_rows` of a kernel."""
+    """Other counters of a device, such as `columns` of an array in use or `least_rows` of a kernel."""
     promises: list[str] = field(default_factory=list)
-    """What the backend promises of its cost, whatever ran: `case.demands` lists the words."""
+    """Cost properties that the backend declares, whatever ran: `case.demands` lists them."""
     libraries: list[str] = field(default_factory=list)
-    """What computed: each library with its version, or its path. Where an adapter leaves it empty, the suite writes
-    what `DeviceInfo.versions` says; in a worker it adds what the adapter delegates to."""
+    """Libraries that computed: each with its version or path. If an adapter leaves it empty, the suite fills it from
+    `DeviceInfo.versions`; in a worker it adds the delegates of the adapter."""
 
 
 class Session(AbstractContextManager["Session"], ABC):
-    """One case on a backend: its weights and caches live here from step to step."""
+    """A case on a backend: its weights and caches persist here from step to step."""
 
     @abstractmethod
     def write(self, tensor: Tensor, data: Bytes) -> None:
@@ -118,7 +118,7 @@ class Session(AbstractContextManager["Session"], ABC):
 
     @abstractmethod
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor, exact to the bit, as ggml would hold them."""
+        """Return the bytes of a persistent tensor, bit-exact, as ggml would store them."""
 
     @abstractmethod
     def compute(
@@ -135,28 +135,27 @@ class Session(AbstractContextManager["Session"], ABC):
             outputs: nodes of `graph`.
 
         Raises:
-            BackendError: the backend failed; the message has its own words.
+            BackendError: the backend failed; the message quotes it.
         """
 
     @abstractmethod
     def witness(self) -> Witness:
-        """What ran in this session so far."""
+        """Return the record of what ran in this session so far."""
 
     def clock(self) -> float | None:
-        """Seconds of opening and of all `compute` calls, by a clock nearer to the device than the caller's; None if
-        equal.
+        """Return seconds of opening and all `compute` calls by a clock close to the device.
 
-        For a session in another process, or one that does on every call what an application does once: our ggml session
-        rebuilds its graph for each step, llama.cpp reuses one.
+        None if the caller's clock is as good. For a session in another process, or one that does on every call what an
+        application does once: our ggml session rebuilds its graph for each step, llama.cpp reuses one.
         """
         return None
 
     def opaque(self) -> frozenset[Tensor]:
-        """Persistent tensors inside the device, which `read` and `write` cannot reach; they are not checked."""
+        """Return persistent tensors that `read` and `write` cannot reach; they are not checked."""
         return frozenset()
 
     def close(self) -> None:
-        """Free memory. Called once."""
+        """Free memory; called once."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -165,57 +164,59 @@ class Session(AbstractContextManager["Session"], ABC):
 
 
 class Backend(ABC):
-    """One device in one execution mode.
+    """A device in one execution mode.
 
     The constructor takes the adapter's options as keyword strings (`name?key=value&key=value` on the command line). It
     raises `UnavailableError` if the machine lacks what it needs, `UsageError` for an unknown value.
     """
 
     isolate: ClassVar[bool] = False
-    """It must run in its own process, because a fault would kill the suite."""
+    """True if it must run in its own process, because a crash would kill the suite."""
     batch: ClassVar[int] = 1
-    """How many one-step cases to merge into one graph, for backends whose cost is per graph."""
+    """Number of one-step cases to merge into one graph, for backends whose cost is per graph."""
     stages: ClassVar[tuple[str, ...]] = ("run",)
-    """Stages whose values are available; the last, `run`, is the whole. A backend with more than one takes the option
-    `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
+    """Stages whose values are available; the last, `run`, is the complete run. A backend with more than one takes the
+    option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
     threads: int | None = None
-    """How many threads compute, if known: a single one is measured on a processor of its own."""
+    """Number of compute threads, if known; a single one is measured pinned to a processor."""
     fragile: bool = False
-    """What it frees may break its process later: each trajectory gets a new one, where it has one of its own."""
+    """True if memory that it frees may break its process later: each trajectory gets a new process, if it has its
+    own."""
     fixed_graphs: ClassVar[bool] = False
-    """Its sessions compute the graphs of the opened case only, as they are there, and no other in their memory."""
+    """True if its sessions compute only the unchanged graphs of the opened case."""
     by_case: bool = True
-    """An adapter's own `supports_case` and `arithmetic_in` answer by the case; else nobody sends it one to ask."""
+    """True if an adapter's own `supports_case` and `arithmetic_in` depend on the case; else they are not called with
+    one."""
     places: ClassVar[frozenset[str] | None] = None
     """Options that name a file, folder, library or address: a case file must not choose them for the user. None:
-    unknown, so every option whose name suggests a place counts."""
+    unknown, so every option with such a name counts."""
     builds: ClassVar[frozenset[str]] = frozenset()
-    """Options that name a build of ggml, by any name that `builds.source.locate` reads; the adapter gets its path."""
+    """Options that name a build of ggml, in any format of `builds.source.locate`; the adapter gets its path."""
     delegates: ClassVar[Sequence[str]] = ()
     """Names of other adapters (`ggml`) that compute for this one, or that it derives from; `ggml` also for any library
-    of ggml that it opens. They stand in its witness. In a worker, another adapter or a ggml library that is not named
-    here makes the cases of a third party's adapter VACUOUS."""
+    of ggml that it opens. They are listed in its witness. In a worker, another adapter or a ggml library that is not
+    named here makes the cases of a third party's adapter VACUOUS."""
     audited: ClassVar[Mapping[str, str]] = {}
-    """Options that an audit adds: with them the adapter detects more faults, but takes longer."""
+    """Options that an audit adds: with them the adapter detects more bugs, but takes longer."""
 
     @abstractmethod
     def info(self) -> DeviceInfo:
-        """What executes, with versions."""
+        """Return what executes, with versions."""
 
     @abstractmethod
     def supports_op(self, node: Tensor) -> Support:
-        """Whether `node` can run here, judged by op, types, shapes, strides and op_params: never by data."""
+        """Decide by op, types, shapes, strides and op_params, never by data, if `node` can run."""
 
     @abstractmethod
     def open(self, case: Case) -> Session:
         """Allocate and fill the case's persistent tensors."""
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` for every node, in order; a single round trip to a backend in another process."""
+        """Return `supports_op` for each node; one round trip to a backend in another process."""
         return [self.supports_op(node) for node in graph]
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """The device's own `supports` while the leaf `tensor` and its views lie in the `buffer`-th of `buffer_types`.
+        """Return `supports` while leaf `tensor` is in the `buffer`-th of `buffer_types`.
 
         llama.cpp asks this to decide where a weight goes. With one buffer type it equals `supports`.
         """
@@ -223,37 +224,37 @@ class Backend(ABC):
         return self.supports(graph)
 
     def supports_case(self, case: Case) -> Support:
-        """Whether the steps of `case`, whose nodes are all supported, can run one after the other.
+        """Decide if the steps of `case`, whose nodes are supported, can run one after the other.
 
-        A device that runs whole models, not graphs, may refuse: it may support only one sequence, or only going
-        forward.
+        A device that runs whole models, not graphs, may refuse: it may support only one sequence, or only increasing
+        positions.
         """
         del case
         return YES
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """Kinds of memory for weights, the default first."""
+        """Return the kinds of memory for weights, default first."""
         return [BufferType("default")]
 
     def arithmetic(self) -> Arithmetic:
-        """How it rounds; exact unless declared."""
+        """Return how it rounds; exact unless declared."""
         return EXACT
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """How it rounds when it runs `case`; differs from `arithmetic` only if several devices share the nodes."""
+        """Return how it rounds for `case`; only devices that share nodes differ from `arithmetic`."""
         del case
         return self.arithmetic()
 
     def computing_in(self, arithmetic: Arithmetic) -> Backend:
-        """A backend that computes in `arithmetic`; UsageError unless it is a reference."""
+        """Return a backend that computes in `arithmetic`; UsageError unless it is a reference."""
         raise UsageError(f"{type(self).__name__} cannot imitate another backend's arithmetic ({arithmetic.name})")
 
     def close(self) -> None:  # noqa: B027  # most backends hold nothing
-        """Release the device. Called once."""
+        """Release the device; called once."""
 
 
 def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) -> dict[str, JSON]:
-    """A record of this module as strict JSON; BackendError names a field that is no JSON or too large."""
+    """Encode a record as strict JSON; BackendError names a field that is invalid or too large."""
     kinds = (Support, Arithmetic, DeviceInfo, BufferType, Witness)
     kind_of = next((c for c in kinds if isinstance(value, c)), None)
     if kind_of is None:
@@ -276,11 +277,11 @@ _WITNESS: dict[str, _Check] = {
     ),
     "peak_compile_bytes": ("a whole number or None", lambda v: v is None or type(v) is int),
 }
-"""Field of a witness -> what it holds, and the check."""
+"""Field of a witness -> type of its value, and the check."""
 
 
 def plain_witness(witness: object) -> Witness:
-    """A copy of an adapter's witness with checked fields; BackendError names a field of the wrong kind."""
+    """Copy an adapter's witness; BackendError names a field of the wrong type."""
     if not isinstance(witness, Witness):
         raise BackendError(f"a Witness expected, {kind(witness)} found")
     fields = describe(witness)
@@ -292,7 +293,7 @@ def plain_witness(witness: object) -> Witness:
 
 
 def class_faults(adapter: object, name: str) -> Iterator[str]:
-    """Why `adapter` is no usable adapter class, one sentence each; `check_adapter` and `registry` report them."""
+    """Yield a sentence for each fault that makes `adapter` an unusable adapter class."""
     if not (isinstance(adapter, type) and issubclass(adapter, Backend)):
         yield (
             f"{name} is no class that derives from conformance.backend.interface.Backend; derive it from that, or from "

@@ -1,7 +1,7 @@
-"""The base of backends that run node by node: the adapter gives a table op -> kernel, this module runs the graph.
+"""Base of backends that run node by node from a table op -> kernel.
 
-A kernel is `f(node, dst, src)` over arrays as `tensor.strided` gives them: any stride, block types as raw blocks. It
-writes `node`'s value into `dst`; it never sees a buffer, a session or another node.
+A kernel is `f(node, dst, src)` over arrays from `tensor.strided`: any stride, block types as raw blocks. It writes
+`node`'s value into `dst`; it never sees a buffer, a session or another node.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes, p
 from .interface import YES, Backend, Session, Support, Witness, no
 
 Raw = NDArray[Any]
-"""A tensor's elements in place, as `tensor.strided` shows them."""
+"""Elements of a tensor in place, as from `tensor.strided`."""
 Sources = Sequence[Raw | None]
-"""The elements of `node.src`, absent where ggml has NULL."""
+"""Elements of `node.src`; None where ggml has NULL."""
 Kernel = Callable[[Tensor, Raw, Sources], None]
 
 
 class KernelBackend(Backend):
-    """A backend that is a table of kernels; an adapter only provides `name` and `kernels`."""
+    """A backend with a table of kernels; an adapter only provides `name` and `kernels`."""
 
     name: str = "kernel"
-    """The device in a witness."""
+    """Device in a witness."""
 
     @abstractmethod
     def kernels(self) -> Mapping[str, Kernel]:
-        """Op -> its kernel; view ops need none."""
+        """Return op -> its kernel; view ops need none."""
 
     def refuses(self, node: Tensor) -> str:
-        """Why the kernel of `node.op` cannot run `node`; empty if it can."""
+        """Return why the kernel of `node.op` cannot run `node`; empty if it can."""
         del node
         return ""
 
     def supports_op(self, node: Tensor) -> Support:
-        """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
+        """Accept view ops and ops of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
         reason = self.refuses(node) if node.op in self.kernels() else f"{self.name} has no kernel for it"
         return no(f"{node.op}: {reason}") if reason else YES
 
     def open(self, case: Case) -> KernelSession:
-        """Copies of the case's persistent tensors in host memory."""
+        """Copy the case's persistent tensors to host memory."""
         return KernelSession(self.name, self.kernels(), case)
 
 
 class KernelSession(Session):
-    """Runs graphs: persistent tensors are byte buffers, every other root gets a zeroed buffer per step."""
+    """Runs graphs over byte buffers: persistent ones, and zeroed ones per step for other roots."""
 
     def __init__(self, device: str, kernels: Mapping[str, Kernel], case: Case) -> None:
         self._kernels = kernels
@@ -77,11 +77,11 @@ class KernelSession(Session):
         held[:] = data
 
     def read(self, tensor: Tensor) -> Bytes:
-        """A copy of the bytes of a persistent tensor."""
+        """Return a copy of the bytes of a persistent tensor."""
         return self._held(tensor).copy()
 
     def witness(self) -> Witness:
-        """Counts each computed node and each executed kernel."""
+        """Return counts of computed nodes and executed kernels."""
         return self._witness
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class KernelSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the nodes in order and never write to `inputs`; BackendError if a kernel fails or is missing."""
+        """Run the nodes in order without writing to `inputs`; BackendError if a kernel fails."""
         buffers: dict[Tensor, Bytes] = {**self._persistent, **inputs}
         untouched = set(inputs)
         wanted = set(outputs)
@@ -126,7 +126,7 @@ class KernelSession(Session):
 
 
 def _buffer(root: Tensor, buffers: dict[Tensor, Bytes]) -> Bytes:
-    """The bytes of `root`, zeroed at first use so that uncomputed values are the same on every run."""
+    """Return the bytes of `root`, zeroed at first use for reproducible uncomputed values."""
     buffer = buffers.get(root)
     if buffer is None:
         buffer = buffers[root] = np.zeros(nbytes(root), np.uint8)

@@ -1,4 +1,4 @@
-"""Measure memory through the operating system (Linux); None where it gives no answer."""
+"""Memory measurements from the operating system (Linux); None where there is no answer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _RESET_PEAK = "5"
 
 
 def resident() -> int | None:
-    """Resident memory of this process in bytes: `VmRSS` of /proc/self/status."""
+    """Return resident memory of this process in bytes: `VmRSS` of /proc/self/status."""
     return _read("VmRSS")
 
 
 def held() -> int | None:
-    """Bytes of memory that are this process's own, without pages of files and what was freed."""
+    """Return bytes of this process's own memory, without file pages and freed memory."""
     trim()
     anonymous, shared = _read("RssAnon"), _read("RssShmem")
     return None if anonymous is None or shared is None else anonymous + shared
@@ -29,25 +29,25 @@ def held() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """By how many bytes a process rose; None where the system does not say."""
+    """Memory growth of a process in bytes; None if the system does not tell."""
 
     held: int | None
-    """Its own memory, from begin to end."""
+    """Growth of its own memory, from start to end."""
     peak: int | None
-    """Its resident memory, at most meanwhile."""
+    """Peak growth of its resident memory."""
 
 
 @final
 class Peak:
-    """The maximal rise of the process's resident memory, of all threads, during a `with` block.
+    """Peak rise of the process's resident memory, of all threads, during a `with` block.
 
-    Blocks may be nested. If the high-water mark cannot be reset, a block below an earlier peak has no answer. The reset
+    Blocks may be nested. If the high-water mark cannot be reset, a block below an earlier peak has no result. The reset
     also affects `getrusage`.
     """
 
     def __init__(self) -> None:
         self.bytes: int | None = None
-        """The answer, after the block; None if there is none."""
+        """Bytes after the block; None if there is no result."""
         self._start: int | None = None
         self._mark = 0
         self._top = 0

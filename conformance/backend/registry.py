@@ -22,7 +22,7 @@ from .strict import error_text
 
 GROUP = "conformance.backends"
 DISTRIBUTION = "ggml-conformance"
-"""Our distribution: its adapters are ours."""
+"""Our distribution, whose adapters are not third-party."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Parse `name` or `name?key=value&key=value`, with percent escapes (a plus is a plus); else UsageError."""
+        """Parse `name?key=value`, with percent escapes but no plus for a space; else UsageError."""
         name, _, query = text.partition("?")
         pairs = [pair.partition("=") for pair in query.split("&")] if query else []
         if not all(equals for _, equals, _ in pairs):
@@ -45,13 +45,13 @@ class Spec:
         return cls(name, options)
 
     def __str__(self) -> str:
-        """What `parse` reads as this spec."""
+        """Format the spec so that `parse` reads it back."""
         options = "&".join(f"{_escaped(k, '%&=')}={_escaped(v, '%&')}" for k, v in self.options)
         return f"{self.name}?{options}" if options else self.name
 
 
 def _escaped(text: str, signs: str) -> str:
-    """`text` with `signs`, and what no word of a command holds, as percent escapes."""
+    """Escape `signs`, and characters not allowed in a command's word, as percent escapes."""
     return "".join(f"%{ord(c):02X}" if c in signs or ord(c) < ord(" ") else c for c in text)
 
 
@@ -63,11 +63,12 @@ class Named:
     options: tuple[tuple[str, str], ...] = ()
     """Default options; those of a spec override them."""
     environment: tuple[tuple[str, str | None], ...] = ()
-    """Variables of its worker process, set before anything is loaded; None unsets one."""
+    """Environment variables of its worker process, set before anything is loaded; None unsets one."""
     where: str = ""
-    """The place of its definition, for messages."""
+    """Place of its definition, for messages."""
     chosen: bool = False
-    """The user named its file. Else the file lay in the current directory, and only `--backend` opens the name."""
+    """True if the user named its file. Else the file was in the current directory, and only `--backend` opens the
+    name."""
 
 
 _named: dict[str, Named] = {}
@@ -75,34 +76,34 @@ _provided: dict[str, type[Backend]] = {}
 
 
 def provide(name: str, cls: type[Backend]) -> None:
-    """Register a backend made of others; it is no adapter, so `names` does not list it."""
+    """Register a backend composed of others; `names` does not list it, as it is no adapter."""
     _provided[name] = cls
 
 
 def define(named: Mapping[str, Named]) -> None:
-    """Define these names beside the installed adapters, and forget those defined before."""
+    """Define these names in addition to the installed adapters, replacing earlier definitions."""
     _named.clear()
     _named.update(named)
     adapter.cache_clear()
 
 
 def defined() -> Mapping[str, Named]:
-    """The names defined by `define`."""
+    """Return the names defined by `define`."""
     return dict(_named)
 
 
 def pack() -> dict[str, Any]:
-    """The defined names as JSON, for another process."""
+    """Encode the defined names as JSON, for another process."""
     return {n: [d.adapter, d.options, d.environment, d.where] for n, d in _named.items()}
 
 
 def unpack(packed: Mapping[str, Any]) -> None:
-    """Define the names that `pack` gave in another process."""
+    """Define the names that `pack` encoded in another process."""
     define({n: Named(a, tuple(map(tuple, o)), tuple(map(tuple, e)), where) for n, (a, o, e, where) in packed.items()})
 
 
 def resolve(spec: Spec) -> Spec:
-    """The installed adapter behind `spec`, with all its options."""
+    """Return the installed adapter that `spec` names, with all its options."""
     named = _named.get(spec.name)
     if named is None:
         return spec
@@ -110,7 +111,7 @@ def resolve(spec: Spec) -> Spec:
 
 
 def environment(spec: Spec) -> Mapping[str, str | None]:
-    """Variables for the process of `spec`; None unsets one."""
+    """Return environment variables for the process of `spec`; None unsets one."""
     named = _named.get(spec.name)
     return {} if named is None else dict(named.environment)
 
@@ -121,7 +122,7 @@ def _installed() -> dict[str, str]:
 
 
 def _entry(name: str) -> EntryPoint | None:
-    """The entry point called `name`; ours if several distributions have one."""
+    """Return the entry point called `name`; ours if several distributions have one."""
     entries = [e for e in entry_points(group=GROUP) if e.name == name]
     return next((e for e in entries if _is_ours(e)), entries[0] if entries else None)
 
@@ -133,14 +134,14 @@ def _is_ours(entry: EntryPoint) -> bool:
 
 
 def third_party(spec: Spec) -> bool:
-    """Whether another distribution provides the adapter behind `spec`; does not import it."""
+    """Return True if another distribution provides the adapter of `spec`; does not import it."""
     name = resolve(spec).name
     entry = None if name in _provided else _entry(name)
     return entry is not None and not _is_ours(entry)
 
 
 def adapters_of_ours() -> dict[str, frozenset[str]]:
-    """Package of each adapter that comes along -> the names of its adapters."""
+    """Return package -> adapter names, of the adapters in this distribution."""
     found: dict[str, set[str]] = {}
     for e in entry_points(group=GROUP):
         if _is_ours(e):
@@ -149,12 +150,12 @@ def adapters_of_ours() -> dict[str, frozenset[str]]:
 
 
 def names() -> list[str]:
-    """Names of all installed adapters."""
+    """Return the names of all installed adapters."""
     return list(_installed())
 
 
 def is_taken(name: str) -> bool:
-    """True if `name` is an installed adapter or a backend made of others; no settings may define it."""
+    """Return True if `name` is an adapter or a composed backend: settings may not define it."""
     return name in _provided or name in _installed()
 
 
@@ -164,8 +165,9 @@ def _known() -> str:
 
 @cache
 def adapter(name: str) -> type[Backend]:
-    """The adapter class behind `name`; UsageError if nothing of that name is installed, UnavailableError if the adapter
-    cannot be imported here, or is no backend.
+    """Return the adapter class called `name`.
+
+    UsageError if it is not installed, UnavailableError if it cannot be imported here or is not a backend.
     """
     installed = _named[name].adapter if name in _named else name
     if installed in _provided:
@@ -187,8 +189,9 @@ def adapter(name: str) -> type[Backend]:
 
 
 def create(spec: Spec) -> Backend:
-    """A backend in this process; UsageError for an unknown name or option, UnavailableError if the machine lacks what
-    it needs or the adapter cannot be opened at all.
+    """Open a backend in this process.
+
+    UsageError for an unknown name or option; UnavailableError if the machine lacks what it needs or opening fails.
     """
     cls = adapter(spec.name)
     try:
@@ -209,7 +212,7 @@ def create(spec: Spec) -> Backend:
         return cls(**options)
     except (ConformanceError, KeyboardInterrupt):
         raise
-    except BaseException as e:  # as where it is imported
+    except BaseException as e:  # as on import
         raise UnavailableError(
             f"{spec}: its constructor raised {error_text(e)}; it must do without arguments, and raise UnavailableError "
             "where the machine lacks what it needs"
@@ -217,9 +220,9 @@ def create(spec: Spec) -> Backend:
 
 
 def build_of(spec: Spec) -> str:
-    """SHA-256 over the libraries that the options of a backend name; "" where they name none.
+    """Return the SHA-256 of the libraries that a backend's options name; "" if none.
 
-    UsageError for an unknown backend, UnavailableError for a build that is not here.
+    UsageError for an unknown backend, UnavailableError for a build that is not on this machine.
     """
     options = dict(resolve(spec).options)
     named = [options[key] for key in sorted(adapter(spec.name).builds) if options.get(key)]

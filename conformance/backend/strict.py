@@ -1,4 +1,4 @@
-"""Turn what an adapter returns into strict JSON of a bounded size, and into words for messages."""
+"""Convert adapters' return values to strict JSON of bounded size, and to text for messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import BackendError
 
 MAX_TEXT = 8192
-"""Characters of an adapter's text: a reason, a note, an exception's message."""
+"""Maximum characters of an adapter's text: a reason, a note, an exception's message."""
 _MARGIN = 256
 """Characters by which it may be longer: for words around it, and for its size."""
 MAX_ENTRIES = 4096
-"""Entries of a list or mapping."""
+"""Maximum entries of a list or mapping."""
 MAX_DEPTH = 8
-"""Nesting of lists and mappings."""
+"""Maximum nesting of lists and mappings."""
 MAX_MESSAGE = 2000
-"""Characters of an error's message, most of them from its beginning."""
+"""Maximum characters of an error's message, most of them from its beginning."""
 
 
 def shortened(text: str) -> str:
-    """`text`, or its first `MAX_TEXT` characters and its size; stable when applied twice."""
+    """Cut `text` to its first `MAX_TEXT` characters and its size; idempotent."""
     if len(text) <= MAX_TEXT + _MARGIN:
         return text
     size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"
@@ -31,8 +31,9 @@ def shortened(text: str) -> str:
 
 
 def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
-    """An adapter's `value`, called `where` in an error, as strict JSON of a bounded size: NumPy numbers become numbers,
-    long texts are cut. BackendError if it is no JSON, too large, or deeper than `depth`.
+    """Convert an adapter's `value` to strict JSON: NumPy numbers to numbers, long texts cut.
+
+    `where` names it in errors. BackendError if it is not JSON, too large, or deeper than `depth`.
     """
     if _easy(value):
         return value
@@ -53,7 +54,7 @@ def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
 
 
 def _easy(value: object) -> bool:
-    """Whether it is plain already: for speed alone."""
+    """Return True if it is plain already, for speed."""
     kind = type(value)
     return kind is int or kind is bool or value is None or (kind is str and len(value) <= MAX_TEXT)  # type: ignore[arg-type]  # a str
 
@@ -75,14 +76,14 @@ def _number(value: object, where: str) -> JSON:
 
 
 def kind(value: object) -> str:
-    """The kind of `value`, in words."""
+    """Describe the type of `value`."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def clip(text: str) -> str:
-    """`text` without its middle if it is longer than `MAX_MESSAGE`."""
+    """Cut the middle of `text` if it is longer than `MAX_MESSAGE`."""
     if len(text) <= MAX_MESSAGE:
         return text
     tail = MAX_MESSAGE // 4
@@ -90,7 +91,7 @@ def clip(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An error's type and, if it has one, its message."""
+    """Return an error's type and, if it has one, its message."""
     name = type(error).__name__
     try:
         text = " ".join(clip(str(error)).split()).rstrip(".")

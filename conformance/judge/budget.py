@@ -81,7 +81,7 @@ test of the op, up to `Rounding.products`. Other ops may not."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True, cancellation: float = 0.0) -> Budget:
-    """Return the tolerance of a node with correct sources for an expected value in `arithmetic`.
+    """Return the tolerance of a node with correct sources, expected in `arithmetic`.
 
     `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by the
     error of that change. `cancellation`: squared roundoffs that the sums of this product cost (`cancellations`).

@@ -355,11 +355,11 @@ def test_a_broken_adapter_gets_the_sentence_about_its_fault(fault: str) -> None:
 def test_a_missing_method_is_told_with_what_it_is_for() -> None:
     """Each method that the class lacks is one sentence, with the first line of its contract."""
     found = check_adapter(type("Empty", (Backend,), {}))
-    asked = "judged by op, types, shapes, strides and op_params: never by data."
+    asked = "by op, types, shapes, strides and op_params, never by data"
     assert found == [
-        "Empty has no method `info`; write it: What executes, with versions.",
+        "Empty has no method `info`; write it: Return what executes, with versions.",
         "Empty has no method `open`; write it: Allocate and fill the case's persistent tensors.",
-        f"Empty has no method `supports_op`; write it: Whether `node` can run here, {asked}",
+        f"Empty has no method `supports_op`; write it: Decide {asked}, if `node` can run.",
     ]
 
 

@@ -1,1 +1,1 @@
-"""The base of backends that compile graphs: plans, templates, symbolic shapes."""
+"""Base of backends that compile graphs: plans, templates, symbolic shapes."""

@@ -1,4 +1,4 @@
-"""The base of backends that compile a whole cgraph before it runs.
+"""Base of backends that compile a whole cgraph before it runs.
 
 An adapter provides a table op -> emitter, a memory for persistent tensors, and `translate`, which turns a `Plan` into a
 `Program`. The engine makes plans, caches programs by everything that they depend on, and runs them. It compiles a
@@ -34,29 +34,29 @@ class TracedPlan(Plan):
     """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
 
     own: tuple[Tensor, ...]
-    """The original tensors, in the order of `tensors`."""
+    """Original tensors, in the order of `tensors`."""
     bindings: tuple[int, ...]
-    """Of the original graph."""
+    """Bindings of the original graph."""
     assumptions: Mapping[Assumption, None]
-    """Comparisons so far."""
+    """Comparisons made so far."""
 
     def check_assumptions(self) -> None:
-        """Raise UnfitError if a comparison came out differently than in the original graph."""
+        """Raise UnfitError if a comparison has another outcome than in the original graph."""
         for a in self.assumptions:
             if not a.holds(self.bindings):
                 raise UnfitError(f"{a}, which does not hold for every graph of the template")
 
 
 class UnfitError(BackendError):
-    """A translation does not fit the graph that it is for."""
+    """A translation that does not fit its graph."""
 
 
 @dataclass(slots=True)
 class TemplateState:
-    """The state of one template."""
+    """State of one template."""
 
     graph: Graph
-    """A copy of the first graph."""
+    """Copy of the first graph."""
     digest: str
     template: Template | None = None
     program: Program | None = None
@@ -68,11 +68,11 @@ class TemplateState:
     kinds: set[Hashable] = field(default_factory=set)
     """`lift.kinds` of its graphs so far."""
     split: bool = False
-    """Graphs that it does not serve have a `TemplateState` per kind."""
+    """True if graphs that it does not serve have a `TemplateState` per kind."""
 
 
 class TemplateKey:
-    """A plan's key without values; caches its hash."""
+    """Key of a plan without values, with a cached hash."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -87,13 +87,13 @@ class TemplateKey:
         return isinstance(other, TemplateKey) and (other is self or other._parts == self._parts)
 
     def digest(self) -> str:
-        """A short name, the same on every machine."""
+        """Return a short name that is the same on every machine."""
         return hashlib.blake2b(repr(self._parts).encode(), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A plan's template and values."""
+    """Template and values of a plan."""
 
     template: TemplateKey
     row: tuple[int, ...]
@@ -103,7 +103,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, plan: Plan) -> Fingerprint:
-        """The fingerprint of `plan`."""
+        """Compute the fingerprint of `plan`."""
         parts, outputs = cast("tuple[tuple[tuple[Hashable, ...], ...], Hashable]", plan.key)
         template = (structure(plan.tensors, plan.graph.nodes), tuple([p[-2:] for p in parts]), outputs)
         return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
@@ -112,7 +112,7 @@ class Fingerprint:
 def lift_program(
     state: TemplateState, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]
 ) -> Program | None:
-    """Lift the template of `plan`, whose values are `row`, to serve `plan` too, and compile it; None if impossible."""
+    """Lift the template of `plan`, with values `row`, to serve it too; None if impossible."""
     if state.reason or state.lifts >= LIFTS:
         return None
     state.lifts += 1
@@ -139,7 +139,7 @@ def lift_program(
 
 
 def traced(template: Template, plan: Plan, row: tuple[int, ...], compared: Mapping[Assumption, None]) -> TracedPlan:
-    """`plan` with symbols, with the numbers of the template's most generic sample."""
+    """Return `plan` with symbols and the numbers of the template's most generic sample."""
     graph = template.traced()
     tensors = graph.tensors()
     index = {t: i for i, t in enumerate(tensors)}
@@ -155,11 +155,11 @@ class TranslatingBackend(Backend):
     """A backend that compiles graphs."""
 
     device: str = ""
-    """The device in a witness until a program reports what executed."""
+    """Device in a witness until a program reports what executed."""
     capacity: ClassVar[int] = 16
     """Size of the cache of compiled programs (least recently used out first)."""
     lifts: bool = False
-    """`translate` accepts plans with symbols, so that one program serves all graphs of a template."""
+    """True if `translate` accepts plans with symbols, so that one program serves all graphs of a template."""
     promises: tuple[str, ...] = ()
     """`Witness.promises`."""
 
@@ -169,43 +169,43 @@ class TranslatingBackend(Backend):
 
     @abstractmethod
     def emitters(self) -> Mapping[str, Emitter]:
-        """Op -> its emitter; view ops need none."""
+        """Return op -> its emitter; view ops need none."""
 
     @abstractmethod
     def memory(self, case: Case) -> Memory:
-        """A memory with the case's persistent tensors."""
+        """Make a memory with the case's persistent tensors."""
 
     @abstractmethod
     def translate(self, plan: Plan, memory: AnyMemory) -> Program:
         """Translate and compile; BackendError if the plan cannot be translated or compiled."""
 
     def refuses(self, node: Tensor) -> str:
-        """Why the emitter of `node.op` cannot translate `node`; empty if it can."""
+        """Return why the emitter of `node.op` cannot translate `node`; empty if it can."""
         del node
         return ""
 
     def bakes_weights(self, case: Case) -> bool:
-        """Whether weights become part of a program, which then serves only equal weights."""
+        """Return True if weights become part of a program, which then serves only equal weights."""
         return len(case.steps) > 1
 
     def role_of(self, case: Case, weight: Tensor) -> Role:
-        """Whether `weight` is a constant of programs (`weight`) or bound to them from the host's memory (`input`)."""
+        """Return `weight` for a constant of programs, `input` for a binding to host memory."""
         del weight
         return "weight" if self.bakes_weights(case) else "input"
 
     def supports_op(self, node: Tensor) -> Support:
-        """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
+        """Accept view ops and ops of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
         reason = self.refuses(node) if node.op in self.emitters() else "there is no emitter for it"
         return no(f"{node.op}: {reason}") if reason else YES
 
     def open(self, case: Case) -> TranslatingSession:
-        """A session with the case's persistent tensors in the backend's memory."""
+        """Open a session with the case's persistent tensors in the backend's memory."""
         return TranslatingSession(self, case)
 
     def program(self, plan: Plan, memory: Memory) -> Instance:
-        """The program for `plan` alone."""
+        """Return the program for `plan` alone."""
         program = self._programs.get(plan.key)
         if program is not None:
             self._programs.move_to_end(plan.key)
@@ -216,7 +216,7 @@ class TranslatingBackend(Backend):
         return Instance(program, hit=False)
 
     def instance(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Instance:
-        """A program for `plan`; that of its template, if the template occurred before with other values."""
+        """Return a program for `plan`: its template's, if it occurred before with other values."""
         row = fingerprint.row
         state = self._state(fingerprint.template, plan, fingerprint)
         instance = _instance(state, row)
@@ -257,7 +257,7 @@ class Instance:
 
     program: Program
     hit: bool
-    """The program existed already."""
+    """True if the program existed already."""
     template: str = ""
     symbols: tuple[str, ...] = ()
     bindings: tuple[int, ...] = ()
@@ -266,7 +266,7 @@ class Instance:
 
 
 def _instance(state: TemplateState, row: tuple[int, ...]) -> Instance | None:
-    """The lifted program of a template for the graph of these values."""
+    """Return the lifted program of a template for the graph with these values."""
     bindings = None if state.template is None else state.template.solve(row)
     if state.template is None or state.program is None or bindings is None:
         return None
@@ -275,13 +275,13 @@ def _instance(state: TemplateState, row: tuple[int, ...]) -> Instance | None:
 
 @dataclass(slots=True)
 class GraphState:
-    """A session's data about a graph."""
+    """Data of a session about a graph."""
 
     plan: Plan
     work: int
-    """Nodes computed."""
+    """Number of nodes computed."""
     snapshot: Snapshot
-    """The graph when it was planned."""
+    """Fields of the graph when it was planned."""
     held: tuple[Tensor, ...]
     """Persistent tensors that are inputs of its program."""
     instance: Instance | None = None
@@ -306,7 +306,7 @@ class TranslatingSession(Session):
         self._templates: dict[TemplateKey, TemplateKey] = {}
         self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._latest: dict[TemplateKey, tuple[tuple[int, ...], Instance]] = {}
-        """Per template, the latest values and their program."""
+        """Template -> the latest values and their program."""
         self._lifts = backend.lifts and len(case.steps) > 1
         self._graphs: WeakKeyDictionary[Graph, GraphState] = WeakKeyDictionary()
         if self._lifts:
@@ -314,7 +314,7 @@ class TranslatingSession(Session):
                 self._prepare(step.graph, step.outputs)
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
-        """Compute what depends on the graph alone."""
+        """Compute what depends on the graph only."""
         self._fingerprint(self._planned(graph, outputs))
 
     def _check(self, tensor: Tensor) -> None:
@@ -322,7 +322,7 @@ class TranslatingSession(Session):
             raise UsageError(f"{tensor}: a persistent tensor of the session's case expected")
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor; programs compiled with its old bytes no longer apply."""
+        """Set the bytes of a persistent tensor; invalidate programs compiled with its old bytes."""
         self._check(tensor)
         self._memory.write(tensor, data)
         if self._digests.pop(tensor, None) is not None:
@@ -330,16 +330,16 @@ class TranslatingSession(Session):
             self._latest.clear()
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor."""
+        """Return the bytes of a persistent tensor."""
         self._check(tensor)
         return self._memory.read(tensor)
 
     def witness(self) -> Witness:
-        """Counts of all steps so far; the adapter adds data of its device."""
+        """Return counts of all steps so far; the adapter adds data of its device."""
         return self._witness
 
     def programs(self) -> Iterable[Program]:
-        """Programs that ran in this session."""
+        """Return the programs that ran in this session."""
         return self._programs.values()
 
     def compute(
@@ -392,7 +392,7 @@ class TranslatingSession(Session):
         return self._digests[tensor]
 
     def _planned(self, graph: Graph, outputs: Sequence[Tensor]) -> GraphState:
-        """The state of `graph`; the previous one if neither the graph nor the outputs changed."""
+        """Return the state of `graph`; the previous one if graph and outputs are unchanged."""
         state = self._graphs.get(graph)
         wanted = tuple(outputs)
         if state is None or state.plan.outputs != wanted or not self._same(state):
@@ -403,7 +403,7 @@ class TranslatingSession(Session):
         return state
 
     def _same(self, state: GraphState) -> bool:
-        """Whether its graph is unchanged since it was planned."""
+        """Return True if its graph is unchanged since it was planned."""
         return state.snapshot.shows(state.plan.graph)
 
     def _new_plan(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
@@ -433,7 +433,7 @@ class TranslatingSession(Session):
         return Plan(graph, tensors, index, roles, wanted, (parts, tuple(index[t] for t in wanted)))
 
     def close(self) -> None:
-        """Forget the session's programs; the backend's cache keeps the latest."""
+        """Drop the session's programs; the backend's cache retains the latest."""
         self._programs.clear()
         self._graphs.clear()
         self._latest.clear()

@@ -1,12 +1,12 @@
-"""Find symbols for the numbers of several graphs of one template, and the expressions that give all other numbers.
+"""Find symbols for varying numbers of a template's graphs, and expressions for all others.
 
 Numbers that differ between the graphs, and every extent above 1 of an input, become symbols. The layout of most ops
-follows from running the op's rule on symbols. What an op leaves to its caller (`ne`, `nb` and offset of a view, `ne` of
-a reshape …) is searched among known numbers: strides and extents of the parent, products of them, symbols, symbols
-times or plus a constant; only if none fits it becomes a symbol of its own.
+follows from running the op's rule on symbols. A number that an op leaves to its caller (`ne`, `nb` and offset of a
+view, `ne` of a reshape …) is searched among known numbers: strides and extents of the parent, products of them,
+symbols, symbols times or plus a constant; only if none fits it becomes a symbol of its own.
 
-A wrong guess costs generality, never correctness: every number is checked against every graph, here and when a later
-graph is bound.
+A wrong guess costs generality, never correctness: every number is checked for every graph, here and when a later graph
+is bound.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ from .sym import Assumption, Expr, Op, Poly, Sym, Symbol, assumptions, derived, 
 SLOTS = 9
 """Numbers of one tensor in `lift.values`: ne, nb, view_offs."""
 ROUNDS = 16
-"""How often new facts about inputs are applied before the last result stands."""
+"""Maximum number of rounds that apply new facts about inputs."""
 Vec = tuple[int, ...]
 """One number in each of the graphs."""
 Product = tuple[int, tuple[int, ...]]
 """A factor and extents of inputs, by slot."""
 Relation = tuple[int, tuple[int, int, int]]
-"""The slot of an extent of an input; and the factor, slot of another extent, and summand that give it."""
+"""Slot of an input's extent; and factor, slot of another extent, and summand that give it."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """What one round learned about inputs for the next; slots are indices into `lift.values`."""
+    """Facts that a round learned about inputs for the next; slots index into `lift.values`."""
 
     frozen: set[int] = field(default_factory=set)
     """Extents of inputs that a rule fixes to a constant."""
     denied: set[tuple[int, int]] = field(default_factory=set)
-    """(extent of a view, extent of an input): different, though their numbers are the same."""
+    """(extent of a view, extent of an input) that differ, though their numbers are the same."""
     merged: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Extents of inputs that a rule ties to another: slot -> factor, the other's slot, summand."""
+    """Extents of inputs that a rule derives from another: slot -> factor, the other's slot, summand."""
     hints: dict[int, tuple[Product, ...]] = field(default_factory=dict)
     """Extents of views that follow from what is copied into them, as sums of products."""
 
     def count(self) -> int:
-        """The number of facts, which only grows."""
+        """Return the number of facts, which only grows."""
         return len(self.frozen) + len(self.denied) + len(self.merged) + len(self.hints)
 
 
 class Symbols:
-    """The symbols found so far, and their values in every graph, whose `lift.values` are `rows`."""
+    """Symbols found so far, and their values in every graph, whose `lift.values` are `rows`."""
 
     def __init__(self, rows: Sequence[Sequence[int]], n_tensors: int, facts: Facts) -> None:
         self.rows, self.facts = rows, facts
         self.how: list[Expr] = []
-        """Per symbol, its value as an expression of slots."""
+        """Value of each symbol as an expression of slots."""
         self.names: list[str] = []
-        """Per symbol, the field that introduced it."""
+        """Field that introduced each symbol."""
         self.bindings: list[list[int]] = [[] for _ in rows]
-        """Per graph, the value of every symbol."""
+        """Value of every symbol, by graph."""
         self.slot_of: dict[int, int] = {}
-        """Symbol of an extent of an input -> its slot."""
+        """Symbol of an input's extent -> its slot."""
         self.guesses: dict[int, list[int]] = {}
-        """Symbol -> slots that got it only because they have its number in all graphs."""
+        """Symbol -> slots assigned to it only because they have its number in all graphs."""
         self._views = SLOTS * n_tensors
         self._inputs: dict[int, Sym] = {}
 
     def vec(self, slot: int) -> Vec:
-        """The number in `slot` of every graph."""
+        """Return the number in `slot` of every graph."""
         return tuple(row[slot] for row in self.rows)
 
     def at(self, n: int) -> Vec:
-        """The value of `n` in every graph; empty if a divisor is 0 in one of them."""
+        """Return the value of `n` in every graph; empty if a divisor is 0 in one of them."""
         if not isinstance(n, Sym):
             return (n,) * len(self.rows)
         try:
@@ -83,7 +83,7 @@ class Symbols:
             return ()
 
     def fits(self, n: int, vec: Vec) -> bool:
-        """Whether `n` has the values `vec`."""
+        """Return True if `n` has the values `vec`."""
         return n == vec[0] and self.at(n) == vec
 
     def new(self, vec: Vec, how: Expr, name: str) -> Sym:
@@ -95,7 +95,7 @@ class Symbols:
         return symbol(len(self.how) - 1, vec[0])
 
     def input(self, slot: int) -> int:
-        """The extent of an input: a symbol if above 1, unless a fact says otherwise."""
+        """Return the extent of an input: a symbol if above 1, unless a fact tells otherwise."""
         vec = self.vec(slot)
         if max(vec) <= 1 or slot in self.facts.frozen:
             return vec[0]
@@ -111,10 +111,10 @@ class Symbols:
         return self._inputs[slot]
 
     def known(self, vec: Vec, slot: int, *, exact: bool = False) -> int | None:
-        """`vec` as a constant, a symbol, a symbol times a constant or, for an extent, plus one; None if it is none.
+        """Express `vec` as a constant, a symbol, its multiple or (extents) it plus a constant.
 
-        A position plus a constant is not tried: from 255 to 256 tokens n_kv grows by 256, and so does the offset of a
-        row of 256 elements.
+        None if it is neither. A position plus a constant is not tried: from 255 to 256 tokens n_kv grows by 256, and so
+        does the offset of a row of 256 elements.
         """
         symbols = [tuple(b[k] for b in self.bindings) for k in range(len(self.how))]
         if not differs(vec):
@@ -144,33 +144,33 @@ class Symbols:
         return None
 
     def _is_extent(self, how: Expr) -> bool:
-        """Whether `how` is the slot of an `ne`."""
+        """Return True if `how` is the slot of an `ne`."""
         return isinstance(how, Symbol) and how.index < self._views and how.index % SLOTS < MAX_DIMS
 
     def free(self, slot: int) -> int:
-        """The number in `slot`: as `known`, else a new symbol."""
+        """Return the number in `slot` as `known`, or as a new symbol."""
         vec = self.vec(slot)
         known = self.known(vec, slot)
         return self.new(vec, Symbol(slot), name_of(slot)) if known is None else known
 
 
 def name_of(slot: int) -> str:
-    """The field of a tensor that has its number in `slot`."""
+    """Return the name of the tensor field in `slot`."""
     return f"tensors[{slot // SLOTS}].{_FIELDS[slot % SLOTS]}"
 
 
 def differs(vec: Vec) -> bool:
-    """Whether a number differs between graphs."""
+    """Return True if a number differs between graphs."""
     return any(v != vec[0] for v in vec)
 
 
 def even(n: int) -> bool:
-    """Whether `n` is a polynomial of symbols, without `//` and `%`."""
+    """Return True if `n` is a polynomial of symbols, without `//` and `%`."""
     return all(isinstance(x, Symbol) for atoms in poly_of(n) for x in atoms)
 
 
 class Learner:
-    """Turns what op rules assert in one round into facts for the next: fixed extents of inputs, and equal ones."""
+    """Turns assertions of op rules into facts for the next round: fixed or equal extents."""
 
     def __init__(self, symbols: Symbols, index: Mapping[Tensor, int]) -> None:
         self._symbols, self._index = symbols, index
@@ -178,7 +178,7 @@ class Learner:
         self._bound: list[Relation] = []
 
     def learn(self, t: Tensor, a: Assumption) -> None:
-        """Use that the rule of `t` found two numbers equal which differ as expressions."""
+        """Learn that the rule of `t` found two numbers equal which differ as expressions."""
         zero = derived(a.expr, self._symbols.bindings[0])
         if set(self._symbols.at(zero)) != {0} or a.held is (a.op == "<"):
             return
@@ -194,7 +194,7 @@ class Learner:
             self._relate(linear, poly.get((), 0), self._equal if a.op == "==" else self._bound)
 
     def _freeze(self, t: Tensor, k: int) -> None:
-        """Symbol `k` must be constant; or, if a view before `t` got it only for its number, that guess was wrong."""
+        """Fix symbol `k` to a constant, or reject it as a wrong guess for a view before `t`."""
         if differs(tuple(b[k] for b in self._symbols.bindings)):
             return
         guesses: dict[int, list[int]] = {}
@@ -209,7 +209,7 @@ class Learner:
         self._symbols.facts.frozen.add(self._symbols.slot_of[k])
 
     def _relate(self, linear: dict[int, int], rest: int, to: list[Relation]) -> None:
-        """Of two symbols with `n * x + m * y + rest == 0`, derive one from the other; if possible, the later."""
+        """Derive one of two symbols with `n * x + m * y + rest == 0`, if possible the later."""
         for k, other in (sorted(linear, reverse=True), sorted(linear)):
             if linear[k] in {1, -1}:
                 sign = -linear[k]
@@ -217,7 +217,7 @@ class Learner:
                 return
 
     def merge(self) -> bool:
-        """Accept relations between inputs as facts; equalities first, then bounds that are reached."""
+        """Accept relations between inputs as facts: equalities first, then bounds that are reached."""
         return sum(self._merge(*r) for r in self._equal) > 0 or sum(self._merge(*r) for r in self._bound) > 0
 
     def _merge(self, slot: int, relation: tuple[int, int, int]) -> bool:
@@ -230,7 +230,7 @@ class Learner:
         return True
 
     def _unmodulo(self, poly: Poly) -> Poly:
-        """`x - y` for `x % y`, if both are the same number in every graph: REPEAT by 1."""
+        """Return `x - y` for `x % y` if both are the same number in every graph: REPEAT by 1."""
         atoms = next(iter(poly))
         if len(poly) == 1 and len(atoms) == 1 and isinstance(atoms[0], Op) and atoms[0].op == "%":
             x, y = (derived(e, self._symbols.bindings[0]) for e in (atoms[0].left, atoms[0].right))
@@ -283,7 +283,7 @@ def factor(
 
 
 class Factoring:
-    """Rounds over all tensors, each with what the earlier ones learned."""
+    """Rounds over all tensors, each with the facts of the earlier ones."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class Factoring:
         self.symbols = Symbols(rows, len(tensors), self._facts)
 
     def learns(self) -> bool:
-        """One round, inputs first, so that other numbers can be found among their symbols; whether it brought facts."""
+        """Run a round, inputs first so that others can use their symbols; True if it found facts."""
         before = self._facts.count()
         self.symbols = Symbols(self._rows, len(self._tensors), self._facts)
         self._learner = Learner(self.symbols, self._index)
@@ -336,7 +336,7 @@ class Factoring:
                 _, t.ne, t.nb, _, t.view_offs = rule.layout(t)
                 rule.check_run(t)
             except GraphError:
-                return  # no legal node: its numbers are factored one by one
+                return  # an invalid node: its numbers are factored one by one
         for a in asserted:
             self._learner.learn(t, a)
 
@@ -349,7 +349,7 @@ class Factoring:
         t.ne, t.nb, t.view_offs = _dims(row[:4]), _dims(row[4:8]), row[8]
 
     def _split(self, i: int, a: Tensor) -> Dims:
-        """`ne` of a reshape of `a`: dimensions that split or join those of `a` between common boundaries."""
+        """Return `ne` of a reshape of `a`: dimensions split or joined between common boundaries."""
         vecs = [self.symbols.vec(SLOTS * i + d) for d in range(MAX_DIMS)]
         bounds: list[int] = []
         for n in a.ne:
@@ -366,7 +366,7 @@ class Factoring:
         return _dims(out)
 
     def _segment(self, i: int, ds: Iterable[int], vecs: Sequence[Vec], product: int, out: list[int]) -> None:
-        """Extents `ds` that multiply to `product`."""
+        """Set the extents `ds` that multiply to `product`."""
         if not isinstance(product, Sym):
             return
         big = [d for d in ds if max(vecs[d]) > 1]
@@ -393,7 +393,7 @@ class Factoring:
             t.view_offs = a.view_offs + self._offset(i, a)
 
     def _step(self, vec: Vec, a: Tensor) -> int | None:
-        """A stride of a view: one of its parent's, or a constant inside a constant one."""
+        """Return a stride of a view: one of its parent's, or a constant inside a constant one."""
         for n in a.nb:
             if self.symbols.fits(n, vec):
                 return n
@@ -402,10 +402,9 @@ class Factoring:
     def _extent(
         self, i: int, d: int, ne: Sequence[Vec], nb: Sequence[Vec], steps: Sequence[int | None], a: Tensor
     ) -> int:
-        """An extent of a view: its parent's at the same stride, what fills the next stride or the parent, or a free
-        one.
+        """Return an extent of a view: its parent's, one that fills a stride or parent, or free.
 
-        The parent's only if the next stride is the parent's too: a view of a cache may be transposed.
+        It is the parent's only if the next stride is the parent's too: a view of a cache may be transposed.
         """
         slot, step = SLOTS * i + d, steps[d]
         hint = self.symbols.facts.hints.get(slot)
@@ -428,7 +427,7 @@ class Factoring:
         return self.symbols.free(slot)
 
     def _stride(self, i: int, d: int, vec: Vec, steps: Sequence[int | None], extents: Sequence[int], a: Tensor) -> int:
-        """A stride of a view that its parent lacks: the end of another dimension, or a multiple of a stride."""
+        """Return a stride of a view that its parent lacks: a dimension's end, or a multiple."""
         inner = [s * n for s, n in zip(steps[:d], extents, strict=False) if s is not None]
         for n in (*reversed(inner), *(s * m for s, m in zip(a.nb, a.ne, strict=True)), *a.nb):
             if self.symbols.fits(n, vec):
@@ -440,7 +439,7 @@ class Factoring:
         return self.symbols.free(slot) if multiple is None else multiple
 
     def _offset(self, i: int, a: Tensor) -> int:
-        """The offset of a view in its parent: a multiple of the parent's strides plus a constant."""
+        """Return the offset of a view: a multiple of the parent's strides plus a constant."""
         slot = self._offsets[i]
         vec = self.symbols.vec(slot)
         name = f"tensors[{i}].view_offs"
@@ -454,7 +453,7 @@ class Factoring:
         return self.symbols.new(vec, Symbol(slot), name) if multiple is None else multiple
 
     def _multiple(self, vec: Vec, a: Tensor, slot: int, name: str) -> int | None:
-        """`vec` as `k * nb + c`, for the longest of `a`'s strides with the same `c` in every graph."""
+        """Express `vec` as `k * nb + c` of `a`'s longest stride with equal `c` in all graphs."""
         where = SLOTS * self._index[a] + 4
         for k in sorted(range(MAX_DIMS), key=lambda k: -int(a.nb[k])):
             unit = self.symbols.at(a.nb[k])

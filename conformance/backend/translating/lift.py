@@ -1,7 +1,7 @@
-"""Templates: what stays the same between the cgraphs of a trajectory, and symbols for what changes.
+"""Templates: the constant part of a trajectory's cgraphs, and symbols for the varying part.
 
 The template of a graph is its ops, `op_params`, types, flags, edges, roles, persistent tensors and outputs; its values
-are every `ne`, `nb` and `view_offs`. Whether an extent is 0, 1 or more, and the order of strides, belong to the
+are every `ne`, `nb` and `view_offs`. The class of each extent (0, 1 or more) and the order of strides belong to the
 template, so that broadcasting and permutation never change within one. Exception: GET_ROWS may pick one or more rows of
 a computed tensor, the tokens of a batch whose results are wanted. `lift` finds symbols that determine all values; a
 program compiled with these as arguments serves each graph that `Template.bind` can bind. Tensor names are never read.
@@ -27,7 +27,7 @@ OFFSET_PARAMS = 2
 
 
 def values(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """`ne`, `nb`, `view_offs` of every tensor in order, then the offset from `src[0]` of every VIEW."""
+    """Return `ne`, `nb`, `view_offs` of each tensor in order, then the offsets of VIEWs."""
     out: list[int] = []
     for t in tensors:
         out += t.ne
@@ -38,7 +38,7 @@ def values(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Hashable, ...]:
-    """What a template fixes of each tensor: `tensors` is `Graph.tensors()`, edges are indices into it."""
+    """Return what a template fixes of each tensor; edges are indices into `tensors`."""
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(tensors)}
     index[None] = -1
     computed = set(nodes)
@@ -60,15 +60,15 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
 
 
 def kinds(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """What `structure` leaves open: for each tensor of `row_selectors`, which extents are 0, 1 or more."""
+    """Return the class of each extent (0, 1, more) of `row_selectors`, which `structure` omits."""
     loose = row_selectors(tensors)
     return tuple([_kind(t.ne) for t in tensors if t in loose])
 
 
 def row_selectors(tensors: Sequence[Tensor]) -> set[Tensor]:
-    """Leaves used only to select rows of a computed tensor in GET_ROWS, and all tensors that depend on them.
+    """Return leaves that only select rows of a computed tensor, and what depends on them.
 
-    Each row is computed by itself, so one row is no special case of many; if an op or an emitter treats it as one,
+    Each row is computed independently, so one row is no special case of many; if an op or an emitter treats it as one,
     guards detect that.
     """
     ids: set[Tensor] = set()
@@ -94,12 +94,12 @@ def _kind(ne: Dims) -> tuple[int, ...]:
 
 
 def _order(nb: Dims) -> tuple[int, ...] | None:
-    """Dimensions by stride; None for the usual order."""
+    """Return dimensions in order of stride; None for the usual order."""
     return None if nb[0] <= nb[1] <= nb[2] <= nb[3] else tuple(sorted(range(MAX_DIMS), key=nb.__getitem__))
 
 
 def lift(graphs: Sequence[Graph], inputs: Collection[Tensor]) -> Template:
-    """The template of `graphs`, with symbols that determine their values.
+    """Return the template of `graphs`, with symbols that determine their values.
 
     Args:
         graphs: one or more of one template; the more they differ, the fewer coincidences become rules.
@@ -107,7 +107,7 @@ def lift(graphs: Sequence[Graph], inputs: Collection[Tensor]) -> Template:
             become symbols even if all graphs have the same.
 
     Raises:
-        UsageError: the graphs are not of one template.
+        UsageError: the graphs have different templates.
     """
     first = graphs[0].tensors()
     kind = structure(first, graphs[0].nodes)
@@ -156,8 +156,9 @@ def _new_template(
 
 
 def _coincidences(t: Tensor) -> Iterable[Assumption]:
-    """Facts that may hold for a graph's numbers, not for the expressions: an extent of 1, no gap between dimensions, a
-    view of the whole root.
+    """Return facts that may hold for a graph's numbers but not for the expressions.
+
+    Facts are an extent of 1, no gap between dimensions, a view of the whole root.
     """
     diffs = [n - 1 for n in t.ne]
     diffs += [t.nb[d] * t.ne[d] - t.nb[d + 1] for d in range(1, MAX_DIMS - 1) if t.ne[d + 1] > 1]
@@ -169,14 +170,14 @@ def _coincidences(t: Tensor) -> Iterable[Assumption]:
 
 
 def copied(graph: Graph) -> Graph:
-    """A copy of `graph` with its leaves; `tensors()` has the same order."""
+    """Copy `graph` with its leaves; `tensors()` has the same order."""
     tensors = graph.tensors()
     new = dict(zip(tensors, _copies(tensors), strict=True))
     return Graph(new[n] for n in graph)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of `tensors` with the edges between them."""
+    """Copy `tensors` with the edges between them."""
     new = {t: Tensor(t.type, t.ne, t.nb, t.op, t.op_params, (), None, t.view_offs, t.flags, t.name) for t in tensors}
     for t, c in new.items():
         c.src = tuple(None if s is None else new[s] for s in t.src)
@@ -188,7 +189,7 @@ Row = tuple[int, ...]
 
 
 def _pick(places: Sequence[int]) -> Callable[[Row], Row]:
-    """Selects some items of a tuple, fast."""
+    """Return a fast function that selects items of a tuple."""
     return itemgetter(*places) if len(places) > 1 else lambda row: tuple([row[k] for k in places])
 
 
@@ -197,28 +198,26 @@ class Template:
     """Graphs that differ only in the values of `symbols`."""
 
     symbols: tuple[str, ...]
-    """The field that introduced each symbol, such as `tensors[3].ne[1]` of `Graph.tensors()`."""
+    """Field that introduced each symbol, such as `tensors[3].ne[1]` of `Graph.tensors()`."""
     structure: tuple[Hashable, ...]
     samples: tuple[tuple[int, ...], ...]
     """`values` of the graphs that it was lifted from."""
     inputs: frozenset[int]
     tensors: tuple[Tensor, ...]
-    """Copies of the first graph's, with symbols."""
+    """Copies of the first graph's tensors, with symbols."""
     nodes: tuple[int, ...]
     how: tuple[Expr, ...]
     """Each symbol as an expression of `values`."""
     exprs: tuple[Expr, ...]
     """Each of `values` as an expression of the symbols."""
     guards: tuple[Assumption, ...]
-    """Comparisons that must come out the same."""
+    """Comparisons whose outcome must be the same."""
     generic: tuple[int, ...]
     """Bindings of the sample with the fewest coincidences (such as a view of its whole root)."""
 
     @cached_property
     def _solver(self) -> tuple[Callable[[Row], Row], Row, Callable[[Row], Row], tuple[Expr, ...], Callable[[Row], Row]]:
-        """For `solve`: picks the constant values, and these; picks the varying ones; their distinct expressions; and
-        picks of these the one of each varying value.
-        """
+        """Data for `solve`: pick constants; their values; pick varying ones; their expressions."""
         moving = [k for k, e in enumerate(self.exprs) if not isinstance(e, Const)]
         fixed = _pick([k for k, e in enumerate(self.exprs) if isinstance(e, Const)])
         place = {e: j for j, e in enumerate(dict.fromkeys(self.exprs[k] for k in moving))}
@@ -226,12 +225,12 @@ class Template:
         return fixed, fixed(self.samples[0]), _pick(moving), tuple(place), where
 
     def bind(self, graph: Graph) -> tuple[int, ...] | None:
-        """The symbols' values in `graph`; None if it is no instance of the template."""
+        """Return the symbols' values in `graph`; None if it is not an instance of the template."""
         tensors = graph.tensors()
         return self.solve(values(tensors)) if structure(tensors, graph.nodes) == self.structure else None
 
     def solve(self, row: tuple[int, ...]) -> tuple[int, ...] | None:
-        """`bind` for the `values` of a graph that is known to have the template's structure, roles and outputs."""
+        """Bind the `values` of a graph that has the template's structure, roles and outputs."""
         fixed, constants, moving, distinct, where = self._solver
         if len(row) != len(self.exprs) or fixed(row) != constants:
             return None
@@ -245,7 +244,7 @@ class Template:
         return bindings
 
     def refine(self, graph: Graph) -> Template:
-        """Lift again with one more graph, which this template does not bind; UsageError if it is of another."""
+        """Lift again with one more graph that does not bind; UsageError for another template."""
         tensors = graph.tensors()
         if structure(tensors, graph.nodes) != self.structure:
             raise UsageError("a graph of the same template expected, but ops, parameters, types, edges or kinds differ")
@@ -255,12 +254,13 @@ class Template:
         return _new_template(self.structure, rows, self.inputs, plain, self.nodes)
 
     def guarded(self, assumptions: Iterable[Assumption]) -> Template:
-        """The same with more guards: what a walk over the traced graph compared (`sym.assumptions`)."""
+        """Add guards: comparisons made on the traced graph (`sym.assumptions`)."""
         return replace(self, guards=tuple(dict.fromkeys((*self.guards, *assumptions))))
 
     def traced(self, graph: Graph | None = None) -> Graph:
-        """A copy of `graph` (None: of the most generic sample, to compile from) with `Sym` for all varying numbers and
-        the same order of `tensors()`; UsageError if it is no instance of the template.
+        """Copy `graph`, or the most generic sample, with `Sym` for all varying numbers.
+
+        `tensors()` has the same order. UsageError if it is not an instance of the template.
         """
         bindings = self.generic if graph is None else self.bind(graph)
         if bindings is None:

@@ -1,6 +1,4 @@
-"""Plans, programs and memory: what a translating backend compiles, the result, and where its persistent tensors
-live.
-"""
+"""Plans, programs and memory of translating backends."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
 Role = Literal["input", "weight", "cache"]
-"""The role of a leaf in a program: bound at every run, compiled in as a constant, or state that a step writes."""
+"""Role of a leaf in a program: bound at every run, compiled in as a constant, or state that a step writes."""
 Emitter = Callable[[Any, Tensor], None]
 """`f(context, node)`: translate `node`, and store its value in the context."""
 
@@ -40,10 +38,10 @@ class Plan:
         object.__setattr__(self, "caches", tuple([t for t, r in self.roles.items() if r == "cache"]))
 
     def check_assumptions(self) -> None:
-        """Call this before compiling: BackendError if the translation depends on numbers other than this graph's."""
+        """Check before compiling; BackendError if the translation depends on other graphs' numbers."""
 
     def computed(self) -> Iterator[Tensor]:
-        """The computing nodes in order; BackendError if one reads a tensor that the graph does not compute."""
+        """Yield computing nodes in order; BackendError if one reads a tensor that is not computed."""
         dead = {n for n in self.graph if n.view_src is None and n.op not in VIEW_OPS and not n.flags & FLAG_COMPUTE}
         for node in self.graph:
             if not computes(node):
@@ -55,10 +53,10 @@ class Plan:
 
 
 class Snapshot:
-    """The fields of a graph at one time: a caller may build its next graph in the same objects.
+    """Fields of a graph at one time: a caller may build its next graph in the same objects.
 
-    Its tensors become `_Watched`. To compare 700 takes 0.3 ms, most of what a step of a small model costs the host, so
-    it is done only where a field of any watched tensor was set since.
+    Its tensors become `_Watched`. Comparing 700 takes 0.3 ms, most of what a step of a small model costs the host, so
+    it is done only if a field of any watched tensor was set since.
     """
 
     __slots__ = ("_at", "_held", "_nodes", "_tensors")
@@ -73,7 +71,7 @@ class Snapshot:
         self._held = list(map(_FIELDS, self._tensors))
 
     def shows(self, graph: Graph) -> bool:
-        """Whether `graph` has the same nodes and fields still."""
+        """Return True if `graph` still has the same nodes and fields."""
         if self._nodes != graph.nodes:
             return False
         at = _Watched.changes[0]
@@ -84,7 +82,7 @@ class Snapshot:
 
 
 class _Watched(Tensor):
-    """A tensor that counts whenever a field of any of its kind is set."""
+    """A tensor that counts whenever a field of any watched tensor is set."""
 
     __slots__ = ()
     changes: ClassVar[list[int]] = [0]
@@ -98,7 +96,7 @@ _FIELDS = attrgetter("src", "ne", "nb", "view_offs", "op", "op_params", "type", 
 
 
 class Memory(ABC):
-    """Where a session's persistent tensors live between steps."""
+    """Storage of a session's persistent tensors between steps."""
 
     @abstractmethod
     def write(self, tensor: Tensor, data: Bytes) -> None:
@@ -106,15 +104,15 @@ class Memory(ABC):
 
     @abstractmethod
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor as ggml would hold them."""
+        """Return the bytes of a persistent tensor as ggml would store them."""
 
     def look(self, tensor: Tensor) -> Bytes:
-        """As `read`, but perhaps not a copy: the caller must not write to it."""
+        """Return the bytes as `read`, but perhaps not a copy: the caller must not write to it."""
         return self.read(tensor)
 
 
 AnyMemory: TypeAlias = Any
-"""The adapter's own subclass of `Memory`."""
+"""Subclass of `Memory` defined by the adapter."""
 
 
 class Program(ABC):
@@ -125,7 +123,8 @@ class Program(ABC):
 
     @abstractmethod
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Run `plan` (the one that was compiled, or another with an equal key) once on the bytes `inputs` of leaves:
-        update the caches in `memory` and return `plan.outputs` packed. BackendError, with the device's words, if it
+        """Run `plan`, the compiled one or one with an equal key, once on the bytes of leaves.
+
+        Updates the caches in `memory` and returns `plan.outputs` packed. BackendError, with the device's message, if it
         failed.
         """

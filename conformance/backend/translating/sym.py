@@ -1,7 +1,7 @@
-"""Symbolic integers: a value in one graph, and the expression that gives it in any other graph of the template.
+"""Symbolic integers: a value in one graph, and its expression for the template's others.
 
-Expressions are integer polynomials of symbols, and of floor quotients and remainders that do not divide evenly. Their
-form is canonical: two polynomials are equal exactly if their expressions are.
+Expressions are integer polynomials of symbols, and of floor quotients and remainders that do not divide evenly. They
+are canonical: two polynomials are equal exactly if their expressions are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A number."""
+    """A constant."""
 
     n: int
 
@@ -56,7 +56,7 @@ Poly: TypeAlias = Mapping[tuple[Expr, ...], int]
 
 
 def evaluate(expr: Expr, bindings: Sequence[int]) -> int:
-    """The value of `expr` for the symbols' values `bindings`; ZeroDivisionError if a divisor is 0."""
+    """Evaluate `expr` for the symbols' values `bindings`; ZeroDivisionError if a divisor is 0."""
     if isinstance(expr, Symbol):
         return bindings[expr.index]
     if isinstance(expr, Const):
@@ -75,14 +75,14 @@ _OPERATORS: dict[Operator, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A comparison of a number that varies between graphs, and its outcome: `expr op 0` is `held`."""
+    """A comparison of a number that varies between graphs: `expr op 0` is `held`."""
 
     op: Literal["<", "=="]
     expr: Expr
     held: bool
 
     def holds(self, bindings: Sequence[int]) -> bool:
-        """Whether the outcome is the same for `bindings`."""
+        """Return True if the outcome is the same for `bindings`."""
         n = evaluate(self.expr, bindings)
         return (n < 0 if self.op == "<" else n == 0) is self.held
 
@@ -109,7 +109,7 @@ def assumptions() -> Iterator[dict[Assumption, None]]:
 
 
 def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, object], bool]:
-    """`Sym.name`, recorded as `(self - other) * sign op 0`."""
+    """Return `Sym.name`, recorded as `(self - other) * sign op 0`."""
     compare = getattr(operator, name)
 
     def method(self: Sym, other: object) -> bool:
@@ -127,7 +127,7 @@ def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, 
 
 
 def _arithmetic(op: Operator, *, swap: bool = False) -> Callable[[Sym, int], int]:
-    """A method of `Sym`: `self op other`, or `other op self` to `swap`."""
+    """Return a method of `Sym`: `self op other`, or `other op self` to `swap`."""
 
     def method(self: Sym, other: int) -> int:
         left, right = (other, self) if swap else (self, other)
@@ -138,7 +138,7 @@ def _arithmetic(op: Operator, *, swap: bool = False) -> Callable[[Sym, int], int
 
 
 class Sym(int):
-    """An int with an expression. `+ - * // %` keep the expression; the result is a plain int if the symbols cancel.
+    """An int with an expression, which `+ - * // %` preserve unless the symbols cancel.
 
     Comparing, hashing and indexing use the number; `int()` drops the expression. Operations that would silently freeze
     one graph's number into a program (`/`, `float()`, `**`, bit operations) raise `BackendError`.
@@ -188,34 +188,34 @@ class Sym(int):
 
 
 def symbol(index: int, value: int) -> Sym:
-    """The `index`-th symbol, which is `value` in this graph."""
+    """Return the `index`-th symbol, which is `value` in this graph."""
     return _sym(value, {(Symbol(index),): 1})
 
 
 def derived(expr: Expr, bindings: Sequence[int]) -> int:
-    """`expr` for `bindings`: a `Sym`, or an int if it is constant."""
+    """Evaluate `expr` for `bindings`: a `Sym`, or an int if it is constant."""
     return _number(evaluate(expr, bindings), _expanded(expr))
 
 
 def expr_of(n: int) -> Expr:
-    """The expression of a `Sym`, a constant for any other int."""
+    """Return the expression of a `Sym`, a constant for any other int."""
     return n.expr if isinstance(n, Sym) else Const(n)
 
 
 def same(a: int, b: int) -> bool:
-    """Whether `a` and `b` are equal in every graph of the template."""
+    """Return True if `a` and `b` are equal in every graph of the template."""
     return poly_of(a) == poly_of(b)
 
 
 def poly_of(n: int) -> Poly:
-    """The polynomial of a `Sym`, a constant one for any other int."""
+    """Return the polynomial of a `Sym`, a constant one for any other int."""
     if isinstance(n, Sym):
         return n.poly
     return {(): int(n)} if n else {}
 
 
 def _number(value: int, poly: Poly) -> int:
-    """`value` as a `Sym` of `poly`, or as an int if `poly` is constant."""
+    """Return `value` as a `Sym` of `poly`, or as an int if `poly` is constant."""
     return _sym(value, poly) if any(poly) else value
 
 
@@ -227,7 +227,7 @@ def _sym(value: int, poly: Poly) -> Sym:
 
 
 def _order(atoms: tuple[Expr, ...]) -> tuple[int, list[str]]:
-    """Degree, then names: multiplying by the same atoms keeps this order, so division terminates."""
+    """Sort by degree, then names: invariant under multiplication, so division terminates."""
     return len(atoms), [str(a) for a in atoms]
 
 
@@ -275,7 +275,7 @@ def _product(a: Poly, b: Poly) -> Poly:
 
 
 def _without(atoms: tuple[Expr, ...], divisor: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
-    """`atoms` / `divisor` as a product; None if it is none."""
+    """Return `atoms` / `divisor` as a product; None if it does not divide."""
     rest = list(atoms)
     for atom in divisor:
         if atom not in rest:
@@ -285,7 +285,7 @@ def _without(atoms: tuple[Expr, ...], divisor: tuple[Expr, ...]) -> tuple[Expr, 
 
 
 def _divided(a: Poly, b: Poly) -> tuple[Poly, Poly]:
-    """`q`, `r` with `a == q * b + r`, no term of `r` divisible by `b`'s leading one; then `a // b == q + r // b`."""
+    """Return `q`, `r` with `a == q * b + r`; no term of `r` is divisible by `b`'s leading one."""
     lead = max(b, key=_order)
     q: dict[tuple[Expr, ...], int] = {}
     r: dict[tuple[Expr, ...], int] = {}
