@@ -1,1 +1,1 @@
-"""The adapters, one package per system; each is found through its entry point and imports no part of the suite."""
+"""Adapters, one package per system, found by entry point; none imports the suite."""

@@ -1,4 +1,4 @@
-"""`cpu`: the reference. float64 inside, one rounding at the end, on NumPy."""
+"""`cpu`, the reference: float64 with one rounding at the end, on NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .takes import Table
 _TOPICS = (elementwise, rows, views, matmul, attention, rope, windows, media, recurrent, training)
 
 TABLE: Table = {op: row for topic in _TOPICS for op, row in topic.TABLE.items()}
-"""All that ggml's CPU takes and some of what only other devices do."""
+"""All that ggml's CPU supports and some of what only other devices do."""
 
 
 def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:
@@ -28,20 +28,20 @@ def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:
 
 
 def _by_node(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Kernels that look up, node by node, in which arithmetic they compute."""
+    """Return kernels that look up the arithmetic of each node."""
     tables: dict[int, tuple[Arithmetic, dict[str, Kernel]]] = {}
 
     def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
         own = arithmetic.at(node)
         if id(own) not in tables:
-            tables[id(own)] = own, _table(own)  # it is kept, so that no other gets its id
+            tables[id(own)] = own, _table(own)  # retained, so that no other object gets its id
         tables[id(own)][1][node.op](node, dst, src)
 
     return dict.fromkeys(TABLE, kernel)
 
 
 class CpuBackend(KernelBackend):
-    """Exact values of every op; by `computing_in`, exact values after the rounding that another backend declares."""
+    """Exact values of every op, or after rounding as another backend declares (`computing_in`)."""
 
     name = "cpu"
 
@@ -53,21 +53,21 @@ class CpuBackend(KernelBackend):
         self._kernels = _by_node(arithmetic) if arithmetic.by_node else _table(arithmetic)
 
     def computing_in(self, arithmetic: Arithmetic) -> CpuBackend:
-        """A reference that rounds activations and stores blocks as `arithmetic` says, and is exact in all else."""
+        """Return a reference that rounds and stores blocks as `arithmetic`, and is exact otherwise."""
         other = CpuBackend()
         other._use(arithmetic)
         return other
 
     def arithmetic(self) -> Arithmetic:
-        """Exact, or what `computing_in` was given."""
+        """Return EXACT, or the arithmetic given to `computing_in`."""
         return self._arithmetic
 
     def kernels(self) -> Mapping[str, Kernel]:
-        """Op -> kernel."""
+        """Return op -> kernel."""
         return self._kernels
 
     def refuses(self, node: Tensor) -> str:
-        """Types and parameters that the kernel of `node.op` has no meaning for."""
+        """Return why the kernel of `node.op` does not support a type or parameter, or ""."""
         takes, _ = TABLE[node.op]
         return takes.refusal(node)
 
@@ -78,7 +78,7 @@ class CpuBackend(KernelBackend):
         return session
 
     def info(self) -> DeviceInfo:
-        """NumPy on this machine's processor."""
+        """Return NumPy and this machine's processor."""
         return DeviceInfo(
             backend="cpu",
             device=platform.machine(),

@@ -1,9 +1,9 @@
-"""Softmax and attention: FLASH_ATTN_EXT, SOFT_MAX, masks, the indexer of sparse attention, hyper-connections.
+"""Softmax and attention: FLASH_ATTN_EXT, SOFT_MAX, masks, indexer, hyper-connections.
 
 FLASH_ATTN_EXT is softmax(scale Q K^T + slope mask) V in one op, for any layout of K and V. A KV cell whose mask is -inf
-takes no part, whatever K and V hold there; a row without any cell is zero, as in ggml. (ggml's kernel for 64 tokens and
-more lets a NaN there through where other tokens of the tile see the cell's tile.) `prec` and `n_kv_max` (a bound on the
-finite mask entries of a row that lets a backend skip work) change nothing in the exact value.
+has no effect, whatever K and V contain there; a row without any cell is zero, as in ggml. (ggml's kernel for 64 tokens
+and more lets a NaN there through if other tokens of the tile see the cell's tile.) `prec` and `n_kv_max` (a bound on
+the finite mask entries of a row that lets a backend skip work) do not change the exact value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .values import Values, alibi_slopes, in_float64, load, operand, optional, r
 
 
 def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDArray[np.bool_] | None]:
-    """KQ with scale, softcap, ALiBi and mask, `(ne3, heads, n_tokens, n_kv)`, and where the mask is -inf."""
+    """Return scaled, capped, masked KQ, `(ne3, heads, n_tokens, n_kv)`, and where it is hidden."""
     scale, max_bias, softcap = node.params.scale, node.params.max_bias, node.params.logit_softcap
     batch, heads, tokens, n_kv = kq.shape
     if softcap:
@@ -43,7 +43,7 @@ def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDAr
 
 
 def _weighted(p: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
-    """P V per head of V, where an infinite or NaN cell of V counts only in the rows that see it."""
+    """Compute P V per head of V; an infinite or NaN cell of V counts only in rows that see it."""
     batch, heads, tokens, n_kv = p.shape
     if v.shape[0] != batch:
         v = np.repeat(v, batch // v.shape[0], axis=0)
@@ -60,15 +60,15 @@ def _weighted(p: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
 
 
 def _meet(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether a row of `rows` and a column of `cells` have a cell in common."""
+    """Return True where a row of `rows` and a column of `cells` share a cell."""
     return rows.astype(np.float64) @ cells.astype(np.float64) > 0
 
 
 def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: str) -> Values:
-    """exp(kq - max) V, cell by cell, the sum rounded to `keep` after each: the online softmax of ggml's CPU.
+    """Compute exp(kq - max) V by cell, rounding the sum to `keep`: ggml-cpu's online softmax.
 
     As in `ggml_compute_forward_flash_attn_ext_f16_one_chunk`, a new maximum first scales the sum so far, and that is
-    rounded too. Steps between go through float32, as there.
+    rounded too. Intermediate values are float32, as in ggml.
     """
     batch, heads, tokens, n_kv = kq.shape
     groups = v.shape[1]
@@ -94,22 +94,22 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: str
 
 
 def _by_cell(a: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Scores `(…, n_kv)` with the cells first, each of `shape`."""
+    """Move cells of scores `(…, n_kv)` to the front, each of `shape`."""
     return np.moveaxis(a, -1, 0).reshape(-1, *shape)
 
 
 def _kept(x: Values, keep: str) -> Values:
-    """`rounded`, without the bits of a NaN that ggml would write: they are no number here either."""
+    """Round as `rounded`, but without ggml's bits of a NaN."""
     return x.astype(np.float32).astype(np.float16).astype(np.float64) if keep == "f16" else rounded(x, keep)
 
 
 def attend(
     node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, keep: str | None = None
 ) -> Values:
-    """The value of a FLASH_ATTN_EXT node from `kq`, its Q K^T: shape `(ne3, n_tokens, heads, ne0 of V)`.
+    """Compute FLASH_ATTN_EXT from `kq`, its Q K^T: shape `(ne3, n_tokens, heads, ne0 of V)`.
 
     Heads of Q share heads of V in runs (`iq2 / rv2`); the mask repeats over heads and batch by modulo. `keep` is the
-    type that the sum is rounded to cell by cell, none for an exact one.
+    type that the sum is rounded to after each cell, None for an exact sum.
     """
     heads = kq.shape[1]
     kq, hidden = _scores(node, kq, mask)
@@ -142,9 +142,9 @@ def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources
 
 
 def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:
-    """softmax(scale x + slope mask), `sinks` one more logit per head (ne[2]) that gets no output.
+    """Compute softmax(scale x + slope mask); `sinks` adds a logit per head without output.
 
-    A row of -inf alone is NaN throughout, as in `ggml_compute_forward_soft_max_f32`, unless there is a sink.
+    A row of only -inf is NaN, as in `ggml_compute_forward_soft_max_f32`, unless there is a sink.
     """
     scale, max_bias = node.params.scale, node.params.max_bias
     heads = x.shape[1]
@@ -165,13 +165,13 @@ def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values
 
 
 def _diag_mask(value: float, node: Tensor, x: Values) -> NDArray[Any]:
-    """`value` right of the diagonal that is shifted by `n_past`."""
+    """Set `value` right of the diagonal that is shifted by `n_past`."""
     above = np.arange(node.ne[0]) > node.params.n_past + np.arange(node.ne[1])[:, None]
     return np.where(above, value, x)
 
 
 def _lightning_indexer(node: Tensor, q: Values, k: Values, weights: Values, mask: Values) -> Values:
-    """`dst[j, t] = sum_h max(q_ht k_j, 0) weights_ht + mask[j, t]`."""
+    """Compute `dst[j, t] = sum_h max(q_ht k_j, 0) weights_ht + mask[j, t]`."""
     keys = k[:, :, 0]  # s, n_kv, n
     scores = np.maximum(q @ keys.swapaxes(-1, -2)[:, None], 0)  # s, n_t, heads, n_kv
     y: Values = (scores * weights[:, 0][..., None]).sum(-2)[:, None] + np.tile(mask, (node.ne[3] // len(mask), 1, 1, 1))
@@ -197,7 +197,7 @@ def _hc_pre(node: Tensor, x: Values, weights: Values) -> Values:
 
 
 def _hc_post(_: Tensor, x: Values, residual: Values, post: Values, comb: Values | None = None) -> Values:
-    """`dst[:, d, t] = x[:, t] post[d, t] + sum_s residual[:, s, t] comb[d, s, t]`."""
+    """Compute `dst[:, d, t] = x[:, t] post[d, t] + sum_s residual[:, s, t] comb[d, s, t]`."""
     update = x[0, 0][:, None, :] * post[0, 0][..., None]
     mixed = residual[0] if comb is None else comb[0].swapaxes(-1, -2) @ residual[0]
     y: Values = (update + mixed)[None]

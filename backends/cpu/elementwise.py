@@ -1,11 +1,11 @@
-"""Ops that look at one element at a time, and the ones that repeat one operand over the other.
+"""Elementwise ops, and ops that repeat one operand over the other.
 
-ggml computes in float32 and then rounds to F16 or BF16; the two roundings can meet at a tie that the one rounding here
-does not see, and the results then differ by a step of the type.
+ggml computes in float32 and then rounds to F16 or BF16; the two roundings can meet at a tie that the single rounding
+here does not have, and the results then differ by a step of the type.
 
 UNARY and GLU follow the formulas that ggml's CPU approximates. It reads GELU and GELU_QUICK of F32 and F16 from a table
-of 65,536 F16 values, and so do GEGLU and GEGLU_QUICK: a GELU_QUICK beyond F16's range is infinite or NaN. The values
-here are those of the formula, unless an `Arithmetic` lists the table.
+of 65,536 F16 values, also in GEGLU and GEGLU_QUICK: a GELU_QUICK beyond F16's range is infinite or NaN. The values here
+are those of the formula, unless an `Arithmetic` lists the table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _binary(f: Callable[[Values, Values], Values], node: Tensor, a: Values, b: V
 
 
 def _add_id(node: Tensor, a: Values, b: Values, ids: Values) -> Values:
-    """`dst[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]`: a bias per expert."""
+    """Compute `dst[:, i1, i2] = a[:, i1, i2] + b[:, ids[i1, i2]]`: a bias per expert."""
     del node
     rows = checked_index(ids[0, 0], b.shape[2], "ids", "ne[1] of src[1]")
     y: Values = a + b[0, 0][rows[: a.shape[1], : a.shape[2]]]
@@ -43,14 +43,14 @@ def _add_id(node: Tensor, a: Values, b: Values, ids: Values) -> Values:
 
 
 def _clamp(node: Tensor, x: Values) -> Values:
-    """`MAX(MIN(x, max), min)` with C's macros, so a NaN becomes max."""
+    """Compute `MAX(MIN(x, max), min)` as C's macros do, so a NaN becomes max."""
     low, high = node.params.min, node.params.max
     x = np.where(x < high, x, high)
     return np.where(x > low, x, low)
 
 
 def _leaky_relu(node: Tensor, x: Values) -> Values:
-    """Zero for NaN: both of ggml's comparisons are false."""
+    """Return zero for NaN: both of ggml's comparisons are false."""
     slope: float = node.params.negative_slope
     return np.where(x > 0, x, 0) + slope * np.where(x < 0, x, 0)
 
@@ -65,38 +65,38 @@ _erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 def sigmoid(x: Values) -> Values:
-    """1 / (1 + exp(-x))."""
+    """Compute 1 / (1 + exp(-x))."""
     y: Values = 1 / (1 + np.exp(-x))
     return y
 
 
 def silu(x: Values) -> Values:
-    """`x` times its sigmoid."""
+    """Compute `x` times its sigmoid."""
     return x * sigmoid(x)
 
 
 def gelu(x: Values) -> Values:
-    """The tanh form, `ggml_gelu_f32`; written with exp because 1 + tanh cancels for negative x."""
+    """Compute `ggml_gelu_f32` (tanh), with exp because 1 + tanh cancels for negative x."""
     return x * sigmoid(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x))
 
 
 def gelu_erf(x: Values) -> Values:
-    """The exact form, 0.5 x (1 + erf(x / sqrt 2)); written with erfc because 1 + erf cancels for negative x."""
+    """Compute 0.5 x (1 + erf(x / sqrt 2)), with erfc because 1 + erf cancels for negative x."""
     return 0.5 * x * np.asarray(_erfc(-x / math.sqrt(2)), np.float64)
 
 
 def gelu_quick(x: Values) -> Values:
-    """`x` times the sigmoid of 1.702 `x`."""
+    """Compute `x` times the sigmoid of 1.702 `x`."""
     return x * sigmoid(1.702 * x)
 
 
 def relu(x: Values) -> Values:
-    """Zero for NaN, as ggml's comparison."""
+    """Return zero for NaN, as ggml's comparison."""
     return np.where(x > 0, x, 0.0)
 
 
 def _hardsigmoid(x: Values) -> Values:
-    """C's fmin and fmax drop a NaN: zero comes of it."""
+    """Return zero for NaN: C's fmin and fmax drop it."""
     return np.fmin(1.0, np.fmax(0.0, (x + 3) / 6))
 
 
@@ -136,13 +136,13 @@ GATES: dict[str, str] = {
     "GEGLU_ERF": "GELU_ERF",
     "GEGLU_QUICK": "GELU_QUICK",
 }
-"""Sub-op of GLU -> the sub-op of UNARY in it; the two with parameters are `_swiglu_oai` and `_swiglu_clamp`."""
+"""Sub-op of GLU -> its sub-op of UNARY; the two with parameters are `_swiglu_oai` and `_swiglu_clamp`."""
 
 _TABLE_TYPES = (F32, F16)
 
 
 def _xielu(node: Tensor, x: Values) -> Values:
-    """`op_xielu`; `ggml_xielu` has already put alpha_n and alpha_p through softplus and added beta."""
+    """Compute `op_xielu`; alpha_n and alpha_p are already softplus values with beta added."""
     p = node.params
     negative: Values = (np.expm1(np.minimum(x, p.eps)) - x) * p.alpha_n + p.beta * x
     positive: Values = p.alpha_p * x * x + p.beta * x
@@ -150,31 +150,31 @@ def _xielu(node: Tensor, x: Values) -> Values:
 
 
 def _swiglu_oai(node: Tensor, x: Values, g: Values) -> Values:
-    """`x sigmoid(alpha x) (g + 1)`, x below limit and g within it."""
+    """Compute `x sigmoid(alpha x) (g + 1)`, x below limit and g within it."""
     alpha, limit = node.params.alpha, node.params.limit
     x = np.minimum(x, limit)
     return x * sigmoid(alpha * x) * (np.clip(g, -limit, limit) + 1)
 
 
 def _swiglu_clamp(node: Tensor, x: Values, g: Values) -> Values:
-    """`silu(x) g`, x below limit and g within it."""
+    """Compute `silu(x) g`, x below limit and g within it."""
     limit = node.params.limit
     return silu(np.minimum(x, limit)) * np.clip(g, -limit, limit)
 
 
 def _looked_up(function: Function, table: str, x: Values) -> Values:
-    """`function` through a table: argument and value rounded to `table`, as in `ggml_vec_gelu_f32`."""
+    """Round argument and value of `function` to `table`, as in `ggml_vec_gelu_f32`."""
     return rounded(function(rounded(x, table)), table)
 
 
 def _gelu_looked_up(table: str, x: Values) -> Values:
-    """GELU's table for F32 ends at ten: zero below, the argument itself above."""
+    """Apply GELU's table for F32, which ends at ten: zero below, the argument itself above."""
     inside = np.abs(x) < 10
     return np.where(inside | np.isnan(x), _looked_up(gelu, table, np.where(inside, x, 0.0)), np.maximum(x, 0.0))
 
 
 def _function(tables: Mapping[str, str], op: str, type_: GGMLType) -> Function:
-    """The function of a sub-op for arguments of `type_`, through its table where there is one."""
+    """Return the function of a sub-op for arguments of `type_`, through its table if any."""
     table = tables.get(op) if type_ in _TABLE_TYPES else None
     if table is None:
         return UNARY[op]
@@ -193,10 +193,10 @@ def _unary(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None
 
 
 def _gated(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
-    """A gate times the activation of the other half; both halves of one tensor's rows where `b` is absent.
+    """Multiply an activated gate by the other half: `a` and `b`, or halves of `a`'s rows.
 
-    A row's half is `ne[0] / 2` whole elements: of an odd row the last one is never read. `swapped` exchanges
-    the halves of the single-tensor form: the second is then the activated one.
+    A half has `ne[0] / 2` whole elements: the last one of an odd row is never read. `swapped` exchanges the halves of
+    the single-tensor variant, so that the second is the activated one.
     """
     op = node.params.op
     if b is None:

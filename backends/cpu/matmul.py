@@ -1,7 +1,7 @@
 """Products and triangles of matrices, in float64.
 
-ggml turns `src[1]` into the `vec_dot_type` of `src[0]`'s type before it multiplies. An `Arithmetic` that lists the type
-makes the same rounding here, and the product after it stays exact.
+ggml converts `src[1]` to the `vec_dot_type` of `src[0]`'s type before it multiplies. With an `Arithmetic` that lists
+the type the same rounding is done here, and the product after it is exact.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .takes import DOTS, FLOAT, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Tab
 from .values import Values, checked_index, in_float64, load, operand, rounded, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
-"""Weights `d q + m` whose m ggml multiplies with the block sum `s` of Q8_1, an F16, and not with the quants."""
+"""Weights `d q + m` whose m ggml multiplies by the block sum `s` of Q8_1, an F16, instead of the quants."""
 
 
 def product(w: Values, x: Values) -> Values:
-    """`x @ w^T` over the last two axes: (n3, n2, m, k) and (n3 r3, n2 r2, n, k) to (n3 r3, n2 r2, n, m).
+    """Compute `x @ w^T`: (n3, n2, m, k), (n3 r3, n2 r2, n, k) to (n3 r3, n2 r2, n, m).
 
-    As in `ggml_compute_forward_mul_mat`, matrix i of `x` meets matrix i / r of `w`.
+    As in `ggml_compute_forward_mul_mat`, matrix i of `x` is multiplied by matrix i / r of `w`.
     """
     n3, n2, m, k = w.shape
     m3, m2, n, _ = x.shape
@@ -41,14 +41,14 @@ def product(w: Values, x: Values) -> Values:
 
 
 def _block_sum_error(raw: Raw) -> Values:
-    """What a Q8_1 block's `s` differs by from d times the sum of its quants, one number per block."""
+    """Return, per Q8_1 block, `s` minus d times the sum of its quants."""
     blocks = raw.view(BLOCK[Q8_1])[..., 0]
     total: Values = blocks["d"].astype(np.float64) * blocks["qs"].sum(-1, dtype=np.int64)
     return blocks["s"].astype(np.float64) - total
 
 
 class Activations:
-    """What meets weights (or K) of the type `weights`, rounded as `arithmetic` and its table `to` say."""
+    """Operands of weights (or K) of type `weights`, rounded as `arithmetic` and its table `to`."""
 
     __slots__ = ("_arithmetic", "error", "values")
 
@@ -69,7 +69,7 @@ class Activations:
             self.values = rounded(load(type_, raw), name, arithmetic.quantize)
 
     def times(self, type_: GGMLType, raw: Raw, rows: tuple[NDArray[Any], ...] = ()) -> Values:
-        """The product with the weights `raw` of `type_`; `rows` picks rows of the activations first."""
+        """Multiply by the weights `raw` of `type_`; `rows` selects rows of the activations first."""
         x, error = self.values, self.error
         if rows:
             x, error = x[rows][None, None], None if error is None else error[rows][None, None]
@@ -88,12 +88,12 @@ class Activations:
 
 
 def narrowed(arithmetic: Arithmetic, type_: GGMLType, x: Values) -> Values:
-    """The values of an operand of `type_`, rounded to `Arithmetic.operands`."""
+    """Round the values of an operand of `type_` to `Arithmetic.operands`."""
     return x if arithmetic.operands in (EXACT.operands, type_.name) else rounded(x, arithmetic.operands)
 
 
 def _added_up(w: Values, x: Values, together: int) -> Values:
-    """As `product`, each product and the sum after it rounded to F16; `together` as in `SUMS`."""
+    """Compute `product` with each product and sum rounded to F16; `together` as in `SUMS`."""
     n = w.shape[-1]
     total = product(w[..., :0], x[..., :0])
     for start in range(0, n, together):
@@ -104,7 +104,7 @@ def _added_up(w: Values, x: Values, together: int) -> Values:
 
 
 def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`dst[i3, i2, i1, i0] = sum_k src0[i3 / r3, i2 / r2, i0, k] src1[i3, i2, i1, k]`.
+    """Compute `dst[i3, i2, i1, i0] = sum_k src0[i3 / r3, i2 / r2, i0, k] src1[i3, i2, i1, k]`.
 
     With the hint GGML_HINT_SRC0_IS_HADAMARD ggml may not read `src[0]`; here it is multiplied.
     """
@@ -114,7 +114,7 @@ def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> No
 
 
 def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`: each token's rows by its own experts."""
+    """Compute `dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`, by experts."""
     (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
     ids = checked_index(operand(node, src, 2)[1][0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
     activations = Activations(arithmetic, arithmetic.mul_mat, type_, x.type, x_raw)
@@ -128,7 +128,7 @@ def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) ->
 
 
 def _out_prod(_: Tensor, a: Values, b: Values) -> Values:
-    """`dst[i0, i1] = sum_k a[i0, k] b[i1, k]`; matrix i of `b` meets matrix `i / r` of `a`."""
+    """Compute `dst[i0, i1] = sum_k a[i0, k] b[i1, k]`; matrix i of `b`, `i / r` of `a`."""
     for axis in (0, 1):
         a = np.repeat(a, b.shape[axis] // a.shape[axis], axis)
     y: Values = b.swapaxes(-1, -2) @ a
@@ -144,7 +144,7 @@ _TRIANGLES: dict[TRI_TYPE, Callable[[Values], Values]] = {
 
 
 def _solve_tri(_: Tensor, a: Values, b: Values) -> Values:
-    """Forward substitution: what stands above the diagonal is not read."""
+    """Solve by forward substitution; elements above the diagonal are not read."""
     x = np.empty_like(b)
     for i in range(b.shape[-2]):
         below = (a[..., i : i + 1, :i] @ x[..., :i, :])[..., 0, :]

@@ -1,7 +1,7 @@
-"""Ops with a state, computed one token after the other.
+"""Ops with a state, computed token by token.
 
-Their result is the outputs and then the new states. A state that an op leaves unwritten (GATED_DELTA_NET and SSM_SCAN
-asked for more states than there are tokens) stays as it was.
+The result is the outputs and then the new states. A state that an op leaves unwritten (GATED_DELTA_NET and SSM_SCAN
+with more states requested than tokens) is unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _values(node: Tensor, src: Sources, n: int) -> Iterator[Values]:
 
 
 def _finish(node: Tensor, dst: Raw, y: Values, states: list[Values]) -> None:
-    """`y` and behind it each of `states`, in `dst`, which is contiguous."""
+    """Store `y` and then each of `states` in `dst`, which is contiguous."""
     flat, at = dst.reshape(-1), 0
     for part in (y, *states):
         store(node.type, flat[at : at + part.size], part.reshape(-1))
@@ -33,13 +33,13 @@ def _finish(node: Tensor, dst: Raw, y: Values, states: list[Values]) -> None:
 
 
 def _softplus(x: Values) -> Values:
-    """`ggml_compute_softplus_f32`: x itself beyond 20."""
+    """Compute `ggml_compute_softplus_f32`: x itself beyond 20."""
     y: Values = np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 20))))
     return y
 
 
 def _ssm_scan(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`s = exp(dt A) s + B x dt`, `y = s C`; head h has group `h / (n_head / n_group)` of B and C."""
+    """Compute `s = exp(dt A) s + B x dt`, `y = s C`; head h in group `h / (n_head / n_group)`."""
     s, x, dt, a, b, c = _values(node, src, 6)
     ids = checked_index(operand(node, src, 6)[1].reshape(-1), s.shape[0], "src[6]", "states, ne[3] of src[0]")
     n_t, n_head = x.shape[1:3]
@@ -56,12 +56,12 @@ def _ssm_scan(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _last(states: list[Values], n: int) -> list[Values]:
-    """The last `n`, the latest first."""
+    """Return the last `n`, latest first."""
     return states[::-1][:n]
 
 
 def _sequences(node: Tensor, src: Sources, which: tuple[int, ...], last: int) -> tuple[Values, ...]:
-    """Src `which` with sequences apart, (n_seqs, tokens, H, S), and the state, src `last`, as (n_seqs, H, S, S)."""
+    """Return src `which` as (n_seqs, tokens, H, S) and state src `last` as (n_seqs, H, S, S)."""
     shape_of, _ = operand(node, src, which[0])
     size, heads, tokens, _ = shape_of.ne
     n_seqs = operand(node, src, last)[0].ne[1]
@@ -74,7 +74,7 @@ def _sequences(node: Tensor, src: Sources, which: tuple[int, ...], last: int) ->
 
 
 def _wkv6(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`y_j = sum_i r_i (tf_i k_i v_j + s_ij)`, then `s_ij = td_i s_ij + k_i v_j`."""
+    """Compute `y_j = sum_i r_i (tf_i k_i v_j + s_ij)`, then `s_ij = td_i s_ij + k_i v_j`."""
     k, v, r, td, state = _sequences(node, src, (0, 1, 2, 4), 5)
     t_, raw = operand(node, src, 3)
     tf = load(t_.type, raw).reshape(k.shape[2:])
@@ -87,7 +87,7 @@ def _wkv6(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _wkv7(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`s_ij = w_j s_ij + v_i k_j + b_j sum_l s_il a_l`, then `y_i = sum_j s_ij r_j`."""
+    """Compute `s_ij = w_j s_ij + v_i k_j + b_j sum_l s_il a_l`, then `y_i = sum_j s_ij r_j`."""
     r, w, k, v, a, b, state = _sequences(node, src, (0, 1, 2, 3, 4, 5), 6)
     y = np.empty_like(v)
     for t in range(k.shape[1]):
@@ -98,7 +98,7 @@ def _wkv7(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _gated_linear_attn(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`s_ij = g_i s_ij + k_i v_j`, then `y_j = scale sum_i q_i s_ij`."""
+    """Compute `s_ij = g_i s_ij + k_i v_j`, then `y_j = scale sum_i q_i s_ij`."""
     k, v, q, g, state = _sequences(node, src, (0, 1, 2, 3), 4)
     y = np.empty_like(v)
     for t in range(k.shape[1]):
@@ -108,8 +108,9 @@ def _gated_linear_attn(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> N
 
 
 def _gated_delta_net(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`s_ji = exp(g_i) s_ji`, `d_j = beta (v_j - sum_i s_ji k_i)`, `s_ji += d_j k_i`, `y_j = sum_i s_ji q_i / sqrt(S)`.
+    """Compute the gated delta rule token by token.
 
+    `s_ji = exp(g_i) s_ji`, `d_j = beta (v_j - sum_i s_ji k_i)`, `s_ji += d_j k_i`, `y_j = sum_i s_ji q_i / sqrt(S)`.
     Head h reads head `h % heads` of q and k, sequence s their sequence `s / (n_seqs / seqs)`.
     """
     q, k, v, g, beta, state = _values(node, src, 6)

@@ -1,12 +1,12 @@
-"""ROPE in all of ggml's modes: normal, neox, mrope, imrope, vision; YaRN, frequency factors, partial and offset dims.
+"""ROPE in all of ggml's modes, with YaRN, frequency factors, partial and offset dims.
 
-ggml makes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: by up to 3e-4 rad at
-position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is
-position * freq_base^(-2 i / n_dims) in float64, from the float32 parameters. The corners of YaRN's ramp pass
-through floor and ceil, so they are float32 like ggml's.
+ggml computes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: by up to 3e-4 rad at
+position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is position * freq_base^(-2 i
+/ n_dims) in float64, from the float32 parameters. The corners of YaRN's ramp pass through floor and ceil, so they are
+float32 as in ggml.
 
-YaRN mixes two angles, `a * (1 - ramp) + b * ramp`. Compilers fuse that sum (a multiply-add rounds once) wherever the
-processor can, as ggml is built for x86-64 with AVX2 and for ARM; ggml's arithmetic here does too. Not fused, one angle
+YaRN mixes two angles, `a * (1 - ramp) + b * ramp`. Compilers fuse that sum (a multiply-add rounds once) if the
+processor can, as in ggml builds for x86-64 with AVX2 and for ARM; ggml's arithmetic here does too. Unfused, one angle
 in three is off by a last bit, which at 700 rad is 6e-5 rad.
 """
 
@@ -31,10 +31,10 @@ Channels = tuple[NDArray[np.intp], Values]
 
 @lru_cache(maxsize=256)
 def _channels(mode: int, sections: tuple[int, int, int, int], n_pairs: int) -> Channels:
-    """For each pair: which of the 4 positions it turns by, and its exponent of theta_scale (`ggml_mrope_cache_init`).
+    """Return each pair's position index (0 to 3) and exponent: `ggml_mrope_cache_init`.
 
-    Vision restarts a channel's exponent where its section begins. The test runs down a chain of else-ifs, so an empty
-    section before keeps a later one from restarting.
+    The exponent is that of theta_scale. Vision restarts a channel's exponent where its section begins. ggml tests the
+    sections with else-ifs, so an empty section prevents a later one from restarting.
     """
     which = np.zeros(n_pairs, np.intp)
     power = np.zeros(n_pairs)
@@ -61,7 +61,7 @@ def _channels(mode: int, sections: tuple[int, int, int, int], n_pairs: int) -> C
 def _yarn_ramp(
     n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta_slow: float, n_pairs: int, dtype: str
 ) -> NDArray[Any]:
-    """How far each pair keeps its extrapolated angle, 1 to 0: `rope_yarn_ramp` over `ggml_rope_yarn_corr_dims`."""
+    """Return the extrapolated share of each pair, 1 to 0: `rope_yarn_ramp`."""
     f32 = np.float32
 
     def corner(n_rot: float) -> np.float32:
@@ -77,14 +77,14 @@ def _yarn_ramp(
 
 
 def _mixed(turned: NDArray[Any], theta: NDArray[Any], ramp: NDArray[Any]) -> NDArray[Any]:
-    """`turned (1 - ramp) + theta ramp`; in float32 with the first product unrounded, as a fused multiply-add has it."""
+    """Compute `turned (1 - ramp) + theta ramp` in float32 with fused multiply-add."""
     first = turned.astype(np.float64) * (1 - ramp).astype(np.float64)
     mixed: NDArray[Any] = (first + (theta * ramp).astype(np.float64)).astype(theta.dtype)
     return mixed
 
 
 def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) -> NDArray[Any]:
-    """The angle per token and pair before YaRN, shape `(ne2, n_pairs)`: float64, or float32 as ggml's cache has it."""
+    """Return angles before YaRN, `(ne2, n_pairs)`: float64, or float32 as in ggml's cache."""
     n_dims, base = node.params.n_dims, node.params.freq_base
     which, power = _channels(node.params.mode, node.params.sections, n_pairs)
     per_channel = positions.reshape(-1, node.ne[2])
@@ -100,7 +100,7 @@ def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) 
 def _angles(
     node: Tensor, positions: NDArray[Any], factors: Values | None, n_pairs: int, *, exact: bool
 ) -> tuple[Values, Values]:
-    """Cosine and sine per token and pair, shape `(ne2, n_pairs)`, the magnitude in them."""
+    """Return cosine and sine per token and pair, `(ne2, n_pairs)`, times the magnitude."""
     p = node.params
     freq_scale, ext_factor, magnitude = p.freq_scale, p.ext_factor, p.attn_factor
     theta = _theta(node, positions, n_pairs, exact=exact)
@@ -117,10 +117,11 @@ def _angles(
 
 
 def _turned(exact: bool, node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
-    """Rotate pairs of each row of `x` by its token's position (ne[2]); what is not rotated is copied.
+    """Rotate pairs of each row of `x` by its token's position (ne[2]); copy other channels.
 
-    `factors` divides theta per pair (`freq_factors`). Normal pairs neighbours, the others `n_dims / 2` apart, vision
-    `n_dims` apart over the whole row. ROPE_BACK turns the other way round: every angle is a multiple of the position.
+    `factors` divides theta per pair (`freq_factors`). Normal pairs are adjacent channels, the others `n_dims / 2`
+    apart, vision `n_dims` apart over the whole row. ROPE_BACK rotates in reverse: every angle is a multiple of the
+    position.
     """
     positions = -positions if node.op == "ROPE_BACK" else positions
     n_dims, mode, offset = node.params.n_dims, node.params.mode, node.params.n_offs
@@ -144,7 +145,7 @@ def _rope(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _rotates(node: Tensor) -> str:
-    """The assertions of `ggml_compute_forward_rope_flt`."""
+    """Return the assertion of `ggml_compute_forward_rope_flt` that `node` breaks, or ""."""
     p, modes = node.params, list(ROPE_TYPE)
     if p.mode not in modes:
         return f"mode must be one of {', '.join(f'{m.value} ({m.name.lower()})' for m in modes)}; {p.mode} found"

@@ -1,6 +1,6 @@
 """Ops over whole rows: sums, norms, sorting, rows by index.
 
-ggml accumulates in float32 or double and rounds in between; here everything is float64 until the one rounding at the
+ggml accumulates in float32 or double with roundings in between; here everything is float64 until one rounding at the
 end.
 """
 
@@ -32,13 +32,13 @@ def _rms_norm(node: Tensor, x: Values) -> Values:
 
 
 def _l2_norm(node: Tensor, x: Values) -> Values:
-    """`eps` bounds the length from below, it is not added; fmax drops a NaN length, as C's does."""
+    """Divide by the length, at least `eps`; fmax drops a NaN length, as C's does."""
     y: Values = x / np.fmax(np.sqrt((x * x).sum(-1, keepdims=True)), node.params.eps)
     return y
 
 
 def _group_norm(node: Tensor, x: Values) -> Values:
-    """Channels (ne[2]) in `n_groups` groups, the last of which may be smaller."""
+    """Normalise channels (ne[2]) in `n_groups` groups; the last may be smaller."""
     groups, eps = node.params.n_groups, node.params.eps
     size = -(-x.shape[1] // groups)
     for start in range(0, x.shape[1], size):
@@ -49,15 +49,15 @@ def _group_norm(node: Tensor, x: Values) -> Values:
 
 
 def _argsort(node: Tensor, x: Values) -> NDArray[Any]:
-    """Stable: of equals the first comes first. ggml leaves their order open (std::sort)."""
+    """Sort stably, the first of equals first; ggml leaves their order open (std::sort)."""
     order: NDArray[Any] = np.argsort(-x if node.params.order == SORT_ORDER.DESC else x, axis=-1, kind="stable")
     return order
 
 
 def _top_k(node: Tensor, x: Values) -> NDArray[Any]:
-    """The k largest, largest first, then the first two exchanged.
+    """Return the k largest in order, then exchange the first two.
 
-    ggml promises no order; its CPU exchanges them so that nobody relies on one, and so does this kernel.
+    ggml specifies no order; its CPU exchanges them so that nobody relies on one, and so does this kernel.
     """
     top: NDArray[Any] = np.argsort(-x, axis=-1, kind="stable")[..., : node.ne[0]]
     if node.ne[0] > 1:
@@ -66,19 +66,19 @@ def _top_k(node: Tensor, x: Values) -> NDArray[Any]:
 
 
 def _argmax(node: Tensor, x: Values) -> NDArray[Any]:
-    """Of equals the last, as `ggml_vec_argmax_f32`; dst is `[ne1]`."""
+    """Return the last of equals, as `ggml_vec_argmax_f32`; dst is `[ne1]`."""
     last: NDArray[Any] = x.shape[-1] - 1 - np.asarray(np.argmax(x[..., ::-1], axis=-1))
     dst: NDArray[Any] = last[0, 0].reshape(node.shape)
     return dst
 
 
 def _planes(n3: int, n2: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Indices of the two outer axes, to stand beside an index of rows."""
+    """Return indices of the two outer axes, to combine with an index of rows."""
     return np.arange(n3)[:, None, None], np.arange(n2)[None, :, None]
 
 
 def _get_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`dst[:, i10, i11, i12] = src0[:, src1[i10, i11, i12], i11, i12]`."""
+    """Compute `dst[:, i10, i11, i12] = src0[:, src1[i10, i11, i12], i11, i12]`."""
     (type_, raw), (_, index_raw) = weight(arithmetic, node, src), operand(node, src, 1)
     index = checked_index(index_raw[0], raw.shape[2], "src[1]", "rows, ne[1] of src[0]")
     picked = raw[(*_planes(*index.shape[:2]), index)]
@@ -86,7 +86,7 @@ def _get_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> N
 
 
 def _set_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`dst[:, src1[i, i2 % ne11, i3 % ne12], i2, i3] = src0[:, i, i2, i3]`; of equal indices the last one stays."""
+    """Set `dst[:, src1[i, i2 % ne11, i3 % ne12], i2, i3] = src0[:, i, i2, i3]`; the last wins."""
     (b, raw), (_, index_raw) = operand(node, src, 0), operand(node, src, 1)
     if not raw.size:
         return

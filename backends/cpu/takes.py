@@ -1,4 +1,4 @@
-"""What an op of the reference takes: types of its sources and of its result, and the few rules beyond types."""
+"""Types of sources and result that the reference supports, and the few rules beyond types."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Types = frozenset[GGMLType]
 FLOAT: Types = frozenset({F32, F16, BF16})
 INDEX: Types = frozenset({I32, I64})
 DOTS: Types = frozenset({Q8_1, Q8_K})
-"""What ggml only ever rounds activations to: it has no `to_float` and no `vec_dot` for them."""
+"""Types only for rounded activations in ggml: it has no `to_float` and no `vec_dot` for them."""
 BLOCK: Types = frozenset(t for t in TYPES.values() if t.is_quantized) - DOTS
 VALUES: Types = FLOAT | BLOCK
 WEIGHTS: Types = frozenset(VEC_DOT_TYPE) - DOTS
 BLOCKS_STORED: Types = frozenset(WRITE)
-"""Block types that values can be stored into: ggml's CPU has no `from_float` for the others."""
+"""Block types that values can be stored in: ggml's CPU has no `from_float` for the others."""
 STORED: Types = FLOAT | BLOCKS_STORED | {I32}
 ONLY_F32: Types = frozenset({F32})
 ONLY_I32: Types = frozenset({I32})
@@ -31,15 +31,15 @@ ANY: Types = frozenset(TYPES.values())
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The types an op takes, `src` in order (more are refused) and what it stores."""
+    """Types that an op supports: `src` in order (more are refused) and the result."""
 
     src: tuple[Types, ...] = ()
     dst: Types = FLOAT
     also: Callable[[Tensor], str] | None = None
-    """A rule beyond types: why not, or empty."""
+    """A rule beyond types: returns the reason of a refusal, or ""."""
 
     def refusal(self, node: Tensor) -> str:
-        """Why the reference cannot compute `node`; empty where it can."""
+        """Return why the reference cannot compute `node`; empty if it can."""
         for i, s in enumerate(node.src):
             if s is None:
                 continue
@@ -53,7 +53,7 @@ class Takes:
 
 
 Table = dict[str, tuple[Takes, RoundingKernel]]
-"""Op -> what it takes, and its kernel."""
+"""Op -> supported types, and its kernel."""
 
 ELEMENT = Takes((FLOAT,))
 BINARY = Takes((FLOAT, FLOAT))
@@ -61,7 +61,7 @@ MATRIX = Takes((ONLY_F32,), ONLY_F32)
 
 
 def same_types(node: Tensor) -> str:
-    """Why not, where sources and result are of several types."""
+    """Return a reason if sources and result differ in type, or ""."""
     other = [s.type for s in node.src if s is not None and s.type is not node.type]
     return f"src and dst must be of one type, {other[0]} and {node.type} found" if other else ""
 

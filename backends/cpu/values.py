@@ -1,4 +1,4 @@
-"""Between bytes and numbers: every type to float64, and float64 to every type with one rounding."""
+"""Bytes and numbers: every type to float64, and float64 to every type with one rounding."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from conformance.ggml.types import BF16, F32, I32, TYPES, GGMLType, type_named
 Values = NDArray[np.float64]
 """Elements of a tensor as float64, NumPy shape `ne[::-1]`."""
 Formula = Callable[..., NDArray[Any]]
-"""`f(node, *src)` over float64 arrays, `None` where a source is absent."""
+"""`f(node, *src)` over float64 arrays, `None` for an absent source."""
 RoundingKernel = Callable[[Arithmetic, Tensor, Raw, Sources], None]
-"""A kernel that rounds as an arithmetic says."""
+"""A kernel that rounds as an arithmetic declares."""
 
 _I32_MIN = -(2.0**31)
 
 
 def load(type_: GGMLType, raw: Raw) -> Values:
-    """The elements of `raw` as float64, exact (I64 beyond 2^53 apart); always a fresh C-ordered array."""
+    """Return the elements of `raw` as a new C-ordered float64 array, exact but I64 beyond 2^53."""
     if type_.dtype is not None:
         return np.array(raw, np.float64, order="C")
     return quants.to_float(type_, raw).astype(np.float64)
 
 
 def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "reference") -> None:
-    """Write `values` into `dst`, rounded once: to nearest even for floats, toward zero for integers as C converts.
+    """Write `values` into `dst`, rounded once: floats to nearest even, integers toward zero.
 
-    Block types take the values as float32, as ggml's quantisers do; `quantize` is `Arithmetic.quantize`.
+    Block types convert the values to float32 first, as ggml's quantisers do; `quantize` is `Arithmetic.quantize`.
     """
     if type_ is F32:
         dst[...] = values
@@ -44,7 +44,7 @@ def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "refe
         dst[...] = to_bf16(values)
     elif type_ is I32:
         inside = (values > _I32_MIN - 1) & (values < -_I32_MIN)
-        dst[...] = np.where(inside, values, _I32_MIN)  # what x86's cvttss2si gives for the rest
+        dst[...] = np.where(inside, values, _I32_MIN)  # x86's cvttss2si result for the rest
     elif type_.dtype is not None:
         dst[...] = values
     else:
@@ -53,7 +53,7 @@ def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "refe
 
 
 def convert(from_: GGMLType, raw: Raw, to: GGMLType, dst: Raw, quantize: str) -> None:
-    """`raw` into `dst` of another type; between equal types the bytes as they are."""
+    """Convert `raw` into `dst` of another type; copy bytes between equal types."""
     if from_ is to:
         dst[...] = raw
     else:
@@ -61,9 +61,9 @@ def convert(from_: GGMLType, raw: Raw, to: GGMLType, dst: Raw, quantize: str) ->
 
 
 def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """The bits of `values` as BF16, rounded once to nearest even; a NaN becomes quiet, as in `ggml_fp32_to_bf16`.
+    """Round once to nearest even BF16 bits; a NaN becomes quiet, as in `ggml_fp32_to_bf16`.
 
-    float32 lies between: it is rounded to odd first, which lets the second rounding see every lost bit.
+    The intermediate float32 is rounded to odd, so that the second rounding sees every lost bit.
     """
     x = np.asarray(values, np.float64)
     near = x.astype(np.float32)
@@ -77,14 +77,14 @@ def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def rounded(x: Values, to: str, quantize: str = "reference") -> Values:
-    """`x` stored in the type, or the form of `requant.FORMS`, named `to` and read back."""
+    """Store `x` in the type, or the form of `requant.FORMS`, named `to`, and read it back."""
     if to not in TYPES:
         return requantised(to, x).astype(np.float64)
     return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
 
 
 def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
-    """`node.src[i]` and its elements; BackendError if it is absent."""
+    """Return `node.src[i]` and its elements; BackendError if it is absent."""
     t, raw = (node.src[i], src[i]) if i < len(src) else (None, None)
     if t is None or raw is None:
         raise BackendError(f"src[{i}] expected, none found")
@@ -92,20 +92,20 @@ def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
 
 
 def weight(arithmetic: Arithmetic, node: Tensor, src: Sources) -> tuple[GGMLType, Raw]:
-    """Type and elements of `src[0]`, stored in another form first where `arithmetic` asks for it."""
+    """Return type and elements of `src[0]`, stored in another form first if `arithmetic` asks."""
     w, raw = operand(node, src, 0)
     form = weight_form(node, arithmetic.weights, arithmetic.rows)
     return (F32, requantised(form, quants.to_float(w.type, raw))) if form else (w.type, raw)
 
 
 def optional(node: Tensor, src: Sources, i: int) -> Values | None:
-    """The values of `node.src[i]`, if there is one."""
+    """Return the values of `node.src[i]`, if there is one."""
     t, raw = (node.src[i], src[i]) if i < len(src) else (None, None)
     return None if t is None or raw is None else load(t.type, raw)
 
 
 def in_float64(formula: Formula) -> RoundingKernel:
-    """The kernel that computes `formula` on float64 sources and rounds its result once."""
+    """Return the kernel that computes `formula` on float64 and rounds its result once."""
 
     def kernel(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
         values = [None if t is None or raw is None else load(t.type, raw) for t, raw in zip(node.src, src, strict=True)]
@@ -115,9 +115,9 @@ def in_float64(formula: Formula) -> RoundingKernel:
 
 
 def repeated(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """`x` repeated to `shape` as `ggml_can_repeat` allows: index i reads `i % ne` in every dimension.
+    """Repeat `x` to `shape` as in `ggml_can_repeat`: index i reads `i % ne`.
 
-    Where every dimension is whole or one, nothing is copied: the caller's arithmetic broadcasts.
+    If every dimension is whole or one, nothing is copied: the caller's arithmetic broadcasts.
     """
     if all(have in (1, want) for have, want in zip(x.shape, shape, strict=True)):
         return x
@@ -125,7 +125,7 @@ def repeated(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def checked_index(indices: NDArray[Any], limit: int, what: str, bound: str) -> NDArray[np.int64]:
-    """`indices` as int64; BackendError if one lies outside `0 <= i < limit`, where ggml would abort."""
+    """Return `indices` as int64; BackendError outside `0 <= i < limit`, where ggml would abort."""
     whole = indices.astype(np.int64)
     if whole.size and not (whole.min() >= 0 and whole.max() < limit):
         bad = whole[(whole < 0) | (whole >= limit)].flat[0]
@@ -134,7 +134,7 @@ def checked_index(indices: NDArray[Any], limit: int, what: str, bound: str) -> N
 
 
 def alibi_slopes(max_bias: float, n_head: int) -> Values:
-    """One ALiBi slope per head, shape `(n_head,)`, as in `ggml_compute_forward_soft_max_f32`; ones without a bias."""
+    """Return slopes, `(n_head,)`, as in `ggml_compute_forward_soft_max_f32`; ones if no bias."""
     if max_bias <= 0:
         return np.ones(n_head)
     pow2 = 1 << (n_head.bit_length() - 1)

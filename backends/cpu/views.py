@@ -1,4 +1,4 @@
-"""Ops that copy elements: copies and conversions, concatenation, repetition, parts of a tensor."""
+"""Ops that copy elements: copies, conversions, concatenation, repetition, parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .values import load, operand, repeated, store
 
 
 def _copy(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """CPY, CONT and DUP. Other shapes of as many elements are filled in ggml's element order, `ne[0]` fastest."""
+    """Copy for CPY, CONT and DUP; another shape is filled in ggml's order, `ne[0]` fastest."""
     a, raw = operand(node, src, 0)
     if a.type is node.type:
         dst[...] = raw if a.ne == node.ne else np.ascontiguousarray(raw).reshape(dst.shape)
@@ -38,7 +38,7 @@ def _repeat(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _region(node: Tensor, dst: Raw) -> Raw:
-    """The part of `dst` that a SET or ACC replaces, by strides of its own: `part`'s check keeps it within the bytes."""
+    """Return the part of `dst` that a SET or ACC changes; `part`'s check bounds it."""
     ne, nb, offset = part(node)
     first = as_strided(dst, (1,), (dst.itemsize,)).view(np.uint8)
     at = as_strided(first, (offset + dst.itemsize,), (1,))[offset:].view(dst.dtype)
@@ -46,7 +46,7 @@ def _region(node: Tensor, dst: Raw) -> Raw:
 
 
 def _part(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """SET and ACC: `src[1]` into the part of `src[0]` that the parameters show, or added to it."""
+    """Copy `src[1]` into the part of `src[0]` given by the parameters (SET), or add it (ACC)."""
     a, b = operand(node, src, 0)[1], operand(node, src, 1)[1]
     if node.view_src is None:
         dst[...] = a
@@ -55,7 +55,7 @@ def _part(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _converts(node: Tensor) -> str:
-    """CPY, CONT, DUP: equal types as bytes, else what `ggml_compute_forward_dup` converts and a little more."""
+    """Return why CPY, CONT or DUP cannot convert, as `ggml_compute_forward_dup`, or ""."""
     a, to = node.src[0], node.type
     if a is None or a.type is to:
         return ""

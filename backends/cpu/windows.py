@@ -1,4 +1,4 @@
-"""Ops over windows of neighbours: padding, rolling, pooling, and the windows of convolutions."""
+"""Ops over windows: padding, rolling, pooling, and the windows of convolutions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Size = tuple[int, ...]
 
 
 def _pad(node: Tensor, x: Values) -> Values:
-    """`padding` is left and right of each dimension; `circular` wraps around instead of zeros."""
+    """Pad each dimension left and right by `padding`, with zeros or, if `circular`, wrapped."""
     p = node.params.padding
     widths = [(p[2 * i], p[2 * i + 1]) for i in (3, 2, 1, 0)]
     return np.pad(x, widths, mode="wrap") if node.params.circular else np.pad(x, widths)
@@ -30,14 +30,14 @@ def _roll(node: Tensor, x: Values) -> Values:
 
 
 def last(index: Iterable[Any]) -> tuple[Any, ...]:
-    """The index that takes these of the last axes."""
+    """Return the index that selects these of the last axes."""
     return (..., *index)
 
 
 def windows(
     x: Values, kernel: Size, out: Size, strides: Size, padding: Size, dilation: Size = (), fill: float = 0.0
 ) -> Iterator[tuple[Size, Values]]:
-    """For each element of a kernel over the last axes, its place and what it meets of the padded `x`."""
+    """Yield each element of a kernel over the last axes and its slice of the padded `x`."""
     dilation = dilation or (1,) * len(kernel)
     reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(out, strides, kernel, dilation, strict=True)]
     sides = [(p, max(0, r)) for p, r in zip(padding, reach, strict=True)]
@@ -49,7 +49,7 @@ def windows(
 
 
 def _pool_2d(node: Tensor, x: Values) -> Values:
-    """The mean counts padding as zeros; a window of nothing but padding has -FLT_MAX as its largest."""
+    """Pool; padding counts as zero in the mean, as -FLT_MAX in the maximum."""
     p = node.params
     largest = p.op == OP_POOL.MAX
     empty = -float(np.finfo(np.float32).max) if largest else 0.0
@@ -73,7 +73,7 @@ def _im2col(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _conv_2d_dw(node: Tensor, a: Values, b: Values) -> Values:
-    """Each channel's plane, with zeros around it, times the channel's own kernel."""
+    """Multiply each channel's zero-padded plane by the channel's own kernel."""
     p = node.params
     strides, padding, dilation = (p.stride1, p.stride0), (p.pad1, p.pad0), (p.dilation1, p.dilation0)
     y = np.zeros(node.shape)
@@ -83,7 +83,7 @@ def _conv_2d_dw(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
-    """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
+    """Compute `dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: causal, per channel."""
     windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
     y: Values = (windows * c[..., None, :]).sum(-1).swapaxes(-1, -2)
     return y

@@ -1,4 +1,4 @@
-"""The real ggml, of any version, by ctypes: `ggml?lib=BUILD&device=NAME&buffer=NAME&threads=N`."""
+"""ggml itself, any version, by ctypes: `ggml?lib=BUILD&device=NAME&buffer=NAME&threads=N`."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ CHOICES = {
     "uncomputed": ("keep", "drop"),
     "products": ("float32", "bf16", "f16"),
 }
-"""Option -> its values, the default first."""
+"""Option -> its values, default first."""
 
 
 class GgmlBackend(Backend):
-    """The real ggml.
+    """ggml itself.
 
     Args:
         lib: a library that exports all of ggml, or a folder with libggml and its parts; the installed wheel if empty.
             On the command line any name of a build (`builds.source.locate`).
-        device: as `ggml_backend_dev_name` has it; CPU if empty.
-        buffer: buffer type for weights, as `buffer_types` names it; a weight goes there if every node that uses it
+        device: a name as in `ggml_backend_dev_name`; CPU if empty.
+        buffer: buffer type for weights, as named by `buffer_types`; a weight is placed there if every node that uses it
             is supported there, as llama.cpp decides. The device's default if empty.
-        threads: how many threads compute. One, unless something is measured: small graphs on busy cores crawl with
+        threads: number of compute threads. One, unless something is measured: small graphs on busy cores are slow with
             more, and results can differ in the last bits.
         memory: where each graph of a session is made: `reused`, in the memory of the previous one, as llama.cpp does;
             `fresh`, at addresses that no graph of the session had.
-        mode: `graph`: each graph is computed by the device, all memory the device's; `sched`: as llama.cpp runs it,
-            by `ggml_backend_sched` over the device and the CPU (`sched.py`).
-        guard: `on`: every tensor lies between guards, and a write to them is an error (`GuardSession`).
-        caches: `opaque` where the device keeps them in a state of its own; their bytes are then not checked.
+        mode: `graph`: the device computes each graph and owns all memory; `sched`: as llama.cpp runs it, with
+            `ggml_backend_sched` over the device and the CPU (`sched.py`).
+        guard: `on`: every tensor lies between guard bytes, and a write to them is an error (`GuardSession`).
+        caches: `opaque` if the device stores them in its own state; their bytes are then not checked.
         uncomputed: `drop`: a scheduler's graph has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp
-            makes none, where the llama.cpp of a recording does.
-        products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
-            wider.
-        card: a file of `conform learn`: how the device was measured to round.
+            makes none, unlike the llama.cpp of a recording.
+        products: type that the device rounds the operands of matrix products to; other than `float32`, the tolerance
+            is wider.
+        card: a file of `conform learn`: the measured precision profile of the device.
         requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
-        variant: the CPU library to load, such as `haswell`, of a build that has several; the fittest if empty.
-        rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback`: one of the same build is
-            started, and computes on its CPU.
+        variant: the CPU library to load, such as `haswell`, of a build with several; the best one if empty.
+        rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback` starts one of the same build,
+            which computes on its CPU.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -131,7 +131,7 @@ class GgmlBackend(Backend):
         self._cpu = library.device("CPU") if mode == "sched" else 0
         self.by_case = self._cpu not in (0, self._device)
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
-        """The last case that was asked about, and the device's nodes."""
+        """Last case that was asked about, and the device's nodes."""
         self._card = card_of(card, self) if card else None
         if self._server is None and library.device_type(self._device) != "CPU":
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
@@ -140,7 +140,7 @@ class GgmlBackend(Backend):
             self._backend = library.start(self._device, self.threads)
 
     def info(self) -> DeviceInfo:
-        """The library's version, its device, and the CPU features it uses."""
+        """Return the library's version, its device, and the CPU features it uses."""
         lib, g = self._library, self._ggml
         versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
         if lib.files and self._named:
@@ -152,7 +152,7 @@ class GgmlBackend(Backend):
         return DeviceInfo("ggml", self._name, f"{description} ({features})" if features else description, {**versions})
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """The device's default, its host type, and its extra ones such as CPU_REPACK."""
+        """Return the device's default type, its host type, and extra ones such as CPU_REPACK."""
         g = self._ggml
         out = []
         for name, buft in self._bufts.items():
@@ -162,8 +162,9 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """That of its card; the CPU device's own, from its tables, here or behind our own server; another device's,
-        from `products` and `requant`, or undeclared without these.
+        """Return the card's arithmetic; a CPU's from its tables; another device's from its options.
+
+        `products` and `requant` declare another device's; it is undeclared without these.
         """
         if self._card is not None:
             return self._card
@@ -174,11 +175,11 @@ class GgmlBackend(Backend):
         return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
 
     def supports_op(self, node: Tensor) -> Support:
-        """`ggml_backend_dev_supports_op` on the node rebuilt in the library."""
+        """Return `ggml_backend_dev_supports_op` for the node rebuilt in the library."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, the graph rebuilt once. Behind a scheduler the CPU's yes counts too."""
+        """Return `supports_op` of every node, rebuilt once; with a scheduler also the CPU's yes."""
         own = self._supported(graph, self._device, self._name)
         if not self._cpu:
             return own
@@ -186,7 +187,7 @@ class GgmlBackend(Backend):
         return [s or b for s, b in zip(own, behind, strict=True)]
 
     def supports_case(self, case: Case) -> Support:
-        """No where the scheduler gives every node that computes to the CPU: that would not test the device."""
+        """Refuse if the scheduler gives every computing node to the CPU: the device is not tested."""
         shared = self._on_device(case)
         if shared is None or any(shared) or not any(computes(n) for s in case.steps for n in s.graph):
             return YES
@@ -195,7 +196,7 @@ class GgmlBackend(Backend):
         return no(next(said, f"the scheduler gives no node to {self._name}"))
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """Behind a scheduler each node rounds as what it runs on."""
+        """Return how it rounds for `case`: with a scheduler, each node as the device it runs on."""
         shared = self._on_device(case)
         if shared is None:
             return self.arithmetic()
@@ -207,7 +208,7 @@ class GgmlBackend(Backend):
         return Mixed(f"{own.name} beside {behind.name}, shared out as {order:08x}", nodes=nodes)
 
     def _on_device(self, case: Case) -> list[frozenset[Tensor]] | None:
-        """Of each step the nodes that the scheduler gives to the device; None without one, or where it cannot say."""
+        """Return each step's nodes that the scheduler gives to the device; None if unknown."""
         if not self.by_case:
             return None
         if self._split is None or self._split[0] is not case:
@@ -218,7 +219,7 @@ class GgmlBackend(Backend):
         return self._split[1]
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
+        """Return `supports` while `tensor` lies in an empty buffer of the type, as in llama.cpp.
 
         UnavailableError if this version of ggml cannot have a tensor of `graph`.
         """
@@ -234,7 +235,7 @@ class GgmlBackend(Backend):
     def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
         library, tensors = self._library, graph.tensors()
         lacking: dict[Tensor, str] = {}
-        """Tensors that this library cannot have, and why."""
+        """Tensor that this library cannot have -> the reason."""
         for t in tensors:
             below = (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking)
             if reason := refusal(library, t) or library.too_old(t) or next(below, ""):
@@ -245,7 +246,7 @@ class GgmlBackend(Backend):
         return [YES if n in taken else no(lacking.get(n) or f"{refuses} {_spell(n)}") for n in graph]
 
     def open(self, case: Case) -> Session:
-        """Allocate and fill the case's weights and caches, where `Case.placement` says and this device can.
+        """Allocate and fill weights and caches, placed by `Case.placement` if the device can.
 
         BackendError for no memory, or a tensor that this version of ggml cannot have.
         """
@@ -280,8 +281,8 @@ class GgmlBackend(Backend):
 
 
 def _load(lib: str, threads: int, variant: str) -> Library:
-    """The library, with the CPU library that `variant` names, if any."""
-    if threads > (os.cpu_count() or 1):  # those that wait must not spin where others have work
+    """Load the library, with the CPU library that `variant` names, if any."""
+    if threads > (os.cpu_count() or 1):  # waiting threads must not spin where others have work
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     library = Library(lib)
     if variant:
@@ -290,18 +291,18 @@ def _load(lib: str, threads: int, variant: str) -> Library:
 
 
 def card_of(path: str, backend: Backend) -> Arithmetic:
-    """The arithmetic of the card at `path`; UsageError if that cannot be read, or is of another device."""
+    """Return the arithmetic of the card at `path`; UsageError if unreadable or a wrong device."""
     card = read(Path(path))
     card.check(backend.info(), path)
     return card.arithmetic(f"card {path}")
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:
-    """How this library's CPU device rounds, by its own tables and functions.
+    """Return how this library's CPU device rounds, from its own tables and functions.
 
-    MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising
-    is `simd` where the library's `from_float` and its `from_float_ref` disagree about a value between two steps. Which
-    rows FLASH_ATTN_EXT sums in F32 is computed (`probe`).
+    MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising is
+    `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. Which rows
+    FLASH_ATTN_EXT sums in F32 is computed (`probe`).
     """
     step = flash_attn_step(library, library.device("CPU"), GGML_CPU.flash_attn_tile)
     base = replace(GGML_CPU, flash_attn_tile=GGML_CPU.flash_attn_tile if step else 0, flash_attn_step=step or 1)
@@ -318,7 +319,7 @@ def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:
     if Q8_0.name not in traits:
         return "reference"
     plain, cpu = traits[Q8_0.name]
-    # A scale of exactly 1, and halves between two steps: roundf goes away from zero, SIMD to the even neighbour.
+    # A scale of exactly 1, and halves between two steps: roundf rounds away from zero, SIMD to even.
     row = np.array([127.0, *(k + 0.5 for k in range(31))], dtype="<f4")
     blocks: list[bytes] = []
     for address in (cpu.from_float, plain.from_float_ref):
@@ -331,6 +332,6 @@ def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:
 
 
 def _spell(node: Tensor) -> str:
-    """`MUL_MAT f32[64, 2, 1, 1] of f16[256, 64, 1, 1], f32[256, 2, 1, 1]`."""
+    """Format as `MUL_MAT f32[64, 2, 1, 1] of f16[256, 64, 1, 1], f32[256, 2, 1, 1]`."""
     src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
     return f"{node.op} {node.type}{list(node.ne)}" + (f" of {src}" if src else "")

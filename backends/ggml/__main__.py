@@ -1,4 +1,4 @@
-"""`python -m backends.ggml [DIR_OR_FILE]`: the devices of a ggml library, and their kinds of memory."""
+"""`python -m backends.ggml [DIR_OR_FILE]`: devices of a ggml library, their buffer types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conformance.ggml.lib.library import Library
 
 
 def main() -> None:
-    """Print one line per device of the library that the first argument names, or of the wheel's."""
+    """Print a line per device of the library named by the first argument, or of the wheel's."""
     library = Library(sys.argv[1] if len(sys.argv) > 1 else "")
     library.load_devices()
     sys.stdout.write(f"{library.title}\n")

@@ -1,4 +1,4 @@
-"""Tensors rebuilt in a library: contexts, and stores that hold leaves with a buffer of their own."""
+"""Tensors rebuilt in a library: contexts, and stores of leaves with a buffer of their own."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from conformance.ggml.tensor import MAX_SRC, Tensor, nbytes
 
 NO_SRC = (0,) * MAX_SRC
 ALIGNMENT = 64
-"""Of an arena: at least `GGML_MEM_ALIGN`."""
+"""Alignment of an arena: at least `GGML_MEM_ALIGN`."""
 
 
 class Arena:
-    """Memory in which one context is made after the other, as in llama.cpp's `buf_compute_meta`."""
+    """Memory that successive contexts reuse, as llama.cpp's `buf_compute_meta`."""
 
     def __init__(self) -> None:
         self._memory = (ctypes.c_char * 0)()
 
     def room(self, size: int) -> int:
-        """The address of `size` bytes: the same as before, unless they do not fit."""
+        """Return the address of `size` bytes: the same as before, unless they do not fit."""
         if len(self._memory) < size + ALIGNMENT:
             self._memory = (ctypes.c_char * (2 * size + ALIGNMENT))()
         return -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
 
 
 class Context:
-    """A `ggml_context` with room for `n` tensors and `graphs` graphs of `graph_size` nodes.
+    """A `ggml_context` for `n` tensors and `graphs` graphs of `graph_size` nodes.
 
-    Its memory is in reach of `struct`: in `arena`, whose last context must be freed, or ggml's own.
+    `struct` can address its memory: in `arena`, whose last context must be freed, or ggml's own.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Context:
         self.memory = (ctypes.c_char * size).from_address(self.base)
 
     def add(self, t: Tensor, at: Mapping[Tensor, int]) -> int:
-        """Rebuild `t`, whose `src` and `view_src` stand in `at`; BackendError if this ggml has no such op or type."""
+        """Rebuild `t`, with `src` and `view_src` from `at`; BackendError for an unknown op or type."""
         lib = self.library
         params = t.op_params
         if t.op in lib.sub_ops:
@@ -65,14 +65,14 @@ class Context:
         return pointer
 
     def free(self) -> None:
-        """`ggml_free`."""
+        """Call `ggml_free`."""
         if self.pointer is not None:
             self.library.ggml.free(self.pointer)
             self.pointer = None
 
 
 def sub_op(library: Library, t: Tensor) -> int:
-    """This library's id of a UNARY's or GLU's sub-op, by name; BackendError if it has none."""
+    """Return the library's id of a UNARY's or GLU's sub-op, by name; else BackendError."""
     reason = refusal(library, t)
     if reason:
         raise BackendError(f"{t}: {reason}")
@@ -81,7 +81,7 @@ def sub_op(library: Library, t: Tensor) -> int:
 
 
 def refusal(library: Library, t: Tensor) -> str:
-    """Why `t` cannot be rebuilt in this library, or ""."""
+    """Return why `t` cannot be rebuilt in this library, or ""."""
     if t.op not in library.ops:
         return f"op {t.op} is not in ggml {library.version}"
     if t.op in library.sub_ops:
@@ -118,12 +118,12 @@ class Store:
             g.backend_buffer_set_usage(self.buffer, usage)
 
     def buffer_size(self) -> tuple[str, int]:
-        """Name and bytes of the buffer."""
+        """Return name and bytes of the buffer."""
         g = self.library.ggml
         return (g.backend_buffer_name(self.buffer).decode(), g.backend_buffer_get_size(self.buffer))
 
     def free(self) -> None:
-        """Give buffer and tensors back."""
+        """Free buffer and tensors."""
         if self.buffer is not None:
             self.library.ggml.backend_buffer_free(self.buffer)
             self.buffer = None

@@ -1,8 +1,8 @@
-"""Where persistent tensors lie, by llama.cpp's rules: for one device, or for a scheduler.
+"""Buffers of persistent tensors by llama.cpp's rules: for one device, or for a scheduler.
 
 As in llama.cpp's `weight_buft_supported`, `supports_op` sees a weight in an empty buffer of the type; here it is asked
-about every node that will read the weight, and not about one made-up shape. Nothing may be written before the answer: a
-buffer that repacks takes types it has no kernel for, and crashes.
+about every node that will read the weight, instead of one made-up shape. Nothing may be written before the answer: a
+buffer that repacks accepts types without a kernel, and crashes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from conformance.ggml.tensor import VIEW_OPS, Tensor
 from .context import Context
 
 LOOKED_AT = 4
-"""The CPU device looks at the buffers of the first four src only and says yes to a repacked weight behind them, such
-as the sinks of FLASH_ATTN_EXT, which then crashes (`ggml_backend_cpu_device_supports_op`)."""
+"""The CPU device checks the buffers of the first four src only and accepts a repacked weight after them, such as the
+sinks of FLASH_ATTN_EXT, which then crashes (`ggml_backend_cpu_device_supports_op`)."""
 USAGES = {"any": USAGE_ANY, "weights": USAGE_WEIGHTS}
-"""Usage as a case's placement names it -> `enum ggml_backend_buffer_usage`."""
+"""Usage of a case's placement -> `enum ggml_backend_buffer_usage`."""
 CACHE_WRITERS = (*VIEW_OPS, "SET_ROWS", "CPY")
-"""What llama.cpp does to a cache: it lies on the device, whatever the device says of these. A case of one step has no
-cache, only a node that writes in place."""
+"""Ops that llama.cpp applies to a cache: it is on the device, whatever the device answers for these. A case of one step
+has no cache, only a node that writes in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a persistent tensor lies."""
+    """Buffer type and usage of a persistent tensor."""
 
     buft: int
     """`ggml_backend_buffer_type_t`."""
@@ -43,10 +43,10 @@ class Home:
 def homes(
     library: Library, device: int, bufts: Mapping[str, int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
-    """Where every persistent tensor lies: as the case says, else `weights`, where the device takes every use of it.
+    """Return where each persistent tensor lies: as the case requires, else `weights`.
 
-    `bufts` are the device's buffer types by name, the default first. Returns the homes, and one note for each tensor
-    that must stay in the default buffer. BackendError as `sched_homes`.
+    `weights` applies if the device supports every use. `bufts` are the device's buffer types by name, default first.
+    Returns the homes, and one note for each tensor that must stay in the default buffer. BackendError as `sched_homes`.
     """
     types = list(bufts.values())
     caches = frozenset(case.caches())
@@ -72,11 +72,11 @@ def homes(
 def sched_homes(
     library: Library, device: int, cpu: int, bufts: Sequence[int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
-    """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
+    """Return where llama.cpp would place each persistent tensor for a device and the CPU.
 
-    `bufts` are the device's buffer types, `weights` that of them which weights lie in. Of the case's own placement only
-    what must lie somewhere counts. Returns the homes, and one note for each weight that is not on the device.
-    BackendError if the device itself refuses a use of a tensor that must lie where the case says.
+    `bufts` are the device's buffer types, `weights` the one for weights. Only `must` of the case's own placement
+    counts. Returns the homes, and one note for each weight that is not on the device. BackendError if the device itself
+    refuses a use of a tensor that must be where the case requires.
     """
     g = library.ggml
     here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
@@ -112,7 +112,7 @@ def sched_homes(
 
 
 def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
-    """`ggml_backend_dev_supports_op` of every node, asked while `tensor` and its views lie in an empty buffer.
+    """Return `ggml_backend_dev_supports_op` per node while `tensor` is in an empty buffer.
 
     BackendError if this version of ggml cannot have a tensor of `graph`.
     """
@@ -125,7 +125,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
 
 @contextmanager
 def addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
-    """`tensors`, each behind its sources, in a context of their own: tensor -> its address."""
+    """Rebuild `tensors`, each after its sources, in their own context: tensor -> address."""
     context = Context(library, len(tensors))
     at: dict[Tensor, int] = {}
     try:
@@ -137,7 +137,7 @@ def addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tens
 
 
 def _each_tensor(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping[Tensor, int]]]:
-    """Every tensor of every step, and the addresses of all tensors of that step."""
+    """Yield every tensor of every step, and the addresses of all tensors of that step."""
     for step in case.steps:
         with addresses(library, step.graph.tensors()) as at:
             for t in at:
@@ -146,7 +146,7 @@ def _each_tensor(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping
 
 @contextmanager
 def _empty(library: Library, bufts: Iterable[int]) -> Iterator[dict[int, int]]:
-    """An empty buffer of each type."""
+    """Make an empty buffer of each type."""
     buffers = {buft: library.ggml.backend_buft_alloc_buffer(buft, 0) for buft in dict.fromkeys(bufts)}
     try:
         yield buffers
@@ -159,9 +159,9 @@ def _empty(library: Library, bufts: Iterable[int]) -> Iterator[dict[int, int]]:
 def _objection(
     library: Library, device: int, node: Tensor, i: int, at: Mapping[Tensor, int], buffer: int, *, unseen: bool = True
 ) -> str:
-    """Why source `i` of a node cannot lie in `buffer`, an empty one; "" where it can.
+    """Return why source `i` of a node cannot lie in `buffer`, an empty one; "" if it can.
 
-    `unseen`: whether it also may not where `supports_op` does not look.
+    `unseen`: also object to a source that `supports_op` does not check.
     """
     weight = node.src[i]
     assert weight is not None
@@ -174,7 +174,7 @@ def _objection(
 
 
 def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
-    """Refuse to place `t` where the device takes not every use of it."""
+    """Raise BackendError if the device refuses a use of `t` where it must lie."""
     uses = case.uses(t)
     for node, yes in zip(uses, supports(library, device, buft, Graph(uses), t), strict=True):
         if not yes:
@@ -185,7 +185,7 @@ def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> 
 def _refused(
     library: Library, device: int, special: Mapping[Tensor, int], caches: frozenset[Tensor], case: Case
 ) -> dict[Tensor, str]:
-    """Tensors that cannot lie where they should, in the order of `special`, and why."""
+    """Return tensors that cannot lie where they should, in the order of `special`, and why."""
     if not special:
         return {}
     why = {t: "as graphs write it" for t in special if t in caches}

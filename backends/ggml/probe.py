@@ -1,4 +1,4 @@
-"""What only a computation tells of a library's CPU device: how FLASH_ATTN_EXT adds up."""
+"""Probe a library's CPU device by computation: how FLASH_ATTN_EXT accumulates."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .session import GgmlSession
 CELLS = 4096
 """Twice as many as F16 counts by ones."""
 STEPS = (1, 2, 4, 8, 16, 32, 64)
-"""What SIMD registers hold; the last is the row length that every kernel takes."""
+"""SIMD register sizes in elements; every kernel supports the last as row length."""
 
 
 def flash_attn_step(library: Library, device: int, tokens: int) -> int:
-    """The number of which V's `ne[0]` must be a multiple for FLASH_ATTN_EXT of `tokens` to sum F16 in F32; 0: never."""
+    """Return the divisor of V's `ne[0]` for which FLASH_ATTN_EXT sums F16 in F32; 0: never."""
     if not _sums_wide(library, device, tokens, STEPS[-1]):
         return 0
     return next(step for step in STEPS if _sums_wide(library, device, tokens, STEPS[-1] + step))
 
 
 def _sums_wide(library: Library, device: int, tokens: int, d: int) -> bool:
-    """Whether the mean of `CELLS` ones, in rows of `d`, is 1: a sum in F16 stops half way."""
+    """Return True if the mean of `CELLS` ones, in rows of `d`, is 1; an F16 sum stops halfway."""
     g = Builder()
     q, k, v = g.new_tensor_2d(F32, d, tokens), g.new_tensor_2d(F16, d, CELLS), g.new_tensor_2d(F16, d, CELLS)
     node = g.flash_attn_ext(q, k, v, None, 1.0, 0.0, 0.0)

@@ -1,9 +1,9 @@
-"""Run a case as llama.cpp does: `ggml_backend_sched` over a device and the CPU behind it.
+"""Run a case as llama.cpp does: `ggml_backend_sched` over a device and the CPU.
 
 As in `llama_context`, weights lie in the device's buffer with usage WEIGHTS unless the device refuses a node that reads
 them, weights that only GET_ROWS reads in the CPU's, caches in the device's. Inputs are flagged INPUT, outputs OUTPUT.
 Every graph is made in the memory of the previous one; before each step the scheduler is reset and the graph allocated.
-The CPU backend uses the device's host buffer type where there is one. A session has backends of its own.
+The CPU backend uses the device's host buffer type if there is one. A session has its own backends.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .placement import sched_homes
 from .session import GgmlSession, Plan, overwriters
 
 NAMED = 8
-"""Nodes beside the device that a note names; `kernels` counts all."""
+"""Number of nodes off the device that a note names; `kernels` counts all."""
 LEAST_GRAPH = 1024
-"""`llama_context::graph_max_nodes`: at least so many nodes, and 8 for each tensor."""
+"""`llama_context::graph_max_nodes`: at least this many nodes, and 8 for each tensor."""
 
 
 class SchedSession(GgmlSession):
     """A case's memory on a device and the CPU, and the scheduler over both.
 
-    `device` (`ggml_backend_dev_t`) comes first; `cpu` is equal to it where that is what is tested. Weights lie in
-    `weights` of the device's buffer types `bufts`. With `opaque`, caches live in the device's own state, where nobody
-    reads them; with `drop` the device's graph lacks the nodes without FLAG_COMPUTE, which nobody computes.
+    `device` (`ggml_backend_dev_t`) comes first; `cpu` equals it to test the CPU itself. Weights lie in `weights` of the
+    device's buffer types `bufts`. With `opaque`, caches are in the device's own state and not read; with `drop` the
+    device's graph lacks the nodes without FLAG_COMPUTE.
 
     Raises:
         UnavailableError: a device cannot be initialised.
@@ -70,7 +70,7 @@ class SchedSession(GgmlSession):
         name = g.backend_dev_name(device).decode()
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
         super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, places, notes, memory)
-        # A device may keep a weight in a form of its own: what was written is what is read.
+        # A device may store a weight in its own format: reading returns what was written.
         self._unreadable |= {
             t: data for t, data in case.persistent.items() if t.type.is_quantized and t not in case.caches()
         }
@@ -89,11 +89,11 @@ class SchedSession(GgmlSession):
             raise
 
     def opaque(self) -> frozenset[Tensor]:
-        """Caches, where the device keeps them in a state of its own."""
+        """Return caches that the device stores in its own state."""
         return self._opaque
 
     def on_device(self, graph: Graph, outputs: Sequence[Tensor]) -> frozenset[Tensor]:
-        """The nodes that compute and that the scheduler gives to the device; none runs. BackendError for no memory."""
+        """Return the computing nodes that the scheduler gives to the device, without running any."""
         plan = self._plan = self._build(graph, tuple(outputs))
         return frozenset(node for node, backend in self._backends_of(plan) if backend == self._backends[0])
 
@@ -104,7 +104,7 @@ class SchedSession(GgmlSession):
         return {t: self._values[t] if t in self._values else self._packed(plan.at[t], t) for t in plan.outputs}
 
     def witness(self) -> Witness:
-        """Splits and copies of the last graph, nodes by backend and op, bytes by buffer name."""
+        """Return splits and copies of the last graph, nodes by backend and op, bytes by buffer."""
         witness = super().witness()
         witness.bytes.pop("compute", None)
         for backend in self._backends:
@@ -124,12 +124,12 @@ class SchedSession(GgmlSession):
 
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
         self._ggml.backend_sched_reset(self._sched)
-        # As in `GgmlSession._allocate`: where sizes are equal the allocator would keep the last graph's plan.
+        # As in `GgmlSession._allocate`: with equal sizes the allocator would reuse the last graph's plan.
         self._ggml.backend_sched_reserve(self._sched, self._empty)
         return super()._build(graph, outputs)
 
     def _cuts(self, graph: Graph, outputs: Sequence[Tensor]) -> list[int]:
-        """None: the callback reads what is overwritten."""
+        """Return no cuts: the callback reads overwritten outputs."""
         del graph, outputs
         return []
 
@@ -148,7 +148,7 @@ class SchedSession(GgmlSession):
                 self._unwrite(plan.at[t], t)
 
     def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
-        if self._buffer(pointer):  # no memory where only dropped nodes read it
+        if self._buffer(pointer):  # no memory if only dropped nodes read it
             super()._set(pointer, t, data)
 
     def _computed(self, pointer: int, ask: bool, _data: int | None) -> bool:  # C's signature
@@ -165,13 +165,13 @@ class SchedSession(GgmlSession):
         return self._library.struct(pointer).buffer  # type: ignore[no-any-return]  # a pointer field
 
     def _backends_of(self, plan: Plan) -> Iterator[tuple[Tensor, int]]:
-        """Each node that computes, and the backend that the scheduler gives it to."""
+        """Yield each computing node, and the backend that the scheduler assigns to it."""
         for node in plan.graph.nodes:
             if node.flags & FLAG_COMPUTE and node.op not in VIEW_OPS:
                 yield node, self._ggml.backend_sched_get_tensor_backend(self._sched, plan.at[node]) or 0
 
     def _count(self, plan: Plan) -> None:
-        """Who computed what, and what was copied to get there: as `ggml_backend_sched_split_graph` decides it."""
+        """Count nodes by backend, and copies, as `ggml_backend_sched_split_graph` decides them."""
         g, witness = self._ggml, self._witness
         where = dict(zip(self._backends, (g.backend_name(b).decode() for b in self._backends), strict=True))
         table: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class SchedSession(GgmlSession):
 
 
 class SplitSession(SchedSession):
-    """The same memory with nothing in it: how the scheduler splits a case goes by where tensors lie, not by values."""
+    """The same memory without data: splits depend on placement, not on values."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""One case's memory in a ggml library: tensors rebuilt there, and graphs run over them."""
+"""Memory of a case in a ggml library: tensors rebuilt there, and graphs run over them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PATHS = {"OPENVINO": "translated"}
 """Device name prefix -> how it executes; all others run node by node."""
 
 UNWRITTEN = 0xFF
-"""Byte that fills compute memory first: NaN in every float type, so a node that was skipped cannot show old results."""
+"""Byte that fills compute memory first: NaN in every float type, so a skipped node cannot show old results."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """A graph built in the library, with its inputs, cut where an output must be read before it is overwritten."""
+    """A graph built in the library, cut where an output must be read before it is overwritten."""
 
     graph: Graph
     snapshot: Snapshot
@@ -48,18 +48,18 @@ class Plan:
     inputs: Store
     context: Context
     leaves: list[Tensor]
-    """Those that are not persistent."""
+    """Leaves that are not persistent."""
     at: dict[Tensor, int]
     parts: list[tuple[int, list[Tensor]]] = field(default_factory=list)
-    """A `ggml_cgraph`, and the outputs to read once it has run."""
+    """`ggml_cgraph` pointers, each with the outputs to read after it ran."""
     nodes: int = 0
     buffer: int = 0
-    """The compute buffer, 0 where no node needs memory."""
+    """Compute buffer, 0 if no node needs memory."""
     guarded: Guarded | None = None
-    """Instead of it, in a `GuardSession`."""
+    """Replaces the compute buffer in a `GuardSession`."""
 
     def free(self) -> None:
-        """Give the graph back."""
+        """Free the graph."""
         self.context.free()
         self.inputs.free()
         if self.guarded is not None:
@@ -69,7 +69,7 @@ class Plan:
 class GgmlSession(Session):
     """Weights, caches and the graph allocator (`ggml_gallocr`) of one case.
 
-    Nodes share memory as in llama.cpp, in place where ggml allows it, except outputs, which carry FLAG_OUTPUT. A
+    Nodes share memory as in llama.cpp, in place where ggml allows it, except outputs, which have FLAG_OUTPUT. A
     graph computed again with the same outputs is not built again.
 
     `backend` is a `ggml_backend_t`, `buft` the device's default buffer type; the witness reports `notes` about the
@@ -77,9 +77,9 @@ class GgmlSession(Session):
     """
 
     _owns_inputs = True
-    """Whether inputs have a buffer of their own, and not memory that a scheduler gives them."""
+    """True if inputs have a buffer of their own instead of memory from a scheduler."""
     _drop = False
-    """Whether nodes without FLAG_COMPUTE are left out of the graph."""
+    """True if nodes without FLAG_COMPUTE are left out of the graph."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class GgmlSession(Session):
         self._spent = time.perf_counter() - start
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor, whole.
+        """Set all bytes of a persistent tensor.
 
         GraphError if the tensor is not persistent in this case, or `data` has another size.
         """
@@ -131,9 +131,9 @@ class GgmlSession(Session):
         self._set(pointer, tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor; GraphError if it is none of this case.
+        """Return the bytes of a persistent tensor; GraphError for another tensor.
 
-        A weight in a buffer with a layout of its own gives the bytes last written.
+        A weight in a buffer with its own layout returns the bytes last written.
         """
         pointer = self._persistent(tensor)
         if tensor in self._unreadable:
@@ -149,7 +149,7 @@ class GgmlSession(Session):
             BackendError: `ggml_backend_graph_compute` returned another status than SUCCESS, or no memory was left.
             GraphError: a leaf has no bytes.
         """
-        self._library.log.clear()  # what it says from here on is of this graph
+        self._library.log.clear()  # messages from here on belong to this graph
         plan = self._plan
         if plan is None or not (plan.graph is graph and plan.outputs == tuple(outputs) and plan.snapshot.shows(graph)):
             plan = self._plan = self._build(graph, tuple(outputs))
@@ -176,11 +176,11 @@ class GgmlSession(Session):
         self._witness.nodes += plan.nodes
 
     def clock(self) -> float:
-        """Opening, then setting inputs, computing and reading outputs; rebuilding graphs through ctypes is left out."""
+        """Return seconds of opening, setting inputs, computing and reading, not of rebuilding."""
         return self._spent
 
     def witness(self) -> Witness:
-        """Device, nodes computed, bytes by buffer name."""
+        """Return device, nodes computed, bytes by buffer name."""
         sizes: dict[str, int] = {}
         for store in self._stores:
             if store.buffer is not None:
@@ -213,7 +213,7 @@ class GgmlSession(Session):
             )
 
     def _split(self) -> str:
-        """Of the last graph, in how many splits it ran, in words; empty where nothing splits it."""
+        """Describe the splits of the last graph; empty if nothing splits it."""
         return ""
 
     def _persistent(self, tensor: Tensor) -> int:
@@ -237,7 +237,7 @@ class GgmlSession(Session):
         return data if is_contiguous(t) else pack(data, t, 0)
 
     def _retire(self) -> None:
-        """Free the last plan; where its memory must not be used again, when the session closes."""
+        """Free the last plan, or on close if its memory must not be reused."""
         if self._plan is not None:
             if self._arenas[0] is None:
                 self._kept.append(self._plan)
@@ -270,7 +270,7 @@ class GgmlSession(Session):
         for node in plan.graph:
             if node.flags & FLAG_COMPUTE or not self._drop:
                 g.build_forward_expand(cgraph, at[node])
-        # Expanding sets COMPUTE on every node; what the case says holds, and outputs must keep their memory.
+        # Expanding sets COMPUTE on every node; restore the case's flags, and make outputs retain their memory.
         leaves = set(plan.leaves)
         keep = {t.root for t in plan.outputs} | set(plan.outputs)
         for t in new:
@@ -291,8 +291,8 @@ class GgmlSession(Session):
 
     def _allocate(self, plan: Plan, cgraph: int, new: Sequence[Tensor]) -> None:
         g, at = self._ggml, plan.at
-        # Without a reserve the allocator keeps the last graph's plan if the sizes are the same: it compares neither
-        # flags nor src, and would give an output's memory away.
+        # Without a reserve the allocator reuses the last graph's plan if the sizes are equal: it compares neither flags
+        # nor src, and would reuse an output's memory.
         if not (g.gallocr_reserve(self._galloc, cgraph) and g.gallocr_alloc_graph(self._galloc, cgraph)):
             raise BackendError(f"ggml_gallocr_reserve: no memory for a graph of {len(plan.graph)} nodes")
         plan.buffer = next(
@@ -300,7 +300,7 @@ class GgmlSession(Session):
         )
 
     def _cuts(self, graph: Graph, outputs: Sequence[Tensor]) -> list[int]:
-        """Where to stop and read: before the first node that overwrites an output in place."""
+        """Return where to stop and read: before the first node that overwrites an output in place."""
         return sorted(set(overwriters(graph, outputs).values()))
 
     def _clear(self, plan: Plan) -> None:
@@ -309,7 +309,7 @@ class GgmlSession(Session):
 
 
 def overwriters(graph: Graph, outputs: Sequence[Tensor]) -> dict[Tensor, int]:
-    """Output -> index of the first later node that overwrites it in place; only those that have one."""
+    """Return output -> index of the first later node that overwrites it in place, if any."""
     place = {t: i for i, t in enumerate(graph)}
     writers: dict[Tensor, list[int]] = {}
     for i, node in enumerate(graph):
@@ -320,13 +320,13 @@ def overwriters(graph: Graph, outputs: Sequence[Tensor]) -> dict[Tensor, int]:
 
 
 PATTERN = 0xA5
-"""Of every guard byte: no float of a usual size, no small integer, no NaN."""
+"""Value of a guard byte: no float of a usual size, no small integer, no NaN."""
 GUARD = 64
-"""Bytes between two tensors, at least."""
+"""Minimum bytes between two tensors."""
 
 
 class Guarded:
-    """A buffer whose tensors, none of them a view, lie apart, and the stretches between them.
+    """A buffer with guard bytes between its tensors, none of which is a view.
 
     BackendError for no memory.
     """
@@ -364,7 +364,7 @@ class Guarded:
             library.set(gap, np.full(size, PATTERN, np.uint8))
 
     def damage(self) -> str:
-        """Which guard bytes were written, in words; empty where none was."""
+        """Describe which guard bytes were written; empty if none."""
         for gap, size, before, behind in self._gaps:
             hit = np.flatnonzero(self._library.get(gap, size) != PATTERN)
             if not hit.size:
@@ -378,7 +378,7 @@ class Guarded:
         return ""
 
     def free(self) -> None:
-        """Give the buffer back."""
+        """Free the buffer."""
         if self.buffer is not None:
             self._library.ggml.backend_buffer_free(self.buffer)
             self.buffer = None
@@ -386,7 +386,7 @@ class Guarded:
 
 
 class GuardedStore(Store):
-    """Leaves of one buffer type, apart from each other."""
+    """Leaves of one buffer type, separated by guard bytes."""
 
     guarded: Guarded
 
@@ -395,18 +395,18 @@ class GuardedStore(Store):
         self.buffer = self.guarded.buffer
 
     def free(self) -> None:
-        """Give buffer and tensors back."""
+        """Free buffer and tensors."""
         self.guarded.free()
         self.context.free()
 
 
 class GuardSession(GgmlSession):
-    """As `GgmlSession`, every tensor in memory of its own and guarded."""
+    """A `GgmlSession` with every tensor in its own guarded memory."""
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph`, then look at every guard; see `Session.compute`.
+        """Run `graph`, then check every guard; see `Session.compute`.
 
         Raises:
             BackendError: as `GgmlSession`; or bytes outside a tensor, or of an input, were written: names the tensor.
@@ -427,7 +427,7 @@ class GuardSession(GgmlSession):
         return values
 
     def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
-        """Guarded, unless the buffer's own form of a tensor hides its bytes: such a buffer cannot be read either."""
+        """Make a guarded store, unless the buffer's own layout hides a tensor's bytes."""
         kind = GuardedStore if buft == self._buft else Store
         return kind(self._library, tensors, buft, usage, arena)
 

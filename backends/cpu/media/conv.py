@@ -1,6 +1,6 @@
 """Convolutions, transposed ones, and their columns.
 
-ggml multiplies F16 filters with activations that it first rounds to F16, as in its matrix products.
+ggml multiplies F16 filters by activations rounded to F16, as in its matrix products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conformance.ggml.types import F16
 
 
 def _rounding(formula: Callable[[Tensor, Values, Values], Values]) -> RoundingKernel:
-    """The kernel of a product of filters and activations, both rounded as `arithmetic` says for a matrix product."""
+    """Return the kernel of a product of filters and activations, rounded as matrix products."""
 
     def kernel(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
         (a, a_raw), (b, b_raw) = operand(node, src, 0), operand(node, src, 1)
@@ -33,7 +33,7 @@ def _rounding(formula: Callable[[Tensor, Values, Values], Values]) -> RoundingKe
 
 
 def _convolved(filters: Values, x: Values, out: tuple[int, ...], node: Tensor) -> Values:
-    """`filters` (OC, IC, …) over `x` (N, IC, …) to (N, OC, *out)."""
+    """Convolve `x` (N, IC, …) with `filters` (OC, IC, …) to (N, OC, *out)."""
     strides, padding, dilation = (
         tuple(getattr(node.params, f"{name}{i}") for i in reversed(range(len(out)))) for name in "spd"
     )
@@ -48,7 +48,7 @@ def _conv_2d(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _conv_3d(node: Tensor, a: Values, b: Values) -> Values:
-    """Channels and filters share an axis, as channels and volumes do."""
+    """Split the axis that channels and filters share, and that of channels and volumes."""
     p = node.params
     a, b = a.reshape(p.oc, p.c, *a.shape[1:]), b.reshape(p.n, p.c, *b.shape[1:])
     return _convolved(a, b, node.shape[1:], node).reshape(node.shape)
@@ -66,7 +66,7 @@ def _im2col_3d(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _transposed(filters: Values, x: Values, stride: tuple[int, ...]) -> Values:
-    """Each element of `x` (N, IC, …) times `filters` (IC, OC, …), added up `stride` apart: (N, OC, …)."""
+    """Sum `filters` (IC, OC, …) times each of `x` (N, IC, …), `stride` apart: (N, OC, …)."""
     size = tuple((n - 1) * s + k for n, s, k in zip(x.shape[2:], stride, filters.shape[2:], strict=True))
     y = np.zeros((filters.shape[1], x.shape[0], *size))
     for place in np.ndindex(*filters.shape[2:]):
@@ -84,7 +84,7 @@ def _conv_transpose_2d(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _col2im_1d(node: Tensor, x: Values) -> Values:
-    """`dst[t, oc] = sum a[oc * K + k, i]` over all `i * s0 + k == t + p0`."""
+    """Compute `dst[t, oc] = sum a[oc * K + k, i]` over all `i * s0 + k == t + p0`."""
     p = node.params
     columns = x.reshape(x.shape[2], p.oc, -1)
     n, _, k = columns.shape

@@ -1,4 +1,4 @@
-"""Images in other sizes, in windows, with relative positions."""
+"""Images: resizing, windows, relative positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.ggml.types import F16
 
 
 def _upscale(node: Tensor, x: Values) -> Values:
-    """Along each dimension a product with the shares of its elements."""
+    """Multiply by the weights (`taps`) of elements along each dimension."""
     for dim in (0, 1):
         x = np.moveaxis(np.moveaxis(x, 3 - dim, -1) @ taps(node, dim).T, -1, 3 - dim)
     nearest = [taps(node, dim).argmax(1) for dim in (3, 2)]
@@ -41,7 +41,7 @@ def _get_rel_pos(node: Tensor, x: Values) -> Values:
 
 
 def _add_rel_pos(node: Tensor, a: Values, pw: Values, ph: Values) -> Values:
-    """A query's keys are a square of n rows: `pw` has what each column adds, `ph` what each row."""
+    """Add `pw` by column and `ph` by row to the keys of a query, a square of n rows."""
     n = pw.shape[-1]
     square = a.reshape(*pw.shape[:3], n, n)
     return (square + pw[..., None, :] + ph[..., :, None]).reshape(node.shape)

@@ -1,4 +1,4 @@
-"""Signals: pooling, reflection, the embedding of time."""
+"""Signals: pooling, reflection, timestep embedding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conformance.ggml.types import F16
 
 
 def _pool_1d(node: Tensor, x: Values) -> Values:
-    """Padding counts nowhere: a window of nothing else has the mean 0 and -FLT_MAX as its largest."""
+    """Ignore padding: a window of only padding has the mean 0 and the maximum -FLT_MAX."""
     p = node.params
     largest = p.op == OP_POOL.MAX
     empty = -float(np.finfo(np.float32).max) if largest else 0.0

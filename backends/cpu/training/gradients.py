@@ -1,4 +1,4 @@
-"""Gradients. Each is held against finite differences of its forward op in `tests/adapters/test_gradients.py`."""
+"""Gradients, checked by finite differences in `tests/adapters/test_gradients.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.ggml.types import F16
 
 
 def _repeat_back(node: Tensor, a: Values) -> Values:
-    """Each dimension as repetitions and what they repeat."""
+    """Split each dimension into repetitions and the repeated size, and sum the former."""
     shape = [n for have, want in zip(a.shape, node.shape, strict=True) for n in (have // max(1, want), want)]
     y: Values = a.reshape(shape).sum((0, 2, 4, 6))
     return y
@@ -48,7 +48,7 @@ def _soft_max_back(node: Tensor, dy: Values, y: Values) -> Values:
 
 
 def _pool_2d_back(node: Tensor, dy: Values, x: Values) -> Values:
-    """The first largest of a window has its gradient, row by row; a mean shares it."""
+    """Give a window's gradient to its first maximum in row order; share it for a mean."""
     p = node.params
     kernel, out, strides, padding = (p.k1, p.k0), dy.shape[2:], (p.s1, p.s0), (p.p1, p.p0)
     sides = zip(x.shape[2:], padding, out, strides, kernel, strict=True)
@@ -64,7 +64,7 @@ def _pool_2d_back(node: Tensor, dy: Values, x: Values) -> Values:
 
 
 def _im2col_back(node: Tensor, dy: Values, kernel: Values) -> Values:
-    """Adds each element of a row to where IM2COL took it from."""
+    """Add each element of a row to where IM2COL read it."""
     p = node.params
     n, channels, ih, iw = node.shape if p.is_2D else (node.shape[1], node.shape[2], 1, node.shape[3])
     kh, kw = kernel.shape[2:] if p.is_2D else (1, kernel.shape[3])

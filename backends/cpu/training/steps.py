@@ -1,4 +1,4 @@
-"""Losses, hits, and the steps of an optimiser."""
+"""Losses, accuracy counts and optimiser steps."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def _count_equal(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _cross_entropy_loss(node: Tensor, a: Values, b: Values) -> Values:
-    """The mean over rows of what the labels `b` miss of the logits `a`."""
+    """Compute the mean cross entropy over rows of the logits `a` and labels `b`."""
     rows = a.size // a.shape[-1]
     return np.full(node.shape, -(_log_soft_max(a) * b).sum() / rows)
 
 
 def _cross_entropy_loss_back(_: Tensor, a: Values, b: Values, c: Values) -> Values:
-    """Ggml takes the labels of a row to add up to 1."""
+    """Compute the gradient; ggml assumes that the labels of a row sum to 1."""
     y: Values = (np.exp(_log_soft_max(b)) - c) * (a.item() * b.shape[-1] / b.size)
     return y
 
 
 def _opt_step_adamw(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
-    """Both moments are stored in their own tensors, rounded, before the weights take them."""
+    """Store both moments in their own tensors, rounded, before using them for the weights."""
     (m, m_raw), (v, v_raw) = operand(node, src, 2), operand(node, src, 3)
     w, g, parameters = (operand(node, src, i)[1] for i in (0, 1, 4))
     alpha, beta1, beta2, eps, decay, beta1h, beta2h = parameters.astype(np.float64).reshape(-1)
