@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.causes.cause import Cause, assigned
@@ -38,6 +39,7 @@ from conformance.run.session.select import (
     choose,
     fresh_ids,
     new_seed,
+    parse_specs,
     record_of,
     reseeded,
 )
@@ -87,6 +89,8 @@ class Chosen:
     """Whether expected values are kept on disk; None: by default."""
     exact: bool = False
     """Whether results say how far they are from values without declared rounding."""
+    elsewhere: bool = False
+    """Whether other machines run them: a backend that is named need not be here."""
     against: str | None = None
     """What results are compared with: a backend that runs the same cases, or the path of an earlier run's record."""
 
@@ -110,7 +114,13 @@ class Chosen:
 
     @cached_property
     def _chosen(self) -> tuple[list[Spec], dict[Spec, str]]:
-        return choose(self.backends, self.stage, self.isolation)
+        if not (self.elsewhere and self.backends):
+            return choose(self.backends, self.stage, self.isolation)
+        specs = parse_specs(self.backends)
+        for spec in specs:
+            if not registry.is_taken(registry.resolve(spec).name):
+                raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
+        return specs, {}
 
     @cached_property
     def base(self) -> Spec | None:
@@ -250,6 +260,8 @@ class TestRun:
         self.causes: list[Cause] | None = None
         """None: nobody looked for them."""
         self.waiver_problems: tuple[list[str], list[str]] = [], []
+        self.about: dict[str, JSON] = {}
+        """Of the record, beside what any run says; its `environment` changes parts of the record's."""
         self.faults: list[str] = []
         """What went wrong with the record."""
         self.gating = False
@@ -401,7 +413,9 @@ class TestRun:
             settings=self.in_force, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
-        return {**document, **causes, **({} if self._journal is None else {"run": self._journal.run})}
+        environment = {"environment": {**document["environment"], **self.about.get("environment", {})}}
+        run = {} if self._journal is None else {"run": self._journal.run}
+        return {**document, **self.about, **environment, **causes, **run}
 
     def unproven(self) -> dict[str, str]:
         """Backend -> a sentence, for each on which nothing passed."""

@@ -6,7 +6,9 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +38,13 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> InlinePool:
     return pool
 
 
+@pytest.fixture
+def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that passes by looks at the clock, so that a busy machine changes nothing."""
+    ticks = count()
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 100))
+
+
 def _conform(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["campaign", "-o", str(folder), *words])
 
@@ -57,7 +66,7 @@ def test_a_device_in_software_is_shared(monkeypatch: pytest.MonkeyPatch, tmp_pat
         device = DeviceOf("Vulkan0", "GPU", "a card", software, ())
         return Build(text, tmp_path, "0.9", "", (device,), (), llama=False, left_out=())
 
-    def refuse(where: Where, _topic: str) -> None:
+    def refuse(where: Where) -> None:
         asked.append(where)
         raise UsageError("seen")
 
@@ -127,6 +136,7 @@ def test_other_words_do_not_go_on(pool: InlinePool, tmp_path: Path) -> None:
     assert pool.chunks
 
 
+@pytest.mark.usefixtures("_ticks")
 def test_fresh_cases_follow_until_the_time_is_over(
     pool: InlinePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +232,7 @@ def test_wrong_words(pool: InlinePool, tmp_path: Path, words: tuple[str, ...], s
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("_ticks")
 def test_a_seed_is_kept(pool: InlinePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --seed one is drawn, printed, and kept for the next start in the folder."""
     monkeypatch.setattr(command, "ROUND", 4)

@@ -11,23 +11,25 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
 from conformance.backend.registry import Spec
 from conformance.campaign import pool
-from conformance.campaign.campaign import Campaign, Lost
 from conformance.campaign.chunk import Chunk
+from conformance.campaign.executor import Executor
 from conformance.campaign.pool import Where, connect
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import Result
-from conformance.process import words, worker_pid
+from conformance.process import words
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES
+from conformance.testrun import Chosen, TestRun
 
 pytestmark = pytest.mark.filterwarnings("default")  # what Dask warns of is its own
 IDS = [i for i in FAMILIES["ops"].ids("smoke") if i.startswith(("ops/ADD", "ops/MUL", "ops/ROPE"))]
@@ -45,21 +47,19 @@ def test_killed_workers_cost_nothing() -> None:
     pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
     draw, kills, kept = random.Random(7), 0, 0  # noqa: S311  # a test's own choice
 
-    with connect(Where(2), "test") as workers:
-        local = workers.local
-        assert local is not None
+    with connect(Where(2)) as workers:
 
-        def keep(results: Sequence[Result]) -> list[Result]:
-            nonlocal kills, kept
-            kept += len(results)
-            if kills < KILLS and kept >= len(IDS) * (kills + 1) // (KILLS + 2):
-                kills += 1
-                pid = worker_pid(draw.choice(local.processes))
-                if pid is not None:  # else it is dead already
-                    os.kill(pid, signal.SIGKILL)
-            return list(results)
+        class Kept(TestRun):
+            def keep(self, results: Sequence[Result]) -> None:
+                nonlocal kills, kept
+                kept += len(results)
+                if kills < KILLS and kept >= len(IDS) * (kills + 1) // (KILLS + 2):
+                    kills += 1
+                    with suppress(ProcessLookupError):
+                        os.kill(draw.choice(list(workers.client.run(os.getpid).values())), signal.SIGKILL)
 
-        work = Campaign(workers, {Spec("cpu"): IDS}, isolation=Isolation(), topic="test", keep=keep, say=print)
+        run = Kept(Chosen(), waivers=Waiving({}, today()), recovers=False)
+        work = Executor(workers, run, {Spec("cpu"): IDS})
         work.run()
     runner = Runner()
     try:
@@ -67,8 +67,9 @@ def test_killed_workers_cost_nothing() -> None:
     finally:
         runner.close()
     assert kills == KILLS
+    assert work.deaths
     assert kept == len(IDS)
-    assert [_alike(work.results["cpu", i]) for i in IDS] == [_alike(r) for r in expected]
+    assert [_alike(r) for r in run.results] == [_alike(r) for r in expected]
 
 
 def test_a_device_is_one_workers_unless_the_processor_computes_for_it() -> None:
@@ -76,7 +77,7 @@ def test_a_device_is_one_workers_unless_the_processor_computes_for_it() -> None:
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
     pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
     where = Where(2, devices=("CUDA0", "Vulkan0"), shared=frozenset({"Vulkan0"}))
-    with connect(where, "test") as workers:
+    with connect(where) as workers:
         deadline = time.monotonic() + 60
         while len(offers := workers.workers()) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -85,19 +86,15 @@ def test_a_device_is_one_workers_unless_the_processor_computes_for_it() -> None:
 
 
 class _Client:
-    """As Dask's client, which goes over to a new scheduler at the old address by itself, and forgets its topics."""
+    """As Dask's client, which goes over to a new scheduler at the old address by itself."""
 
     scheduler = "first"
-    topics: ClassVar[list[str]] = []
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def scheduler_info(self) -> dict[str, object]:
         return {"id": self.scheduler, "workers": {"w": {"nthreads": 1, "resources": {}, "name": "w"}}}
-
-    def subscribe_topic(self, topic: str, _: object) -> None:
-        self.topics.append(f"{topic} at {self.scheduler}")
 
     def submit(self, *_: object, **__: object) -> Future[None]:
         return Future()
@@ -107,16 +104,16 @@ class _Client:
 
 
 def test_another_scheduler_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another scheduler answers at the address, what ran is lost, and results are asked of the new one."""
+    """Where another scheduler answers at the address, what ran is lost."""
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=_Client))
-    workers = pool.DaskPool("tcp://x", "tcp://x", "t")
-    workers.start(Chunk(5, Spec("cpu"), ["ops/X@1"], 1.0, Isolation()), None, ())
+    workers = pool.DaskPool("tcp://x", "tcp://x")
+    workers.start(Chunk(5, Spec("cpu"), ["ops/X@1"], Isolation()), None, ())
     assert set(workers.workers()) == {"w"}
-    assert workers.events.empty()
+    assert workers.ended.empty()
     monkeypatch.setattr(_Client, "scheduler", "second")
     assert set(workers.workers()) == {"w"}
-    assert workers.events.get(timeout=1) == Lost(5)
-    assert _Client.topics == ["t at first", "t at second"]
+    number, why = workers.ended.get(timeout=1)
+    assert (number, str(why)) == (5, "its scheduler is gone")
 
 
 def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,10 +133,11 @@ def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=_Client, scheduler=scheduler))
     monkeypatch.setitem(sys.modules, "distributed.scheduler", scheduler)
     monkeypatch.setattr(_Client, "submit", lambda *_, **__: gone)
-    workers = pool.DaskPool("tcp://x", "tcp://x", "t")
-    workers.start(Chunk(6, Spec("cpu"), ["ops/X@1"], 1.0, Isolation()), None, ())
+    workers = pool.DaskPool("tcp://x", "tcp://x")
+    workers.start(Chunk(6, Spec("cpu"), ["ops/X@1"], Isolation()), None, ())
     gone.set_result(None)
-    assert workers.events.get(timeout=1) == Lost(6)
+    number, why = workers.ended.get(timeout=1)
+    assert (number, type(why)) == (6, TimeoutError)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "tls://127.0.0.1:9", "foo://x", "inproc://x", "ucx://x:1"])
@@ -149,7 +147,7 @@ def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ANSWER", 1.0)
     expected = pytest.raises(UnavailableError, match=f"--scheduler {address}: a Dask scheduler expected")
     before = {id(o) for o in gc.get_objects()}
-    with expected, connect(Where(1, scheduler=address), "test"):
+    with expected, connect(Where(1, scheduler=address)):
         pass
     mine = [o for o in gc.get_objects() if id(o) not in before and isinstance(o, distributed.Client)]
     assert {c.status for c in mine} <= {"closed", "newly-created"}
@@ -158,7 +156,7 @@ def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_kinds_of_workers_exclude_each_other() -> None:
     """A scheduler's address and jobs of Slurm: a usage error that says why."""
     expected = pytest.raises(UsageError, match="--scheduler and --slurm: one of them")
-    with expected, connect(Where(1, scheduler="tcp://127.0.0.1:9", slurm=True), "test"):
+    with expected, connect(Where(1, scheduler="tcp://127.0.0.1:9", slurm=True)):
         pass
 
 

@@ -6,19 +6,22 @@ import queue
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.campaign.campaign import Died, Done, Event, Lost, Offer, Rows
-from conformance.campaign.chunk import Chunk, Reply, execute, pack_rows
+from conformance.campaign.chunk import Chunk, Reply, execute
+from conformance.campaign.executor import Offer
 from conformance.judge.verdict import Result, Verdict
+from conformance.process import WorkerDiedError
+
+Ended = tuple[int, Reply | Exception]
 
 
 class InlinePool:
     """One worker that runs a chunk as soon as it is started, in this process."""
 
     def __init__(self, offer: Offer | None = None) -> None:
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.ended: queue.Queue[Ended] = queue.Queue()
         self.offer = Offer(1) if offer is None else offer
         self.chunks: list[Chunk] = []
         self.before: Callable[[], None] = lambda: None
@@ -34,9 +37,8 @@ class InlinePool:
         assert not workers or "here" in workers
         self.before()
         self.chunks.append(chunk)
-        sent = Chunk.unpack(chunk.pack())
-        reply = execute(sent, lambda rows: self.events.put(Rows(chunk.number, pack_rows(rows))))
-        self.events.put(Done(chunk.number, replace(reply, worker="here")))
+        reply = execute(Chunk.unpack(chunk.pack()), "here")
+        self.ended.put((chunk.number, Reply.unpack(reply.pack())))
 
     def cancel(self, number: int) -> None:
         """Nothing runs."""
@@ -63,17 +65,17 @@ class Faults:
     scheduler: float = 0.0
     """The scheduler is gone with all tasks."""
     message: float = 0.0
-    """A message with results does not arrive."""
+    """An answer does not arrive."""
     killers: frozenset[str] = frozenset()
     """Cases whose worker dies."""
 
 
-class _Events(queue.Queue[Event]):
+class _Events(queue.Queue[Ended]):
     def __init__(self, pool: SimulatedPool) -> None:
         super().__init__()
         self._pool = pool
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Event:  # noqa: ARG002  # Queue's own
+    def get(self, block: bool = True, timeout: float | None = None) -> Ended:  # noqa: ARG002  # Queue's own
         for _ in range(50):
             if not self.empty():
                 return super().get(block=False)
@@ -96,8 +98,8 @@ class SimulatedPool:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311  # a simulation
         self._tasks: dict[int, _Task] = {}
-        self._late: list[Rows] = []
-        self.events: queue.Queue[Event] = _Events(self)
+        self._late: list[Ended] = []
+        self.ended: queue.Queue[Ended] = _Events(self)
 
     def clock(self) -> float:
         """Seconds of the simulation."""
@@ -120,42 +122,33 @@ class SimulatedPool:
         """One thing happens."""
         self.now += 0.1
         if self._late and self._random.random() < 0.3:
-            self.events.put(self._late.pop())
+            self.ended.put(self._late.pop())
         if not self._tasks:
             return
         if self._random.random() < self.faults.scheduler:
             for number in list(self._tasks):
                 del self._tasks[number]
-                self.events.put(Lost(number))
+                self.ended.put((number, ConnectionError("gone")))
             return
         number = self._random.choice(list(self._tasks))
         task = self._tasks[number]
         if task.worker in self.refuses:
-            self._end(number, Done(number, Reply(list(task.chunk.cases), self.refuses[task.worker], task.worker)))
+            self._end(number, Reply([], self.refuses[task.worker], task.worker))
             return
         batch = list(task.chunk.cases)[task.done : task.done + 5]
-        doomed = next((k for k, i in enumerate(batch) if i in self.faults.killers), None)
         by_chance = self._random.random() < self.faults.kill
-        if doomed is not None or by_chance:
-            self._send(task, batch[: doomed or 0])
+        if by_chance or not self.faults.killers.isdisjoint(batch):
             self.kills += by_chance
-            self._end(number, Died(number, "by the simulation"))
+            self._end(number, WorkerDiedError("by the simulation", (), "by the simulation"))
             return
-        self._send(task, batch)
         task.done += len(batch)
         if task.done == len(task.chunk.cases):
-            self._end(number, Done(number, Reply([], "", task.worker, {"machine": "m"}, 0.1)))
+            rows = [Result(i, str(task.chunk.spec), Verdict.PASS).to_json() for i in task.chunk.cases]
+            self._end(number, Reply(rows, "", task.worker, {"machine": "m"}, 0.1))
 
-    def _end(self, number: int, event: Event) -> None:
+    def _end(self, number: int, reply: Reply | Exception) -> None:
         del self._tasks[number]
-        self.events.put(event)
-
-    def _send(self, task: _Task, cases: Sequence[str]) -> None:
-        if not cases or self._random.random() < self.faults.message:
-            return
-        results = [Result(i, str(task.chunk.spec), Verdict.PASS).to_json() for i in cases]
-        rows = Rows(task.chunk.number, pack_rows(results))
-        if self._random.random() < self.faults.message:
-            self._late.append(rows)  # it comes after its task ended
-        else:
-            self.events.put(rows)
+        if isinstance(reply, Reply) and self._random.random() < self.faults.message:
+            self._late.append((number, reply))  # it comes after its task was given up
+            reply = TimeoutError("no answer")
+        self.ended.put((number, reply))
