@@ -43,7 +43,7 @@ BUDGETS = {
     "conformance/backend": 3_240, "conformance/builds": 710, "conformance/campaign": 660, "conformance/case": 2_100,
     "conformance/causes": 3_850, "conformance/cli": 4_690, "conformance/ggml": 8_240, "conformance/judge": 2_200,
     "conformance/live": 560,
-    "conformance/model": 1_580, "conformance/nightly": 910, "conformance/perf": 3_070, "conformance/process": 1_150,
+    "conformance/model": 1_580, "conformance/nightly": 847, "conformance/perf": 3_070, "conformance/process": 1_150,
     "conformance/release": 1_420, "conformance/report": 3_400, "conformance/run": 9_000, "conformance/suite": 14_500,
     "conformance/*.py": 1_190, "tests": 48_900,
 }  # fmt: skip

@@ -120,7 +120,7 @@ class Night:
         folder, shard = self.options.folder, self.options.shard
         stem = stem if shard.of == 1 else f"{stem}-shard{shard.index}"
         paths = Paths(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
-        command = part.command(self.options, paths)
+        command = part.words(self.options, paths)
         done.command = shown(command)
         proof = folder / part.leaves if part.leaves else paths.document
         proof.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's

@@ -1,11 +1,14 @@
-"""The table of parts: a nightly runs them in this order, each by one `conform` command."""
+"""The parts of a night, as `parts.toml` lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from conformance import shipped
+from conformance.case.strict import parse_toml, read_text
 from conformance.ggml.text import shell
 from conformance.process import words
 from conformance.run.session.select import LARGEST
@@ -13,12 +16,7 @@ from conformance.run.session.shard import WHOLE, Shard
 
 CONFORM = tuple(words("conformance.cli"))
 HOUR = 3600.0
-ROUND = 30
-"""Fresh cases of one round."""
-CAUSES = 30
-"""Minutes per backend to group failures by cause."""
-RELEASE = 60
-"""Minutes for a build of llama.cpp, its base and their causes."""
+_VALUE = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,113 +58,69 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part."""
+    """One part; `parts.toml` says what its fields are."""
 
     name: str
     says: str
-    """What it is, for people."""
-    command: Callable[[Options, Paths], Sequence[str]]
+    command: Sequence[str]
+    """A program and its arguments; `{name}` stands for values."""
     limit: float
     """Seconds after which it is ended."""
     kind: str = ""
-    """Of the document that it must write; empty where it writes none."""
     leaves: str = ""
-    """A file of the folder that it must write, of a part without a document whose exit code is that of the others."""
     shared: bool = False
-    """Whether each shard does its share; what is not shared is done whole by one of them."""
     repeats: bool = False
-    """Whether it runs in rounds until the time budget is used."""
-    idle: Callable[[Options], str] = lambda _: ""
-    """Why it was given nothing to do; empty where it was given something."""
+    needs: tuple[str, str] | None = None
     last: bool = False
-    """Whether it is about what the others wrote, and so runs in every shard, and again where anything ran again."""
+
+    def words(self, o: Options, p: Paths) -> list[str]:
+        """The command of a night."""
+        return list(self._words(o, p))
+
+    def _words(self, o: Options, p: Paths) -> Iterator[str]:
+        known = values(o, p if self.repeats else replace(p, round=0))
+        for word in self.command:
+            name = _VALUE.fullmatch(word)
+            if name:
+                yield from map(str, known[name[1]])
+            else:
+                yield word.replace("{folder}/", f"{o.folder}/")
+
+    def idle(self, o: Options) -> str:
+        """Why it was given nothing to do; empty where it was given something."""
+        return self.needs[1] if self.needs and not getattr(o, self.needs[0]) else ""
 
 
-def _conform(*words: object) -> list[str]:
-    return [*CONFORM, *map(str, words)]
+def values(o: Options, p: Paths) -> dict[str, Sequence[object]]:
+    """What stands for `{name}` in a command."""
+    return {
+        "level": [o.level],
+        "hunted": ["smoke" if o.level == "smoke" else "standard"],
+        "backends": [word for b in o.backends for word in ("--backend", b)],
+        "families": [word for f in o.families for word in ("--family", f)],
+        "shard": [o.shard],
+        "seed": [] if o.seed is None else ["--seed", (o.seed + p.round) % LARGEST],
+        "gate_budget": [f"{o.gate_budget:g}"],
+        "base": ["--base", o.base] if o.base else [],
+        "release": [o.release],
+        "release_base": ["--base", o.release_base] if o.release_base else [],
+        "store": [o.store],
+        "history": ["--history", o.store] if o.store.is_file() else [],
+        "folder": [o.folder],
+        "document": [p.document],
+        "documents": p.documents,
+        "journal": [p.journal],
+    }
 
 
-def _each(option: str, values: Sequence[str]) -> list[str]:
-    return [word for v in values for word in (option, v)]
+def _read(path: Path) -> Iterator[Part]:
+    for row in parse_toml(read_text(path), str(path))["part"]:
+        command = (*CONFORM, *row.pop("command").split())
+        needs = tuple(row.pop("needs", ())) or None
+        yield Part(command=command, limit=row.pop("hours") * HOUR, needs=needs, **row)
 
 
-def _run(o: Options, p: Paths, *words: object, level: str = "") -> list[str]:
-    return _conform(
-        "run", "--level", level or o.level, *_each("--backend", o.backends), *_each("--family", o.families),
-        *words, "--isolate", "--save-failures", o.folder / "failures", "--journal", p.journal, "--json", p.document,
-    )  # fmt: skip
-
-
-def _conformance(o: Options, p: Paths) -> list[str]:
-    return _run(o, p, "--shard", o.shard, "--causes", CAUSES)
-
-
-def _seeded(o: Options, p: Paths) -> list[str]:
-    return _run(o, p, *_seed(o), level="smoke")
-
-
-def _fresh(o: Options, p: Paths) -> list[str]:
-    return _run(o, p, "--only-fresh", "--fresh", ROUND, *_seed(o, p.round))
-
-
-def _seed(o: Options, more: int = 0) -> list[object]:
-    return [] if o.seed is None else ["--seed", (o.seed + more) % LARGEST]
-
-
-def _golden(o: Options, p: Paths) -> list[str]:
-    return _conform("golden", "verify", *_each("--backend", o.backends), "--json", p.document)
-
-
-def _hunted(o: Options) -> str:
-    return "smoke" if o.level == "smoke" else "standard"  # where every planted bug is noticed
-
-
-def _audit(o: Options, p: Paths) -> list[str]:
-    failures = o.folder / "failures"
-    return _conform("audit", *_each("--backend", o.backends), "--json", p.document, "--save-failures", failures)
-
-
-def _perf(o: Options, p: Paths) -> list[str]:
-    return _conform("perf", "run", "--level", o.level, *_each("--backend", o.backends), "--json", p.document)
-
-
-def _gates(o: Options, p: Paths) -> list[str]:
-    base = ["--base", o.base] if o.base else []
-    return _conform("perf", "gate", *base, "--budget", f"{o.gate_budget:g}", "--json", p.document)
-
-
-def _release(o: Options, p: Paths) -> list[str]:
-    base = ["--base", o.release_base] if o.release_base else []
-    return _conform(
-        "release", o.release, *base, "--level", _hunted(o), "--minutes", RELEASE, "--results", p.document,
-        "-o", o.folder / "release",
-    )  # fmt: skip
-
-
-def _history(o: Options, p: Paths) -> list[str]:
-    return _conform("history", "import", "--nightly", "--store", o.store, *p.documents)
-
-
-def _report(o: Options, p: Paths) -> list[str]:
-    history = ["--history", o.store] if o.store.is_file() else []
-    return _conform("report", "--level", o.level, *history, "-o", o.folder / "page", *p.documents)
-
-
-PARTS = (
-    Part("conformance", "every listed case on every backend", _conformance, 3 * HOUR, "conformance", shared=True),
-    Part("seeded", "level smoke under the seed of this night, so that no answer can be known before", _seeded, HOUR,
-         "conformance"),
-    Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
-         "conformance", shared=True, repeats=True, idle=lambda o: "" if o.budget else "no time was given to it"),
-    Part("golden", "golden outputs computed again, or the named backends judged by them", _golden, HOUR, "conformance"),
-    Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "conformance"),
-    Part("release", "a build of llama.cpp on all its devices, against the build before", _release, 2 * HOUR,
-         "conformance", idle=lambda o: "" if o.release else "no build was named"),
-    Part("perf", "speed of every work unit", _perf, HOUR, "perf"),
-    Part("gates", "speed against its limits", _gates, HOUR, "perf"),
-    Part("history", "all of it into the history", _history, HOUR / 4, last=True),
-    Part("report", "the page", _report, HOUR / 4, leaves="page/index.html", last=True),
-)  # fmt: skip
+PARTS = tuple(_read(shipped.path("nightly", "parts.toml")))
 
 
 def shown(command: Sequence[str]) -> str:

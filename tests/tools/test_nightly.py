@@ -307,7 +307,7 @@ def test_each_night_draws_a_seed_and_repeats_it_when_told(tmp_path: Path) -> Non
 def test_the_seed_of_the_night_reaches_the_cases(tmp_path: Path) -> None:
     """Generated cases run under it, each round of fresh ones under one of its own; the summary names it."""
     options, paths = Options(tmp_path, seed=41), Paths(tmp_path / "a.json", tmp_path / "a.journal", (), 1)
-    words = {p.name: " ".join(p.command(options, paths)) for p in PARTS}
+    words = {p.name: " ".join(p.words(options, paths)) for p in PARTS}
     assert "--level smoke " in words["seeded"]
     assert "--seed 41 " in words["seeded"]
     assert "--seed 42 " in words["fresh"]
@@ -418,7 +418,7 @@ def test_every_command_of_the_table_is_one(tmp_path: Path) -> None:
     )  # fmt: skip
     here = Paths(tmp_path / "a.json", tmp_path / "a.journal", (tmp_path / "b.json",))
     for part in PARTS:
-        words = part.command(asked, here)
+        words = part.words(asked, here)
         own = words[words.index("conformance.cli") + 1 :]
         helped = CliRunner().invoke(main, [*own, "--help"])
         assert helped.exit_code == 0, (part.name, helped.output)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conformance.cli.nightly import main
-from conformance.nightly.parts import Options, Part, Paths
+from conformance.nightly.parts import Part
 
 CASES = 40
 """Results of the part `work`."""
@@ -68,12 +67,8 @@ sys.exit(1)
 FINE = "write()"
 
 
-def _program(text: str) -> Callable[[Options, Paths], Sequence[str]]:
-    def command(asked: Options, here: Paths) -> list[str]:
-        files = (here.document, here.journal, asked.folder, *here.documents)
-        return [sys.executable, "-c", BEGIN + text, *map(str, files)]
-
-    return command
+def _program(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", BEGIN + text, "{document}", "{journal}", "{folder}", "{documents}")
 
 
 def _part(
@@ -92,7 +87,7 @@ PARTS = (
         "conformance",
         shared=True,
         repeats=True,
-        idle=lambda o: "" if o.budget else "no time was given to it",
+        needs=("budget", "no time was given to it"),
     ),
     _part("fine", FINE),
     _part("failing", "write('FAIL')\nsys.exit(1)"),
@@ -108,7 +103,7 @@ PARTS = (
     _part("late", SLEEPS, limit=3.0),
     _part("sleeps", SLEEPS),
     _part("child", CHILD + FINE),
-    Part("absent", "a program that is not there", lambda *_: ["/no/such/program"], 60, "conformance"),
+    Part("absent", "a program that is not there", ["/no/such/program"], 60, "conformance"),
     _part("unknown", "sys.exit('Error: No such command')"),
     _part("lacking", LACKS),
     _part("history", IMPORTS, kind="", last=True),
