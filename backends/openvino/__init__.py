@@ -1,7 +1,7 @@
 """OpenVINO backends: cgraphs translated to OpenVINO models.
 
-Importing `openvino` sends an event to Google Analytics through the package `openvino_telemetry`, where that is
-installed. Saying here that it is not makes OpenVINO take its own empty stand-in.
+Importing `openvino` sends an event to Google Analytics through the package `openvino_telemetry`, if installed. Hiding
+that package here makes OpenVINO use its own empty stand-in.
 """
 
 import sys

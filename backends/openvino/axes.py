@@ -1,8 +1,8 @@
-"""What says how the axes of a graph's tensors count tokens and cells of a KV cache: the words of the emitters' rules.
+"""Axes of a graph's tensors that count tokens or KV cache cells, for the emitters' rules.
 
 Each topic of `emit` has a table `AXES`, op -> `Rule`. An op may have one if it treats the places along such an axis
-alike, so that padding at the end of it changes nothing before. `npu/axes.py` follows the rules through a graph. Imports
-without openvino.
+alike, so that padding at the end of it changes nothing before. `npu/axes.py` propagates the rules through a graph.
+Imports without openvino.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ class Span:
 
     kind: Literal["tokens", "outputs", "cells"]
     size: int
-    """In this graph."""
+    """Count in this graph."""
     slots: int
-    """In the graph that is compiled."""
+    """Count in the graph that is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A dimension that runs over a span, `times` neighbours for each place of it."""
+    """A dimension that runs over a span, with `times` neighbours for each place of it."""
 
     span: Span
     times: int = 1
 
 
 Axes: TypeAlias = tuple[Axis | None, ...]
-"""One for each dimension."""
+"""An axis or None for each dimension."""
 NONE: Axes = (None, None, None, None)
 
 
 def at(i: int, axis: Axis | None) -> Axes:
-    """`axis` in dimension `i`, none elsewhere."""
+    """Return axes with `axis` in dimension `i` only."""
     return tuple([axis if k == i else None for k in range(4)])
 
 
 class FixedError(BackendError):
-    """The graph can only run at its own size; the message says why."""
+    """A graph that can only run at its own size; the message tells why."""
 
 
 def require(holds: bool, t: Tensor, what: str) -> None:  # reads as an assertion
-    """Raise FixedError, which names `t`, unless something holds."""
+    """Raise FixedError, which names `t`, unless `holds`."""
     if not holds:
         raise FixedError(f"{t}: {what}")
 
 
 class AxisContext:
-    """What rules ask, forward through the nodes; leaves get their axes from the first node that reads them.
+    """Context of rules, forward through the nodes; the first reader sets the axes of a leaf.
 
     Args:
         tensors: all that computed nodes are or read, in the graph's order.
         masks: attention -> its mask.
         persistent: weights and caches, whose sizes never change.
-        chunk: tokens of a compiled graph, for more than one.
+        chunk: tokens of a compiled graph with more than one.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AxisContext:
         self.zeroed: set[Tensor] = set()
         """Tensors that are 0 in all cells beyond those of the graph."""
         self.transposed: dict[Tensor, bool] = {}
-        """Cache that this graph writes -> whether a row is one element, a token's elements a cache apart."""
+        """Cache that this graph writes -> True if a row is one element, with a token's elements a cache apart."""
         self.row_bytes: dict[Tensor, int] = {}
         self.rows: list[Tensor] = []
         counts = {operand(t).ne[1] for t in masks}
@@ -97,7 +97,7 @@ class AxisContext:
             self.row_bytes[root] = t.nb[1]
 
     def _cells(self, tensors: Sequence[Tensor], counts: AbstractSet[int]) -> dict[int, Span]:
-        """One span for each number of cells that the masks have: all of a cache's."""
+        """Return a span for each number of cells of the masks, with the cache's capacity."""
         capacities: dict[int, set[int]] = {n: set() for n in counts}
         for t in tensors:
             if t.op == "VIEW" and t.view_src in self.transposed:
@@ -112,7 +112,7 @@ class AxisContext:
         return {n: Span("cells", n, sizes.pop()) for n, sizes in capacities.items()}
 
     def cells_of(self, t: Tensor) -> tuple[int, int]:
-        """Which axis of a view of a cache counts cells, and how many there are in all."""
+        """Return the axis of a cache view that counts cells, and the cache's capacity."""
         root = t.root
         step = root.type.type_size if self.transposed[root] else self.row_bytes[root]
         # a row of one block is as long as its first stride
@@ -123,7 +123,7 @@ class AxisContext:
         return axes[0], min(wider, default=nbytes(root)) // step
 
     def of(self, t: Tensor, leaf: Axes = NONE) -> Axes:
-        """The axes of a src; an input leaf without axes gets `leaf`."""
+        """Return the axes of a src; an input leaf without axes gets `leaf`."""
         if t not in self.axes:
             for axis, n in zip(leaf, t.ne, strict=True):
                 if axis is not None and axis.span.size * axis.times > n:
@@ -135,26 +135,26 @@ class AxisContext:
         return axes
 
     def tokens_where(self, t: Tensor, axis: int) -> Axes:
-        """Axes of an input leaf that counts tokens along `axis`."""
+        """Return the axes of an input leaf that counts tokens along `axis`."""
         return at(axis, Axis(self.tokens)) if self.tokens.size > 1 and t.ne[axis] == self.tokens.size else NONE
 
     def mask_axes(self, cells: int) -> Axes:
-        """Axes of a mask of so many cells, whose rows are queries."""
+        """Return the axes of a mask with this many cells, whose rows are queries."""
         return Axis(self.cells[cells]), Axis(self.tokens) if self.tokens.size > 1 else None, None, None
 
 
 Rule: TypeAlias = Callable[[AxisContext, Tensor], Axes]
-"""The axes of a node from those of its sources; FixedError where they do not fit."""
+"""Function from a node to its axes, given those of its sources; FixedError if they do not fit."""
 
 
 # -- rules that several topics use ------------------------------------------------------------------------------------
 def others(t: Tensor) -> list[Tensor]:
-    """The sources, but for the node itself."""
+    """Return the sources except the node itself."""
     return [s for s in t.src if s is not None and s is not t]
 
 
 def alike(w: AxisContext, t: Tensor) -> Axes:
-    """Element by element; a src of fewer elements is repeated."""
+    """Apply to elementwise ops; a src of fewer elements is repeated."""
     a = operand(t)
     axes = w.of(a, w.tokens_where(a, 1))
     for s in others(t):
@@ -167,7 +167,7 @@ def alike(w: AxisContext, t: Tensor) -> Axes:
 
 
 def row_alike(w: AxisContext, t: Tensor) -> Axes:
-    """Whole rows, each by itself."""
+    """Apply to ops on independent whole rows."""
     axes = alike(w, t)
     require(axes[0] is None, t, "mixes what lies along a row of tokens or cells")
     return axes

@@ -1,4 +1,4 @@
-"""`openvino-stateless`: one OpenVINO model per distinct cgraph, caches bound as its inputs and outputs."""
+"""`openvino-stateless`: one OpenVINO model per cgraph, with caches as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 ATTENTION = ("manual", "sdpa", "sdpa5d")
 SHARED = "shared"
 MEMORIES = ("constant", SHARED)
-"""Kinds of memory for weights, the default first; caches are the modes' own (bound, or variables)."""
+"""Kinds of memory for weights, default first; caches depend on the mode (bound, or variables)."""
 
 
 class OpenVinoStateless(TranslatingBackend):
-    """cgraph to OpenVINO model, compiled once per distinct graph.
+    """cgraphs as OpenVINO models, compiled once per distinct graph.
 
     Args:
         device: one of OpenVINO's devices on this machine.
-        precision: `accuracy` (f32 throughout) or `default` (whatever the device likes best).
-        fusion: `on`, `off`, or `auto`: the CPU plugin fuses elementwise kernels in models with weights in them, not in
+        precision: `accuracy` (f32 throughout) or `default` (the device's preference).
+        fusion: `on`, `off`, or `auto`: the CPU plugin fuses elementwise kernels in models with weights, not in
             single ops, where fusing takes longer than everything else.
-        dynamic: `on`, or `off`: one model per distinct graph, even where graphs differ in sizes and offsets only.
-        stage: `run`, or `translate`, which runs the translated model by `Model.evaluate` and compiles nothing.
-        attention: how FLASH_ATTN_EXT is expressed: `manual` (products and a softmax; K and V stay at their own heads),
+        dynamic: `on`, or `off`: one model per distinct graph, even if graphs differ in sizes and offsets only.
+        stage: `run`, or `translate`, which runs the translated model with `Model.evaluate` and compiles nothing.
+        attention: translation of FLASH_ATTN_EXT: `manual` (products and a softmax; K and V with their own heads),
             `sdpa` (the operator, K and V repeated to all heads) or `sdpa5d` (the operator, nothing repeated).
-        cache_dir: where compiled models are kept for other processes; empty for nowhere.
-        threads: how many compute, of as many processors as there are; as many as the device likes if empty.
+        cache_dir: folder of compiled models for other processes; none if empty.
+        threads: number of compute threads; the device's default if empty.
         requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`ggml.quants.requant`).
     """
 
@@ -83,16 +83,16 @@ class OpenVinoStateless(TranslatingBackend):
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
         self._compiler = compiler(device, precision, fusion, stage, threads)
-        if self._cache is not None:  # a file holds one model
+        if self._cache is not None:  # a file contains one model
             self._compiler = replace(self._compiler, apart=False)
 
     def info(self) -> DeviceInfo:
-        """Device name, OpenVINO's and the plugin's versions."""
+        """Return device name, OpenVINO's and the plugin's versions."""
         c = self._compiler
         return DeviceInfo(self.name, self.device, c.description(), c.versions())
 
     def arithmetic(self) -> Arithmetic:
-        """Exact, except for weights that `requant` stores in another form and products at `precision=default`."""
+        """Return EXACT, except for weights that `requant` converts and `precision=default`."""
         products = self._compiler.products()
         if products == self._arithmetic.products:
             return self._arithmetic
@@ -101,16 +101,16 @@ class OpenVinoStateless(TranslatingBackend):
     # -- weights --------------------------------------------------------------------------------------------------
 
     def bakes_weights(self, case: Case) -> bool:
-        """Also where there are quantised weights: only a constant can be read compressed."""
+        """Return True also with quantised weights: only a constant can be read compressed."""
         caches = set(case.caches())
         return super().bakes_weights(case) or any(t.type.is_quantized and t not in caches for t in case.persistent)
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """Where a weight can be: a constant of each model, or host memory that is bound to an input of it."""
+        """Return weight memory types: a constant of each model, or host memory bound to an input."""
         return [BufferType(name) for name in MEMORIES]
 
     def role_of(self, case: Case, weight: Tensor) -> Role:
-        """As `Case.placement` says where possible; else whatever serves the case best."""
+        """Return the role of `Case.placement` if possible; else the best one for the case."""
         place = case.placement.get(weight)
         if place is None or len(self.buffer_types()) == 1:
             if not _multiplies(case, weight):
@@ -120,7 +120,7 @@ class OpenVinoStateless(TranslatingBackend):
         return "input" if shared else "weight"
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """As `supports`; a quantised weight is no input, as only a constant is read compressed."""
+        """Return `supports`, but refuse a quantised weight as input: only constants are compressed."""
         answers = self.supports(graph)
         types = self.buffer_types()
         if types[buffer % len(types)].name != SHARED or not tensor.type.is_quantized:
@@ -135,18 +135,18 @@ class OpenVinoStateless(TranslatingBackend):
     # -- what can be translated -----------------------------------------------------------------------------------
 
     def emitters(self) -> Mapping[str, Emitter]:
-        """The table of all topics."""
+        """Return the table of all topics."""
         from .emit import EMITTERS  # noqa: PLC0415  # needs openvino, which may be absent until a backend is constructed
         from .emit.attention import FORMS  # noqa: PLC0415  # as above
 
         return {**EMITTERS, "FLASH_ATTN_EXT": FORMS[self._attention]}
 
     def refuses(self, node: Tensor) -> str:
-        """Why OpenVINO, or this translation, cannot express it: judged by op, types and layout, never by data."""
+        """Return why OpenVINO or this translation cannot express `node`, by op, types and layout."""
         return _strides(node) or _stores(node) or _reads(node)
 
     def supports(self, graph: Graph) -> list[Support]:
-        """As `supports_op`; no where a node reads what the graph has overwritten and only the host could supply."""
+        """Return `supports_op` per node; refuse reads of overwritten data that the host supplies."""
         caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
         return [
             no(f"{n.op}: {reason}") if (reason := why or self._frozen(n, caches)) else self.supports_op(n)
@@ -161,13 +161,13 @@ class OpenVinoStateless(TranslatingBackend):
     # -- translating ----------------------------------------------------------------------------------------------
 
     def memory(self, case: Case) -> HostMemory:
-        """Persistent tensors on the host."""
+        """Store persistent tensors on the host."""
         from .bind import HostMemory  # noqa: PLC0415  # as above
 
         return HostMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
-        """EmitContext and emit, compile, make the request."""
+        """Emit, compile and make the request."""
         from .bind import Request  # noqa: PLC0415  # as above
         from .emit_context import EmitContext  # noqa: PLC0415  # as above
 
@@ -176,7 +176,7 @@ class OpenVinoStateless(TranslatingBackend):
         return request
 
     def _whole(self, plan: Plan, memory: HostMemory) -> Request:
-        """As `translate`, with no cache narrowed to the cells that are read."""
+        """Translate without narrowing caches to the cells that are read."""
         from .bind import Request  # noqa: PLC0415  # as above
         from .emit_context import EmitContext  # noqa: PLC0415  # as above
 
@@ -188,7 +188,7 @@ class OpenVinoStateless(TranslatingBackend):
         context: EmitContext,
         make: Callable[[CompiledModel | None, EmittedGraph, int | None], Request],
     ) -> Request:
-        """Let `context` emit `plan`, compile, and `make` the request of it."""
+        """Emit `plan` with `context`, compile, and `make` its request."""
         emitted = context.run(self.emitters())
         if not emitted.results and not emitted.sinks:
             return make(None, emitted, None)
@@ -209,19 +209,19 @@ class OpenVinoStateless(TranslatingBackend):
         return compiled
 
     def open(self, case: Case) -> OpenVinoSession:
-        """A session whose witness names what OpenVINO executed."""
+        """Open a session whose witness names what OpenVINO executed."""
         return OpenVinoSession(self, case)
 
 
 class OpenVinoSession(TranslatingSession):
-    """Adds to the engine's counts what OpenVINO reports about its programs."""
+    """Adds OpenVINO's reports about its programs to the engine's counts."""
 
     def __init__(self, backend: OpenVinoStateless, case: Case) -> None:
         super().__init__(backend, case)
         self._stage = backend.stage
 
     def witness(self) -> Witness:
-        """Execution devices, layer types, views and bytes of every program that ran here."""
+        """Return execution devices, layer types, views and bytes of every program that ran."""
         w = super().witness()
         _testify(w, self.programs(), self._stage)  # type: ignore[arg-type]  # programs of this backend are Requests
         w.cache_bytes = self._memory.moved  # type: ignore[attr-defined]  # a HostMemory
@@ -232,13 +232,13 @@ class OpenVinoSession(TranslatingSession):
 
 
 CONSTANTS = frozenset({"Const", "Constant"})
-"""Layer type, or type of a node of a model that is interpreted."""
+"""Layer types, or node types of an interpreted model, that are constants."""
 VIEWS = "views "
-"""First word of the context's notes on views; the last word says how they were read or written."""
+"""First word of the context's notes on views; the last word names the method of access."""
 
 
 def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
-    """Put into `w` what executed: devices, layer types, views, bytes of packed copies and each program's constants."""
+    """Add to `w` devices, layer types, views, bytes of packed copies and of constants."""
     from .weights import packed_copies  # noqa: PLC0415  # as above
 
     kernels, notes, sizes = Counter[str](), Counter[str](), Counter[str]()
@@ -271,7 +271,7 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
 
 
 def _multiplies(case: Case, weight: Tensor) -> bool:
-    """Whether `weight` is a matrix of 16-bit floats in a product: as an input it would be widened at every step."""
+    """Return True for a 16-bit float matrix in a product: an input would be widened each step."""
     return (
         weight.type in (F16, BF16)
         and weight.ne[2] * weight.ne[3] == 1
@@ -296,7 +296,7 @@ def _strides(node: Tensor) -> str:
 
 
 def _stores(node: Tensor) -> str:
-    """Values can be rounded only to types that OpenVINO's arithmetic can build; bytes of any type can be moved."""
+    """Return why OpenVINO arithmetic cannot round values to the node's type, or ""."""
     a = node.src[0] if node.src else None
     if node.type in STORED or (node.op in MOVES and a is not None and a.type is node.type):
         return ""
@@ -304,12 +304,12 @@ def _stores(node: Tensor) -> str:
 
 
 def _reads(node: Tensor) -> str:
-    """The host supplies numbers of these types, so a graph cannot read those that it wrote itself."""
+    """Return why a node cannot read host-only types that the graph itself wrote, or ""."""
     return next((_unread(s) for s in _host_only(node) if s.root.op != "NONE"), "")
 
 
 def _overwritten(graph: Graph) -> Iterator[str]:
-    """For each node of `graph`, why it cannot read what an earlier one wrote into a leaf; empty where it can."""
+    """Yield, per node, why it cannot read what an earlier one wrote into a leaf, or ""."""
     written: set[Tensor] = set()
     for node in graph:
         yield next((_unread(s) for s in _host_only(node) if s.root in written), "") if computes(node) else ""
@@ -318,7 +318,7 @@ def _overwritten(graph: Graph) -> Iterator[str]:
 
 
 def _host_only(node: Tensor) -> Iterator[Tensor]:
-    """Sources whose numbers only the host can supply."""
+    """Yield sources whose numbers only the host can supply."""
     for s in node.src:
         if s is not None and s.type not in STORED and not (node.op in MOVES and s.type is node.type):
             yield s

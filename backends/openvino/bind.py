@@ -1,4 +1,4 @@
-"""Binding: what a compiled model reads and writes at each run, and the memory of persistent tensors between runs."""
+"""Binding of a compiled model's inputs and outputs, and memory of persistent tensors."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .weights import WeightStore
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
+    """Rows that the host writes into a cache after the run, so that a step copies no more."""
 
     index: int
     form: str
     extents: tuple[int, ...]
-    """The cache's shape for this."""
+    """Shape of the cache for this write."""
     axis: int
     ids: int
-    """Result that holds the places along `axis`; where `given`, the leaf of the plan that does."""
+    """Result with the places along `axis`; if `given`, the leaf of the plan with them."""
     rows: int
-    """Result that holds the rows."""
+    """Result with the rows."""
     given: bool = False
     exact: bool = False
-    """Whether the rows are on the grid of the cache's type already."""
+    """True if the rows are rounded to the cache's type already."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputBinding:
-    """One parameter of the model: which tensor of the plan it takes, in which form."""
+    """A parameter of the model: its tensor of the plan, and in which form."""
 
     index: int
     form: str
@@ -62,44 +62,45 @@ class EmittedGraph:
     outputs: list[tuple[int, str]] = field(default_factory=list)
     """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
     first_cache: int = 0
-    """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
+    """Results from here on are new contents of whole caches, up to the length of `outputs`; then come those of
+    commits."""
     commits: list[CacheWrite] = field(default_factory=list)
     sinks: list[Node] = field(default_factory=list)
-    """What assigns the variables of the model."""
+    """Assignments of the model's variables."""
     variables: list[InputBinding] = field(default_factory=list)
-    """Which cache each variable holds, in which form."""
+    """Cache and form of each variable."""
     written: set[int] = field(default_factory=set)
     """Caches in variables that a run changes."""
     symbols: dict[Expr, Node] = field(default_factory=dict)
-    """Expression -> parameter of its value; the last parameters, in this order."""
+    """Expression -> parameter of its value; these are the last parameters, in this order."""
     orders: dict[InputBinding, Order] = field(default_factory=dict)
-    """Caches that the model takes in another order than ggml's."""
+    """Caches that the model reads in another axis order than ggml's."""
     inside: set[tuple[int, int]] = field(default_factory=set)
-    """Leaves of the plan that hold indices, and what each must be less than for the model to be right."""
+    """Leaves of the plan with indices, and the exclusive upper bound for which the model is right."""
     halves: bool = False
-    """Whether a product reads a weight of 16-bit floats."""
+    """True if a product reads a weight of 16-bit floats."""
     notes: Counter[str] = field(default_factory=Counter)
 
 
 class HostMemory(Memory):
-    """Weights as bytes; caches as OpenVINO tensors, one per part, which each step reads and replaces."""
+    """Weights as bytes; caches as OpenVINO tensors, one per part, replaced by each step."""
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         self.weights = WeightStore(requant)
-        self._bytes = dict(case.persistent)  # the case's own, until somebody writes others
+        self._bytes = dict(case.persistent)  # the case's own arrays, until others are written
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         self.stamp = object()
         """Replaced whenever a cache becomes another OpenVINO tensor."""
         self._orders: dict[tuple[Tensor, str], Order] = {}
-        """How parts of caches lie that do not lie as in ggml."""
+        """Axis order of cache parts that differs from ggml's."""
         self.moved = 0
-        """Bytes that programs gave for caches, in the caches' own types."""
+        """Bytes that programs wrote to caches, in the caches' own types."""
         for t in case.caches():
             if not is_empty(t):
                 self.write(t, self._bytes.pop(t))
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes; UsageError if they are not the tensor's size."""
+        """Set the bytes; UsageError if they do not have the tensor's size."""
         if data.nbytes != nbytes(tensor):
             raise UsageError(f"{tensor}: {nbytes(tensor)} bytes expected, {data.nbytes} given")
         if tensor in self._bytes:
@@ -110,7 +111,7 @@ class HostMemory(Memory):
             self.stamp = object()
 
     def ordered(self, cache: Tensor, form: str, order: Order | None) -> OvTensor:
-        """A part of a cache, its numbers if in `order`, which lies in this order from now on; None for ggml's."""
+        """Return a part of a cache, stored from now on in `order` (None: ggml's)."""
         if self._orders.get((cache, form)) != order:
             x = self.table(cache, form)
             self._orders.pop((cache, form), None)
@@ -127,28 +128,28 @@ class HostMemory(Memory):
         return OvTensor(x if order is None else order.ordered(x))
 
     def table(self, cache: Tensor, form: str) -> NDArray[Any]:
-        """A part of a cache in ggml's order, over its own memory."""
+        """Return a part of a cache in ggml's order, over its own memory."""
         order, x = self._orders.get((cache, form)), self.caches[cache][form].data
         return x if order is None else order.table(x)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes, exact."""
+        """Return the exact bytes."""
         look = self.look(tensor)
         return look.copy() if tensor in self._bytes else look
 
     def counted(self, cache: Tensor, form: str) -> int:
-        """Bytes of a cache that count as moved where a program gives the whole of this part: all for its first."""
+        """Return bytes of a cache to count if a program gives all of this part; all for its first."""
         return nbytes(cache) if form == next(iter(self.caches[cache])) else 0
 
     def look(self, tensor: Tensor) -> Bytes:
-        """The bytes, a weight's not copied."""
+        """Return the bytes; a weight's are not copied."""
         if tensor in self._bytes:
             return self._bytes[tensor]
         return decode(tensor.type, {n: self.table(tensor, n) for n in self.caches[tensor]}).copy()
 
 
 class Request(Program):
-    """A compiled model with its one infer request."""
+    """A compiled model with its single infer request."""
 
     def __init__(self, compiled: CompiledModel | None, emitted: EmittedGraph, peak: int | None = None) -> None:
         self.compiled = compiled
@@ -163,7 +164,7 @@ class Request(Program):
         self._orders = emitted.orders
         self._inside = emitted.inside
         self._resized = any(isinstance(n, Sym) for c in emitted.commits for n in c.extents)
-        """Whether caches of other sizes are served, too."""
+        """True if caches of other sizes can be served."""
         self.otherwise: Callable[[Plan, HostMemory], Request] | None = None
         """Makes the program for a plan whose indices point beyond a window."""
         self._other: tuple[Hashable, Request] | None = None
@@ -171,19 +172,19 @@ class Request(Program):
         self._request: Any = None if compiled is None else compiled.create_infer_request()
         self._set: dict[int, OvTensor] = {}
         self._taken: dict[int, NDArray[Any]] = {}
-        """What inputs that change at every run are copied into."""
+        """Memory for inputs that change at every run."""
         self._rows: dict[int, NDArray[Any]] = {}
-        """Results of new rows, written where the host finds them without asking."""
+        """Results of new rows, written to memory of the host."""
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
         """Stamp and caches that are bound."""
         self._targets: list[Target] = []
-        """Where new rows go."""
+        """Destinations of new rows."""
         leaves = {c.ids for c in emitted.commits if c.given} | {index for index, _ in emitted.inside}
         self._leaves = sorted(leaves)
-        """Of the plan, those that hold places in caches."""
-        # results that are a parameter, casts and shapes aside: the CPU plugin (2026.4.1) never fills a tensor that was
-        # set for one, and what it gives for one is, with nothing between, the memory of the input
+        """Leaves of the plan with places in caches."""
+        # results that are a parameter, up to casts and reshapes: the CPU plugin (2026.4.1) never fills a tensor that
+        # was set for one, and returns the memory of the input if nothing is in between
         self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
         self._values = np.zeros(len(self._symbols), np.int64)
         if self._request is not None:
@@ -206,7 +207,7 @@ class Request(Program):
                 self._bound = (None, ())
 
     def run(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Bind, infer, collect; BackendError with OpenVINO's own words, or for a row outside its cache."""
+        """Bind, infer, collect; BackendError with OpenVINO's message, or for a row out of range."""
         places = {i: value(t, inputs[t]) for i in self._leaves for t in [plan.tensors[i]]}
         if not all(places[i].max() < self._number(limit) for i, limit in self._inside):
             return self._whole(plan, memory).run(plan, memory, inputs)
@@ -231,9 +232,9 @@ class Request(Program):
         return values
 
     def _whole(self, plan: Plan, memory: HostMemory) -> Request:
-        """The program that reads whole caches for `plan`."""
+        """Return the program that reads whole caches for `plan`."""
         if self._other is None or self._other[0] != plan.key:
-            assert self.otherwise is not None  # who emits windows says what to do without
+            assert self.otherwise is not None  # emitters of windows provide the alternative
             self._other = plan.key, self.otherwise(plan, memory)
             self.notes["models for rows beyond the cells that are read"] += 1
         return self._other[1]
@@ -256,16 +257,16 @@ class Request(Program):
             self._take_in(i, array)
         for i in range(self._first_cache, len(self._outputs)):
             index, form = self._outputs[i]
-            current = memory.ordered(plan.tensors[index], form, None)  # what it becomes lies as in ggml
+            current = memory.ordered(plan.tensors[index], form, None)  # its new contents are in ggml's order
             if i in self._moved:
                 continue
-            # never the tensor that is being read: a program may read a cache after it has written it
+            # never the tensor being read: a program may read a cache after writing it
             if i not in self._spare or self._spare[i] is current:
                 self._spare[i] = OvTensor(current.element_type, current.shape)
             self._request.set_output_tensor(i, self._spare[i])
 
     def _take_in(self, i: int, array: NDArray[Any]) -> None:
-        """Copy `array` into input `i`, whose tensor is made and bound anew only where the shape changes."""
+        """Copy `array` into input `i`; make and bind a new tensor only if the shape changes."""
         own = self._taken.get(i)
         if own is None or own.shape != array.shape:
             tensor = OvTensor(np.ascontiguousarray(array))
@@ -275,7 +276,7 @@ class Request(Program):
             own[...] = array
 
     def _attach(self, plan: Plan, memory: HostMemory) -> None:
-        """Bind this session's caches to the model, and look up where their new rows go."""
+        """Bind this session's caches to the model, and find the destinations of new rows."""
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
             if plan.roles[t] == "cache" and feed.form != VALUE:
@@ -295,7 +296,7 @@ class Request(Program):
         return Target(c, cache, table, narrow(cache.type, c.form) and not exact, memory.counted(cache, c.form))
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
-        """Swap each cache with the tensor of its new contents; the next run writes into the old one."""
+        """Swap each cache with its new contents' tensor; the next run writes into the old one."""
         for i in range(self._first_cache, len(self._outputs)):
             index, form = self._outputs[i]
             t = plan.tensors[index]
@@ -312,11 +313,11 @@ class Request(Program):
                 memory.stamp = object()
 
     def _commit(self, memory: HostMemory, given: Mapping[int, NDArray[Any]]) -> None:
-        """New rows go into the caches, at the places that results or leaves, in `given`, hold."""
-        # what lies in the memory of a cache is taken before any cache changes
+        """Write new rows into the caches at the places of results or leaves (`given`)."""
+        # copy results that lie in the memory of a cache before any cache changes
         copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= len(self._outputs)}
         places: dict[tuple[bool, int, int], slice | NDArray[Any]] = {}
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
+        with np.errstate(over="ignore"):  # too large values become infinite
             for to in self._targets:
                 c, table = to.commit, to.table
                 at = c.given, c.ids, table.shape[c.axis]
@@ -342,20 +343,20 @@ class Request(Program):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the rows of a commit go."""
+    """Destination of the rows of a commit."""
 
     commit: CacheWrite
     cache: Tensor
     table: NDArray[Any]
     """The cache, in the commit's shape, over its own memory."""
     narrow: bool
-    """Whether rows must be rounded to the cache's type."""
+    """True if rows must be rounded to the cache's type."""
     nbytes: int
     """Bytes of the whole cache; 0 if another part of it counts them."""
 
 
 def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:
-    """`ids` along an axis of `size` (IndexError beyond it): a slice where they are in line, which costs a tenth."""
+    """Return `ids` as a slice if consecutive, which costs a tenth; IndexError beyond `size`."""
     ids = ids.reshape(-1)
     if not len(ids):
         return slice(0, 0)

@@ -1,10 +1,10 @@
-"""Windows: the first cells of a cache, where a graph reads nothing else of it.
+"""Windows: the first cells of a cache, if a graph reads nothing else of it.
 
-A cache has room for a whole context, of which a step reads the `n_kv` cells in use, by a view of the first rows that
-orders their axes anew. The host holds such a cache in the view's order, so that a program takes the cells by one slice,
-and puts the rows that the step writes into that slice instead of into a copy of the whole cache. Those rows must lie in
-the window. What a graph says of its indices does not promise that, so a program names the leaves that hold them, and is
-not run where one points beyond (`bind.Request`).
+A cache has a whole context of cells, of which a step reads the `n_kv` in use, by a view of the first rows that reorders
+their axes. The host stores such a cache in the view's order, so that a program takes the cells by one slice, and puts
+the rows that the step writes into that slice instead of into a copy of the whole cache. Those rows must lie in the
+window. The graph does not guarantee that of its indices, so a program names the leaves with them, and is not run if one
+points beyond (`bind.Request`).
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from .views import factored, region
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How a cache's numbers lie in memory, if not as ggml has them."""
+    """Axis order of a cache in memory, if not ggml's."""
 
     extents: tuple[int, ...]
-    """The cache's shape as ggml has it: cells first."""
+    """Shape of the cache in ggml's order: cells first."""
     axes: tuple[int, ...]
-    """Its axes in the order in which they lie."""
+    """Its axes in memory order."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape in memory."""
+        """Shape in memory."""
         return tuple(self.extents[a] for a in self.axes)
 
     @property
     def cells(self) -> int:
-        """The axis of cells in memory."""
+        """Axis of cells in memory."""
         return self.axes.index(0)
 
     def ordered(self, x: NDArray[Any]) -> NDArray[Any]:
-        """A copy of the cache `x`, in ggml's order, as it lies in memory."""
+        """Copy the cache `x`, in ggml's order, to memory order."""
         return x.reshape(self.extents).transpose(self.axes).copy()
 
     def table(self, x: NDArray[Any]) -> NDArray[Any]:
-        """The memory `x` as ggml's order shows it: shape `extents`, not contiguous."""
+        """View the memory `x` in ggml's order: shape `extents`, not contiguous."""
         return x.transpose(np.argsort(self.axes))
 
 
@@ -60,12 +60,12 @@ class Window:
 
     order: Order
     cells: int
-    """How many it reads."""
+    """Number of cells that it reads."""
     ids: tuple[Tensor, ...]
-    """Leaves that hold the cells that the graph writes."""
+    """Leaves with the cells that the graph writes."""
 
     def read(self, c: Constants, x: Value, written: Iterable[tuple[Value, Value]]) -> Value:
-        """The window of `x`, a cache as it lies in memory; `written` holds ids, int (n,), and rows, (n, row), in it."""
+        """Return the window of cache `x`, with rows (n, row) of `written` at their ids (n,)."""
         axis = self.order.cells
         x = cut(c, x, [0], [self.cells], [axis])
         for ids, rows in written:
@@ -75,7 +75,7 @@ class Window:
 
 
 def windows(plan: Plan) -> dict[Tensor, Window]:
-    """The caches of numbers of which every node of `plan` reads the same first cells, and writes whole cells."""
+    """Return caches of which all nodes of `plan` read the same first cells, and write whole."""
     uses: dict[Tensor, list[tuple[Tensor, Tensor]]] = {t: [] for t in plan.caches if t.type in NUMBERS}
     for node in plan.graph:
         for s in node.src if computes(node) else ():
@@ -87,7 +87,7 @@ def windows(plan: Plan) -> dict[Tensor, Window]:
 
 
 def _window(plan: Plan, t: Tensor, uses: list[tuple[Tensor, Tensor]]) -> Window | None:
-    """The window of `t`, which nodes use through views; None where it has none."""
+    """Return the window of `t`, which nodes use through views; None if it has none."""
     reads = [_first(s) for node, s in uses if node.root is not t]
     if not reads or reads[0] is None:
         return None
@@ -102,7 +102,7 @@ def _window(plan: Plan, t: Tensor, uses: list[tuple[Tensor, Tensor]]) -> Window 
 
 
 def _first(s: Tensor) -> tuple[Order, int] | None:
-    """How the view `s` orders the axes of its root, and of how many cells, if of the first ones and all of each."""
+    """Return the axis order and cell count of view `s`, if of the first cells and all of each."""
     f = factored(region(s, blocks=False))
     if f is None or any(isinstance(n, Sym) for n in f.extents) or not all(same(n, 0) for n in f.starts):
         return None
@@ -112,7 +112,7 @@ def _first(s: Tensor) -> tuple[Order, int] | None:
 
 
 def _ids(plan: Plan, node: Tensor, s: Tensor, row: int) -> Tensor | None:
-    """The leaf that holds the cells, of `row` elements, that `node` writes into its source `s`; None if none does."""
+    """Return the leaf with the cells, of `row` elements, that `node` writes into `s`, or None."""
     ids = node.src[1] if node.op == "SET_ROWS" and s is not node.src[0] else None
     if ids is None or plan.roles.get(ids) != "input" or not same(node.ne[0], row):
         return None

@@ -1,4 +1,4 @@
-"""Compiling: the core, its devices and properties, and compiled models on disk. Imports without openvino."""
+"""Compiling: core, devices, properties, models on disk; importable without openvino."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from conformance.backend.translating.sym import Sym, expr_of
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-"""f32 throughout."""
+"""Properties for f32 throughout."""
 PROPERTIES: dict[str, dict[str, Any]] = {"accuracy": ACCURACY, "default": {}}
-"""Value of the option `precision` -> what a model is compiled with."""
+"""Value of the option `precision` -> properties that a model is compiled with."""
 MOST_THREADS = 1 << 15
 FUSION = ("auto", "on", "off")
 UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
-"""Makes the CPU plugin run elementwise ops one by one; a property of its own that another version may not know."""
+"""Makes the CPU plugin run elementwise ops one by one; a plugin property that other versions may not have."""
 CompiledModel: TypeAlias = Any
-"""An `openvino.CompiledModel`, or what stands in its place; openvino ships no type information."""
+"""An `openvino.CompiledModel` or its replacement; openvino ships no type information."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Compiler:
     fusion: str = "auto"
     stage: str = "run"
     apart: bool = False
-    """Whether what hangs together by nothing may be compiled at the same time, as two models."""
+    """True if unconnected parts may be compiled in parallel, as two models."""
 
     def compiled(
         self,
@@ -50,11 +50,11 @@ class Compiler:
         served: bool = True,
         halves: bool = False,
     ) -> CompiledModel:
-        """Make a model of nodes and compile it, or at stage `translate` have it interpreted.
+        """Make a model of nodes and compile it, or interpret it at stage `translate`.
 
-        Results and parameters stand in the order of outputs and inputs; sinks assign variables. `served`: the model has
+        Results and parameters are in the order of outputs and inputs; sinks assign variables. `served`: the model has
         its weights. Fusing kernels for one that only tests ops would take 40 % of the time; `fusion` decides for all if
-        it is not `auto`. `halves`: it multiplies with weights of 16-bit floats, which the CPU plugin is to keep as they
+        it is not `auto`. `halves`: it multiplies by weights of 16-bit floats, which the CPU plugin shall keep as they
         are. BackendError if the device's compiler refuses it.
         """
         from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
@@ -90,19 +90,20 @@ class Compiler:
 
     @property
     def accurate(self) -> bool:
-        """Whether it computes in float32 throughout."""
+        """True if it computes in float32 throughout."""
         return self.properties.get("EXECUTION_MODE_HINT") == "ACCURACY"
 
     def knows_bf16(self) -> bool:
-        """Whether the device computes in BF16: OpenVINO 2026.4.1 dies as it compiles some products of constants of it
-        where the processor has no AVX-512.
+        """Return True if the device computes in BF16.
+
+        OpenVINO 2026.4.1 crashes on some products of BF16 constants if the processor has no AVX-512.
         """
         return self.device != "CPU" or "BF16" in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
     def products(self) -> str:
-        """What the device rounds the operands of matrix products to, as `Arithmetic.products` names it.
+        """Return the type that the device rounds operands of products to (`Arithmetic.products`).
 
-        Its hint says which float; 8-bit activations beside compressed weights are no nearer than F16.
+        Its hint names the float; 8-bit activations beside compressed weights are no closer than F16.
         """
         if self.accurate:
             return "float32"
@@ -110,19 +111,19 @@ class Compiler:
         return "bf16" if hint.get_type_name() == "bf16" else "f16"
 
     def versions(self) -> dict[str, str]:
-        """OpenVINO's and the device plugin's."""
+        """Return OpenVINO's and the device plugin's versions."""
         plugins = self.core.get_versions(self.device)
         return {"openvino": self.ov.get_version(), **{f"openvino {k}": v.build_number for k, v in plugins.items()}}
 
     def description(self) -> str:
-        """The device's own full name."""
+        """Return the device's own full name."""
         return str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
 
 
 def openvino_core(whose: str = "") -> tuple[ModuleType, Any]:
-    """The package `openvino` and a core of this process; UnavailableError, which says how to get it, if there is none.
+    """Return the package `openvino` and a core of this process; UnavailableError if missing.
 
-    A backend that sets properties on the core names itself, and has one of its own.
+    A backend that sets properties on the core names itself, and gets its own core.
     """
     try:
         import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
@@ -133,17 +134,16 @@ def openvino_core(whose: str = "") -> tuple[ModuleType, Any]:
 
 @cache
 def _core(openvino: ModuleType, _whose: str) -> Any:  # noqa: ANN401  # openvino ships no type information
-    """A core that stays until the process ends.
+    """Return a core that lives until the process ends.
 
-    Its CPU plugin sets a stack for signals, and when it ends, the one that was set before. Two cores that end in the
-    order they came in leave one that is no longer mapped, and the next signal, such as Ctrl-C, kills the process
-    (OpenVINO 2026.4.1).
+    Its CPU plugin sets a signal stack, and on exit restores the previous one. Two cores that end in creation order
+    leave one that is unmapped, and the next signal, such as Ctrl-C, kills the process (OpenVINO 2026.4.1).
     """
     return openvino.Core()
 
 
 def compiler(device: str, precision: str, fusion: str, stage: str = "run", threads: str = "") -> Compiler:
-    """The compiler for `device`; UnavailableError where it is not here, UsageError for an unknown option."""
+    """Return the compiler for `device`; UnavailableError if missing, UsageError for an option."""
     one_of("fusion", fusion, FUSION)
     properties = PROPERTIES[one_of("precision", precision, tuple(PROPERTIES))]
     if threads:
@@ -152,7 +152,7 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run", threa
         properties = {**properties, "INFERENCE_NUM_THREADS": int(threads)}
     openvino, core = openvino_core()
     here = core.available_devices
-    # GPU.0 may be asked for as GPU
+    # GPU.0 may be requested as GPU
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
     apart = device == "CPU" and stage == "run" and (os.cpu_count() or 1) > 1
@@ -160,21 +160,21 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run", threa
 
 
 def one_of(option: str, value: str, legal: Sequence[str]) -> str:
-    """The value of an option; UsageError if it is none of the legal ones."""
+    """Return the value of an option; UsageError if it is not a legal one."""
     if value not in legal:
         raise UsageError(f"{option}: one of {', '.join(legal)} expected, {value!r} given")
     return value
 
 
 def words(e: BaseException) -> str:
-    """The useful part of OpenVINO's message: what failed, without the place in its source."""
+    """Return the useful part of OpenVINO's message, without source locations."""
     lines = [x.strip() for x in str(e).splitlines() if x.strip()]
     useful = [x for x in lines if not x.startswith(("Exception from", "While validating"))] or lines
     return " ".join(useful)[:400] or type(e).__name__
 
 
 def executed(compiled: CompiledModel) -> Iterator[tuple[str, Any]]:
-    """Each executed layer: its type as the device's runtime model names it, and its node."""
+    """Yield each executed layer's type in the device's runtime model, and its node."""
     for node in compiled.get_runtime_model().get_ordered_ops():
         info = node.get_rt_info()
         yield info["layerType"].astype(str) if "layerType" in info else node.get_type_name(), node
@@ -186,18 +186,18 @@ SIZE = 32
 
 
 class ModelCache:
-    """A folder of compiled models, each named by all that it depends on; made when the first one is written.
+    """A folder of compiled models named by all their dependencies; made on the first write.
 
-    OpenVINO's own CACHE_DIR (2026.4.1) names a model by, among others, the names of its nodes, which differ with what
-    the process made before. Here a file begins with a digest of its name and its bytes: whatever is broken, or belongs
-    to another model, is compiled again and replaced.
+    OpenVINO's own CACHE_DIR (2026.4.1) names a model by, among others, the names of its nodes, which depend on the
+    process's earlier models. Here a file begins with a digest of its name and its bytes: a broken or unrelated file is
+    compiled again and replaced.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def name(self, plan: Plan, options: object) -> str:
-        """A model's name: of its plan, the weights in it, its symbols, the backend's options, and this translation."""
+        """Return a model's name from its plan, weights, symbols, options and this translation."""
         h = hashlib.blake2b(_sources(), digest_size=SIZE)
         h.update(repr((plan.key, options)).encode())
         for t in plan.tensors:
@@ -206,7 +206,7 @@ class ModelCache:
         return h.hexdigest()
 
     def compiled(self, compiler: Compiler, name: str, compile_: Callable[[], Any]) -> tuple[CompiledModel, str]:
-        """The model `name` from its file, else from `compile_`; and a note for the witness that says which."""
+        """Return the model `name` from its file or `compile_`, and a note for the witness."""
         path = self._folder / f"{name}.model"
         try:
             data = path.read_bytes()
@@ -229,7 +229,7 @@ class ModelCache:
         return model, note
 
     def _write(self, path: Path, name: str, blob: bytes) -> None:
-        """Write all or nothing, whoever else writes the same."""
+        """Write all or nothing, even with concurrent writers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(_digest(name, blob) + blob)
@@ -244,7 +244,7 @@ def _digest(name: str, blob: bytes) -> bytes:
 
 @cache
 def _sources() -> bytes:
-    """A digest of this package: another version of it emits other models of equal plans."""
+    """Return a digest of this package: other versions emit other models for equal plans."""
     h = hashlib.blake2b(digest_size=SIZE)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         h.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The context of emitters: the value that each root holds as the nodes run, read and written through views."""
+"""Context of emitters: the current value of each root, read and written through views."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF
 
 
 def src(node: Tensor, i: int) -> Tensor:
-    """`node.src[i]`, which the op cannot do without; BackendError if it is absent."""
+    """Return `node.src[i]`, which the op requires; BackendError if it is absent."""
     s = optional(node, i)
     if s is None:
         raise BackendError(f"{node}: src[{i}] is absent, {node.op} needs it")
@@ -42,37 +42,37 @@ class Written:
 
     where: Rows
     rows: dict[str, Value]
-    """Part -> the new rows; on the grid of the root's type where the graph reads them again."""
+    """Part -> the new rows, rounded to the root's type if the graph reads them again."""
     exact: bool = False
-    """Whether numbers are on that grid."""
+    """True if numbers are rounded to that type."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What a root holds at one moment."""
+    """Current contents of a root."""
 
     parts: dict[str, Value]
-    """The parts of its type; of a leaf that is only read, its numbers. These are float32 or int32, `ne[::-1]` or any
-    shape in that order."""
+    """Parts of its type; for a leaf that is only read, its numbers. These are float32 or int32, `ne[::-1]` or any shape
+    in that order."""
     rounded: bool = True
-    """Whether its numbers already lie on the grid of the root's type; if not, a read rounds them first."""
+    """True if its numbers are already rounded to the root's type; if not, a read rounds them first."""
     pending: list[Written] = field(default_factory=list)
-    """What was written and is not yet in `parts`."""
+    """Writes that are not yet in `parts`."""
     log: list[Written] | None = None
-    """All that was written into a cache since the step began; None where that does not say what the cache holds."""
+    """All writes into a cache since the step began; None if these do not determine its contents."""
 
 
 class EmitContext:
-    """The context that emitters get."""
+    """Context passed to emitters."""
 
     bound: ClassVar[bool] = True
-    """Whether caches are the host's, held as `forms.held` says, and take new rows from it."""
+    """True if caches belong to the host, in the form of `storage.held`, and receive new rows from it."""
 
     def __init__(self, plan: Plan, memory: HostMemory, *, whole: bool = False) -> None:
-        """Nothing is emitted yet. `whole`: caches are bound as a whole, whatever the graph reads of them."""
+        """Start without nodes. `whole`: bind caches as a whole, whatever the graph reads of them."""
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
-        """Values that several nodes can use, such as angles."""
+        """Values shared by several nodes, such as angles."""
         self._plan = plan
         self._memory = memory
         self._tensors = plan.own if isinstance(plan, TracedPlan) else plan.tensors
@@ -96,7 +96,7 @@ class EmitContext:
                 data = self._memory.look(self._known(t))
                 arrays = {VALUE: value(t, data)} if form == VALUE else encode(t, data)
                 array = np.ascontiguousarray(arrays[form], dtype)
-                # shared where OpenVINO agrees: the session's own bytes, kept alive by the constant
+                # shared if OpenVINO supports it: the session's own bytes, kept alive by the constant
                 self._leaves[feed] = o.constant(array, shared_memory=array.flags.writeable)
             else:
                 p = o.parameter([-1 if isinstance(n, Sym) else n for n in shape], TYPES[dtype])
@@ -118,7 +118,7 @@ class EmitContext:
         return self.c.shaped(o.convert(x, Type.f32), shape) if p.dtype == "<f2" else x
 
     def _leaf(self, root: Tensor, *, whole: bool) -> Held:
-        """A leaf as the graph finds it; `whole` for the form that can be written or moved, else one to compute with."""
+        """Return the initial value of a leaf: `whole` to be written or moved, else to compute with."""
         log: list[Written] | None = [] if self._plan.roles[root] == "cache" else None
         if whole or root.type in NUMBERS or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
             return Held({p.name: self._part(root, p) for p in parts(root.type)}, log=log)
@@ -148,7 +148,7 @@ class EmitContext:
     # -- what emitters read ---------------------------------------------------------------------------------------
 
     def number(self, t: Tensor) -> Value:
-        """`t`'s elements now: float32, or int32 of an integer type; shape `ne[::-1]`."""
+        """Return `t`'s current elements: float32, or int32 for integers; shape `ne[::-1]`."""
         if t.root in self._windows:
             return self._seen(t, self._windows[t.root])
         held = self._current(t.root, whole=False)
@@ -163,7 +163,7 @@ class EmitContext:
         return x
 
     def _seen(self, t: Tensor, window: Window) -> Value:
-        """What the view `t` shows of the first cells of a cache, with the rows that were written so far."""
+        """Return view `t` of the first cells of a cache, with the rows written so far."""
         held = self._unsettled(t.root, whole=True)
         self._out.inside |= {(self._plan.index[ids], window.cells) for ids in window.ids}
         self.note("views read by slice")
@@ -180,11 +180,11 @@ class EmitContext:
         return {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
 
     def baked(self, t: Tensor) -> bool:
-        """Whether `t` is a weight that becomes a constant of the model."""
+        """Return True if `t` is a weight that becomes a constant of the model."""
         return self._plan.roles.get(t) == "weight"
 
     def weight(self, node: Tensor) -> Stored | None:
-        """`src[0]` of a product or a lookup, if it is a weight that can stay compressed; if not, see `number`."""
+        """Return `src[0]` of a product or lookup if it is a weight that can stay compressed."""
         t = node.src[0]
         if t is None or not self.baked(t):
             return None
@@ -195,19 +195,19 @@ class EmitContext:
         return stored
 
     def parts(self, t: Tensor) -> dict[str, Value]:
-        """`t`'s blocks now, each part of shape (ne3, ne2, ne1, blocks, width): to move without looking inside."""
+        """Return `t`'s current blocks, each part (ne3, ne2, ne1, blocks, width), for moves."""
         return self._blocks(t, self._current(t.root, whole=True))
 
     def note(self, what: str) -> None:
-        """Say in the witness what was done."""
+        """Count `what` in the witness's notes."""
         self._out.notes[what] += 1
 
     # -- what emitters store --------------------------------------------------------------------------------------
 
     def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """Make `x` the value of `node`, rounded to its type unless it is `exact`: on the type's grid already.
+        """Set the value of `node` to `x`, rounded to its type unless it is `exact` already.
 
-        `x` holds `node`'s elements in order, in any shape. BackendError if values of this type cannot be built.
+        `x` has `node`'s elements in order, in any shape. BackendError if values of this type cannot be built.
         """
         if node.type in BLOCKS:
             rows = reshape(self.c, x, (*node.ne[:0:-1], node.ne[0] // node.type.blck_size, node.type.blck_size))
@@ -217,7 +217,7 @@ class EmitContext:
             raise BackendError(f"{node}: values cannot be stored in {node.type}; ask supports_op first")
         r = region(node, blocks=False)
         lossy = node.type in ROUND and not exact
-        # a cache of BF16 is held between steps as float32; what is narrower, the host rounds
+        # a BF16 cache is float32 between steps; the host rounds narrower types
         wide = node.type is BF16 and self._cached(node)
         if lossy and (wide or (not r.whole and self.read_again(node))):
             x, lossy = ROUND[node.type](self.c, x), False
@@ -230,11 +230,11 @@ class EmitContext:
         self._held[root] = held
 
     def _cached(self, node: Tensor) -> bool:
-        """Whether `node` is written into a cache."""
+        """Return True if `node` is written into a cache."""
         return self._plan.roles.get(node.root) == "cache"
 
     def read_again(self, node: Tensor) -> bool:
-        """Whether a later node computes with what `node` stores; if not, its numbers are rounded on the way out."""
+        """Return True if a later node computes with `node`'s value; else it is rounded on output."""
         return self._last_read.get(node.root, -1) > self._plan.index[node]
 
     def _replace(self, node: Tensor, r: Region, new: Mapping[str, Value], *, lossy: bool = False) -> None:
@@ -244,7 +244,7 @@ class EmitContext:
         self._write(node, Written(where, rows), lossy=lossy)
 
     def _write(self, node: Tensor, w: Written, *, lossy: bool = False) -> None:
-        """Let rows replace rows, once somebody reads the root."""
+        """Replace rows of a root, applied when the root is read."""
         root = node.root
         if self._cached(node):
             held = self._held.get(root)
@@ -258,7 +258,7 @@ class EmitContext:
         self._held[root] = Held(old.parts, old.rounded and not lossy, [w])
 
     def rows(self, node: Tensor, ids: Value) -> Rows | None:
-        """Rows `ids` of `node`, int of shape (n,), as places in its root; None where its rows are not in line there."""
+        """Return rows `ids`, int (n,), of `node` as places in its root; None if not in line there."""
         r = region(node, blocks=node.type in BLOCKS)
         n = r.shape[-1]
         if not (r.contiguous and r.total % n == 0 and r.offset % n == 0):
@@ -268,7 +268,7 @@ class EmitContext:
         return Rows((r.total // n, n), 0, ids)
 
     def store_rows(self, node: Tensor, where: Rows, new: Mapping[str, Value], *, exact: bool = True) -> None:
-        """Make parts `new`, of shape (n, …), the rows `where` of `node`'s root; `exact` as in `store`."""
+        """Replace rows `where` of `node`'s root by parts `new` (n, …); `exact` as in `store`."""
         lossy = node.type in ROUND and not exact
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
@@ -276,7 +276,7 @@ class EmitContext:
         self._write(node, Written(where, dict(new), exact=not lossy), lossy=lossy)
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
-        """Make `new`, in order of `node`'s blocks, the value of `node`."""
+        """Set the value of `node` to `new`, in order of its blocks."""
         r = region(node, blocks=True)
         if r.whole:
             self._hold(node.root, Held(dict(new)))
@@ -286,7 +286,7 @@ class EmitContext:
     # -- results --------------------------------------------------------------------------------------------------
 
     def _result(self, t: Tensor, index: int) -> None:
-        """Add results for `t` as it is now."""
+        """Add results for the current value of `t`."""
         held = self._current(t.root, whole=True)
         if NUMBER in held.parts:
             x, _ = read(self.c, held.parts[NUMBER], region(t, blocks=False))
@@ -298,7 +298,7 @@ class EmitContext:
             self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" else x)
 
     def _cache(self, t: Tensor, index: int) -> None:
-        """Add results for the whole of a cache, in the shapes that the session's memory has."""
+        """Add results for a whole cache, in the shapes of the session's memory."""
         held = self._current(t, whole=True)
         for p in parts(t.type):
             x = reshape(self.c, held.parts[p.name], part_shape(t, p))
@@ -316,7 +316,7 @@ class EmitContext:
                 self._out.commits.append(commit)
 
     def _leaf_of(self, ids: Value) -> int | None:
-        """The input of the plan whose numbers `ids` are, which the host knows; None if they are computed."""
+        """Return the input of the plan with the numbers `ids`; None if they are computed."""
         name = origin(ids).get_name()
         for p, feed in zip(self._out.parameters, self._out.feeds, strict=True):
             if p.get_name() == name:
@@ -324,7 +324,7 @@ class EmitContext:
         return None
 
     def _out_of(self, x: Value) -> int:
-        """The result that gives `x`, made once."""
+        """Return the index of the result with `x`, made once."""
         if id(x) not in self._given:
             self._given[id(x)] = (len(self._out.results), x)
             self._out.results.append(o.result(x))
@@ -335,7 +335,7 @@ class EmitContext:
         self._out.outputs.append((index, form))
 
     def run(self, emitters: Mapping[str, Emitter]) -> EmittedGraph:
-        """Emit every computed node, outputs right after theirs, caches at the end; BackendError if one cannot be."""
+        """Emit every computed node, outputs after theirs, caches last; BackendError on failure."""
         wanted = set(self._plan.outputs)
         computed = set()
         emits = iter(self._plan.computed())

@@ -1,4 +1,4 @@
-"""Pieces of OpenVINO graph that emitters share: constants and symbols, shapes, rounding to ggml's types.
+"""Graph pieces that emitters share: constants, symbols, shapes, rounding to ggml's types.
 
 Shapes are NumPy's, `ne` reversed.
 """
@@ -22,7 +22,7 @@ from conformance.ggml.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 from .storage import BLOCKS
 
 Value: TypeAlias = Any
-"""A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""
+"""A `Node` with one output, or an `Output` of one with several: openvino ships no type information."""
 Shape: TypeAlias = tuple[int, ...]
 TYPES: dict[str, Type] = {
     "<f4": Type.f32, "<f2": Type.f16, "<i4": Type.i32, "|u1": Type.u8, "|i1": Type.i8,
@@ -31,29 +31,29 @@ TYPES: dict[str, Type] = {
 
 
 class Constants:
-    """A model's constants (scalars and index vectors, each made once), symbols and known shapes.
+    """Constants of a model (scalars and index vectors, made once), symbols and known shapes.
 
-    An int may be a `Sym`: then its expression becomes a parameter, which the host computes at each run. What cannot
-    depend on a symbol is frozen by a comparison, which holds later graphs to its outcome (`sym.assumptions`).
+    An int may be a `Sym`: then its expression becomes a parameter, which the host computes at each run. A value that
+    cannot depend on a symbol is frozen by a comparison, whose outcome later graphs must share (`sym.assumptions`).
     """
 
     def __init__(self) -> None:
         self.symbols: dict[Expr, Node] = {}
-        """Expression -> the parameter of shape [1] that takes its value."""
+        """Expression -> the parameter of shape [1] with its value."""
         self._floats: dict[float | str, Node] = {}
         self._ints: dict[tuple[int | Expr, ...] | int, Node] = {}
         self._shapes: dict[int, tuple[Value, Shape]] = {}
         self._sources: dict[int, Value] = {}
 
     def f32(self, x: float) -> Node:
-        """A float32 scalar."""
+        """Return a float32 scalar."""
         key = x if x == x and x != 0 else repr(x)  # noqa: PLR0124  # NaN equals nothing, and -0.0 equals 0.0
         if key not in self._floats:
             self._floats[key] = o.constant(np.float32(x))
         return self._floats[key]
 
     def i64(self, *x: int) -> Node:
-        """A vector of int64."""
+        """Return a vector of int64."""
         key = tuple(n.expr if isinstance(n, Sym) else n for n in x)
         if key not in self._ints:
             self._ints[key] = self._vector(x)
@@ -69,14 +69,14 @@ class Constants:
         return pieces[0] if len(pieces) == 1 else o.concat(pieces, 0) if pieces else o.constant(np.empty(0, np.int64))
 
     def symbol(self, n: int) -> Node:
-        """`n` as a parameter of shape [1], whose value the compiler cannot see; also where `n` is a plain number."""
+        """Return `n`, possibly a plain number, as a parameter [1] that the compiler cannot see."""
         expr = expr_of(n)
         if expr not in self.symbols:
             self.symbols[expr] = o.parameter([1], Type.i64)
         return self.symbols[expr]
 
     def axis(self, x: int) -> Node:
-        """An int64 scalar."""
+        """Return an int64 scalar."""
         if isinstance(x, Sym):
             return o.squeeze(self.symbol(x), self.i64(0))
         if x not in self._ints:
@@ -84,33 +84,33 @@ class Constants:
         return self._ints[x]
 
     def fixed(self, n: int) -> int:
-        """`n` as a plain number; the model then serves only graphs in which a symbolic `n` has this value."""
-        return int(n) if n == int(n) else 0  # the comparison is what holds later graphs to it
+        """Return `n` as a plain number; the model then serves only graphs with this value."""
+        return int(n) if n == int(n) else 0  # the comparison requires the same outcome of later graphs
 
     # -- what is known of values ----------------------------------------------------------------------------------
 
     def shaped(self, x: Value, shape: Sequence[int]) -> Value:
-        """Note that `x` has `shape`, and return it."""
+        """Record that `x` has `shape`, and return it."""
         self._shapes[id(x)] = (x, tuple(shape))
         return x
 
     def shape(self, x: Value) -> Shape | None:
-        """The shape that `shaped` noted for `x`."""
+        """Return the shape that `shaped` recorded for `x`."""
         known = self._shapes.get(id(x))
         return known and known[1]
 
     def reshaped(self, x: Value, source: Value, shape: Sequence[int]) -> Value:
-        """`x`, which is `source` in another shape."""
+        """Record that `x` is `source` in another shape, and return it."""
         self._sources[id(x)] = source
         return self.shaped(x, shape)
 
     def source(self, x: Value) -> Value:
-        """What `x` was reshaped from; itself where it was not."""
+        """Return what `x` was reshaped from, or `x` itself."""
         return self._sources.get(id(x), x)
 
 
 def origin(x: Value) -> Node:
-    """The node that gives `x`, or what the result `x` shows, casts and shapes aside."""
+    """Return the node with the value of `x` or of the result `x`, ignoring casts and reshapes."""
     node = x if isinstance(x, Node) else x.get_node()
     if node.get_type_name() == "Result":
         node = node.input_value(0).get_node()
@@ -120,7 +120,7 @@ def origin(x: Value) -> Node:
 
 
 def ancestors(nodes: Iterable[Node]) -> set[str]:
-    """Names of `nodes` and of all that they are computed from."""
+    """Return the names of `nodes` and of all that they are computed from."""
     names: set[str] = set()
     stack = list(nodes)
     while stack:
@@ -141,7 +141,7 @@ ELEMENTWISE = frozenset({
 
 
 def known_shape(c: Constants, x: Value) -> Shape | None:
-    """The shape, symbolic where the graph's is; None where it is unknown."""
+    """Return the shape, symbolic where the graph's is; None if it is unknown."""
     known = c.shape(x)
     if known is not None:
         return known
@@ -167,7 +167,7 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
             n = s[i] if -i <= len(s) else 1
             if not same(n, 1) and not (dims and same(dims[0], n)):
                 dims.append(n)
-        if len(dims) > 1:  # only now compare: it holds later graphs to the outcome
+        if len(dims) > 1:  # compare only now: later graphs must share the outcome
             dims = [n for n in dims if n != 1]
         if len(dims) > 1:
             return None
@@ -176,7 +176,7 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def shape_of(c: Constants, x: Value) -> Shape:
-    """The shape, symbolic where the graph's is; BackendError if it is unknown."""
+    """Return the shape, symbolic where the graph's is; BackendError if it is unknown."""
     known = known_shape(c, x)
     if known is None:
         raise BackendError(f"the shape of {x} is not known; an emitter must say it with Constants.shaped")
@@ -184,7 +184,7 @@ def shape_of(c: Constants, x: Value) -> Shape:
 
 
 def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x` in another shape; `x` itself if it has that shape, and never two reshapes in a row."""
+    """Reshape `x`; return `x` itself if it has that shape, and never two reshapes in a row."""
     x = c.source(x)
     have = known_shape(c, x)
     if have is not None and len(have) == len(shape) and all(map(same, have, shape)):
@@ -193,7 +193,7 @@ def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 
 
 def _reshaped(c: Constants, x: Value, have: Shape, shape: Sequence[int]) -> Value:
-    """With a constant target where all symbolic dimensions but one stay in place: OpenVINO then knows the rest."""
+    """Reshape with a constant target if all symbolic dimensions but one stay in place."""
     free = [i for i, n in enumerate(shape) if isinstance(n, Sym)]
     if not free:
         return o.reshape(x, c.i64(*shape), False)
@@ -206,7 +206,7 @@ def _reshaped(c: Constants, x: Value, have: Shape, shape: Sequence[int]) -> Valu
 
 
 def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
-    """`x` with its axes in another order; `x` itself for the identity."""
+    """Permute the axes of `x`; return `x` itself for the identity."""
     if list(order) == sorted(order):
         return x
     shape = shape_of(c, x)
@@ -214,7 +214,7 @@ def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
 
 
 def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axes: Sequence[int]) -> Value:
-    """The part of `x` from `starts` to `stops` along `axes`; `x` itself where that is all of it."""
+    """Slice `x` from `starts` to `stops` along `axes`; return `x` itself if that is all of it."""
     shape = list(shape_of(c, x))
     cuts = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
     if not cuts:
@@ -226,10 +226,10 @@ def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axe
 
 
 def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x` repeated whole to `shape`: what ggml does when `ggml_can_repeat`.
+    """Repeat `x` to `shape`, as ggml does if `ggml_can_repeat`.
 
-    Of a dynamic shape with one channel a Softmax or Tile of the CPU plugin (2026.4.1) has its channels last, and a Tile
-    that is given such values repeats the wrong ones. A Reshape lays them out again.
+    With a dynamic shape and one channel a Softmax or Tile of the CPU plugin (2026.4.1) has its channels last, and a
+    Tile of such values repeats the wrong ones. A Reshape restores the layout.
     """
     have = shape_of(c, x)
     times = [1 if same(n, m) else n // m for n, m in zip(shape, have, strict=True)]
@@ -241,7 +241,7 @@ def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 
 
 def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x`, repeated where NumPy's broadcasting to `shape` does not suffice."""
+    """Repeat `x` if NumPy's broadcasting to `shape` does not suffice."""
     have = shape_of(c, x)
     return tile(c, x, [n if same(n, m) or m != 1 else m for n, m in zip(shape, have, strict=True)])
 
@@ -249,9 +249,9 @@ def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 def windows(
     c: Constants, x: Value, kernel: Sequence[int], size: Sequence[int], strides: Sequence[int], steps: Sequence[int]
 ) -> Iterator[Value]:
-    """What each element of a kernel meets of `x`, (n, channels, …, height, width), as a strided slice of `size`.
+    """Yield slices of `x`, (n, channels, …, height, width), for each element of a kernel.
 
-    `steps`, ggml's dilation, lie between neighbours in the kernel.
+    Slices are strided and have `size`. `steps`, ggml's dilation, lie between neighbours in the kernel.
     """
     axes = c.i64(*range(2, 2 + len(kernel)))
     for place in np.ndindex(*kernel):
@@ -262,10 +262,10 @@ def windows(
 
 # -- rounding to F16 and BF16 -----------------------------------------------------------------------------------------
 def round_f16(c: Constants, x: Value) -> Value:
-    """The float32 `x` rounded to F16's grid: nearest even, subnormals, overflow to infinity, NaN kept.
+    """Round float32 `x` to F16: nearest even, subnormals, overflow to infinity, NaN unchanged.
 
-    By arithmetic, because the CPU plugin drops a Convert to f16 and back even in accuracy mode (2026.4.1; a Convert
-    that ends at a Result stays). Veltkamp's splitting leaves 11 bits; below 2^-14 the grid is 2^-24 wide.
+    It uses arithmetic, because the CPU plugin drops a Convert to f16 and back even in accuracy mode (2026.4.1; a
+    Convert that ends at a Result stays). Veltkamp's splitting leaves 11 bits; below 2^-14 the grid is 2^-24 wide.
     """
     t = o.multiply(x, c.f32(8193.0))
     normal = o.subtract(t, o.subtract(t, x))
@@ -276,9 +276,9 @@ def round_f16(c: Constants, x: Value) -> Value:
 
 
 def round_bf16(c: Constants, x: Value) -> Value:
-    """The float32 `x` rounded to BF16's grid, 8 bits, by Veltkamp's splitting; infinities and NaN kept.
+    """Round float32 `x` to BF16 (8 bits) by Veltkamp's splitting; infinities and NaN unchanged.
 
-    By arithmetic for the same reason as `round_f16`. Near the end of the range `x` is scaled down first.
+    It uses arithmetic for the same reason as `round_f16`. Near the end of the range `x` is scaled down first.
     """
 
     def split(y: Value) -> Value:
@@ -296,13 +296,13 @@ Parts = dict[str, Value]
 """`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
 KVALUES = np.array(KVALUES_FP4, np.float32)
 _POWERS = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
-"""The factor of each MXFP4 exponent: `GGML_E8M0_TO_FP32_HALF`."""
+"""Factor of each MXFP4 exponent: `GGML_E8M0_TO_FP32_HALF`."""
 _INVERSES = np.ldexp(np.float32(1), np.minimum(128 - np.arange(256), 127)).astype(np.float32)
 _MIDDLES = (KVALUES[:7] + KVALUES[1:8]) / 2
 
 
 def _firsts() -> NDArray[np.float32]:
-    """The smallest magnitude for each exponent of MXFP4 from 1 on: `floorf(log2f(amax)) - 2 + 127`.
+    """Return the smallest magnitude per MXFP4 exponent from 1: `floorf(log2f(amax)) - 2 + 127`.
 
     A little below a power of two the float32 logarithm is already the next integer.
     """
@@ -313,7 +313,7 @@ def _firsts() -> NDArray[np.float32]:
 
 
 def numbers(c: Constants, type_: GGMLType, parts: Parts) -> Value:
-    """float32 of shape (…, blck_size): `dequantize_row_*`."""
+    """Dequantise to float32 of shape (…, blck_size): `dequantize_row_*`."""
     b = BLOCKS[type_]
     if "e" in b.scales:
         kvalue = o.gather(o.constant(KVALUES), o.convert(parts["q"], Type.i32), c.axis(0))
@@ -326,27 +326,27 @@ def numbers(c: Constants, type_: GGMLType, parts: Parts) -> Value:
 
 
 def quantized(c: Constants, type_: GGMLType, x: Value, *, read_again: bool) -> Parts:
-    """Parts of the float32 `x` of shape (…, blck_size): `quantize_row_*_ref`.
+    """Quantise the float32 `x` of shape (…, blck_size) to parts: `quantize_row_*_ref`.
 
-    Scales and minima are rounded to F16 where the graph reads them again; where they only leave it, a Convert does.
+    Scales and minima are rounded to F16 if the graph reads them again; if they only leave it, a Convert does that.
     """
     new = _QUANTIZE[type_](c, x)
     return {n: round_f16(c, p) if read_again and n in ("d", "m") else p for n, p in new.items()}
 
 
 def _unfused(c: Constants, x: Value) -> Value:
-    """Keep `x` from becoming one fused multiply-add with what follows: ggml rounds the product first."""
+    """Prevent a fused multiply-add of `x` with what follows: ggml rounds the product first."""
     return o.maximum(x, c.f32(-1e30))
 
 
 def _inverse(c: Constants, d: Value) -> Value:
-    """1 / d, and 0 where d is 0."""
+    """Compute 1 / d, and 0 where d is 0."""
     zero = c.f32(0.0)
     return o.select(o.equal(d, zero), zero, o.divide(c.f32(1.0), d))
 
 
 def _divided(c: Constants, x: Value, n: float) -> Value:
-    """Quotient x / n, correctly rounded, for a whole n below 2^12.
+    """Compute the quotient x / n, correctly rounded, for a whole n below 2^12.
 
     The CPU plugin multiplies by the reciprocal, which is one unit off for every second value, and a scale on the edge
     of two F16 values then differs from ggml's. The remainder, exact because the quotient is split in two, corrects it.
@@ -360,7 +360,7 @@ def _divided(c: Constants, x: Value, n: float) -> Value:
 
 
 def _extreme(c: Constants, x: Value) -> Value:
-    """The value of largest magnitude, the first of several, with its sign."""
+    """Return the first value of largest magnitude, with its sign."""
     size = o.abs(x)
     top = o.reduce_max(size, c.i64(-1), True)
     count = int(shape_of(c, x)[-1])
@@ -370,7 +370,7 @@ def _extreme(c: Constants, x: Value) -> Value:
 
 
 def _symmetric(levels: float) -> Callable[[Constants, Value], Parts]:
-    """Q4_0 and Q5_0: the value of largest magnitude becomes -levels; halves are rounded up."""
+    """Quantise Q4_0 and Q5_0: the value of largest magnitude is -levels; halves round up."""
 
     def quantize(c: Constants, x: Value) -> Parts:
         d = o.multiply(_extreme(c, x), c.f32(-1.0 / levels))  # exact: levels is a power of two
@@ -383,7 +383,7 @@ def _symmetric(levels: float) -> Callable[[Constants, Value], Parts]:
 
 
 def _affine(levels: float) -> Callable[[Constants, Value], Parts]:
-    """Q4_1 and Q5_1: the smallest value becomes 0, the largest `levels`."""
+    """Quantise Q4_1 and Q5_1: the smallest value becomes 0, the largest `levels`."""
 
     def quantize(c: Constants, x: Value) -> Parts:
         low = o.reduce_min(x, c.i64(-1), True)
@@ -402,7 +402,7 @@ def _q8_0(c: Constants, x: Value) -> Parts:
 
 
 def _mxfp4(c: Constants, x: Value) -> Parts:
-    """The block's power of two from its largest magnitude, then the table's nearest, the smaller of two as near."""
+    """Quantise by the block's power of two, then to the nearest entry, the smaller of a tie."""
     top = o.reduce_max(o.abs(x), c.i64(-1), True)
     e = o.bucketize(top, o.constant(_firsts()), "i32", False)
     y = o.multiply(x, o.gather(o.constant(_INVERSES), e, c.axis(0)))

@@ -1,6 +1,6 @@
-"""Emitters: what adds a ggml node to an OpenVINO graph; one module per topic, as in `conformance.ggml.ops`.
+"""Emitters of ggml nodes as OpenVINO graphs, one module per topic as in `ggml.ops`.
 
-Beside its emitters a topic says how tokens and cells go through its ops (`backends.openvino.axes`).
+A topic also has rules for tokens and cells of its ops (`backends.openvino.axes`).
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ EMITTERS: dict[str, Emitter] = {
 AXES: dict[str, Rule] = {
     op: rule for topic in (attention, elementwise, matmul, rope, rows, views) for op, rule in topic.AXES.items()
 }
-"""Op -> the axes of a node from those of its sources."""
+"""Op -> function from the axes of a node's sources to its own."""

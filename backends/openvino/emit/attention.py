@@ -1,4 +1,4 @@
-"""SOFT_MAX, FLASH_ATTN_EXT, DIAG_MASK_*, LIGHTNING_INDEXER, DSV4_HC_*, attention over caches that live in a model."""
+"""SOFT_MAX, FLASH_ATTN_EXT, DIAG_MASK_*, LIGHTNING_INDEXER, DSV4_HC_*, stateful attention."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from conformance.ggml.tensor import Tensor
 from .matmul import grouped
 
 LOWEST = float(np.finfo(np.float32).min) / 2
-"""Stands for minus infinity where a difference of two would be NaN; half of the lowest float, which BF16 can hold."""
+"""Replaces minus infinity where a difference of two would be NaN; half of the lowest float, exact in BF16."""
 
 
 def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """ALiBi's slope per head, shape (n_head,): as `ggml_compute_forward_soft_max_f32`."""
+    """Return ALiBi slopes, (n_head,), as `ggml_compute_forward_soft_max_f32`."""
     split = 1 << math.floor(math.log2(n_head))
     m0, m1 = np.float32(2.0 ** (-max_bias / split)), np.float32(2.0 ** (-max_bias / 2.0 / split))
     rows = [float(m0) ** (h + 1) if h < split else float(m1) ** (2 * (h - split) + 1) for h in range(n_head)]
@@ -32,7 +32,7 @@ def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype
 
 
 def _mask(e: EmitContext, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
-    """Slope times mask, which may be larger than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
+    """Return slope * mask, cut to scores (ne3, heads, rows, n); ne3 and heads may be 1."""
     if mask is None:
         return None
     _, heads, rows, n = scores
@@ -69,9 +69,9 @@ def _soft_max(e: EmitContext, node: Tensor) -> None:
 
 
 def _flash_attn_ext(e: EmitContext, node: Tensor) -> None:
-    """Written by hand so that K and V stay at their own head counts; a row whose mask hides everything gives zeros.
+    """Emit products and a softmax, K and V at their own head counts; zeros if all is hidden.
 
-    What a mask hides is never read in ggml, so it may be NaN: hidden scores are replaced, and V where no row sees it.
+    ggml never reads hidden cells, so they may be NaN: hidden scores are replaced, and V where no row sees it.
     """
     q, k, v = (e.number(src(node, i)) for i in range(3))
     scale, softcap = node.params.scale, node.params.logit_softcap
@@ -95,7 +95,7 @@ def _flash_attn_ext(e: EmitContext, node: Tensor) -> None:
 
 
 def _sunk(c: Constants, x: Value, sink: Value) -> Value:
-    """Softmax of scores, of which a sink takes its share and gives nothing."""
+    """Compute the softmax of scores with a sink, which takes its share and has no output."""
     top = o.maximum(o.reduce_max(x, c.i64(3), True), sink)
     w = o.exp(o.subtract(x, top))
     total = o.add(o.reduce_sum(w, c.i64(3), True), o.exp(o.subtract(sink, top)))
@@ -103,13 +103,13 @@ def _sunk(c: Constants, x: Value, sink: Value) -> Value:
 
 
 def _is_one_row(c: Constants, x: Value) -> bool:
-    """Whether scores are of one query: where it sees nothing, V is zero throughout."""
+    """Return True if scores are of one query: if it sees nothing, V is zero throughout."""
     n3, _, rows, _ = shape_of(c, x)
     return all(not isinstance(n, Sym) and n == 1 for n in (n3, rows))
 
 
 def _seen(e: EmitContext, v: Value, mask: Value) -> Value:
-    """K or V with zeros in the cells that `mask`, (ne3 or 1, heads or 1, rows, n), hides from every row."""
+    """Zero cells of K or V that `mask`, (ne3 or 1, heads or 1, rows, n), hides in every row."""
     c, shape, own = e.c, shape_of(e.c, v), shape_of(e.c, mask)
     apart = same(own[0], shape[0])
     cells = o.greater(o.reduce_max(mask, c.i64(1, 2) if apart else c.i64(0, 1, 2), True), c.f32(LOWEST))
@@ -119,9 +119,9 @@ def _seen(e: EmitContext, v: Value, mask: Value) -> Value:
 
 
 def _operator(e: EmitContext, node: Tensor, *, wide: bool) -> None:
-    """The SDPA operator, or `_flash_attn_ext` for what it cannot express (softcap, sinks).
+    """Emit the SDPA operator, or `_flash_attn_ext` for softcap and sinks, which it lacks.
 
-    `wide`: K and V are repeated to all heads; else the heads of one group stand in a dimension of their own.
+    `wide`: K and V are repeated to all heads; else the heads of one group have a dimension of their own.
     """
     if node.params.logit_softcap or optional(node, 4) is not None:
         e.note("attention by hand: SDPA has no softcap and no sinks here")
@@ -152,7 +152,7 @@ def _operator(e: EmitContext, node: Tensor, *, wide: bool) -> None:
     width = shape_of(c, v)[-1]
     y: Value = o.scaled_dot_product_attention(q, k, v, *(() if mask is None else (o.maximum(mask, c.f32(LOWEST)),)),
                                               scale=c.f32(node.params.scale), causal=False)  # fmt: skip
-    if mask is not None:  # a row whose mask hides everything gives zeros in ggml
+    if mask is not None:  # a fully masked row gives zeros in ggml
         seen = o.greater(o.reduce_max(mask, c.i64(-1), True), c.f32(LOWEST))
         y = o.multiply(y, o.convert(seen, Type.f32))
     y = reshape(c, c.shaped(y, (n3, heads, rows, width) if wide else (*rank5, width)), (n3, heads, rows, width))
@@ -248,13 +248,13 @@ def _flash_attn_ext_axes(w: AxisContext, t: Tensor) -> Axes:
 
 # -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino/forms.md) ----------------------
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
-    """A cache that lives in the model as the variable `name` and grows by `new` at each run.
+    """Return a cache as the model's variable `name`, grown by `new` each run, and its Assign.
 
-    `new` is (batch, heads, tokens, size). `beam`, an i32 Parameter (batch), says which sequence's past each one
+    `new` is (batch, heads, tokens, size). `beam`, an i32 Parameter (batch), gives the sequence whose past each one
     continues: normally 0, 1, 2, … To fuse with `sdpa` the cache needs the Gather by `beam`, the initial value and this
-    layout, and must be no output.
+    layout, and must not be an output.
 
-    Gives float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
+    The cache is float32 (batch, heads, past + tokens, size); the Assign belongs to the model's sinks.
     """
     info = VariableInfo()
     info.data_shape, info.data_type, info.variable_id = PartialShape([-1, heads, -1, size]), Type.f32, name
@@ -266,17 +266,17 @@ def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, siz
 
 
 def sdpa(c: Constants, q: Value, k: Value, v: Value, added: Value, heads: int, kv_heads: int, scale: float) -> Value:
-    """Attention as the ScaledDotProductAttention op: one stateful kernel where K and V are `remembered`.
+    """Emit ScaledDotProductAttention: one stateful kernel if K and V are `remembered`.
 
     q (batch, heads, tokens, size), k (batch, kv_heads, kv, size), v (batch, kv_heads, kv, size_v); `added`, (batch or
-    1, heads or 1, tokens, kv), is a mask with no row that hides everything. Gives (batch, heads, tokens, size_v).
+    1, heads or 1, tokens, kv), is a mask without a fully hidden row. Returns (batch, heads, tokens, size_v).
     """
     k, v = (repeated(c, x, heads, kv_heads) for x in (k, v))
     return o.scaled_dot_product_attention(q, k, v, added, c.f32(scale), causal=False)
 
 
 def repeated(c: Constants, x: Value, heads: int, kv_heads: int) -> Value:
-    """K or V for every query head: the Unsqueeze, Broadcast, Reshape that the plugin's pattern has."""
+    """Repeat K or V to every query head by Unsqueeze, Broadcast, Reshape, the plugin's pattern."""
     if heads == kv_heads:
         return x
     times = c.i64(1, 1, heads // kv_heads, 1, 1)
@@ -301,4 +301,4 @@ FORMS: dict[str, Emitter] = {
     "sdpa": lambda e, node: _operator(e, node, wide=True),
     "sdpa5d": lambda e, node: _operator(e, node, wide=False),
 }
-"""Value of the option `attention` -> what emits FLASH_ATTN_EXT."""
+"""Value of the option `attention` -> emitter of FLASH_ATTN_EXT."""

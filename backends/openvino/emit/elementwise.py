@@ -1,4 +1,4 @@
-"""Ops that map each element: arithmetic with two tensors, UNARY and GLU, FILL and ARANGE."""
+"""Elementwise ops: arithmetic with two tensors, UNARY and GLU, FILL and ARANGE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _map(make: Callable[[Value], Value]) -> Emitter:
 
 
 def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
-    """src[1] is repeated whole to src[0]'s shape: `ggml_can_repeat`."""
+    """Return an emitter that repeats src[1] to src[0]'s shape: `ggml_can_repeat`."""
 
     def emit(e: EmitContext, node: Tensor) -> None:
         a, b = e.number(src(node, 0)), e.number(src(node, 1))
@@ -30,7 +30,7 @@ def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
 
 
 def _divide(e: EmitContext, node: Tensor) -> None:
-    """Scale both sides: the CPU plugin multiplies by the reciprocal, which overflows for extreme divisors."""
+    """Scale both sides: the CPU plugin's reciprocal overflows for extreme divisors."""
     c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
     b = broadcastable(c, b, shape_of(c, a))
     size = o.abs(b)
@@ -56,7 +56,7 @@ def _scale(e: EmitContext, node: Tensor) -> None:
 def _clamp(e: EmitContext, node: Tensor) -> None:
     low, high = e.c.f32(node.params.min), e.c.f32(node.params.max)
     x = e.number(src(node, 0))
-    x = o.select(o.less(x, high), x, high)  # NaN is max in ggml; OpenVINO's minimum gives what its executor does
+    x = o.select(o.less(x, high), x, high)  # NaN is max in ggml; OpenVINO's minimum depends on its executor
     e.store(node, o.maximum(x, low))
 
 
@@ -71,7 +71,7 @@ def _fill(e: EmitContext, node: Tensor) -> None:
 
 
 def _arange(e: EmitContext, node: Tensor) -> None:
-    """`start + i * step`, as ggml computes it, and not a running sum."""
+    """Compute `start + i * step`, as ggml does, instead of a running sum."""
     c, n = e.c, node.ne[0]
     places = o.convert(o.range(c.axis(0), c.axis(n), c.axis(1), "i64"), Type.f32)
     x = o.add(o.multiply(places, c.f32(node.params.step)), c.f32(node.params.start))
@@ -85,7 +85,7 @@ def _hardsigmoid(c: Constants, x: Value) -> Value:
 
 
 def _round(c: Constants, x: Value) -> Value:
-    """`roundf`, halves away from zero. OpenVINO's own adds a half first, which carries 0.49999997 to 1."""
+    """Round as `roundf`; OpenVINO's own adds a half first, which carries 0.49999997 to 1."""
     size = o.abs(x)
     whole = o.floor(size)
     up = o.convert(o.greater_equal(o.subtract(size, whole), c.f32(0.5)), Type.f32)
@@ -115,11 +115,11 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
     "ROUND": _round,
     "TRUNC": lambda c, x: o.select(o.less(x, c.f32(0.0)), o.ceiling(x), o.floor(x)),
 }
-"""Sub-op of UNARY -> its formula; XIELU takes parameters and stands apart."""
+"""Sub-op of UNARY -> its formula; XIELU has parameters and is separate."""
 
 
 def _xielu(e: EmitContext, node: Tensor) -> None:
-    """`op_xielu`, with parameters as ggml has already combined them."""
+    """Emit `op_xielu` with parameters as ggml has already combined them."""
     x, p = e.number(src(node, 0)), node.params
     alpha_n, alpha_p, beta, eps = map(e.c.f32, (p.alpha_n, p.alpha_p, p.beta, p.eps))
     rising = o.multiply(o.multiply(alpha_p, x), x)
@@ -169,7 +169,7 @@ GLU: dict[str, Callable[[EmitContext, Tensor, Value, Value], Value]] = {
 
 
 def _glu(e: EmitContext, node: Tensor) -> None:
-    """Gate and up are two tensors, or the halves of one, perhaps swapped."""
+    """Emit a gate and a value: two tensors, or the halves of one, possibly swapped."""
     x = e.number(src(node, 0))
     up = optional(node, 1)
     if up is not None:

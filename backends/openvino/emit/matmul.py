@@ -20,9 +20,9 @@ from .recurrent import scan
 
 
 def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
-    """`b @ a` where each matrix of `a` serves a group of neighbours of `b` in dimensions 2 and 3 (`i02 = i12 / r2`).
+    """Compute `b @ a`; each matrix of `a` serves neighbours of `b` (`i02 = i12 / r2`).
 
-    `a` is (ne03, ne02, M, K), or (ne03, ne02, K, M) when not `transposed`; `b` is (ne13, ne12, N, K). Gives (ne13,
+    `a` is (ne03, ne02, M, K), or (ne03, ne02, K, M) if not `transposed`; `b` is (ne13, ne12, N, K). Returns (ne13,
     ne12, N, M). Nothing is repeated in memory: groups of dimension 2 become rows.
     """
     n03, n02, *_ = shape_of(c, a)
@@ -41,7 +41,7 @@ def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
 
 
 def _mul_mat(e: EmitContext, node: Tensor) -> None:
-    """A weight of two dimensions stays compressed and meets `x` as a matrix, which the device packs once."""
+    """Emit a product; a 2D weight stays compressed, as a matrix that the device packs once."""
     a, x, w = src(node, 0), e.number(src(node, 1)), e.weight(node)
     if a.ne[2] * a.ne[3] == 1 and (w is not None or e.baked(a)):
         matrix = reshape(e.c, e.number(a), (a.ne[1], a.ne[0])) if w is None else w.matrix()
@@ -52,7 +52,7 @@ def _mul_mat(e: EmitContext, node: Tensor) -> None:
 
 
 def _picked(e: EmitContext, node: Tensor, ids: Value) -> Value:
-    """The experts `ids`, of shape (tokens, used): (tokens, used, M, K)."""
+    """Select the experts `ids`, of shape (tokens, used): (tokens, used, M, K)."""
     experts, w = src(node, 0), e.weight(node)
     if w is None:
         return o.gather(reshape(e.c, e.number(experts), experts.shape[1:]), ids, e.c.axis(0))
@@ -63,7 +63,7 @@ def _picked(e: EmitContext, node: Tensor, ids: Value) -> Value:
 
 
 def _mul_mat_id(e: EmitContext, node: Tensor) -> None:
-    """Row (i1, i2) of the result is row (i1 modulo, i2) of src[1] times the expert `ids[i1, i2]`."""
+    """Multiply row (i1 modulo, i2) of src[1] by the expert `ids[i1, i2]`."""
     x, ids = e.number(src(node, 1)), e.number(src(node, 2))
     m, used, tokens, _ = node.ne
     picked = _picked(e, node, reshape(e.c, ids, (tokens, used)))
@@ -74,7 +74,7 @@ def _mul_mat_id(e: EmitContext, node: Tensor) -> None:
 
 
 def _out_prod(e: EmitContext, node: Tensor) -> None:
-    """`sum_k a[i0, k] b[i1, k]`: the first operand is a matrix that is not transposed before its product."""
+    """Compute `sum_k a[i0, k] b[i1, k]`; the first operand is not transposed."""
     a, b = e.number(src(node, 0)), e.number(src(node, 1))
     n3, n2, k, n = shape_of(e.c, b)
     b = e.c.shaped(o.transpose(b, e.c.i64(0, 1, 3, 2)), (n3, n2, n, k))
@@ -90,7 +90,7 @@ _TRIANGLES: dict[int, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
 
 
 def _masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
-    """`x` where `where` is true and 0 elsewhere, even where `x` is NaN."""
+    """Return `x` where `where` is true and 0 elsewhere, even for NaN."""
     return o.select(o.constant(where), x, c.f32(0.0))
 
 
@@ -106,7 +106,7 @@ def _diag(e: EmitContext, node: Tensor) -> None:
 
 
 def _solve_row(c: Constants, x: Value, rows: list[Value], whole: list[Value]) -> tuple[Value, Value]:
-    """One more row of x, (n3, n2, n, k), whose rows from this one on are still zero: forward substitution."""
+    """Solve one more row of x, (n3, n2, n, k), whose remaining rows are zero: substitution."""
     a, b, at = rows
     del whole
     axis = c.i64(-2)

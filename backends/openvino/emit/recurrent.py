@@ -1,6 +1,6 @@
-"""SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET: a step over tokens with a state between them.
+"""SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET: scans over tokens.
 
-One token is a plain graph; several are OpenVINO's Loop. The result holds the outputs and, behind them, the new states.
+One token is a plain graph; several are OpenVINO's Loop. The result is the outputs, then the new states.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from conformance.backend.translating.sym import Sym
 from conformance.ggml.tensor import Tensor
 
 Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value]]
-"""`f(constants, state, inputs of one token, what no token changes) -> (output of the token, new state)`."""
+"""`f(constants, state, inputs of one token, constant inputs) -> (output of the token, new state)`."""
 
 
 def scan(
     c: Constants, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], n: int, *, axis: int = 1
 ) -> tuple[Value, Value]:
-    """`step` from token to token, of which there are `n`, starting from `state`; one token is a graph of its own.
+    """Apply `step` to `n` tokens, starting from `state`; one token is a plain graph.
 
-    A step gets a token of each of `inputs`, without `axis`, and `fixed` whole. Its nodes may be those of a Loop's body,
-    so it makes its own constants. Gives the outputs, with tokens along `axis` again, and the last state.
+    A step gets a token of each of `inputs`, without `axis`, and `fixed` whole. Its nodes may be in a Loop's body, so it
+    makes its own constants. Returns the outputs, with tokens along `axis` again, and the last state.
     """
     shape = shape_of(c, state)
     if n == 1:
@@ -57,7 +57,7 @@ def scan(
 
 
 def _output(x: Value) -> Value:
-    """`x` as an `Output`, which is all that a Loop takes."""
+    """Return `x` as an `Output`: a Loop accepts no `Node`."""
     return x.output(0) if isinstance(x, Node) else x
 
 
@@ -70,29 +70,29 @@ def _along(shape: Shape, axis: int, *n: int) -> Shape:
 
 
 def _dot(a: Value, b: Value) -> Value:
-    """Rows of matrices `a`, (…, m, k), times `b`, (…, k): (…, m)."""
+    """Multiply rows of matrices `a`, (…, m, k), by `b`, (…, k): (…, m)."""
     last = o.constant(np.int64(-1))
     return o.squeeze(o.matmul(a, o.unsqueeze(b, last), False, False), last)
 
 
 def _outer(a: Value, b: Value) -> Value:
-    """`a`, (…, m), times `b`, (…, n): (…, m, n)."""
+    """Multiply `a`, (…, m), by `b`, (…, n): (…, m, n)."""
     return o.multiply(o.unsqueeze(a, o.constant(np.int64(-1))), o.unsqueeze(b, o.constant(np.int64(-2))))
 
 
 def _down(a: Value, s: Value) -> Value:
-    """`sum_i a_i s_ij`."""
+    """Compute `sum_i a_i s_ij`."""
     axis = o.constant(np.int64(-2))
     return o.squeeze(o.matmul(o.unsqueeze(a, axis), s, False, False), axis)
 
 
 def _flat(c: Constants, x: Value, shape: Shape) -> Value:
-    """`x`, known to have `shape`, as a vector."""
+    """Flatten `x`, known to have `shape`, to a vector."""
     return reshape(c, c.shaped(x, shape), (math.prod(shape),))
 
 
 def _finish(e: EmitContext, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:
-    """Outputs of `y_shape` and behind them the states; `missing` elements that nobody writes are zero."""
+    """Store outputs of `y_shape`, then the states; `missing` unwritten elements are zero."""
     c = e.c
     pieces = [_flat(c, y, y_shape), *(_flat(c, s, shape_of(c, s)) for s in states)]
     if missing:
@@ -105,7 +105,7 @@ def _run(
     e: EmitContext, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value],
     y_shape: Shape, *, count: int = 1
 ) -> None:  # fmt: skip
-    """Store a scan over axis 1 and its last `count` states, the latest first; `y_shape`: sequences and tokens first."""
+    """Store a scan over axis 1 and its last `count` states; `y_shape`: (sequences, tokens, …)."""
     c, shape, tokens = e.c, shape_of(e.c, state), y_shape[1]
     if count == 1:
         y, last = scan(c, step, state, inputs, fixed, tokens)
@@ -130,7 +130,7 @@ def _run(
 
 # -- selective scan ---------------------------------------------------------------------------------------------------
 def _softplus(c: Constants, x: Value) -> Value:
-    """`x` beyond 20; a series far below zero, where 1 + exp(x) loses most of exp(x)."""
+    """Compute `x` beyond 20, and a series far below zero, where 1 + exp(x) loses precision."""
     e = o.exp(x)
     third = o.subtract(c.f32(0.5), o.multiply(e, c.f32(1 / 3)))
     series = o.multiply(e, o.subtract(c.f32(1.0), o.multiply(e, third)))
@@ -139,7 +139,7 @@ def _softplus(c: Constants, x: Value) -> Value:
 
 
 def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
-    """Shapes: s (n_s, groups, heads, dim, state), x (n_s, groups, heads, dim), dt (…, heads), B and C (…, 1, state)."""
+    """Step: s (n_s, groups, heads, dim, state), x (…, dim), dt (…, heads), B, C (…, 1, state)."""
     x, dt, b, c_ = xs
     decay = o.exp(o.multiply(o.unsqueeze(dt, c.i64(-1)), whole[0]))
     step = o.multiply(x, o.unsqueeze(dt, c.i64(-1)))
@@ -148,7 +148,7 @@ def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tu
 
 
 def _ssm_scan(e: EmitContext, node: Tensor) -> None:
-    """Heads stand in groups that share B and C, so nothing is repeated."""
+    """Emit with heads in groups that share B and C, so that nothing is repeated."""
     c = e.c
     s, x, dt, a, b = (src(node, i) for i in range(5))
     d_state, (dim, heads, n_t, n_s), groups = s.ne[0], x.ne, b.ne[1]
@@ -167,7 +167,7 @@ def _ssm_scan(e: EmitContext, node: Tensor) -> None:
 
 # -- linear attention -------------------------------------------------------------------------------------------------
 def _apart(e: EmitContext, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
-    """Src `which` as (n_seqs, tokens, H, S), the state, src `last`, as (n_seqs, H, S, S), and the former shape."""
+    """Return src `which` as (n_seqs, tokens, H, S), the state as (n_seqs, H, S, S), the shape."""
     size, heads, tokens, _ = src(node, which[0]).ne
     n_seqs = src(node, last).ne[1]
     shape = (n_seqs, tokens // n_seqs, heads, size)
@@ -213,7 +213,7 @@ def _gated_linear_attn(e: EmitContext, node: Tensor) -> None:
 
 
 def _delta_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[Value, Value]:
-    """Shapes: s (n_s, H, j, i); q, k, v (n_s, H, S); decay (n_s, H, 1 or S), beta (n_s, H, 1)."""
+    """Step: s (n_s, H, j, i); q, k, v (n_s, H, S); decay (n_s, H, 1 or S), beta (n_s, H, 1)."""
     q, k, v, decay, beta = xs
     s = o.multiply(s, o.unsqueeze(decay, c.i64(-2)))
     delta = o.multiply(o.subtract(v, _dot(s, k)), beta)

@@ -1,4 +1,4 @@
-"""ROPE and ROPE_BACK: normal, neox, mrope, imrope and vision, with YaRN, frequency factors and channels left alone."""
+"""ROPE and ROPE_BACK in all modes, with YaRN, frequency factors and unrotated channels."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Params, Tensor
 
 ALL = 2**31 - 1
-"""The end of a slice that takes everything, as the plugin's pattern has it."""
+"""End of a slice to the end, as in the plugin's pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """The angles of a ROPE node."""
+    """Angles of a ROPE node."""
 
     p: Params
     pairs: int
 
     def steps(self) -> list[tuple[int, int]]:
-        """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
+        """Return each pair's position index (0 to 3) and how often its frequency was scaled."""
         if not self.p.mode & ROPE_TYPE.MROPE:
             return [(0, i) for i in range(self.pairs)]
         pairs, since = [], [0, 0, 0, 0]
@@ -42,7 +42,7 @@ class Angles:
         for i in range(self.pairs):
             sector = i % sum(self.p.sections)
             if self.p.mode == ROPE_TYPE.VISION and sector in starts:
-                # an empty section's start is another's too; ggml resets the first that matches
+                # an empty section shares its start with another; ggml resets the first that matches
                 since[starts.index(sector)] = i
             kind = self._kind(sector, starts)
             pairs.append((kind, i - since[kind]))
@@ -55,7 +55,7 @@ class Angles:
         return 3 if sector >= starts[3] else 2 if sector >= starts[2] else 1 if sector >= starts[1] else 0
 
     def yarn(self, i: int) -> float:
-        """The factor of pair `i`'s angle: ggml's `rope_yarn`, which is linear in the angle."""
+        """Return the factor of pair `i`'s angle: ggml's `rope_yarn`, which is linear in the angle."""
         if self.p.ext_factor == 0.0:
             return float(self.p.freq_scale)
         low, high = (self._corr_dim(b) for b in (self.p.beta_fast, self.p.beta_slow))
@@ -66,17 +66,17 @@ class Angles:
 
     def _corr_dim(self, beta: float) -> float:
         if self.p.n_ctx_orig <= 0:
-            return -math.inf  # what logf(0) gives in ggml
+            return -math.inf  # logf(0) in ggml
         turns = math.log(self.p.n_ctx_orig / (beta * 2 * math.pi))
         return float(self.p.n_dims * turns / (2 * math.log(self.p.freq_base)))
 
     @property
     def magnitude(self) -> float:
-        """What cos and sin are multiplied with."""
+        """Factor of cos and sin."""
         return float(self.p.attn_factor * (1.0 + 0.1 * math.log(1.0 / self.p.freq_scale) if self.p.ext_factor else 1.0))
 
     def frequencies(self) -> NDArray[np.float64]:
-        """Radians per position, per pair."""
+        """Return radians per position, per pair."""
         power = np.array([n for _, n in self.steps()])
         yarn = np.array([self.yarn(i) for i in range(self.pairs)])
         return np.asarray(self.p.freq_base ** (-2.0 * power / self.p.n_dims) * yarn, np.float64)
@@ -87,7 +87,7 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
 
 
 def _theta(e: EmitContext, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
-    """Radians per token and pair, shape (ne2, pairs)."""
+    """Return radians per token and pair, shape (ne2, pairs)."""
     n = node.ne[2]
     if angles.p.mode & ROPE_TYPE.MROPE:
         kinds = np.array([k for k, _ in angles.steps()])
@@ -103,13 +103,12 @@ def _theta(e: EmitContext, node: Tensor, angles: Angles, positions: Value, facto
 
 
 STEPS = (2.0**6, 2.0**12)
-"""Turns per position are multiples of 1 / 64, and of 1 / 4096, and a rest: a position up to 2^18 times one of the first
-two is exact in float32.
-"""
+"""Turns per position are split into multiples of 1 / 64, of 1 / 4096, and a rest: a position up to 2^18 times one of
+the first two is exact in float32."""
 
 
 def _split(turns: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """`turns` without whole ones, in the parts that `STEPS` says."""
+    """Split the fraction of `turns` into the parts of `STEPS`."""
     parts, rest = [], turns - np.round(turns)
     for scale in STEPS:
         parts.append(np.round(rest * scale) / scale)
@@ -118,10 +117,10 @@ def _split(turns: NDArray[np.float64]) -> list[NDArray[np.float64]]:
 
 
 def _divided(e: EmitContext, turns: NDArray[np.float64], ff: Value) -> list[Value]:
-    """`turns / ff` in the parts that `STEPS` says.
+    """Split `turns / ff` into the parts of `STEPS`.
 
-    Each part times `ff` is subtracted from what is left of `turns` without a rounding: `ff` in two halves of 12 bits,
-    and two numbers that are near each other.
+    Each part times `ff` is subtracted from the rest of `turns` without rounding: `ff` in two halves of 12 bits, and two
+    numbers close to each other.
     """
     scaled = o.multiply(ff, e.c.f32(2.0**12 + 1))
     high = o.subtract(scaled, o.subtract(scaled, ff))
@@ -136,14 +135,14 @@ def _divided(e: EmitContext, turns: NDArray[np.float64], ff: Value) -> list[Valu
 
 
 def _reduced(e: EmitContext, p: Value, coarse: Value, fine: Value, rest: Value) -> Value:
-    """2 pi times p * (coarse + fine + rest), minus most whole turns, beside which float32 would lose the fraction."""
+    """Return 2 pi p (coarse + fine + rest), less most whole turns to preserve the fraction."""
     one = e.c.f32(1.0)
     turned, finer = (o.floor_mod(o.multiply(p, x), one) for x in (coarse, fine))
     return o.multiply(o.add(o.add(turned, finer), o.multiply(p, rest)), e.c.f32(2 * math.pi))
 
 
 def _turns(e: EmitContext, node: Tensor, angles: Angles) -> tuple[Value, Value]:
-    """Cosine and sine, each (ne3 * ne2, pairs), made once for all nodes of equal positions and parameters."""
+    """Return cosine and sine, each (ne3 * ne2, pairs), shared by nodes with equal parameters."""
     frequency_factors = optional(node, 2)
     positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
     key = (node.op, node.op_params, angles.pairs, node.ne[3], id(positions), id(factors))
@@ -158,7 +157,7 @@ def _turns(e: EmitContext, node: Tensor, angles: Angles) -> tuple[Value, Value]:
 
 
 def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
-    """The rows of a table for each of `n3` equal batches."""
+    """Repeat the rows of a table for each of `n3` equal batches."""
     table = c.shaped(table, shape)
     if n3 == 1:
         return table
@@ -167,11 +166,11 @@ def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
 
 # -- the two forms that the CPU plugin fuses to one RoPE layer (docs/openvino/forms.md) -------------------------------
 def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_size: int, n_dims: int) -> Value:
-    """Turn channel i with channel i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
+    """Rotate channels i and i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
 
-    Tokens stand in the batch dimension: the plugin takes cosines that are broadcast over dimension 1 only, and a
-    reshape moves nothing. `x` is (…, tokens, heads, head_size) of any rank; `cos` and `sin` are (tokens, 1, 1, n_dims),
-    the second half equal to the first. Gives (1, tokens, heads, head_size).
+    Tokens are in the batch dimension: the plugin supports cosines broadcast over dimension 1 only, and a reshape moves
+    nothing. `x` is (…, tokens, heads, head_size) of any rank; `cos` and `sin` are (tokens, 1, 1, n_dims), the second
+    half equal to the first. Returns (1, tokens, heads, head_size).
     """
     rows: Value = o.reshape(x, c.i64(-1, heads, 1, head_size), False)
     parts = [rows]
@@ -188,13 +187,13 @@ def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_s
 def rope_normal(
     c: Constants, x: Value, turns: Value, tokens: Value, heads: int, head_size: int, n_dims: int, count: int = -1
 ) -> Value:
-    """Turn channel 2i with channel 2i + 1 (`GGML_ROPE_TYPE_NORMAL`): one RoPE layer where `tokens` is not a constant.
+    """Rotate channels 2i and 2i + 1 (`GGML_ROPE_TYPE_NORMAL`): one RoPE layer.
 
-    The plugin knows this rotation only as GPT-J writes it, with channels left over at the end of each head, and only
+    The plugin recognises this rotation only as in GPT-J, with channels left over at the end of each head, and only
     while none of its Unsqueezes has become a Reshape. So every dimension that a shape could decide is hidden from the
     compiler: the batch of 1, and the width of the rest, which may be 0. `turns` is (tokens, n_dims): the sines of all
-    pairs, then their cosines; `tokens` is i64 (1). Shapes of `x` and of the result are those of `rope_neox`. `count` is
-    the number of tokens where it is one in every graph, so that what follows has a known shape.
+    pairs, then their cosines; `tokens` is i64 (1), not a constant. Shapes of `x` and of the result are those of
+    `rope_neox`. `count` is the number of tokens if it is equal in every graph, so that later nodes have a known shape.
     """
     one = o.minimum(tokens, c.i64(1))
     rows = o.reshape(x, o.concat([tokens, one, c.i64(heads), c.i64(-1)], 0), False)
@@ -213,21 +212,21 @@ def rope_normal(
 # -- nodes ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """What turns, and how far."""
+    """Operands of a rotation."""
 
     x: Value
     """As many elements as (tokens, heads, size), in this order."""
     cos: Value
-    """(tokens, pairs), as `sin`."""
+    """(tokens, pairs), like `sin`."""
     sin: Value
     tokens: int
     heads: int
     size: int
     pairs: int
-    """Of `size`; the rest stays as it is."""
+    """Pairs in `size`; the rest is unchanged."""
 
     def table(self, e: EmitContext, name: str, make: Callable[[], Value]) -> Value:
-        """The table that a form makes of cos and sin, once for all nodes that share them."""
+        """Return a form's table of cos and sin, made once for all nodes that share them."""
         key = (name, id(self.cos))
         if key not in e.shared:
             e.shared[key] = make()
@@ -235,7 +234,7 @@ class Turning:
 
 
 def _neox(e: EmitContext, t: Turning) -> Value:
-    """Channel i turns with channel i + pairs: fuses."""
+    """Rotate channels i and i + pairs: fuses."""
     c, wide = e.c, (t.tokens, 1, 1, 2 * t.pairs)
 
     def twice(x: Value) -> Value:
@@ -246,14 +245,14 @@ def _neox(e: EmitContext, t: Turning) -> Value:
 
 
 def _normal(e: EmitContext, t: Turning) -> Value:
-    """Channel 2i turns with channel 2i + 1: fuses, because the number of tokens is hidden from the compiler."""
+    """Rotate channels 2i and 2i + 1: fuses, as the number of tokens is hidden."""
     turns = t.table(e, "turns", lambda: o.concat([t.sin, t.cos], 1))
     count = -1 if isinstance(t.tokens, Sym) else t.tokens
     return rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
 
 
 def _normal_static(e: EmitContext, t: Turning) -> Value:
-    """The same in plain operations, for devices that take no sizes at run time."""
+    """Rotate channels 2i and 2i + 1 in plain operations, for devices without dynamic sizes."""
     c, width = e.c, 2 * t.pairs
     each = o.constant(np.repeat(np.arange(t.pairs, dtype=np.int32), 2))
 
@@ -272,7 +271,7 @@ def _normal_static(e: EmitContext, t: Turning) -> Value:
 
 
 def _rope(e: EmitContext, node: Tensor, *, static: bool = False) -> None:
-    """Channels before `n_offs` and behind the last pair stay as they are."""
+    """Emit; channels before `n_offs` and after the last pair are unchanged."""
     c, x, p, size = e.c, e.number(src(node, 0)), node.params, e.c.fixed(node.ne[0])
     vision = p.mode == ROPE_TYPE.VISION
     first, angles = 0 if vision else p.n_offs, Angles(p, (size if vision else p.n_dims) // 2)
@@ -301,7 +300,7 @@ def _axes(w: AxisContext, t: Tensor) -> Axes:
 
 EMITTERS: dict[str, Emitter] = dict.fromkeys(("ROPE", "ROPE_BACK"), _rope)
 STATIC: dict[str, Emitter] = dict.fromkeys(EMITTERS, partial(_rope, static=True))
-"""For devices that take no sizes at run time."""
+"""Emitters for devices without dynamic sizes."""
 AXES: dict[str, Rule] = {"ROPE": _axes}
 POSITIONS = {"ROPE": 1}
-"""Op -> place among its sources of the tokens' positions."""
+"""Op -> index of its source with the tokens' positions."""

@@ -22,9 +22,9 @@ def _sum(*axes: int) -> Emitter:
 
 
 def rms(c: Constants, x: Value, eps: float) -> Value:
-    """`x / sqrt(mean(x * x) + eps)` along the last of 4 axes, in the form that the CPU plugin fuses to one RMS layer.
+    """Compute `x / sqrt(mean(x * x) + eps)` along the last of 4 axes, fused to one RMS layer.
 
-    A multiplication with a weight of one row that follows fuses in.
+    A following multiplication by a weight of one row fuses too.
     """
     power = o.reduce_mean(o.multiply(x, x), c.i64(3), True)
     return o.multiply(x, o.divide(c.f32(1.0), o.sqrt(o.add(power, c.f32(eps)))))
@@ -61,14 +61,14 @@ def _normed(c: Constants, x: Value, axes: tuple[int, ...], eps: float) -> Value:
 
 
 def _argsort(e: EmitContext, node: Tensor) -> None:
-    """Equal elements keep their order; ggml leaves it open."""
+    """Sort stably; ggml leaves the order of equal elements open."""
     mode = "max" if node.params.order == SORT_ORDER.DESC else "min"
     order = o.topk(e.number(src(node, 0)), e.c.axis(node.ne[0]), 3, mode, "value", stable=True)
     e.store(node, order.output(1))
 
 
 def _top_k(e: EmitContext, node: Tensor) -> None:
-    """The k largest, the first two swapped as ggml does to show that their order means nothing."""
+    """Return the k largest, the first two swapped as in ggml, whose order means nothing."""
     k = e.c.fixed(node.ne[0])
     x: Value = o.topk(e.number(src(node, 0)), e.c.axis(k), 3, "max", "value", stable=True).output(1)
     if k > 1:
@@ -77,7 +77,7 @@ def _top_k(e: EmitContext, node: Tensor) -> None:
 
 
 def _argmax(e: EmitContext, node: Tensor) -> None:
-    """The last of equals, so the first of the reversed row."""
+    """Return the last of equals as the first of the reversed row."""
     c, n, rows = e.c, src(node, 0).ne[0], node.ne[0]
     backwards = o.slice(e.number(src(node, 0)), c.i64(-1), c.i64(-(2**31)), c.i64(-1), c.i64(3))
     at = o.topk(backwards, c.axis(1), 3, "max", "value", index_element_type="i32", stable=True).output(1)
@@ -87,7 +87,7 @@ def _argmax(e: EmitContext, node: Tensor) -> None:
 
 # -- rows picked and replaced -----------------------------------------------------------------------------------------
 def _get_rows(e: EmitContext, node: Tensor) -> None:
-    """Row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
+    """Read row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
     w, ids = e.weight(node), e.number(src(node, 1))
     if w is not None:
         n0, n1, n2, n3 = src(node, 0).ne
@@ -107,7 +107,7 @@ def _get_rows(e: EmitContext, node: Tensor) -> None:
 
 
 def _row_ids(e: EmitContext, node: Tensor) -> Value:
-    """Rows of the whole destination, flat: `ids` repeated over dimensions 2 and 3, plus where each matrix starts."""
+    """Return flat rows of the destination: `ids` repeated, plus the start of each matrix."""
     rows, (_, ne1, ne2, ne3) = src(node, 0), node.ne
     ids = tile(e.c, reshape(e.c, e.number(src(node, 1)), src(node, 1).shape[1:]), (ne3, ne2, rows.ne[1]))
     if ne2 * ne3 > 1:
@@ -118,7 +118,7 @@ def _row_ids(e: EmitContext, node: Tensor) -> Value:
 
 
 def _set_rows(e: EmitContext, node: Tensor) -> None:
-    """Rows of src[0] replace rows `ids` of the destination, which `node` is a view of; the rest stays as it is."""
+    """Replace rows `ids` of the destination, which `node` is a view of, by rows of src[0]."""
     if is_empty(src(node, 0)):
         return
     rows, ids = e.number(src(node, 0)), _row_ids(e, node)

@@ -1,4 +1,4 @@
-"""Ops that move elements (CPY CONT DUP CONCAT REPEAT SET ACC PAD ROLL), and windows (SSM_CONV, IM2COL, POOL_2D)."""
+"""Moves (CPY CONT DUP CONCAT REPEAT SET ACC PAD ROLL), windows (SSM_CONV, IM2COL, POOL_2D)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conformance.ggml.types import I32
 
 
 def _copy(e: EmitContext, node: Tensor) -> None:
-    """`ggml_compute_forward_dup`: elements in order, whatever the two shapes; equal types keep their bytes."""
+    """Copy elements in order to any shape, as `ggml_compute_forward_dup`; equal types as bytes."""
     a = src(node, 0)
     if a.type is node.type:
         if a.type in NUMBERS:
@@ -58,7 +58,7 @@ def _repeat(e: EmitContext, node: Tensor) -> None:
 
 
 def _part(*, add: bool) -> Emitter:
-    """In place: write only the part, through a view. Otherwise: a new value, `src[0]` with the part replaced."""
+    """Write only the part through a view, if in place; else `src[0]` with the part replaced."""
 
     def emit(e: EmitContext, node: Tensor) -> None:
         a, b = src(node, 0), src(node, 1)
@@ -79,7 +79,7 @@ def _part(*, add: bool) -> Emitter:
 
 # -- windows along an axis ---------------------------------------------------------------------------------------------
 def _ssm_conv(e: EmitContext, node: Tensor) -> None:
-    """Each channel's window of d_conv inputs times the channel's own weights, per token."""
+    """Multiply each channel's window of d_conv inputs by the channel's own weights, per token."""
     x, w = e.number(src(node, 0)), e.number(src(node, 1))
     n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
     w = reshape(e.c, w, shape_of(e.c, w)[2:])
@@ -92,7 +92,7 @@ def _ssm_conv(e: EmitContext, node: Tensor) -> None:
 
 
 def _pool_2d(e: EmitContext, node: Tensor) -> None:
-    """Padding counts as zeros in a mean, and is never the maximum."""
+    """Pool; padding counts as zeros in a mean, and is never the maximum."""
     p = node.params
     x, strides, pads, kernel = e.number(src(node, 0)), [p.s1, p.s0], [p.p1, p.p0], [p.k1, p.k0]
     if p.op == OP_POOL.AVG:
@@ -103,7 +103,7 @@ def _pool_2d(e: EmitContext, node: Tensor) -> None:
 
 
 def _im2col(e: EmitContext, node: Tensor) -> None:
-    """One strided slice of the padded input for each element of the kernel."""
+    """Emit a strided slice of the padded input for each element of the kernel."""
     p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
     s0, s1, p0, p1, d0, d1 = p.s0, p.s1, p.p0, p.p1, p.d0, p.d1
     x = e.number(b)
@@ -122,7 +122,7 @@ def _im2col(e: EmitContext, node: Tensor) -> None:
 
 
 def _conv_2d_dw(e: EmitContext, node: Tensor) -> None:
-    """Slices of the padded input times their element of the kernel: `Model.evaluate` has no GroupConvolution."""
+    """Multiply slices of the padded input: `Model.evaluate` has no GroupConvolution."""
     p, c, a = node.params, e.c, src(node, 0)
     kh, kw, channels = c.fixed(a.ne[1]), c.fixed(a.ne[0]), c.fixed(a.ne[3])
     x = o.pad(e.number(src(node, 1)), c.i64(0, 0, p.pad1, p.pad0), c.i64(0, 0, p.pad1, p.pad0), "constant", c.f32(0.0))
@@ -183,7 +183,7 @@ def _permute_axes(w: AxisContext, t: Tensor) -> Axes:
 
 
 def _reshape_axes(w: AxisContext, t: Tensor) -> Axes:
-    """Tokens are the outermost of what is reshaped, so they are the outermost of the result."""
+    """Map tokens, the outermost of the reshaped dimensions, to the outermost of the result."""
     a = src(t, 0)
     own = w.of(a)
     if own == NONE or a.ne == t.ne:
@@ -216,7 +216,7 @@ def _view_axes(w: AxisContext, t: Tensor) -> Axes:
 
 
 def _only(own: Axes, t: Tensor, what: str) -> tuple[int, Axis]:
-    """The one dimension that has an axis; FixedError, that `t` does `what`, if several have."""
+    """Return the only dimension with an axis; FixedError, that `t` does `what`, if several."""
     have = [(i, axis) for i, axis in enumerate(own) if axis is not None]
     require(len(have) == 1, t, what)
     return have[0]

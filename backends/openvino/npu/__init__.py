@@ -1,6 +1,6 @@
-"""`npu`: static models for an NPU: prompts in chunks of one size, one model for decoding, all cells of the cache.
+"""`npu`: static models: prompts in chunks, one decode model, all cells of the cache.
 
-It runs on an NPU where OpenVINO finds one, otherwise through the NPU plugin's own wrapper on the CPU. With `path=llm`
+It runs on an NPU if OpenVINO finds one, otherwise through the NPU plugin's own wrapper on the CPU. With `path=llm`
 OpenVINO itself makes a decoder static (`npu/llm.py`).
 """
 
@@ -28,19 +28,19 @@ from .chunks import Sized, chunks, collect, feeds, fingerprint, indexed, sized
 from .compile import npu_compiler
 
 MAX_BATCH = 512
-"""Tokens of one graph at most, as the real backend says (`llama-perplexity -b 512`)."""
+"""Maximum tokens of one graph, as in the real backend (`llama-perplexity -b 512`)."""
 MAX_CHUNK = 4096
 PATHS = ("static", "llm")
 
 
 class OpenVinoNpu(OpenVinoStateless):
-    """cgraph to static OpenVINO models.
+    """cgraphs as static OpenVINO models.
 
     Args:
         chunk: tokens of the model for prompts.
-        requant: how quantised weights are stored: `npu` as the real backend does on one, or another mode.
-        stage: `run`, or `translate`, which runs the translated model by `Model.evaluate` and compiles nothing.
-        path: `static`, or `llm`: decoders given as token ids, by OpenVINO's `NPUW_LLM`.
+        requant: how quantised weights are stored: `npu` as the real backend does, or another mode.
+        stage: `run`, or `translate`, which runs the translated model with `Model.evaluate` and compiles nothing.
+        path: `static`, or `llm`: decoders with token ids as input, by OpenVINO's `NPUW_LLM`.
     """
 
     name = "npu"
@@ -62,18 +62,18 @@ class OpenVinoNpu(OpenVinoStateless):
             self._compiler = self._npu
 
     def info(self) -> DeviceInfo:
-        """The device that really executes, OpenVINO's and the plugin's versions."""
+        """Return the device that really executes, OpenVINO's and the plugin's versions."""
         return DeviceInfo(self.name, self.device, self._npu.description(), self._npu.versions())
 
     def supports(self, graph: Graph) -> list[Support]:
-        """As the base, and no to attention over the caches of several sequences and to large batches."""
+        """Return the base's answers, but refuse caches of several sequences and large batches."""
         caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
         beyond = (_beyond(node, caches) for node in graph)
         rows = zip(graph, beyond, super().supports(graph), strict=True)
         return [no(f"{n.op}: {why}") if why else answer for n, why, answer in rows]
 
     def supports_case(self, case: Case) -> Support:
-        """With `path=llm`, yes only to decoders that take token ids and follow one sequence."""
+        """With `path=llm`, accept only decoders that take token ids and follow one sequence."""
         if self.path != "llm":
             return YES
         from .llm import fits  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
@@ -81,13 +81,13 @@ class OpenVinoNpu(OpenVinoStateless):
         return fits(case)
 
     def emitters(self) -> Mapping[str, Emitter]:
-        """As the base; nothing takes sizes at run time."""
+        """Return the base's emitters, none with dynamic sizes."""
         from backends.openvino.emit.rope import STATIC  # noqa: PLC0415  # as above
 
         return {**super().emitters(), **STATIC}
 
     def open(self, case: Case) -> OpenVinoSession:
-        """A session that computes at the sizes that are compiled."""
+        """Open a session that computes at the compiled sizes."""
         if self.path != "llm":
             return NpuSession(self, case)
         from .llm import LlmSession  # noqa: PLC0415  # as above
@@ -96,7 +96,7 @@ class OpenVinoNpu(OpenVinoStateless):
 
 
 def _beyond(node: Tensor, caches: AbstractSet[Tensor]) -> str:
-    """Why the device cannot take an attention of this size; empty where it can."""
+    """Return why the device does not support an attention of this size; empty if it does."""
     attends = {"FLASH_ATTN_EXT": (1, 0), "MUL_MAT": (0, 1)}.get(node.op)
     if attends is None:
         return ""
@@ -113,14 +113,14 @@ def _beyond(node: Tensor, caches: AbstractSet[Tensor]) -> str:
 
 
 def _cache_of(t: Tensor | None, caches: AbstractSet[Tensor]) -> Tensor | None:
-    """The cache that `t` is a window of, or a copy of one in another type or order; None where it is none."""
+    """Return the cache that `t` is a window of, or a converted or permuted copy of, or None."""
     while t is not None and t.root not in caches:
         t = t.src[0] if t.src and t.op in {*VIEW_OPS, "CPY", "CONT"} else None
     return None if t is None or t.op in {"NONE", "RESHAPE"} else t.root
 
 
 class NpuSession(OpenVinoSession):
-    """Computes each graph at the size that is compiled for it, in as many runs as its tokens need."""
+    """Computes each graph at its compiled size, in as many runs as its tokens need."""
 
     def __init__(self, backend: OpenVinoNpu, case: Case) -> None:
         super().__init__(backend, case)
@@ -133,7 +133,7 @@ class NpuSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph` in chunks, or at its own size where tokens differ; BackendError for a cell out of range."""
+        """Run `graph` in chunks, or at its own size if required; BackendError for a bad cell."""
         _check_cells(graph, inputs)
         try:
             return self._compute_sized(graph, inputs, outputs)
@@ -176,7 +176,7 @@ class NpuSession(OpenVinoSession):
             self._endless = (self._endless - {tensor}) | _endless({tensor: data})
 
     def witness(self) -> Witness:
-        """What ran, and how often; the wrapper reports no layers, and calls itself NPU on any device."""
+        """Return what ran; the wrapper reports no layers, and calls itself NPU on any device."""
         w = TranslatingSession.witness(self) if self._stage == "run" else super().witness()
         w.notes = self._own_notes() if self._stage == "run" else w.notes
         w.notes += [f"{n} graphs at their own size: {why}" for why, n in sorted(self._whole.items())]
@@ -194,12 +194,12 @@ class NpuSession(OpenVinoSession):
 
 
 def _endless(held: Mapping[Tensor, Bytes]) -> set[Tensor]:
-    """Tensors with an element that is NaN or infinite."""
+    """Return tensors with an element that is NaN or infinite."""
     return {t for t, data in held.items() if data.any() and not np.isfinite(to_float(t.type, strided(data, t))).all()}
 
 
 def _check_cells(graph: Graph, inputs: Mapping[Tensor, Bytes]) -> None:
-    """Refuse an index of SET_ROWS that lies beyond its tensor."""
+    """Raise BackendError for an index of SET_ROWS beyond its tensor."""
     for node in graph:
         ids = node.src[1] if node.op == "SET_ROWS" and computes(node) else None
         if ids is None or ids not in inputs:

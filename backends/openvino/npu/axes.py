@@ -1,7 +1,7 @@
-"""Which axes of a graph's tensors count tokens, and which count cells of a KV cache: read off the ops, never off names.
+"""Axes that count tokens or KV cache cells, derived from a graph's ops, never from names.
 
-A graph whose axes are known can be computed at another size: tokens in chunks, cells up to the cache's capacity. A
-graph with an op over them that has no rule runs at its own size.
+A graph with known axes can be computed at another size: tokens in chunks, cells up to the cache's capacity. A graph
+with an op over them that has no rule runs at its own size.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import VIEW_OPS, Tensor, computes
 
 STORE = 2
-"""Place of what SET_ROWS stores into among its sources."""
+"""Index among SET_ROWS's sources of its destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What `follow` found."""
+    """Result of `follow`."""
 
     axes: dict[Tensor, Axes]
     """Every tensor that a computed node needs, in the graph's order."""
@@ -29,21 +29,21 @@ class Spans:
     cells: dict[Tensor, Span]
     """Mask -> the span of its columns."""
     rows: tuple[Tensor, ...]
-    """Leaves that say into which cell each token goes."""
+    """Leaves with the cell of each token."""
 
 
 def source(t: Tensor, name: str) -> Tensor | None:
-    """The source that ggml calls `name`; None where the node has none."""
+    """Return the source that ggml calls `name`; None if the node has none."""
     declared = DECLARATIONS[t.op].src
     i = declared.index(name) if name in declared else len(t.src)
     return t.src[i] if i < len(t.src) else None
 
 
 def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
-    """The axes of every tensor of a graph that attends through masks to caches which it writes by SET_ROWS.
+    """Return the axes of every tensor of a graph with masked attention to SET_ROWS caches.
 
-    `persistent` are weights and caches, whose sizes never change; `chunk` is the number of tokens of a compiled graph,
-    for more than one. FixedError if there is no such attention, or an op over tokens or cells has no rule.
+    `persistent` are weights and caches, whose sizes never change; `chunk` is the number of tokens of a compiled graph
+    with more than one. FixedError if there is no such attention, or an op over tokens or cells has no rule.
     """
     from backends.openvino.emit import AXES  # noqa: PLC0415  # needs openvino, which may be absent until now
 
@@ -68,7 +68,7 @@ def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
 
 
 def _check_reads(w: AxisContext, t: Tensor) -> None:
-    """Refuse a read past the masks: it would see cells before later tokens have written them."""
+    """Raise FixedError for a read without mask: it would see cells before they are written."""
     for i, s in enumerate(t.src):
         stored_into = t.op == "SET_ROWS" and i == STORE
         if s is not None and s.root in w.transposed and w.axes[s] == NONE and not stored_into:
@@ -76,7 +76,7 @@ def _check_reads(w: AxisContext, t: Tensor) -> None:
 
 
 def _untouched(w: AxisContext, t: Tensor) -> Axes:
-    """An op without a rule: allowed as long as it sees neither tokens nor cells."""
+    """Accept an op without a rule if it has neither tokens nor cells."""
     for s in others(t):
         require(w.of(s) == NONE, t, f"{t.op} over tokens or cells has no rule")
     return NONE

@@ -1,8 +1,8 @@
-"""A graph at the one size that is compiled for it, what goes into each of its runs, and what comes out of them.
+"""A graph at its compiled size, the inputs of each of its runs, and their outputs.
 
 A CPY into a window of a cache becomes a SET_ROWS first: the window's place is then an input, and one model serves all
-steps. A chunk is filled up with its last token: it computes the same values and stores them in the same cell, so
-nothing has to be hidden. The graph's masks hide the cells beyond its own.
+steps. A chunk is padded with its last token: it computes the same values and stores them in the same cell, so nothing
+has to be hidden. The graph's masks hide the cells beyond its own.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _B = Builder()
 
 # -- CPY into a window of a cache as SET_ROWS -------------------------------------------------------------------------
 def indexed(graph: Graph, persistent: AbstractSet[Tensor]) -> tuple[Graph, dict[Tensor, Bytes]]:
-    """`graph` with every CPY of rows, or of their transpose, into a window of a cache replaced; and the new inputs.
+    """Replace each CPY of rows, or of their transpose, into a cache window; return new inputs.
 
-    The inputs are the rows that the windows show. The graph is itself where there is no such CPY.
+    The inputs are the rows of the windows. The graph itself is returned if there is no such CPY.
     """
     read = {s for n in graph for s in n.src if s is not n}
     nodes: list[Tensor] = []
@@ -75,7 +75,7 @@ def _stored(node: Tensor, persistent: AbstractSet[Tensor]) -> tuple[list[Tensor]
 
 
 def _rows(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, NDArray[np.int64]] | None:
-    """Whole rows, one after the other."""
+    """Replace a copy of whole, consecutive rows."""
     width = root.ne[0]
     whole = not b.view_offs % root.nb[1] and not nelements(b) % width
     if not (whole and is_contiguous(b) and is_contiguous(a) and a.type is F32):
@@ -87,7 +87,7 @@ def _rows(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, NDA
 
 
 def _columns(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, NDArray[np.int64]] | None:
-    """The transpose of rows, each of whose elements goes a whole cache apart."""
+    """Replace a copy of transposed rows, whose elements lie a whole cache apart."""
     x = a.src[0] if a.op == "TRANSPOSE" else None
     n, width = b.ne[:2]
     size = root.type.type_size
@@ -108,7 +108,7 @@ class Sized:
 
     graph: Graph
     twin: dict[Tensor, Tensor]
-    """Tensor of the graph that was asked for -> the one in `graph`; a persistent tensor is its own."""
+    """Tensor of the requested graph -> the one in `graph`; a persistent tensor is its own."""
 
 
 def _ne(t: Tensor, axes: Axes) -> Dims:
@@ -116,7 +116,7 @@ def _ne(t: Tensor, axes: Axes) -> Dims:
 
 
 def _nb(t: Tensor, ne: Dims) -> Dims:
-    """`t`'s strides; where there is one place only, a stride means nothing and is the one ggml would give."""
+    """Return `t`'s strides; that of a dimension of 1 is irrelevant and set as ggml would."""
     nb = list(t.nb)
     for i in range(1, len(nb)):
         if ne[i] == 1:
@@ -125,7 +125,7 @@ def _nb(t: Tensor, ne: Dims) -> Dims:
 
 
 def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
-    """Equal for two graphs of which `sized` makes the same graph."""
+    """Return a key, equal for two graphs if `sized` makes the same graph of both."""
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(spans.axes)}
     index[None] = -1
     parts = []
@@ -138,7 +138,7 @@ def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
 
 
 def sized(graph: Graph, spans: Spans) -> Sized:
-    """The computed part of `graph` with every span as long as its slots; FixedError if ggml has no such graph."""
+    """Return `graph`'s computed part with spans of all slots; FixedError if ggml has none such."""
     twin: dict[Tensor, Tensor] = {}
     nodes = set(graph.nodes)
     for t, axes in spans.axes.items():
@@ -177,12 +177,12 @@ def sized(graph: Graph, spans: Spans) -> Sized:
 # -- runs: what goes in and what comes out ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One run: which tokens, and which of the outputs that GET_ROWS picks among them."""
+    """A run: its tokens, and the outputs that GET_ROWS picks among them."""
 
     first: int
     size: int
     outputs: dict[Tensor, NDArray[np.int64]]
-    """Leaf with indices of tokens -> the places in it that name tokens of this chunk."""
+    """Leaf with indices of tokens -> the places in it with tokens of this chunk."""
 
 
 def _indices(t: Tensor, data: Bytes) -> NDArray[np.int64]:
@@ -198,7 +198,7 @@ def _picks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, NDArray
 
 
 def chunks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> list[Chunk]:
-    """The runs for all tokens; FixedError if a token sees a later chunk's cells, or a chunk has too many outputs."""
+    """Return runs for all tokens; FixedError on reads of later chunks or too many outputs."""
     n, step = spans.tokens.size, spans.tokens.slots
     picks = _picks(spans, inputs)
     if len(picks) > 1:
@@ -229,7 +229,7 @@ def _check_order(spans: Spans, inputs: Mapping[Tensor, Bytes], runs: Sequence[Ch
 
 
 def _array(t: Tensor, data: Bytes) -> Array:
-    """Elements in NumPy's order; of a block type, its blocks."""
+    """Return elements in NumPy's order; for a block type, its blocks."""
     if t.type.dtype is not None:
         return data.view(t.type.dtype).reshape(t.shape)
     if t.type.blck_size == 1:
@@ -238,7 +238,7 @@ def _array(t: Tensor, data: Bytes) -> Array:
 
 
 def feed(t: Tensor, data: Bytes, axes: Axes, run: Chunk, picks: Mapping[Tensor, NDArray[np.int64]]) -> Bytes:
-    """What input `t` holds in one run."""
+    """Return the data of input `t` in one run."""
     x = _array(t, data)
     for i, axis in enumerate(axes):
         if axis is None:
@@ -259,7 +259,7 @@ def feed(t: Tensor, data: Bytes, axes: Axes, run: Chunk, picks: Mapping[Tensor, 
 
 
 def _places(first: int, size: int, axis: Axis) -> NDArray[np.int64]:
-    """Tokens of a chunk, the last one again to the end, each with its `times` neighbours."""
+    """Return tokens of a chunk, padded with the last one, each with its `times` neighbours."""
     token = np.minimum(np.arange(axis.span.slots), size - 1) + first
     return (token[:, None] * axis.times + np.arange(axis.times)).reshape(-1)
 
@@ -267,7 +267,7 @@ def _places(first: int, size: int, axis: Axis) -> NDArray[np.int64]:
 def feeds(
     sized_: Sized, spans: Spans, inputs: Mapping[Tensor, Bytes], runs: Sequence[Chunk]
 ) -> Iterator[dict[Tensor, Bytes]]:
-    """The inputs of each run."""
+    """Yield the inputs of each run."""
     picks = _picks(spans, inputs)
     for run in runs:
         yield {
@@ -278,7 +278,7 @@ def feeds(
 
 
 def collect(t: Tensor, twin: Tensor, axes: Axes, results: Sequence[Bytes], runs: Sequence[Chunk]) -> Bytes:
-    """`t`'s packed bytes from those of its twin in every run; without tokens in it, from the last."""
+    """Collect `t`'s packed bytes from its twin in every run, or the last if it has no tokens."""
     whole = np.empty(packed_nbytes(t), np.uint8)
     out = _array(t, whole)
     for data, run in zip(results, runs, strict=True):

@@ -1,4 +1,4 @@
-"""Compiling for an NPU, or for the NPU plugin's own wrapper (NPUW) on the CPU where there is none."""
+"""Compiling for an NPU, or for the NPU plugin's own wrapper (NPUW) on the CPU."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from conformance.ggml.errors import BackendError, UnavailableError
 
 DEVICE = "NPU"
 WRAPPER = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
-"""Runs a model through the plugin's wrapper on the CPU. Of its pipelines only NONE and JUST compute what the model says
-(2026.4.1): the others were silently wrong for decoders of 1 to 3 layers."""
+"""Runs a model through the plugin's wrapper on the CPU. Of its pipelines only NONE and JUST are correct (2026.4.1): the
+others were silently wrong for decoders of 1 to 3 layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class NpuCompiler(Compiler):
-    """OpenVINO's core with an NPU plugin, and how it is asked to compile."""
+    """OpenVINO's core with an NPU plugin, and its compile options."""
 
     @property
     def real(self) -> bool:
-        """Whether there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
+        """True if there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
         return self.properties is not WRAPPER
 
     def label(self) -> str:
-        """What executes, in words."""
+        """Return a description of what executes."""
         return DEVICE if self.real else f"CPU through the {DEVICE} plugin's wrapper"
 
     def products(self) -> str:
-        """As `Arithmetic.products`: an NPU multiplies in half precision; the wrapper's CPU is told to be accurate."""
+        """Return `f16` for an NPU (half precision), `float32` for the wrapper's accurate CPU."""
         return "f16" if self.real else "float32"
 
     def description(self) -> str:
-        """The full name of the device that executes."""
+        """Return the full name of the device that executes."""
         name = str(self.core.get_property(DEVICE if self.real else "CPU", "FULL_DEVICE_NAME"))
         return name if self.real else f"{name}, through the NPU plugin's wrapper: there is no NPU here"
 
@@ -46,10 +46,10 @@ class NpuCompiler(Compiler):
         served: bool = True,
         halves: bool = False,
     ) -> CompiledModel:
-        """As the base, a `Split`: what computes something is compiled, the rest is left to the host."""
+        """Return a `Split`: what computes something is compiled, the host does the rest."""
         from backends.openvino.nodes import origin  # noqa: PLC0415  # needs openvino, which is there by now
 
-        del sinks, served, halves  # an NPU gets no variables, and nothing is to be fused or not
+        del sinks, served, halves  # an NPU has no variables, and fusion is not configurable
         host = [i for i, r in enumerate(results) if origin(r).get_type_name() in ("Parameter", "Constant")]
         first: dict[tuple[str, int], int] = {}
         same: dict[int, int] = {}
@@ -84,18 +84,18 @@ class Part:
     """Some results of a model, with the parameters they need."""
 
     model: Any
-    """Compiled, or for the host an `openvino.Model`; None where there are no results."""
+    """Compiled, or for the host an `openvino.Model`; None without results."""
     inputs: dict[int, int]
-    """Place of a parameter in the whole -> in this part."""
+    """Index of a parameter in the whole -> in this part."""
     outputs: dict[int, int]
 
 
 class Split:
-    """A compiled model whose results that are inputs, or other results once more, are left to the host.
+    """A compiled model; results that are inputs or duplicates are left to the host.
 
     The wrapper (2026.4.1) refuses a model with two results of one value ("from_submodel != NO_LINK"), and one with a
-    result that is an input, at most cast and reshaped; or it gives memory that nobody filled. A `Split` stands where an
-    `openvino.CompiledModel` would, and is its own infer request.
+    result that is an input, possibly cast and reshaped; or it returns uninitialised memory. A `Split` replaces an
+    `openvino.CompiledModel`, and is its own infer request.
     """
 
     def __init__(self, device: Part, host: Part, same: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
@@ -103,16 +103,16 @@ class Split:
         self._request: Any = None
         self._inputs: dict[int, Any] = {}
         self._outputs: list[Any] = []
-        """What the host reads and gives."""
+        """Inputs and outputs of the host's part."""
         self._copies: dict[int, Any] = {}
 
     def create_infer_request(self) -> Split:
-        """Itself, with a request of the device's part; nobody needs two."""
+        """Return itself, with a request of the device's part; a second one is never needed."""
         self._request = self._device.model and self._device.model.create_infer_request()
         return self
 
     def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
-        """A property of the compiled part; an empty list where there is none."""
+        """Return a property of the compiled part; an empty list if there is none."""
         return [] if self._device.model is None else self._device.model.get_property(name)
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
@@ -130,7 +130,7 @@ class Split:
             self._copies[i] = tensor
 
     def get_output_tensor(self, i: int) -> Any:  # noqa: ANN401  # as above
-        """An output."""
+        """Return an output."""
         if i in self._same:
             from openvino import Tensor  # noqa: PLC0415  # needs openvino, which is there by now
 
@@ -140,7 +140,7 @@ class Split:
         return self._request.get_output_tensor(self._device.outputs[i])
 
     def infer(self) -> None:
-        """Run."""
+        """Run both parts."""
         from openvino import Tensor  # noqa: PLC0415  # as above
 
         if self._request is not None:
@@ -153,7 +153,7 @@ class Split:
 
 
 def _value(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
-    """The value that `result` shows, reshapes aside."""
+    """Return the name and output index of `result`'s value, ignoring reshapes."""
     source = result.input_value(0)
     while source.get_node().get_type_name() == "Reshape":
         source = source.get_node().input_value(0)
@@ -161,7 +161,7 @@ def _value(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
 
 
 def npu_compiler() -> NpuCompiler:
-    """The compiler for an NPU, or for its plugin's wrapper on the CPU; UnavailableError where there is neither."""
+    """Return the compiler for an NPU or its plugin's CPU wrapper; else UnavailableError."""
     openvino, core = openvino_core("npu")
     here = core.available_devices
     if any(d.split(".")[0] == DEVICE for d in here):
@@ -175,5 +175,5 @@ def npu_compiler() -> NpuCompiler:
         ) from e
     if "CPU" not in here:
         raise UnavailableError(f"npu: neither an NPU nor a CPU here; {devices}")
-    core.set_property("CPU", ACCURACY)  # which the wrapper does not pass on
+    core.set_property("CPU", ACCURACY)  # not passed on by the wrapper
     return NpuCompiler(openvino, core, DEVICE, WRAPPER)

@@ -1,8 +1,8 @@
-"""A decoder given as token ids, recognised in a cgraph from its structure, and the one sequence that its steps follow.
+"""Recognise a decoder on token ids in a cgraph by structure, and follow its one sequence.
 
-Steps of one decoder differ in how many tokens they have, which of them give logits and how many cells they see. In the
-form they share, all three are gone: every token gives logits, caches are logs without cells, and the number of tokens
-is given. `NPUW_LLM` can follow one sequence, causal, that grows at its end or goes back.
+Steps of one decoder differ in how many tokens they have, which of them give logits and how many cells they see. The
+common form removes these differences: every token gives logits, caches are logs without cells, and the number of tokens
+is given. `NPUW_LLM` can follow one causal sequence that grows at its end or goes back.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Array: TypeAlias = NDArray[np.int64]
 
 
 class UnfitError(BackendError):
-    """Not a decoder that `NPUW_LLM` can run; the message says why."""
+    """A graph that `NPUW_LLM` cannot run; the message tells why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """The inputs of a step of a decoder."""
+    """Inputs of a step of a decoder."""
 
     tokens: Tensor
     positions: Tensor
     mask: Tensor
     cells: tuple[Tensor, ...]
-    """Where K and V of each token go: they must all say the same."""
+    """Destinations of K and V of each token; all must be equal."""
     picks: Tensor | None
-    """Which tokens give logits; None for all of them."""
+    """Tokens that give logits; None for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +58,26 @@ class Form:
     tokens: Tensor
     positions: Tensor
     key: Hashable
-    """Equal for two steps exactly when the same decoder computes them."""
+    """Equal for two steps exactly if the same decoder computes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A step's graph, understood."""
+    """A step's graph, analysed."""
 
     stored: Graph
-    """The graph with all writes into caches as SET_ROWS."""
+    """Graph with all writes into caches as SET_ROWS."""
     rows: dict[Tensor, Bytes]
     """Inputs that this added."""
     spans: Spans
     leaves: Leaves
-    """Of `stored`."""
+    """Leaves of `stored`."""
     logits: Tensor
     roles: Mapping[Tensor, Role]
     n_tokens: int
 
     def at(self, n: int) -> Form:
-        """The form with `n` tokens; UnfitError if there is none."""
+        """Return the form with `n` tokens; UnfitError if there is none."""
         spans = _with_tokens(self.spans, n)
         try:
             small = sized(self.stored, spans)
@@ -99,7 +99,7 @@ class Decoder:
 def decoder(
     graph: Graph, persistent: Mapping[Tensor, Role], outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]
 ) -> Decoder:
-    """`graph` as a step of a decoder, given `inputs`, asked for `outputs`; UnfitError if `NPUW_LLM` cannot run it."""
+    """Analyse `graph` as a decoder step; UnfitError if `NPUW_LLM` cannot run it."""
     if len(outputs) > 1:
         raise UnfitError(f"{len(outputs)} outputs are asked for; it gives logits alone")
     stored, rows = indexed(graph, persistent.keys())
@@ -135,7 +135,7 @@ def decoder(
 
 
 def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
-    """Each by the one op that reads it."""
+    """Find each leaf by the op that reads it."""
     tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(operand(n, 0)) == "weight"}
     positions = {n.src[POSITIONS[n.op]] for n in nodes if n.op in POSITIONS}
     masks = {source(n, "mask") for n in nodes if n.op == "FLASH_ATTN_EXT"}
@@ -161,7 +161,7 @@ def _one(leaves: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what:
 
 
 def _picks(node: Tensor, roles: Mapping[Tensor, Role]) -> bool:
-    """Whether `node` picks, among what was computed for tokens, those that give logits."""
+    """Return True if `node` picks, among values computed for tokens, those that give logits."""
     if node.op != "GET_ROWS":
         return False
     a, ids = operand(node, 0), operand(node, 1)
@@ -169,7 +169,7 @@ def _picks(node: Tensor, roles: Mapping[Tensor, Role]) -> bool:
 
 
 def _with_tokens(spans: Spans, n: int) -> Spans:
-    """The spans with `n` tokens, each of which is an output."""
+    """Return the spans with `n` tokens, each of which is an output."""
 
     def resized(axis: Axis | None) -> Axis | None:
         if axis is None or axis.span.kind == "cells":
@@ -181,7 +181,7 @@ def _with_tokens(spans: Spans, n: int) -> Spans:
 
 
 def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) -> tuple[Graph, Tensor]:
-    """`graph` without the GET_ROWS that picks tokens, all of which are picked; and `end` in it."""
+    """Return `graph` without the GET_ROWS that picks tokens (all are), and `end` in it."""
     roles = roles_in(graph, persistent)
     copies: dict[Tensor, Tensor] = {}
     for t in graph:
@@ -206,22 +206,22 @@ class Run:
 
     tokens: Array
     first: int
-    """Position of the first token: how many stand before it."""
+    """Position of the first token: the number of tokens before it."""
     wanted: Array
-    """Tokens whose logits are asked for, as places among `tokens`."""
+    """Tokens whose logits are requested, as indices into `tokens`."""
     cells: Array
-    """That hold the tokens of the sequence after this step, in the order of their positions."""
+    """Cells of the tokens of the sequence after this step, in the order of their positions."""
 
     @property
     def past(self) -> int:
-        """Tokens of the sequence after this step."""
+        """Number of tokens of the sequence after this step."""
         return self.first + len(self.tokens)
 
 
 def follow_step(decoder: Decoder, inputs: Mapping[Tensor, Bytes], before: Array) -> Run:
-    """Read a step's inputs; `before` are the cells of the step before it.
+    """Read a step's inputs; `before` are the cells of the previous step.
 
-    UnfitError if it does not go on, or back, with one causal sequence.
+    UnfitError if it does not continue, or go back in, one causal sequence.
     """
     leaves, values = decoder.leaves, {**inputs, **decoder.rows}
     n = decoder.n_tokens
@@ -262,7 +262,7 @@ def _wanted(decoder: Decoder, values: Mapping[Tensor, Bytes]) -> Array:
 
 
 def _check_mask(leaves: Leaves, data: Bytes, cells: Array, first: int) -> None:
-    """NPUW_LLM makes its own mask: a token sees itself and all before it."""
+    """Check that a token sees itself and all before it, as in NPUW_LLM's own mask."""
     mask = strided(data, leaves.mask)[0, 0].astype(np.float32)
     n, seen = len(cells) - first, mask.shape[1]
     if cells.max() >= seen:

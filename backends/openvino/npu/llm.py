@@ -1,8 +1,8 @@
-"""`npu?path=llm`: a decoder given as token ids, which OpenVINO itself makes static (`NPUW_LLM`).
+"""`npu?path=llm`: a decoder on token ids, which OpenVINO itself makes static (`NPUW_LLM`).
 
-One stateful model of any size goes in: the fused form of `openvino-stateful` with token ids, an attention mask,
-positions and beams as inputs, and logits as output. OpenVINO finds them and the caches by the names that Hugging Face
-models have. It runs prompts by one model, up to 8 tokens at a time by another. Nobody can read the caches.
+The input is one stateful model of any size: the fused form of `openvino-stateful` with token ids, an attention mask,
+positions and beams as inputs, and logits as output. OpenVINO finds them and the caches by the names of Hugging Face
+models. It runs prompts by one model, up to 8 tokens at a time by another. The caches cannot be read.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .compile import DEVICE, WRAPPER, NpuCompiler
 from .decoder import Decoder, Form, Run, UnfitError, decoder, follow_step
 
 AT_ONCE = 8
-"""Tokens of one run after the prompt at most: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
+"""Maximum tokens of one run after the prompt: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
 prompt too."""
 GRAIN = 64
-"""OpenVINO rounds prompts and answers up to it."""
+"""OpenVINO rounds the sizes of prompts and answers up to a multiple of this."""
 SAMPLES = (AT_ONCE, AT_ONCE + 3)
 """Numbers of tokens that the model is lifted from."""
 LLM = {"NPU_USE_NPUW": "YES", "NPUW_LLM": "YES", "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": str(AT_ONCE)}
 ON_CPU = {**WRAPPER, "NPUW_FOLD": "NO", "KV_CACHE_PRECISION": "f32"}
-"""Where there is no NPU. With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14.
-Caches are float16 unless told, and what goes into them has the cache's own type already."""
+"""Options without an NPU. With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14. Caches are
+float16 by default, and new rows have the cache's own type already."""
 LOWEST = -65504.0
 """Hides a cell: the lowest number of float16, which an NPU computes in."""
 
@@ -59,24 +59,24 @@ class Course:
     """A case as one sequence that one decoder follows."""
 
     decoders: Mapping[Graph, Decoder]
-    """The decoder at each step."""
+    """Decoder of each step's graph."""
     samples: tuple[Form, Form]
     prompt: int
     """Tokens of the longest prompt."""
     past: int
-    """Tokens of the sequence at its longest."""
+    """Maximum tokens of the sequence."""
     keys: Mapping[int, Hashable]
-    """Of the forms with one token and with `AT_ONCE`."""
+    """Keys of the forms with one token and with `AT_ONCE`."""
 
     def admit(self, d: Decoder) -> None:
-        """UnfitError if `d` is not the decoder of this course."""
+        """Raise UnfitError if `d` is not the decoder of this course."""
         n = 1 if d.n_tokens == 1 else AT_ONCE
         if d.at(n).key != self.keys[n]:
             raise UnfitError("the graph of one step is not that of another with more or fewer tokens")
 
 
 def course(case: Case) -> Course:
-    """The course of a case; UnfitError, which names the step, if it has none."""
+    """Return the course of a case; UnfitError, which names the step, if it has none."""
     roles, cells = _persistent(case), np.empty(0, np.int64)
     decoders: dict[Graph, Decoder] = {}
     runs: list[Run] = []
@@ -105,7 +105,7 @@ def _persistent(case: Case) -> dict[Tensor, Role]:
 
 
 def fits(case: Case) -> Support:
-    """Whether `NPUW_LLM` can run a case, and why not."""
+    """Return support for a case by `NPUW_LLM`, or the reason against it."""
     try:
         course(case)
     except UnfitError as e:
@@ -133,17 +133,17 @@ class LlmSession(OpenVinoSession):
         self._machine: Machine | None = None
 
     def opaque(self) -> frozenset[Tensor]:
-        """The caches: OpenVINO's `query_state` shows only how many tokens are stored."""
+        """Return the caches: OpenVINO's `query_state` shows only how many tokens are stored."""
         return frozenset(t for t, r in self._own.items() if r == "cache")
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a weight; BackendError for a cache."""
+        """Return the bytes of a weight; BackendError for a cache."""
         if tensor in self.opaque():
             raise BackendError(f"{tensor}: a cache, which NPUW_LLM shows to nobody")
         return super().read(tensor)
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a weight before the first step; BackendError after it, and for a cache."""
+        """Set the bytes of a weight; BackendError after the first step, and for a cache."""
         if tensor in self.opaque() or self._machine is not None:
             raise BackendError(f"{tensor}: NPUW_LLM takes weights with its model, and the contents of caches never")
         super().write(tensor, data)
@@ -151,7 +151,7 @@ class LlmSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Go on with the sequence, or back in it; BackendError if the step is none of the case's, or OpenVINO fails."""
+        """Continue or rewind the sequence; BackendError for a step of another case or a failure."""
         run = follow_step(self._decoder(graph, tuple(outputs), inputs.keys()), inputs, self._cells)
         self._cells = run.cells
         w, known = self._witness, self._machine is not None
@@ -164,7 +164,7 @@ class LlmSession(OpenVinoSession):
         return {t: logits.reshape(-1).view(np.uint8) for t in outputs}
 
     def _decoder(self, graph: Graph, outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]) -> Decoder:
-        """`graph` understood, anew where its memory holds another one by now."""
+        """Return the decoder of `graph`, analysed again if its memory was reused for another."""
         known = self._known.get(graph)
         if known is not None and known[0] == outputs and known[1].shows(graph):
             return known[2]
@@ -181,7 +181,7 @@ class LlmSession(OpenVinoSession):
         return machine
 
     def _model(self, first: Form, second: Form, sizes: tuple[int, ...]) -> Model:
-        """The decoder as one stateful model for any number of tokens; BackendError if it does not hold for `sizes`."""
+        """Return the decoder as one stateful model; BackendError if it does not apply to `sizes`."""
         tensors = first.graph.tensors()
         roles = roles_in(first.graph, self._own)
         index = {t: i for i, t in enumerate(tensors)}
@@ -203,7 +203,7 @@ class LlmSession(OpenVinoSession):
         return model
 
     def witness(self) -> Witness:
-        """What ran; the wrapper tells no layers."""
+        """Return what ran; the wrapper reports no layers."""
         w, m = self._witness, self._machine
         w.state, w.notes = "NPUW_LLM", ["caches cannot be read"]
         if m is not None:
@@ -214,14 +214,14 @@ class LlmSession(OpenVinoSession):
         return w
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         self._machine = None
         super().close()
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
 def sizes_for(prompt: int, past: int) -> tuple[int, int]:
-    """Tokens of the model for prompts, and cells of the other, for the longest prompt and the longest sequence."""
+    """Return tokens of the prompt model, and cells of the other, for these maxima."""
     own = _up(max(prompt, AT_ONCE + 1))
     return own, own + _up(max(past + 2 * AT_ONCE - own, 1))
 
@@ -236,7 +236,7 @@ OPS: dict[str, Callable[[Value, Value], Node]] = {
 
 
 class TokenConstants(Constants):
-    """Symbols are computed in the model, from the shape of the token ids; there is one, the number of tokens."""
+    """Constants whose symbol, the number of tokens, is computed from the token ids' shape."""
 
     def __init__(self, tokens: Node) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class TokenConstants(Constants):
         self._nodes: dict[Expr, Node] = {}
 
     def symbol(self, n: int) -> Node:
-        """The expression of `n`, of shape [1]."""
+        """Return the expression of `n`, of shape [1]."""
         return self._node(expr_of(n))
 
     def _node(self, e: Expr) -> Node:
@@ -265,7 +265,7 @@ def _input(name: str, type_: Type, rank: int) -> Node:
 
 
 class LlmContext(StateContext):
-    """The context of a decoder in its `Form`, traced over one symbol: the number of tokens."""
+    """Context of a decoder in its `Form`, traced over one symbol: the number of tokens."""
 
     def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
         super().__init__(plan, memory)
@@ -282,9 +282,10 @@ class LlmContext(StateContext):
         self._laid[0] = self._causal(tokens)
 
     def _causal(self, tokens: Node) -> Value:
-        """float32 (1, 1, tokens, past + tokens): a token sees itself and the tokens before it that are there.
+        """Return a causal mask over existing tokens: float32 (1, 1, tokens, past + tokens).
 
-        OpenVINO's static models have the tokens at the end of the keys, and say in the attention mask which are there.
+        OpenVINO's static models have the tokens at the end of the keys, and mark the existing ones in the attention
+        mask.
         """
         c = self.c
         total = o.squeeze(o.gather(o.shape_of(self._mask_in), c.i64(1), c.axis(0)), c.axis(0))
@@ -305,9 +306,9 @@ class LlmContext(StateContext):
         return f"past_key_values.{self._named[cache]}present.{self._named[cache]}"
 
     def decoder(self, logits: Tensor) -> Model:
-        """What `run` emitted, `logits` its one result: (batch, tokens, vocabulary), straight from a product.
+        """Return the emitted model with `logits`, (batch, tokens, vocabulary), as its only result.
 
-        OpenVINO cuts the model before that product and makes a model of its own of it. BackendError if there is none.
+        OpenVINO cuts the model before the last product and makes a separate model of it. BackendError if there is none.
         """
         value = self.number(logits)
         node = value if isinstance(value, Node) else value.get_node()
@@ -329,7 +330,8 @@ class LlmContext(StateContext):
 class Machine:
     """A model that OpenVINO has split and compiled, with one request.
 
-    Takes prompts of up to `prompt` tokens, and `total` cells after them. BackendError if OpenVINO refuses the model.
+    It supports prompts of up to `prompt` tokens, and `total` cells after them. BackendError if OpenVINO refuses the
+    model.
     """
 
     def __init__(self, npu: NpuCompiler, model: Any, prompt: int, total: int) -> None:  # noqa: ANN401  # an openvino.Model
@@ -347,7 +349,7 @@ class Machine:
             raise BackendError(f"OpenVINO NPUW_LLM refused the model: {words(e)}") from e
 
     def step(self, run: Run) -> NDArray[np.float32]:
-        """Logits (wanted, vocabulary); BackendError if OpenVINO fails, or the sequence is too long for the model."""
+        """Return logits (wanted, vocabulary); BackendError on failure or too long a sequence."""
         n, at = len(run.tokens), 0
         if run.past > self.total - AT_ONCE or (run.first == 0 and n > self.prompt):
             raise BackendError(
@@ -356,13 +358,13 @@ class Machine:
             )
         logits: dict[int, NDArray[np.float32]] = {}
         if run.first == 0 and n > 1:
-            # of a prompt come the last tokens' logits only; what stands behind those is given piece by piece
+            # a prompt returns the last tokens' logits only; the tokens after those are run piece by piece
             at = min([n, *(run.wanted + AT_ONCE)])
             self._run(run, 0, at, np.ones(at, np.int64), logits)
         while at < n:
             end = min(n, at + AT_ONCE)
             # OpenVINO overwrites as much of its own mask as it is given: with less than all of it, cells that the
-            # sequence left when it went back would be seen again
+            # sequence left when it went back would be visible again
             mask = np.zeros(self.total, np.int64)
             mask[: run.first + at] = 1
             self._run(run, at, end, mask, logits)
@@ -394,5 +396,5 @@ class Machine:
 
     @staticmethod
     def positions(first: int, end: int) -> NDArray[np.int64]:
-        """Positions of the tokens of a run; one from 0 on, of several tokens, is a prompt."""
+        """Return positions of the tokens of a run; several from 0 on are a prompt."""
         return np.arange(first, end, dtype=np.int64)

@@ -14,7 +14,7 @@ from conformance.ggml.tensor import Tensor, is_empty
 
 
 def _convolution(node: Tensor, x: Value, filters: Value, axes: int) -> Value:
-    """The padding behind reaches as far as the last window: ggml counts one even where none fits."""
+    """Convolve; pad the end up to the last window, as ggml counts one even if none fits."""
     a, b = src(node, 0), src(node, 1)
     strides, before, dilation = ([getattr(node.params, f"{name}{i}") for i in reversed(range(axes))] for name in "spd")
     after = []
@@ -24,7 +24,7 @@ def _convolution(node: Tensor, x: Value, filters: Value, axes: int) -> Value:
 
 
 def _zeros(e: EmitContext, node: Tensor) -> None:
-    """What a kernel without elements leaves, which OpenVINO has not."""
+    """Store zeros for a kernel without elements, which OpenVINO does not support."""
     e.store(node, e.c.shaped(o.broadcast(e.c.f32(0.0), e.c.i64(*node.shape)), node.shape), exact=True)
 
 
@@ -48,7 +48,7 @@ def _conv_3d(e: EmitContext, node: Tensor) -> None:
 
 
 def _im2col_3d(e: EmitContext, node: Tensor) -> None:
-    """One strided slice of the padded volumes for each element of the kernel."""
+    """Emit a strided slice of the padded volumes for each element of the kernel."""
     p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
     kernel = (c.fixed(a.ne[2]), c.fixed(a.ne[1]), c.fixed(a.ne[0]))
     n = b.ne[3] // p.IC
@@ -62,7 +62,7 @@ def _im2col_3d(e: EmitContext, node: Tensor) -> None:
 
 
 def _transposed(e: EmitContext, x: Value, filters: Value, strides: Sequence[int]) -> Value:
-    """Filters (IC, OC, H, W), turned around, over pixels (N, IC, H, W) with zeros between them.
+    """Convolve pixels (N, IC, H, W), zeros between them, with flipped filters (IC, OC, H, W).
 
     `Model.evaluate` has no ConvolutionBackpropData.
     """
@@ -88,7 +88,7 @@ def _transposed(e: EmitContext, x: Value, filters: Value, strides: Sequence[int]
 
 
 def _conv_transpose_1d(e: EmitContext, node: Tensor) -> None:
-    """In two dimensions, of which one has one element."""
+    """Emit in two dimensions, one of which has one element."""
     c, a, b = e.c, src(node, 0), src(node, 1)
     x = reshape(c, e.number(b), (1, b.ne[1], 1, b.ne[0]))
     filters = reshape(c, e.number(a), (a.ne[2], a.ne[1], 1, a.ne[0]))
@@ -101,7 +101,7 @@ def _conv_transpose_2d(e: EmitContext, node: Tensor) -> None:
 
 
 def _col2im_1d(e: EmitContext, node: Tensor) -> None:
-    """Pieces of a stride's length lie side by side; those of a column's later pieces so many strides further right."""
+    """Split columns into pieces of a stride's length, shift each by its strides, and sum."""
     p, c, a = node.params, e.c, src(node, 0)
     n, k = c.fixed(a.ne[1]), c.fixed(a.ne[0]) // p.oc
     pieces = -(-k // p.s0)

@@ -1,4 +1,4 @@
-"""Images and signals: other sizes, windows, relative positions, pooling, reflection, the embedding of time."""
+"""Images and signals: resizing, windows, relative positions, pooling, timestep embedding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.ggml.tensor import Tensor
 
 
 def _upscale(e: EmitContext, node: Tensor) -> None:
-    """A gather along each dimension that takes the nearest, a product with shares along the others.
+    """Gather along dimensions that take the nearest, multiply by weights along others.
 
     OpenVINO's Interpolate has neither ggml's rounding of positions nor its antialiasing.
     """
@@ -70,7 +70,7 @@ def _add_rel_pos(e: EmitContext, node: Tensor) -> None:
 
 
 def _pool_1d(e: EmitContext, node: Tensor) -> None:
-    """A mean over the window, by how much of it is no padding: AvgPool has no window of nothing else."""
+    """Scale a mean by the unpadded share of its window: AvgPool has no window of padding only."""
     p, a, x = node.params, src(node, 0), e.number(src(node, 0))
     kernel, strides, pads = [1, p.k0], [1, p.s0], [0, p.p0]
     if p.op == OP_POOL.AVG:
