@@ -1,17 +1,17 @@
-"""What is done to an emitted model before it runs: marks that keep float32, or interpreting it instead of compiling.
+"""Changes to an emitted model before it runs: float32 marks, or interpretation.
 
 `keep` is for `precision=default`: a hint of BF16 or F16 is meant for matrix products, attention, RoPE and RMS. The CPU
-plugin (2026.4.1) also applies it to whatever stands before one: the arithmetic that rounds to F16 or to a block type,
-which then gives zeros or other quants; angles, in which BF16 loses the position from 257 on, where they do not feed its
-own RoPE; values on their way into a variable. OpenVINO marks what may not be converted with an attribute that Python
-cannot make, but can read from a model's text and hand on.
+plugin (2026.4.1) also applies it to nodes before one: the arithmetic that rounds to F16 or to a block type, which then
+gives zeros or other quants; angles, in which BF16 loses the position from 257 on, if they do not feed its own RoPE;
+values on their way into a variable. OpenVINO marks nodes that must not be converted with an attribute that Python
+cannot make, but can read from a model's text and pass on.
 
-`Whole` compiles what hangs together by nothing as two models at the same time: a batch of ops is many small graphs, and
-OpenVINO compiles a model in one thread, which is most of what a batch costs.
+`Whole` compiles unconnected parts as two models at the same time: a batch of ops is many small graphs, and OpenVINO
+compiles a model in one thread, which is most of what a batch costs.
 
 `Interpreted` is for stage `translate`: it runs a model by `Model.evaluate`, OpenVINO's reference of every operation. No
-plugin, no kernel and no fusion takes part, so a wrong value here is the translation's (or the binding's), and one that
-is wrong only when compiled is a kernel's or a fusion's.
+plugin, kernel or fusion is involved, so a wrong value here is the translation's (or the binding's), and one that is
+wrong only when compiled is a kernel's or a fusion's.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ MOVES = frozenset({
     "Broadcast", "Concat", "Gather", "Reshape", "ScatterUpdate", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
     "VariadicSplit",
 })  # fmt: skip
-"""What only moves values: those that a product rounds anyway may be rounded before, and move as half as many bytes."""
+"""Types that only move values: what a product rounds anyway may be rounded before, and moves half as many bytes."""
 BETWEEN = frozenset({
     "Add", "Exp", "Maximum", "Multiply", "Power", "ReduceMax", "ReduceSum", "Softmax", "Swish", "Tanh",
 })  # fmt: skip
-"""What may stand between two products, as a softmax or a gate: it takes rounded values, and its own are rounded."""
+"""Types that may be between two products, as in a softmax or a gate: operands and results are rounded."""
 _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 <layer id="0" name="p" type="Parameter" version="opset1"><rt_info>
 <attribute name="DisablePrecisionConversion" version="0" value="dynamic:f16"/></rt_info>
@@ -55,14 +55,14 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 <layer id="1" name="r" type="Result" version="opset1">
 <input><port id="0" precision="FP32"><dim>1</dim></port></input></layer></layers>
 <edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/></edges></net>"""
-"""A model of one marked node. The CPU plugin heeds this mark for BF16 as well, and no other."""
+"""A model with one marked node. The CPU plugin respects this mark for BF16 as well, and no other."""
 
 
 def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
-    """Mark what `model` computes in float32 from its inputs; what it makes of constants alone belongs to a product.
+    """Mark what `model` computes in float32 from its inputs, not from constants alone.
 
-    True if it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked ones
-    (`a + -1 * b` becomes Subtract, and that a sum again), which keep to the mark only inside a kernel that has it.
+    Returns True if it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked
+    ones (`a + -1 * b` becomes Subtract, and that a sum again), which respect the mark only inside a kernel that has it.
     """
     stored = _stored(model.get_ordered_ops())
     for node in model.get_ordered_ops():
@@ -71,8 +71,8 @@ def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an
             a, b = node.input_values()
             if kind == "Divide" and b.get_node().get_type_name() == "Sqrt":
                 if node.get_name() not in stored:
-                    continue  # or RMS would no longer be recognised
-                b = o.maximum(b, _f32(0.0)).output(0)  # nor is it to be
+                    continue  # else RMS would no longer be recognised
+                b = o.maximum(b, _f32(0.0)).output(0)  # prevents recognition as RMS
             node.output(0).replace(SPLIT[kind](a, b).output(0))
     mark = core.read_model(_TEXT, b"").get_parameters()[0].get_rt_info()[MARK]
     nodes = model.get_ordered_ops()
@@ -85,7 +85,7 @@ def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an
 
 
 def _constant(nodes: list[Node]) -> set[str]:
-    """Names of what depends on constants alone."""
+    """Return the names of nodes that depend on constants only."""
     names: set[str] = set()
     for node in nodes:
         sources = node.input_values()
@@ -96,7 +96,7 @@ def _constant(nodes: list[Node]) -> set[str]:
 
 
 def _after(nodes: list[Node], constant: set[str]) -> set[str]:
-    """Names of products, and of what depends on their values, constants and masks as they came."""
+    """Return names of products, and of nodes that depend on them, constants and masks as given."""
     before, after = set(constant), set[str]()
     for node in nodes:
         kind, name = node.get_type_name(), node.get_name()
@@ -109,9 +109,9 @@ def _after(nodes: list[Node], constant: set[str]) -> set[str]:
 
 
 def _stored(nodes: list[Node]) -> set[str]:
-    """Names of what goes into a variable without a product between.
+    """Return the names of nodes that reach a variable without a product in between.
 
-    An RMS layer has no mark, and gives the hint's type unless a result of the model is made of it: here there is none.
+    An RMS layer has no mark, and gives the hint's type unless a result of the model depends on it: here there is none.
     """
     names: set[str] = set()
     for node in reversed(nodes):
@@ -123,7 +123,7 @@ def _stored(nodes: list[Node]) -> set[str]:
 
 
 def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
-    """Names of products, of the moves and what of `after` feeds nothing else, of variables inside a stateful kernel."""
+    """Return names of products, of what only feeds these, and of stateful kernels' variables."""
     logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
     own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
     here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model
@@ -146,7 +146,7 @@ SPLIT: dict[str, Callable[[Value, Value], Node]] = {
     "Subtract": lambda a, b: o.add(a, o.multiply(b, _f32(-1.0))),
     "Divide": lambda a, b: o.multiply(a, o.power(b, _f32(-1.0))),
 }
-"""Operations that the plugin rewrites and then loses the mark: type -> the same as the plugin would write it."""
+"""Operations that the plugin rewrites, losing the mark: type -> its own form of them."""
 
 
 def _floats(node: Node) -> bool:
@@ -155,11 +155,11 @@ def _floats(node: Node) -> bool:
 
 # -- weights of 16-bit floats ------------------------------------------------------------------------------------------
 def language_model() -> Node:
-    """A sink that makes a model one of language for the CPU plugin (2026.4.1): it has attention and a variable.
+    """Return a sink that makes a model a language model for the CPU plugin (2026.4.1).
 
-    Only in such models does the plugin's product read F16 and BF16 weights as they are and widen them on the way; in
-    others it packs a float32 copy of each, twice as many bytes to hold and to read per token. The attention is over
-    constants and folds away; what is left assigns one constant.
+    Such a model has attention and a variable. Only in it does the plugin's product read F16 and BF16 weights as they
+    are and widen them on the way; in others it packs a float32 copy of each, twice as many bytes to store and to read
+    per token. The attention is over constants and folds away; the rest assigns one constant.
     """
     info = VariableInfo()
     info.data_shape, info.data_type, info.variable_id = PartialShape([1]), Type.f32, "language model"
@@ -170,13 +170,11 @@ def language_model() -> Node:
 
 # -- models whose results share nothing, compiled at the same time ----------------------------------------------------
 FEW = 32
-"""With fewer results there is nothing to gain."""
+"""Minimum number of results; with fewer there is nothing to gain."""
 
 
 def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[], Sequence[Node]]) -> list[Part]:
-    """Two models of about as many nodes, each with sinks of its own; none where all results hang together, or there are
-    few.
-    """
+    """Return two models of similar size with their own sinks; none if connected or too small."""
     if len(results) < FEW:
         return []
     groups = _together(results)
@@ -192,7 +190,7 @@ def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[
 
 
 def _together(results: Sequence[Node]) -> list[tuple[list[int], int]]:
-    """Which results hang together by more than constants, and by how many nodes."""
+    """Return results that share more than constants, with their numbers of nodes."""
     owner: dict[str, int] = {}
     leads = list(range(len(results)))
 
@@ -231,12 +229,12 @@ class Part:
         places = [i for i, p in enumerate(parameters) if p.get_name() in used]
         self.model = Model(own, list(sinks), [parameters[i] for i in places])
         self.inputs = {i: k for k, i in enumerate(places)}
-        """Place of a parameter in the whole -> in this model."""
+        """Index of a parameter in the whole -> in this model."""
         self.outputs = {i: k for k, i in enumerate(chosen)}
 
 
 class Whole:
-    """Two compiled models where an `openvino.CompiledModel` of both would stand; it is its own infer request."""
+    """Two compiled models as one `openvino.CompiledModel`; also its own infer request."""
 
     def __init__(self, parts: Sequence[Part], compile_: Callable[[Model], Any]) -> None:
         self._parts = parts
@@ -246,20 +244,20 @@ class Whole:
         self._requests: list[Any] = []
 
     def create_infer_request(self) -> Whole:
-        """Itself, with a request of each part; nobody needs two."""
+        """Return itself, with a request of each part; a second one is never needed."""
         self._requests = [c.create_infer_request() for c in self._compiled]
         return self
 
     def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
-        """A property, the same of both."""
+        """Return a property, which is the same for both."""
         return self._compiled[0].get_property(name)
 
     def get_runtime_model(self) -> Whole:
-        """What lists the layers of both."""
+        """Return itself, which lists the layers of both."""
         return self
 
     def get_ordered_ops(self) -> list[Node]:
-        """The layers of both."""
+        """Return the layers of both."""
         return [node for c in self._compiled for node in c.get_runtime_model().get_ordered_ops()]
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
@@ -274,7 +272,7 @@ class Whole:
         request.set_output_tensor(part.outputs[i], tensor)
 
     def get_output_tensor(self, i: int) -> Any:  # noqa: ANN401  # as above
-        """An output."""
+        """Return an output."""
         part, request = self._of(i)
         return request.get_output_tensor(part.outputs[i])
 
@@ -290,7 +288,7 @@ class Whole:
 
 # -- the interpreter --------------------------------------------------------------------------------------------------
 DEVICE = "Model.evaluate"
-"""What a witness of this stage names as the device."""
+"""Device name in a witness of this stage."""
 
 
 class Variable:
@@ -305,7 +303,7 @@ class Variable:
 
     @property
     def state(self) -> OvTensor:
-        """What it holds; RuntimeError, as OpenVINO has it, if nothing since it was made or reset."""
+        """Its value; RuntimeError, as in OpenVINO, if nothing was stored since creation or reset."""
         if self.held is None:
             msg = f"variable {self.name} holds nothing yet"
             raise RuntimeError(msg)
@@ -316,14 +314,14 @@ class Variable:
         self.held = tensor
 
     def reset(self) -> None:
-        """The next run begins with its initial value."""
+        """Start the next run with the initial value."""
         self.held = None
 
 
 class Interpreted:
     """A model in place of an `openvino.CompiledModel`; it is its own infer request.
 
-    It rewires the model: operations that `Model.evaluate` lacks are expanded (BackendError where they cannot be),
+    It rewires the model: operations that `Model.evaluate` lacks are expanded (BackendError if they cannot be),
     variables become parameters and results.
     """
 
@@ -348,35 +346,35 @@ class Interpreted:
         self._outputs: list[OvTensor] = []
 
     def create_infer_request(self) -> Interpreted:
-        """Itself: there is nothing to share between requests."""
+        """Return itself: there is nothing to share between requests."""
         return self
 
     def get_runtime_model(self) -> Model:
-        """The model: its operations are what is executed."""
+        """Return the model: its operations are what is executed."""
         return self._model
 
     def get_property(self, name: str) -> list[str]:
-        """The devices that execute; nothing else is known here."""
+        """Return the executing devices; other properties are unknown."""
         return [DEVICE] if name == "EXECUTION_DEVICES" else []
 
     def query_state(self) -> list[Variable]:
-        """The variables."""
+        """Return the variables."""
         return self._variables
 
     def set_input_tensor(self, i: int, tensor: OvTensor) -> None:
-        """What parameter `i` reads."""
+        """Set the tensor that parameter `i` reads."""
         self._inputs[i] = tensor
 
     def set_output_tensor(self, i: int, tensor: OvTensor) -> None:
-        """Where result `i` goes; it may be a tensor that a parameter reads."""
+        """Set the destination of result `i`; it may be a tensor that a parameter reads."""
         self._given[i] = tensor
 
     def get_output_tensor(self, i: int) -> OvTensor:
-        """The value of result `i` of the last run."""
+        """Return the value of result `i` of the last run."""
         return self._given[i] if i in self._given else self._outputs[i]
 
     def infer(self) -> None:
-        """Run once; RuntimeError with OpenVINO's own words."""
+        """Run once; RuntimeError with OpenVINO's own message."""
         if self._initial is not None and any(v.held is None for v in self._variables):
             values = dict(zip(map(id, self._first), _evaluate(self._initial, self._inputs), strict=True))
             for v in self._variables:
@@ -391,7 +389,7 @@ class Interpreted:
 
 
 def _variables(model: Model) -> list[Variable]:
-    """The variables of `model`, which is rewired to read a parameter for each."""
+    """Return the variables of `model`, which is rewired to read a parameter for each."""
     reads = {x.get_attributes()["variable_id"]: x for x in model.get_ordered_ops() if x.get_type_name() == "ReadValue"}
     variables = []
     for sink in model.get_sinks():
@@ -414,7 +412,7 @@ def _evaluate(model: Model, inputs: list[OvTensor | None]) -> list[OvTensor]:
 
 
 def _scaled_dot_product_attention(node: Node) -> Value:
-    """`softmax(q k^T * scale + mask) v`, as the specification of opset 13 says it."""
+    """Expand to `softmax(q k^T * scale + mask) v`, as specified in opset 13."""
     q, k, v, *rest = node.input_values()
     if node.get_attributes().get("causal") or len(rest) > 2:
         raise BackendError(f"{DEVICE} has no ScaledDotProductAttention with causal or sinks: say both by hand")
@@ -429,7 +427,7 @@ def _scaled_dot_product_attention(node: Node) -> Value:
 
 
 def _elu(node: Node) -> Value:
-    """`x` where positive, else `alpha * (e^x - 1)`; by tanh, which loses nothing near zero."""
+    """Expand to `x` where positive, else `alpha * (e^x - 1)` by tanh, exact near zero."""
     x = node.input_value(0)
     t = o.tanh(o.multiply(o.minimum(x, _f32(0.0)), _f32(0.5)))
     below = o.multiply(o.divide(t, o.subtract(_f32(1.0), t)), _f32(2.0 * float(node.get_attributes()["alpha"])))
@@ -437,7 +435,7 @@ def _elu(node: Node) -> Value:
 
 
 def _bucketize(node: Node) -> Value:
-    """How many of the sorted bounds lie below `x`, or at it where an interval does not hold its right bound."""
+    """Count the sorted bounds below `x`, or at it if intervals exclude their right bound."""
     x, bounds = node.input_values()
     beyond = o.greater if node.get_attributes()["with_right_bound"] else o.greater_equal
     above = beyond(o.unsqueeze(x, o.constant(np.int64(-1))), bounds)
@@ -446,8 +444,9 @@ def _bucketize(node: Node) -> Value:
 
 
 def _scatter_update(node: Node) -> Value | None:
-    """The same without dimensions of 1 behind the axis, with which `Model.evaluate` (2026.4.1) takes the wrong updates:
-    row i of shape [8, 1] is read from element i, not 8 i.
+    """Drop dimensions of 1 after the axis, which `Model.evaluate` (2026.4.1) gets wrong.
+
+    It takes the wrong updates: row i of shape [8, 1] is read from element i, not 8 i.
     """
     data, indices, updates, axis = node.input_values()
     shape = data.get_partial_shape()
@@ -461,7 +460,7 @@ def _scatter_update(node: Node) -> Value | None:
 
 
 def _roll(node: Node) -> Value:
-    """Elements picked along each axis; shifts and axes are constants."""
+    """Gather elements along each axis; shifts and axes are constants."""
     x, shifts, axes = node.input_values()
     for shift, axis in zip(shifts.get_node().data.tolist(), axes.get_node().data.tolist(), strict=True):
         size = x.get_shape()[axis]
@@ -471,7 +470,7 @@ def _roll(node: Node) -> Value:
 
 
 def _avg_pool(node: Node) -> Value:
-    """The mean of strided slices, one for each place of the window; padding counts as zeros."""
+    """Average strided slices, one for each place of the window; padding counts as zeros."""
     a, c = node.get_attributes(), Constants()
     before, after = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
     x = o.pad(node.input_value(0), before, after, "constant", arg_pad_value=c.f32(0.0))
@@ -480,7 +479,7 @@ def _avg_pool(node: Node) -> Value:
 
 
 def _convolution(node: Node) -> Value:
-    """A product of the filters with strided slices, one for each place of the window."""
+    """Multiply the filters by strided slices, one for each place of the window."""
     a, c = node.get_attributes(), Constants()
     x, filters = node.input_values()
     (n, channels), (oc, _, *kernel) = list(x.get_shape())[:2], filters.get_shape()
@@ -507,7 +506,7 @@ EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
     "ScaledDotProductAttention": _scaled_dot_product_attention,
     "ScatterUpdate": _scatter_update,
 }
-"""Operation that `Model.evaluate` lacks or gets wrong -> the same in operations that it gets right, or None."""
+"""Operation that `Model.evaluate` lacks or gets wrong -> an expansion in correct operations, or None."""
 _CONVOLUTIONS = ("GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
 LACKING: dict[str, str] = dict.fromkeys(_CONVOLUTIONS, "write it as MatMul over windows")
 """Operation that `Model.evaluate` lacks and that is not expanded -> what to emit instead."""

@@ -1,7 +1,7 @@
-"""How a tensor's bytes stand in an OpenVINO model, and the way back: NumPy only, exact in both directions.
+"""Storage of a tensor's bytes in an OpenVINO model, and back: NumPy only, exact both ways.
 
-Types that OpenVINO computes with are one array of numbers. Block types that a graph can write are held as their parts
-(scales, minima and quants apart), because OpenVINO cannot cast bits. Everything else is moved as raw bytes.
+Types that OpenVINO computes with are one array of numbers. Block types that a graph can write are stored as their parts
+(scales, minima and quants), because OpenVINO cannot cast bits. Everything else is moved as raw bytes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Arrays = Mapping[str, NDArray[Any]]
 """Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `e`, `q` or `raw` (shape blocks x width)."""
 NUMBER = "number"
 VALUE = "value"
-"""Numbers that the host dequantised: the form of a leaf that a graph only reads."""
+"""Form of a leaf that a graph only reads: numbers that the host dequantised."""
 RAW = "raw"
 NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
-"""Types held as one array of numbers -> its dtype. BF16 travels as float32, which holds it exactly."""
+"""Types stored as one array of numbers -> its dtype. BF16 is float32, which represents it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A block type that can be taken apart: value = (q - zero) * d + m, or a table's entry q times 2^(e - 128)."""
+    """A block type with parts: value = (q - zero) * d + m, or table[q] times 2^(e - 128)."""
 
     bits: int
     """Bits of one quant."""
     zero: int
     scales: tuple[str, ...]
-    """Which of scale `d`, minimum `m` and exponent `e` a block has."""
+    """Scale `d`, minimum `m` and exponent `e`, as far as a block has them."""
     qdtype: str = "|u1"
 
 
@@ -55,16 +55,16 @@ BLOCKS: dict[GGMLType, Blocks] = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One array of a stored tensor."""
+    """An array of a stored tensor."""
 
     name: str
     dtype: str
     width: int
-    """Entries per block; 0 for numbers, which keep the tensor's own shape."""
+    """Entries per block; 0 for numbers, which have the tensor's own shape."""
 
 
 def parts(type_: GGMLType) -> tuple[Part, ...]:
-    """The arrays that hold a tensor of `type_`."""
+    """Return the arrays of a tensor of `type_`."""
     if type_ in NUMBERS:
         return (Part(NUMBER, NUMBERS[type_], 0),)
     if type_ in BLOCKS:
@@ -74,28 +74,28 @@ def parts(type_: GGMLType) -> tuple[Part, ...]:
 
 
 def part_shape(t: Tensor, p: Part) -> tuple[int, ...]:
-    """The shape of the part `p` of the whole of `t`."""
+    """Return the shape of the part `p` of the whole of `t`."""
     return (nelements(t) // t.type.blck_size, p.width) if p.width else t.shape
 
 
 def held_dtype(p: Part) -> str:
-    """The dtype in which a cache holds a part between steps: float32 for F16, or a model would widen all of it."""
+    """Return the dtype of a cache's part between steps: float32 for F16, to save widening it."""
     return "<f4" if p.dtype == "<f2" else p.dtype
 
 
 def narrow(type_: GGMLType, form: str) -> bool:
-    """Whether a cache holds this part wider than its type, so that new values must be rounded."""
+    """Return True if a cache's part is wider than its type, so that new values must be rounded."""
     return (form == NUMBER and type_ is F16) or form in {"d", "m"}
 
 
 def held(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
-    """The parts of the cache `t` as it is held between steps; `decode` gives the bytes back."""
+    """Encode the cache `t` as parts between steps; `decode` returns the bytes."""
     coded = encode(t, data)
     return {p.name: np.ascontiguousarray(coded[p.name], held_dtype(p)) for p in parts(t.type)}
 
 
 def encode(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
-    """The parts of contiguous `t` from its bytes."""
+    """Encode the bytes of contiguous `t` as parts."""
     if t.type is BF16:
         return {NUMBER: to_float(BF16, data.view("<u2")).reshape(t.shape)}
     if t.type in NUMBERS:
@@ -114,11 +114,11 @@ def encode(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
 
 
 def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
-    """The bytes of a tensor of `type_` from its parts, in order of its elements."""
+    """Decode the parts of a tensor of `type_`, in order of its elements, to bytes."""
     if type_ is BF16:
         return _bf16(np.ascontiguousarray(arrays[NUMBER], "<f4")).reshape(-1).view(np.uint8)
     if type_ in NUMBERS:
-        with np.errstate(over="ignore"):  # F16 leaves a graph as float32; what is too large becomes infinite
+        with np.errstate(over="ignore"):  # F16 leaves a graph as float32; too large values become infinite
             return np.ascontiguousarray(arrays[NUMBER], NUMBERS[type_]).reshape(-1).view(np.uint8)
     if type_ not in BLOCKS:
         return np.ascontiguousarray(arrays[RAW]).reshape(-1)
@@ -135,7 +135,7 @@ def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
 
 
 def value(t: Tensor, data: Bytes) -> NDArray[Any]:
-    """The numbers of contiguous `t`, for a graph that only reads it: int32 for integers, else float32."""
+    """Return the numbers of contiguous `t` for reading: int32 for integers, else float32."""
     if t.type in NUMBERS:
         return encode(t, data)[NUMBER].astype("<i4" if t.type is I32 else "<f4", copy=False)
     elements = strided(data, t)
@@ -145,7 +145,7 @@ def value(t: Tensor, data: Bytes) -> NDArray[Any]:
 
 
 def _bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """`ggml_compute_fp32_to_bf16`: to nearest even, NaN made quiet."""
+    """Round as `ggml_compute_fp32_to_bf16`: to nearest even, NaN made quiet."""
     u = x.view(np.uint32)
     nan = (u & 0x7FFFFFFF) > 0x7F800000
     rounded = (u + (0x7FFF + ((u >> 16) & 1))) >> 16

@@ -1,4 +1,4 @@
-"""Views: which elements of a root a tensor shows, read and written with as few OpenVINO nodes as its strides allow."""
+"""Views: a tensor's elements in its root, accessed with as few OpenVINO nodes as possible."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .nodes import Constants, Shape, Value, cut, reshape, shape_of, transpose
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a tensor's units lie in its root, counted in units: elements, or blocks of a block type."""
+    """Position of a tensor's units in its root, in units: elements, or blocks of a block type."""
 
     total: int
-    """Units of the root."""
+    """Number of units of the root."""
     shape: Shape
-    """The NumPy shape, in units."""
+    """NumPy shape, in units."""
     strides: tuple[int, ...]
     offset: int
 
     @property
     def size(self) -> int:
-        """Units of the tensor."""
+        """Number of units of the tensor."""
         return math.prod(self.shape)
 
     @property
     def contiguous(self) -> bool:
-        """Whether the units follow one another, in every graph of the template."""
+        """True if the units are adjacent, in every graph of the template."""
         step = 1
         for n, s in zip(self.shape[::-1], self.strides[::-1], strict=True):
             if not same(s, step) and n != 1:
@@ -45,16 +45,16 @@ class Region:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the root, in order."""
+        """True if it is all of the root, in order."""
         return same(self.size, self.total) and self.contiguous and same(self.offset, 0)
 
     @property
     def symbolic(self) -> bool:
-        """Whether it differs from graph to graph."""
+        """True if it differs from graph to graph."""
         return any(isinstance(n, Sym) for n in (self.total, self.offset, *self.shape, *self.strides))
 
     def indices(self) -> NDArray[np.int32]:
-        """The unit in the root of every unit of the tensor."""
+        """Return the unit in the root of every unit of the tensor."""
         at = np.full(self.shape, self.offset, np.int32)
         for axis, (n, s) in enumerate(zip(self.shape, self.strides, strict=True)):
             step = np.arange(n, dtype=np.int32) * s
@@ -67,29 +67,29 @@ class Factors:
     """A region as one reshape, one slice and one transposition of its root."""
 
     extents: list[int]
-    """The root's shape."""
+    """Shape of the root."""
     starts: list[int]
     counts: list[int]
-    """Per axis of it the first unit and how many."""
+    """First unit and number of units, per axis of that shape."""
     order: list[int]
     """Its axes in the order of the region's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where a write goes: along one axis of a root in some shape, or along all its units."""
+    """Destination of a write: along one axis of a root in some shape, or along all its units."""
 
     extents: tuple[int, ...]
-    """The root's shape, in units."""
+    """Shape of the root, in units."""
     axis: int
     ids: Value
     """Places along the axis, int of shape (n,)."""
 
 
 def region(t: Tensor, *, blocks: bool) -> Region:
-    """Where `t` lies in its root, in blocks or in elements (a root of a block type held as numbers has no blocks).
+    """Return the region of `t` in its root, in blocks or in elements.
 
-    BackendError if the strides are no whole number of units.
+    A root of a block type that is stored as numbers has no blocks. BackendError if the strides are not whole units.
     """
     size, blck = t.type.type_size, t.type.blck_size
     if any(x % size != 0 for x in (*t.nb[1:], t.view_offs, *t.nb[: blck == 1])):
@@ -103,9 +103,9 @@ def region(t: Tensor, *, blocks: bool) -> Region:
 
 
 def read(c: Constants, x: Value, r: Region, width: int = 0) -> tuple[Value, str]:
-    """The units of `r` out of `x`, which holds the whole root in order, in any shape; and how they were read.
+    """Read the units of `r` from `x`, the whole root in order in any shape; return the method.
 
-    The value has `r.shape` and, where it is not 0, `width` entries per unit; how is `whole`, `slice` or `gather`.
+    The value has `r.shape` and, if it is not 0, `width` entries per unit; the method is `whole`, `slice` or `gather`.
     """
     tail = (width,) if width else ()
     shape = (*r.shape, *tail)
@@ -125,7 +125,7 @@ def read(c: Constants, x: Value, r: Region, width: int = 0) -> tuple[Value, str]
 
 
 def _indices(c: Constants, r: Region) -> Value:
-    """`Region.indices`, computed in the model where the region differs from graph to graph."""
+    """Return `Region.indices`, computed in the model if the region differs between graphs."""
     if not r.symbolic:
         return o.constant(r.indices())
     at: Value = c.i64(r.offset)
@@ -140,16 +140,16 @@ def _indices(c: Constants, r: Region) -> Value:
 
 
 def count(c: Constants, first: int, n: int) -> Value:
-    """The integers from `first` on, `n` of them."""
+    """Return `n` integers from `first` on."""
     if not isinstance(first, Sym) and not isinstance(n, Sym):
         return c.i64(*range(first, first + n))
     return c.shaped(o.range(c.axis(first), c.axis(first + n), c.axis(1), "i64"), (n,))
 
 
 def factored(r: Region) -> Factors | None:
-    """`r` as one reshape, one slice and one transposition of its root, or None where no such three exist.
+    """Factor `r` into one reshape, one slice and one transposition of its root, or None.
 
-    Where it differs from graph to graph, comparing holds later graphs to what makes it so (`sym.assumptions`).
+    If it differs from graph to graph, comparisons require the same outcome of later graphs (`sym.assumptions`).
     """
     axes = sorted((a for a, n in enumerate(r.shape) if n != 1), key=lambda a: -int(r.strides[a]))
     steps = [r.strides[a] for a in axes]
@@ -174,9 +174,9 @@ def factored(r: Region) -> Factors | None:
 
 
 def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
-    """Where the units of `r` lie: along one axis where possible, so that writing them costs no more than they are.
+    """Return the rows of `r`, if possible along one axis, so that a write costs no more.
 
-    Also the order of the region's axes in which new units must stand; and how they are written: rows or scatter.
+    Also returns the order of the region's axes for new units, and the method of writing: rows or scatter.
     """
     if r.contiguous:
         unit = math.gcd(*poly_of(r.size).values(), int(r.total), int(r.offset))
@@ -193,7 +193,7 @@ def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
 
 
 def arranged(c: Constants, new: Value, r: Region, where: Rows, order: list[int], width: int = 0) -> Value:
-    """`new`, the units of `r` in order, as `where` takes them."""
+    """Arrange `new`, the units of `r` in order, as `where` requires."""
     tail = (width,) if width else ()
     if not order:
         rest = where.extents[1:]
@@ -206,7 +206,7 @@ def arranged(c: Constants, new: Value, r: Region, where: Rows, order: list[int],
 
 
 def scatter(c: Constants, x: Value, where: Rows, rows: Value, width: int = 0) -> Value:
-    """The root `x` with `rows` in their places; in the shape that `x` had."""
+    """Write `rows` to their places in the root `x`; the result has the shape of `x`."""
     shape = shape_of(c, x)
     table = reshape(c, x, (*where.extents, *((width,) if width else ())))
     done = c.shaped(o.scatter_update(table, where.ids, rows, c.axis(where.axis)), shape_of(c, table))
@@ -214,9 +214,10 @@ def scatter(c: Constants, x: Value, where: Rows, rows: Value, width: int = 0) ->
 
 
 def write(c: Constants, x: Value | None, r: Region, new: Value, width: int = 0) -> tuple[Value, str]:
-    """The root `x` with the units of `r` replaced by `new`, and how: `whole`, `rows` or `scatter`.
+    """Replace the units of `r` in the root `x` by `new`; return the method too.
 
-    `x` is None where nothing of it is left; `new` is in order, of any shape, `width` entries per unit.
+    The method is `whole`, `rows` or `scatter`. `x` is None if nothing of it is left; `new` is in order, of any shape,
+    with `width` entries per unit.
     """
     if r.whole:
         return new, "whole"

@@ -1,13 +1,13 @@
-"""Quantised weights that stay compressed: integers, scales and zero points, taken apart once per session.
+"""Quantised weights that stay compressed: integers, scales, zero points, per session.
 
-value = (q - zero) * scale. Where ggml has a minimum, `q * d + m`, zero = -m / d is a fractional float32, which costs
-the last bit: a sum would be exact, but the CPU plugin folds it into float32 weights. Rows that are looked up are no
-operand of a product, so they keep the minimum and stay exact. Scales are float32: the CPU plugin holds F16 ones a
+value = (q - zero) * scale. If ggml has a minimum, `q * d + m`, zero = -m / d is a fractional float32, which costs the
+last bit: a sum would be exact, but the CPU plugin folds it into float32 weights. Rows that are looked up are not
+operands of a product, so they have the minimum and stay exact. Scales are float32: the CPU plugin stores F16 ones a
 second time as float32.
 
-The CPU plugin (2026.4.1) reads `Constant -> Convert -> [Subtract] -> Multiply -> Reshape` in place where the chain ends
-in two dimensions and feeds the transposed second input of a MatMul or the first of a Gather. With three dimensions or
-four it expands the whole weight to float32 first.
+The CPU plugin (2026.4.1) reads `Constant -> Convert -> [Subtract] -> Multiply -> Reshape` in place if the chain ends in
+two dimensions and feeds the transposed second input of a MatMul or the first of a Gather. With three dimensions or four
+it expands the whole weight to float32 first.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .nodes import Value
 
 F32Array: TypeAlias = NDArray[np.float32]
 Scales: TypeAlias = tuple[F32Array, F32Array | None]
-"""Scale, and what is subtracted after scaling if anything is: (n, groups) each."""
+"""Scale, and the term subtracted after scaling, if any: (n, groups) each."""
 Read: TypeAlias = Callable[[Tensor], Bytes]
-"""A weight's bytes."""
+"""Returns a weight's bytes."""
 _CHUNK = 1 << 22
-"""Elements that are float32 on the way at a time: 16 MiB."""
+"""Elements converted to float32 at a time: 16 MiB."""
 _TYPES = {"i4": Type.i4, "u4": Type.u4, "i8": Type.i8, "u8": Type.u8, "f16": Type.f16, "bf16": Type.bf16}
 _HALVES = {F16: "f16", BF16: "bf16"}
 
@@ -52,22 +52,22 @@ class Packed:
     dtype: str
     """OpenVINO's element type of the quants: `i4`, `u4`, `i8` or `u8`."""
     q: NDArray[np.uint8]
-    """Their bytes in order, two quants of 4 bits in a byte, the first in the low half."""
+    """Bytes of the quants in order, two of 4 bits in a byte, the first in the low half."""
     shape: tuple[int, int, int]
     scale: F32Array
     """(rows, groups, 1)."""
     low: F32Array | None
-    """What is subtracted after scaling, ggml's `min`, as `scale`; None for 0."""
+    """Term subtracted after scaling, ggml's `min`, shaped as `scale`; None for 0."""
 
     @property
     def zero(self) -> F32Array | None:
-        """What is subtracted before scaling."""
+        """Term subtracted before scaling."""
         return None if self.low is None else np.asarray(self.low / self.scale, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How a block type is taken apart."""
+    """Encoding of a block type as integers and scales."""
 
     dtype: str
     group: int
@@ -110,11 +110,11 @@ ENCODINGS: dict[GGMLType, Encoding] = {
     Q5_K: Encoding("u8", 32, _K4_ONE, _k4),
     Q6_K: Encoding("i8", 16, {"d": 1, "scales": 1}, _k6),
 }
-"""Types whose blocks are integers on a grid that OpenVINO has."""
+"""Types whose blocks are integers on a grid that OpenVINO supports."""
 
 
 def _nibbles(dtype: str, q: NDArray[Any]) -> NDArray[np.uint8]:
-    """Quants of any integer type, first axis whole rows, as bytes."""
+    """Return quants of any integer type, first axis whole rows, as bytes."""
     bits = q.astype(np.int8).view(np.uint8).reshape(-1)
     if dtype.endswith("8"):
         return bits
@@ -123,7 +123,7 @@ def _nibbles(dtype: str, q: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
-    """The quants: the values of the same blocks with all scales 1 and minima 0, exact in float32."""
+    """Return the quants: values of the blocks with all scales 1, minima 0, exact in float32."""
     bare = blocks.copy()
     for field, one in e.unit.items():
         bare[field] = one
@@ -131,9 +131,9 @@ def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
 
 
 def packed(type_: GGMLType, data: Bytes, rows: int) -> Packed | None:
-    """The blocks of a tensor of `rows` rows taken apart. A group of scale 0 gets quants 0 and scale 1.
+    """Pack the blocks of a tensor of `rows` rows; a group of scale 0 gets quants 0, scale 1.
 
-    None where a scale or a minimum is not finite: what is no number cannot be multiplied out of order.
+    None if a scale or a minimum is not finite: NaN and infinity cannot be multiplied out of order.
     """
     e = ENCODINGS[type_]
     blocks = as_blocks(type_, data.reshape(-1, type_.type_size))
@@ -158,7 +158,7 @@ def packed(type_: GGMLType, data: Bytes, rows: int) -> Packed | None:
 
 
 def floats(type_: GGMLType, data: Bytes, rows: int) -> Iterator[tuple[slice, F32Array]]:
-    """A quantised tensor's values, some rows at a time: which rows, and their (n, ne0)."""
+    """Yield a quantised tensor's values in chunks: slice of rows, values (n, ne0)."""
     blocks = data.reshape(rows, -1, type_.type_size)
     step = max(1, _CHUNK // (blocks.shape[1] * type_.blck_size))
     for i in range(0, rows, step):
@@ -167,7 +167,7 @@ def floats(type_: GGMLType, data: Bytes, rows: int) -> Iterator[tuple[slice, F32
 
 
 def repacked(form: Form, type_: GGMLType, data: Bytes, rows: int) -> Packed:
-    """The values of a quantised tensor stored on another grid."""
+    """Convert the values of a quantised tensor to another grid."""
     ne0 = len(data) // rows // type_.type_size * type_.blck_size
     group = form.group or ne0
     shape = (rows, ne0 // group, group)
@@ -186,19 +186,19 @@ class Stored(ABC):
 
     nbytes: int
     half: bool = False
-    """Whether its numbers are floats of 16 bits."""
+    """True if its numbers are 16-bit floats."""
 
     @abstractmethod
     def matrix(self) -> Value:
-        """All of it: float32 of shape (rows, ne0)."""
+        """Return all of it: float32 of shape (rows, ne0)."""
 
     def rows(self, ids: Value) -> Value:
-        """The rows `ids`, i32 of any shape: float32 of that shape and ne0."""
+        """Return the rows `ids`, i32 of any shape: float32 of that shape and ne0."""
         return _pick(self.matrix(), ids)
 
 
 def _tensor(dtype: Type, shape: tuple[int, ...], data: NDArray[Any]) -> OvTensor:
-    """A tensor that owns its bytes: one over an array of 4-bit numbers would not keep it alive."""
+    """Return a tensor that owns its bytes: one over an array of 4-bit numbers would not."""
     t = OvTensor(dtype, OvShape(shape))
     t.data.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     return t
@@ -217,7 +217,7 @@ def _pick(x: Value, ids: Value) -> Value:
 
 
 class Grid(Stored):
-    """`(q - zero) * scale`; floats of 16 bits have neither."""
+    """`(q - zero) * scale`; 16-bit floats have neither."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Grid(Stored):
         self.nbytes = sum(t.byte_size for t in (self._q, self._scale, self._zero) if t is not None)
 
     def matrix(self) -> Value:
-        """As `Stored.matrix`."""
+        """Return all of it; see `Stored.matrix`."""
         x = o.convert(o.constant(self._q), Type.f32)
         if self._scale is None:
             x.get_rt_info()["decompression_0"] = ""  # without this mark the constant is folded to float32
@@ -245,7 +245,7 @@ class Grid(Stored):
 
 
 class Table(Stored):
-    """`q * scale - low`: exact, for rows that are looked up. The quants are bytes: a Gather of nibbles widens them."""
+    """`q * scale - low`, exact, for looked-up rows, with byte quants as Gather widens nibbles."""
 
     def __init__(self, p: Packed) -> None:
         assert p.low is not None  # without a minimum a grid is as exact
@@ -256,11 +256,11 @@ class Table(Stored):
         self.nbytes = self._q.byte_size + self._scale.byte_size + self._low.byte_size
 
     def matrix(self) -> Value:
-        """As `Stored.matrix`."""
+        """Return all of it; see `Stored.matrix`."""
         return self.rows(o.constant(np.arange(self._rows, dtype=np.int32)))
 
     def rows(self, ids: Value) -> Value:
-        """As `Stored.rows`."""
+        """Return rows; see `Stored.rows`."""
         q, scale, low = (_pick(o.constant(t), ids) for t in (self._q, self._scale, self._low))
         q = o.convert(q, Type.f32)
         same = [0] * len((ids if isinstance(ids, Output) else ids.output(0)).get_partial_shape())
@@ -274,11 +274,10 @@ class Table(Stored):
 
 
 def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bool = False) -> Stored | None:
-    """A weight in a form that models share; `ne` are its elements per dimension.
+    """Store a weight in a form that models share; `ne` are its elements per dimension.
 
-    None where there is no compressed form: other types, nothing in it, and scales that are not finite. `form` is a key
-    of `requant.FORMS`, or nothing for the type's own encoding; `lookup`: rows are looked up and must be equal to the
-    bit.
+    None if there is no compressed form: other types, no elements, or scales that are not finite. `form` is a key of
+    `requant.FORMS`, or "" for the type's own encoding; `lookup`: rows are looked up and must be bit-exact.
     """
     shape = (ne[1] * ne[2] * ne[3], ne[0])
     if 0 in shape:
@@ -305,16 +304,17 @@ def _halves(form: str, type_: GGMLType, data: Bytes, shape: tuple[int, int]) -> 
 
 
 class WeightStore:
-    """A session's weights, each taken apart once for each form it is read in; `requant` says what becomes of them."""
+    """Weights of a session, each converted once per form in which it is read, after `requant`."""
 
     def __init__(self, requant: Requant | None = None) -> None:
         self._requant = requant or Requant()
         self._stored: dict[tuple[Tensor, str, bool], Stored | None] = {}
 
     def get(self, node: Tensor, t: Tensor, read: Read) -> Stored | None:
-        """The weight `t` that `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, reads whole; None if it cannot be compressed.
+        """Return the weight `t` that `node` reads whole; None if it cannot be compressed.
 
-        `node` may be of any copy of the graph; `t` is its `src[0]` as the session knows it, whose bytes `read` gives.
+        `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, may be of any copy of the graph; `t` is its `src[0]` in the session,
+        whose bytes `read` returns.
         """
         form = weight_form(node, self._requant.weights, self._requant.rows)
         # quants that count from a minimum are unsigned
@@ -326,7 +326,7 @@ class WeightStore:
         return self._stored[key]
 
     def forget(self, t: Tensor) -> None:
-        """Let go of `t`, whose bytes change."""
+        """Drop `t`, whose bytes change."""
         for key in [k for k in self._stored if k[0] is t]:
             del self._stored[key]
 
@@ -337,10 +337,10 @@ class WeightStore:
 
 
 def packed_copies(layers: Iterable[tuple[str, Any]]) -> int:
-    """Bytes of the copies that matrix kernels pack for themselves at their first inference, by `compile.executed`.
+    """Return bytes that matrix kernels pack at their first inference, given `compile.executed`.
 
-    These are the constants of each FullyConnected of the runtime model: quants, scales and zero points. Floats of 16
-    bits are packed in the precision that the kernel computes in, but as they are in a `rewrite.language_model`.
+    These are the constants of each FullyConnected of the runtime model: quants, scales and zero points. 16-bit floats
+    are packed in the precision that the kernel computes in, but as they are in a `rewrite.language_model`.
     """
     known = list(layers)
     products = [node for kind, node in known if kind == "FullyConnected"]

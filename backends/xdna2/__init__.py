@@ -1,6 +1,6 @@
-"""`xdna2`: an NPU that multiplies matrices in int8 and nothing else; a functional model, no hardware.
+"""`xdna2`: an NPU that multiplies matrices in int8 only; a functional model, no hardware.
 
-The contract of an XDNA2 backend for ggml: which MUL_MAT it takes, how it rounds, and what it keeps.
+The contract of an XDNA2 backend for ggml: the MUL_MAT that it supports, its rounding, and its stored weights.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from conformance.ggml.types import F32, TYPES
 COLUMNS = 16
 """Columns of the array."""
 CONTEXT_COLUMNS = 4
-"""Columns that a wide context takes, so four of them are loaded at most; of the narrowest sixteen."""
+"""Columns of a wide context, so that at most four are loaded; sixteen of the narrowest."""
 MAX_SLOTS = 8
-"""Kernels that can be prepared, one per K."""
+"""Maximum number of kernels, one per K."""
 
 LEAST_N = 16
-"""Fewest activation rows that the array takes."""
+"""Minimum activation rows of the array."""
 DECODE_N = 64
 """TILE_N of the decode kernel."""
 PREFILL_N = 256
@@ -39,19 +39,19 @@ PREFILL_N = 256
 
 
 def padded(n: int) -> int:
-    """Rows that the array computes for `n` rows of activations: a decode tile cut to 16 or whole, or prefill tiles."""
+    """Return rows computed for `n` activation rows: 16 or a decode tile, or prefill tiles."""
     if n <= DECODE_N:
         return LEAST_N if n <= LEAST_N else DECODE_N
     return -(-n // PREFILL_N) * PREFILL_N
 
 
 def tile(n: int) -> int:
-    """TILE_N of the kernel that takes `n` rows of activations."""
+    """Return TILE_N of the kernel for `n` rows of activations."""
     return DECODE_N if n <= DECODE_N else PREFILL_N
 
 
 def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-    """`activations @ weights^T`, summed in int32, shape (n, m): what one run of a kernel gives.
+    """Return `activations @ weights^T`, summed in int32, (n, m), as one run of a kernel.
 
     Weights (m, k), activations (n, k), n a multiple of the tile or `LEAST_N`. A product of float64 is exact here: K at
     most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17 below int32.
@@ -64,14 +64,14 @@ def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArra
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One `hw_context`: the kernel of one K and TILE_N, on columns of its own."""
+    """A `hw_context`: the kernel of one K and TILE_N, on its own columns."""
 
     k: int
     columns: int
     tile: int = DECODE_N
 
     def run(self, weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-        """As `dispatch`: the kernel takes what it is given for rows of `k`, one after the other."""
+        """Run `dispatch`: the kernel reads its operands as consecutive rows of `k`."""
         return dispatch(self._rows(weights), self._rows(activations))
 
     def _rows(self, x: NDArray[np.int8]) -> NDArray[np.int8]:
@@ -80,32 +80,29 @@ class Context:
 
 @dataclass(slots=True)
 class Array:
-    """Which contexts are loaded, and what was done."""
+    """Loaded contexts, and counters."""
 
     slots: Sequence[int]
     """K of each kernel."""
     columns: int = CONTEXT_COLUMNS
-    """Of one context."""
+    """Columns of one context."""
     loaded: list[Context] = field(default_factory=list)
-    """The one used last at the end."""
+    """Loaded contexts, least recently used first."""
     switches: int = 0
-    """How often a context had to make room for another."""
+    """How often a context was evicted for another."""
     most_columns: int = 0
-    """Columns of all contexts that were loaded at a time, at most."""
+    """Maximum columns of all contexts loaded at the same time."""
     least_rows: int = 0
-    """Fewest rows of activations that a kernel was given; 0 before the first."""
+    """Minimum activation rows of a kernel run; 0 before the first."""
     runs: dict[str, int] = field(default_factory=dict)
     """`K=2048 TILE_N=64` -> runs."""
     rows: int = 0
-    """Rows of activations asked for."""
+    """Activation rows requested."""
     padding: int = 0
-    """Rows computed beside those."""
+    """Padding rows computed in addition."""
 
     def run(self, weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-        """The product, padded to the tile on the way; the context of its K is loaded first where it is not.
-
-        BackendError if there are no columns for it.
-        """
+        """Multiply, padded to the tile; BackendError if no columns are free for the K's context."""
         n, k = activations.shape
         context = self._context(k, tile(n))
         whole = padded(n)
@@ -120,7 +117,7 @@ class Array:
         return context.run(weights, rows)[:n]
 
     def _context(self, k: int, tile_n: int) -> Context:
-        """The context of a kernel; the one used longest ago makes room where there are no columns left."""
+        """Return the context of a kernel, evicting the least recently used one if necessary."""
         context = next((c for c in self.loaded if c.k == k and c.tile == tile_n), None)
         if context is not None:
             self.loaded.remove(context)
@@ -139,13 +136,13 @@ class Array:
 
 
 SLOTS = "2048+4096+5632+14336"
-"""K of attention and feed-forward projections of the models it was made for."""
+"""K of attention and feed-forward projections of the target models."""
 FORM = "int8xrow"
 _GRID = FORMS[FORM]
 _FLOATING = {n: FORM for n, t in TYPES.items() if t.is_quantized or n in {"f32", "f16", "bf16"}}
 
 ARITHMETIC = Arithmetic("xdna2", mul_mat=_FLOATING, weights=_FLOATING)
-"""Both operands in int8, one float32 scale per row of weights and per token."""
+"""Both operands in int8, with one float32 scale per row of weights and per token."""
 
 
 class Xdna2Backend(KernelBackend):
@@ -153,9 +150,9 @@ class Xdna2Backend(KernelBackend):
 
     Args:
         k: K of up to 8 kernel slots, joined by `+`.
-        min_n: fewest rows of activations (tokens) that are routed here.
-        max_n: most of them, 0 for any number: with 1 the NPU takes decoding only and another backend the prompt.
-        columns: of the array's 16 that one context takes: 4 are a wide one, so that four are loaded at a time.
+        min_n: minimum rows of activations (tokens) that are routed here.
+        max_n: maximum rows, 0 for any number: with 1 the NPU runs decoding only and another backend the prompt.
+        columns: columns of one context, of the array's 16: 4 are a wide one, so that four are loaded at a time.
 
     Raises:
         UsageError: an option that is no number, too many slots, or more columns than there are.
@@ -174,7 +171,7 @@ class Xdna2Backend(KernelBackend):
             raise UsageError(f"xdna2: columns: 1 to {COLUMNS} expected, {columns!r} found")
 
     def info(self) -> DeviceInfo:
-        """Says that this is a model, and of what."""
+        """Return a description of the functional model."""
         return DeviceInfo(
             "xdna2",
             "functional model",
@@ -185,15 +182,15 @@ class Xdna2Backend(KernelBackend):
         )
 
     def arithmetic(self) -> Arithmetic:
-        """Weights and activations in int8 by rows, exact sums, one scale."""
+        """Return the rounding: weights and activations in int8 by rows, exact sums, one scale."""
         return ARITHMETIC
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """Weights stay where the host has them; each slot keeps int8 copies of those of its K."""
+        """Return the host's memory, and a type for each slot, which stores int8 copies of its K."""
         return [BufferType("host"), *(BufferType(f"slot K={k}", is_host=False) for k in self._slots)]
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """As `supports`, of a slot only where the weight has its K."""
+        """Return `supports`; a slot supports only weights of its K."""
         answers = zip(graph, self.supports(graph), strict=True)
         why = self._misplaced(tensor, buffer)
         return [no(f"{n.op}: {why}") if s and why and tensor in n.src else s for n, s in answers]
@@ -205,11 +202,11 @@ class Xdna2Backend(KernelBackend):
         return f"{tensor.name} has K={tensor.ne[0]} and is for no slot of K={self._slots[at - 1]}"
 
     def kernels(self) -> Mapping[str, Kernel]:
-        """One op, which only a session can compute: it keeps the weights."""
+        """Return the only op, which a session computes, as it stores the weights."""
         return {"MUL_MAT": _no_session}
 
     def refuses(self, node: Tensor) -> str:
-        """The routing rules, in the order the real backend asks."""
+        """Return why a node is not routed here, by the real backend's rules in their order."""
         w, x = node.src[0], node.src[1]
         if w is None or x is None:
             return "src[0] and src[1] expected"
@@ -229,7 +226,7 @@ class Xdna2Backend(KernelBackend):
         return next((reason for holds, reason in rules if not holds), "")
 
     def open(self, case: Case) -> Xdna2Session:
-        """Copies of the case's persistent tensors; BackendError if a weight must lie in a slot of another K."""
+        """Copy persistent tensors; BackendError if a weight must be in a slot of another K."""
         for t, p in case.placement.items():
             if p.must and (why := self._misplaced(t, p.buffer)):
                 raise BackendError(why)
@@ -241,7 +238,7 @@ class Xdna2Backend(KernelBackend):
 
 
 class Xdna2Session(KernelSession):
-    """One case's weights, in int8 from their first use on."""
+    """Weights of a case, in int8 from their first use on."""
 
     def __init__(self, slots: Sequence[int], columns: int, case: Case) -> None:
         super().__init__("xdna2 (functional model)", {"MUL_MAT": self._mul_mat}, case)
@@ -250,12 +247,12 @@ class Xdna2Session(KernelSession):
         self._int8: dict[Tensor, tuple[NDArray[np.int8], NDArray[np.float32]]] = {}
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor and forget its int8 copy."""
+        """Set the bytes of a persistent tensor and drop its int8 copy."""
         super().write(tensor, data)
         self._int8.pop(tensor, None)
 
     def witness(self) -> Witness:
-        """Runs of each kernel, how the array was used, bytes of int8 weights, padding and switches of contexts."""
+        """Return kernel runs, use of the array, bytes of int8 weights, padding, context switches."""
         w, a = super().witness(), self._array
         w.kernels = dict(a.runs)
         w.promises = ["tiles"]
@@ -269,7 +266,7 @@ class Xdna2Session(KernelSession):
         return w
 
     def _mul_mat(self, node: Tensor, dst: Raw, src: Sources) -> None:
-        """`dst = (q_x q_w^T) * (d_x d_w)`: the sum exact in int32, then one float32 scale."""
+        """Compute `dst = (q_x q_w^T) * (d_x d_w)`: an exact int32 sum, then one float32 scale."""
         weight, x = node.src[0], src[1]
         if weight is None or src[0] is None or x is None:
             return
@@ -291,14 +288,14 @@ class Xdna2Session(KernelSession):
 
 
 def _by_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """int8 of shape (rows, k) and one scale each, shape (rows, 1)."""
+    """Quantise to int8 (rows, k) with one scale each, (rows, 1)."""
     assert _GRID is not None
     q, d = quantised(_GRID, x)
     return q[..., 0, :], d[..., 0, :].astype(np.float32)
 
 
 def _no_session(node: Tensor, dst: Raw, src: Sources) -> None:
-    """Stands in the table of a backend whose sessions bring their own kernel."""
+    """Raise UsageError: sessions provide their own kernel."""
     del dst, src
     raise UsageError(f"{node}: an xdna2 session expected")
 

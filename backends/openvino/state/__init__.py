@@ -1,4 +1,4 @@
-"""`openvino-stateful`: caches live in the model, as logs where writes append and as whole variables elsewhere."""
+"""`openvino-stateful`: caches in the model, as logs if writes append, or whole variables."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 
 class OpenVinoStateful(OpenVinoStateless):
-    """cgraph to OpenVINO model, caches as its variables."""
+    """cgraphs as OpenVINO models with caches as variables."""
 
     name = "openvino-stateful"
     promises: tuple[str, ...] = ("fuses", "resumes", "packs")
 
     def memory(self, case: Case) -> StateMemory:
-        """Bytes on the host, and what requests hold of caches."""
+        """Store bytes on the host, with caches partly in requests."""
         from .variables import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
 
         return StateMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
-        """EmitContext and emit, compile, make the request."""
+        """Emit, compile and make the request."""
         from .variables import StateContext, StatefulRequest  # noqa: PLC0415  # as above
 
         return self.request(plan, StateContext(plan, memory), StatefulRequest)
 
     def open(self, case: Case) -> StatefulSession:
-        """A session whose witness says in which form caches were held."""
+        """Open a session whose witness names the form of caches."""
         return StatefulSession(self, case)
 
 
@@ -62,7 +62,7 @@ class StatefulSession(OpenVinoSession):
         self._forms: WeakKeyDictionary[Graph, tuple[tuple[Tensor, ...], Snapshot, Fused | str]] = WeakKeyDictionary()
         self._states: dict[str, None] = {}
         self._whole: dict[str, None] = {}
-        super().__init__(backend, case)  # which prepares the case's graphs
+        super().__init__(backend, case)  # prepares the case's graphs
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
         form = self._form(graph, tuple(outputs))
@@ -74,7 +74,7 @@ class StatefulSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """As the base, in the fused form where graph and inputs allow it."""
+        """Run `graph`, in the fused form if graph and inputs allow it."""
         form = self._form(graph, tuple(outputs))
         steps = form if isinstance(form, str) else appendings(form.logs, inputs)
         self._memory.appending = () if isinstance(steps, str) else steps  # type: ignore[attr-defined]  # a StateMemory
@@ -88,12 +88,12 @@ class StatefulSession(OpenVinoSession):
         return {t: values[own] for t, own in zip(outputs, form.outputs, strict=True)}
 
     def _same(self, state: GraphState) -> bool:
-        """Always: `_form` has compared it, and prepares a graph that changed anew."""
+        """Return True: `_form` has compared the graph, and prepares a changed one again."""
         del state
         return True
 
     def _form(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Fused | str:
-        """`graph` in the fused form, or why it has none; an empty reason where it has no caches."""
+        """Return `graph` in the fused form, or why it has none; "" if it has no caches."""
         known = self._forms.get(graph)
         if known is not None and known[0] == outputs and known[1].shows(graph):
             return known[2]
@@ -105,7 +105,7 @@ class StatefulSession(OpenVinoSession):
         return form
 
     def witness(self) -> Witness:
-        """As the base, with the forms, and why a step was not fused."""
+        """Return the base's witness with the forms, and why a step was not fused."""
         w = super().witness()
         w.state = ", ".join(sorted(self._states))
         w.notes += [f"whole variables: {r}" for r in self._whole]

@@ -1,9 +1,9 @@
-"""Logs: caches as rows in the order they were written, whatever cells of the cache they went to.
+"""Logs: caches as rows in the order in which they were written, whatever their cells.
 
 `logs` recognises from a graph's structure which caches can be logs. `fused` makes the graph that attends to the rows of
-its logs, however many cells its views show. `Table` is the host's account of which cell each position of a log shows:
-attention does not care about the order of its keys as long as the mask has the same, so each step's mask is laid out by
-the table. Rewinding, removed sequences and cells used again change the table, not the model. Needs no OpenVINO.
+its logs, independent of the number of cells in its views. `Table` is the host's record of the cell at each position of
+a log: attention is independent of the order of its keys as long as the mask has the same order, so each step's mask is
+laid out by the table. Rewinding, removed sequences and reused cells change the table, not the model. Needs no OpenVINO.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, is_
 from conformance.ggml.types import BF16, F16, F32, I32, I64
 
 TYPES = frozenset({F32, F16, BF16})
-"""Types of caches whose every value float32 holds."""
+"""Types of caches whose every value is exact in float32."""
 MARK = 15
-"""The op_param, used by none of the ops here, that is 1 in a node whose cache is a log."""
+"""Index of the op_param, otherwise unused by these ops, that is 1 in a node whose cache is a log."""
 NOTHING = -1
-"""In a table: a position that shows no cell, a cell that no position shows."""
+"""In a table: a position without a cell, a cell without a position."""
 SPARE = 256
-"""Positions that may show nothing before a log is laid out anew, if they are a quarter of it."""
+"""Number of dead positions, if they are a quarter of it, before a log is laid out again."""
 Cells: TypeAlias = NDArray[np.int64]
 Extent: TypeAlias = tuple[int, int, int, int, int]
 """Heads, head size, first stream, streams, cells per stream."""
@@ -37,48 +37,48 @@ Extent: TypeAlias = tuple[int, int, int, int, int]
 # -- recognising logs -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """Caches that one graph writes to the same cells and attends to with the same mask: one log."""
+    """Caches that a graph writes to the same cells and attends to with the same mask: one log."""
 
     caches: tuple[Tensor, ...]
     writers: tuple[Tensor, ...]
     """SET_ROWS or CPY that appends to each cache."""
     places: tuple[Tensor, ...]
-    """Of the writers, one for each leaf of ids and each place: they must all mean the same cells."""
+    """Writers, one for each leaf of ids and each place: they must all denote the same cells."""
     attentions: tuple[Tensor, ...]
-    """FLASH_ATTN_EXT over two of the caches."""
+    """FLASH_ATTN_EXT nodes over two of the caches."""
     mask: Tensor
     heads: int
     head_size: int
     tokens: int
     """New rows per stream."""
     first: int
-    """The first stream attended to."""
+    """First stream attended to."""
     streams: int
     size: int
     """Cells per stream."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for graphs that can go on with one another's log."""
+        """Equal for graphs that can continue each other's log."""
         return self.caches, self.heads, self.head_size, self.first, self.streams, self.size
 
 
 def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Role]:
-    """Leaf of `graph` that owns its bytes -> its role."""
+    """Return leaf of `graph` that owns its bytes -> its role."""
     nodes = set(graph.nodes)
     return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in nodes}
 
 
 def caches_of(attention: Tensor) -> tuple[Tensor, Tensor]:
-    """The caches that K and V are views of."""
+    """Return the caches that K and V are views of."""
     return operand(attention, 1).root, operand(attention, 2).root
 
 
 def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) -> list[Logged] | str:
-    """The logs that the caches of `graph` can be kept as, or why one cannot.
+    """Return the logs that the caches of `graph` can be stored as, or why one cannot.
 
-    One node of `WRITES` must write each cache, and FLASH_ATTN_EXT alone read it after that, as K or V, through a view
-    of the first cells of consecutive streams.
+    One node of `WRITES` must write each cache, and only FLASH_ATTN_EXT may read it after that, as K or V, through a
+    view of the first cells of consecutive streams.
     """
     caches = [t for t, role in roles.items() if role == "cache"]
     nodes = [n for n in graph if computes(n)]
@@ -111,14 +111,14 @@ def _grouped(
 ) -> list[Logged] | str:
     out = []
     for (mask, extent), attentions in groups.items():
-        assert extent is not None  # `_unfit` has looked
+        assert extent is not None  # checked by `_unfit`
         heads, head_size, first, streams, size = extent
         caches = tuple(dict.fromkeys(t for a in attentions for t in caches_of(a)))
         node = attentions[0]
         places = {
             (writers[t].src[1] if writers[t].op == "SET_ROWS" else writers[t].view_offs): writers[t] for t in caches
         }
-        rows = {nelements(writers[t].src[0] or t) for t in caches}  # the caches' rows are of one size
+        rows = {nelements(writers[t].src[0] or t) for t in caches}  # the caches' rows have the same size
         if any(rows != {a.ne[2] * streams * heads * head_size} for a in attentions):
             return f"{node}: not every query has a row of its own in the cache"
         written = tuple(writers[t] for t in caches)
@@ -133,7 +133,7 @@ def _grouped(
 
 
 def _writer(t: Tensor, nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Tensor | str:
-    """The one node that writes whole rows of `t`."""
+    """Return the node that writes whole rows of `t`, or why there is none."""
     writers = [n for n in nodes if n.root is t]
     if t.type not in TYPES:
         return f"{t}: log rows are float32, which {t.type} blocks are not"
@@ -146,7 +146,7 @@ def _writer(t: Tensor, nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) ->
 
 
 def _by_ids(node: Tensor, t: Tensor, roles: Mapping[Tensor, Role]) -> bool:
-    """Whether this SET_ROWS writes whole rows of `t` which an input says."""
+    """Return True if this SET_ROWS writes whole rows of `t` at indices from an input."""
     ids = node.src[1]
     return (
         ids is not None
@@ -158,16 +158,16 @@ def _by_ids(node: Tensor, t: Tensor, roles: Mapping[Tensor, Role]) -> bool:
 
 
 def _by_place(node: Tensor, t: Tensor, _: Mapping[Tensor, Role]) -> bool:
-    """Whether this CPY writes whole rows of `t` that follow one another."""
+    """Return True if this CPY writes whole, consecutive rows of `t`."""
     return is_contiguous(node) and node.view_offs % t.nb[1] == 0 and nelements(node) % t.ne[0] == 0
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor, Mapping[Tensor, Role]], bool]] = {"SET_ROWS": _by_ids, "CPY": _by_place}
-"""What can append to a log: `f(node, cache, roles)`, whether it does."""
+"""Op that can append to a log -> `f(node, cache, roles)`, True if a node does."""
 
 
 def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
-    """Why `node`, which reads a cache, is no attention over a log."""
+    """Return why `node`, which reads a cache, is not attention over a log, or ""."""
     if node.op != "FLASH_ATTN_EXT":
         return f"{node}: reads a cache, and is no FLASH_ATTN_EXT"
     q, k, v, mask, sinks = (*node.src, None, None)[:5]
@@ -185,7 +185,7 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
 
 
 def _extent(x: Tensor) -> Extent | None:
-    """Of the part of a cache that `x`, (head size, cells, heads, streams), shows; None where it shows anything else."""
+    """Return the extent of cache view `x`, (head size, cells, heads, streams), or None."""
     root, ts = x.root, x.type.type_size
     row = root.nb[1]
     size = x.nb[3] // row if x.ne[3] > 1 else root.ne[1]
@@ -204,14 +204,14 @@ def _extent(x: Tensor) -> Extent | None:
 
 # -- the graph of the fused form --------------------------------------------------------------------------------------
 def is_logged(node: Tensor) -> bool:
-    """Whether `node` appends to a log or attends to one."""
+    """Return True if `node` appends to a log or attends to one."""
     return node.op_params[MARK] == 1
 
 
 def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
-    """A copy of `graph` in which n_kv is 1 and says nothing, so that graphs of any n_kv are one; and its `outputs`.
+    """Copy `graph` with n_kv = 1, so that graphs with any n_kv are one; return its `outputs`.
 
-    Persistent tensors and inputs stay the same objects, but for masks.
+    Persistent tensors and inputs except masks stay the same objects.
     """
     masks = {m: new_tensor(m.type, 1, *m.ne[1:], name=m.name, flags=m.flags) for m in (log.mask for log in logs)}
     attentions = {a for log in logs for a in log.attentions}
@@ -226,7 +226,7 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
         src = tuple(None if s is None else own.get(s, s) for s in t.src)
         root = None if t.view_src is None else copies.get(t.view_src, t.view_src)
         offset = t.view_offs
-        if t in marked and t.op == "CPY":  # it writes where the log ends, wherever its cells are
+        if t in marked and t.op == "CPY":  # it writes at the end of the log, wherever its cells are
             src, offset = (src[0], _view(t, t.ne, 0)), 0
         if t in marked or root is not t.view_src or src != t.src:
             params = (*t.op_params[:MARK], 1) if t in marked else t.op_params
@@ -240,13 +240,13 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
 
 
 def _view(x: Tensor, ne: Dims, offset: int) -> Tensor:
-    """A view with the strides of `x`, straight from its cache."""
+    """Return a view with the strides of `x`, directly of its cache."""
     words = tuple(((offset >> shift) + 2**31) % 2**32 - 2**31 for shift in (0, 32))
     return Tensor(x.type, ne, x.nb, "VIEW", (*words, *(0,) * 14), (x.root,), x.root, offset, x.flags, x.name)
 
 
 def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """`tensors`, and all that they read or are views of."""
+    """Return `tensors` and everything that they read or are views of."""
     seen: set[Tensor] = set()
     stack = list(tensors)
     while stack:
@@ -260,19 +260,19 @@ def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
 # -- the host's account of a log --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, eq=False)
 class Appending:
-    """What one step does to a log."""
+    """Effect of one step on a log."""
 
     log: Logged
     cells: Cells
-    """Written, counted within each stream: (streams, tokens)."""
+    """Cells written, counted within each stream: (streams, tokens)."""
     mask: NDArray[Any]
-    """(streams or 1, 1, tokens, cells)."""
+    """Mask (streams or 1, 1, tokens, cells)."""
     loaded: NDArray[np.bool_]
-    """Cells that some row of the mask lets through and that the step does not write: (streams, cells)."""
+    """Cells visible in some row of the mask that the step does not write: (streams, cells)."""
 
 
 def appendings(own_logs: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> list[Appending] | str:
-    """What a step does to each log, or why its inputs do not allow it."""
+    """Return the effect of a step on each log, or why its inputs do not allow it."""
     out = []
     for log in own_logs:
         cells = _new_cells(log, inputs)
@@ -292,7 +292,7 @@ def appendings(own_logs: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> li
 
 
 def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> list[list[int]] | str:
-    # lists, as a call of NumPy's costs more than the few numbers of most steps
+    # lists, as a NumPy call costs more than the few numbers of most steps
     rows = [_rows_of(w, inputs) for w in log.places]
     if any(x != rows[0] for x in rows[1:]):
         return "K and V are written to different cells"
@@ -306,7 +306,7 @@ def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> list[list[int]] |
 
 
 def _rows_of(writer: Tensor, inputs: Mapping[Tensor, Bytes]) -> list[int]:
-    """The rows of its cache that `writer` writes."""
+    """Return the rows of its cache that `writer` writes."""
     ids = writer.src[1]
     if writer.op == "SET_ROWS" and ids is not None:
         rows: list[int] = inputs[ids].view("<i4" if ids.type is I32 else "<i8").tolist()
@@ -317,24 +317,24 @@ def _rows_of(writer: Tensor, inputs: Mapping[Tensor, Bytes]) -> list[int]:
 
 @dataclass(slots=True)
 class Table:
-    """Which cell each position of a log shows."""
+    """Cell at each position of a log."""
 
     cells: Cells
-    """(streams, positions)."""
+    """Position -> cell: (streams, positions)."""
     positions: NDArray[np.int64]
-    """(streams, size): the way back."""
+    """Cell -> position: (streams, size)."""
     straight: bool
-    """Whether position i shows cell i everywhere."""
+    """True if position i has cell i everywhere."""
     settled: int = 0
     """Positions whose rows the host has."""
     dead: int = 0
-    """Positions that show nothing."""
+    """Number of positions without a cell."""
     endless: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 0), np.bool_))
-    """Of the first positions, as far as the host has looked, whether K or V is NaN or infinite: (streams or 1, …)."""
+    """True where K or V is NaN or infinite, for the first positions the host has checked: (streams or 1, …)."""
 
     @classmethod
     def of(cls, cells: Cells, size: int) -> Table:
-        """A log that shows `cells`, all of which the host has."""
+        """Return a log with `cells`, all of which the host has."""
         streams, count = cells.shape
         positions = np.full((streams, size), NOTHING)
         at = np.broadcast_to(np.arange(count), cells.shape)
@@ -349,7 +349,7 @@ class Table:
         return int(self.cells.shape[1])
 
     def append(self, new: Cells) -> None:
-        """Rows for `new` follow; positions that showed one of these cells show nothing any more."""
+        """Append rows for `new`; earlier positions of these cells become dead."""
         streams = np.arange(len(new))[:, None]
         old = self.positions[streams, new]
         gone = old != NOTHING
@@ -362,7 +362,7 @@ class Table:
         self.cells = np.concatenate([self.cells, new], axis=1)
 
     def hidden(self, a: Appending) -> NDArray[np.bool_]:
-        """Positions that no query of a step sees, or whose cell it writes: (streams, positions)."""
+        """Return positions that no query of a step sees, or whose cell it writes: (streams, n)."""
         if self.straight and self.length <= a.loaded.shape[1]:
             return ~a.loaded[:, : self.length]
         shown = (self.cells != NOTHING) & (self.cells < a.loaded.shape[1])
@@ -371,13 +371,13 @@ class Table:
         return unseen
 
     def serves(self, a: Appending) -> bool:
-        """Whether the log has every cell that a step attends to and does not write, and not too many dead positions."""
+        """Return True if all cells that a step reads are there and not too many positions are dead."""
         if self.dead > max(SPARE, self.cells.size // 4):
             return False
         return not (a.loaded & (self.positions[:, : a.loaded.shape[1]] == NOTHING)).any()
 
     def laid(self, mask: NDArray[Any]) -> NDArray[Any]:
-        """`mask`, shape (streams or 1, 1, rows, cells), with one column per position."""
+        """Lay out `mask`, (streams or 1, 1, rows, cells), with one column per position."""
         if self.straight and self.length <= mask.shape[3]:
             return mask[..., : self.length]
         cells = self.cells
@@ -388,7 +388,7 @@ class Table:
 
 
 def to_load(a: Appending) -> Cells:
-    """The cells that a log must show at least, shape (streams, positions): padded with nothing to equal length."""
+    """Return cells that a log needs at least, (streams, positions), padded to equal length."""
     rest = [np.nonzero(row)[0] for row in a.loaded]
     out = np.full((len(rest), max(map(len, rest))), NOTHING)
     for row, cells in zip(out, rest, strict=True):

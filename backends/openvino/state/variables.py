@@ -1,4 +1,4 @@
-"""Caches that live in a model's variables: the context that emits them, the host's account, and the requests.
+"""Caches in a model's variables: the emitting context, the host's record, and the requests.
 
 A variable is read at its first use and assigned at the end of the graph.
 """
@@ -35,18 +35,16 @@ from conformance.ggml.types import F16
 from .append_log import NOTHING, Appending, Logged, Table, is_logged, logs, to_load
 
 LOG = "log"
-"""The form of a cache held as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
+"""Form of a cache stored as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
 MINUS = "-"
-"""After a form: a variable beside each of float32, 1 where that shows 0 and the cache holds -0.
-
-The CPU plugin (2026.4.1) makes zeros and subnormals +0 whenever it loads a variable of float32. One of float16 it may
-make float32, and then drops the rounding between the two: so there are none, and what is written is rounded before.
-"""
+"""Suffix of a form: a variable beside each float32 one, 1 where that has 0 and the cache has -0. The CPU plugin
+(2026.4.1) makes zeros and subnormals +0 whenever it loads a variable of float32. One of float16 it may make float32,
+and then drops the rounding between the two: so there are none, and values are rounded before they are written."""
 FLOATS = ("<f4", "<f2")
 
 
 class StateContext(EmitContext):
-    """Caches of logs grow by concatenation and are attended to in the fused form; all others are whole variables."""
+    """Emits logs in the fused form, grown by concatenation, and other caches as variables."""
 
     bound = False
 
@@ -79,8 +77,8 @@ class StateContext(EmitContext):
             info.data_shape, info.data_type = PartialShape([_dim(n) for n in shape]), TYPES[dtype]
             info.variable_id = name(feed)
             variable = Variable(info)
-            # the host sets it before the first run; with a constant to start from, the CPU plugin (2026.4.1) takes what
-            # is read for a constant too, and packs garbage where it is the second operand of a product
+            # the host sets it before the first run; with an initial constant, the CPU plugin (2026.4.1) takes the read
+            # value for a constant too, and packs garbage if it is the second operand of a product
             self._own[feed] = variable, self.c.shaped(o.read_value(variable), shape)
             self._out.variables.append(feed)
         return self._own[feed][1]
@@ -97,11 +95,11 @@ class StateContext(EmitContext):
         self._assigned.add(feed)
 
     def read_again(self, node: Tensor) -> bool:
-        """Also by the next step."""
+        """Return True also for caches, which the next step reads."""
         return self._cached(node) or super().read_again(node)
 
     def _hold(self, root: Tensor, held: Held) -> None:
-        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
+        """Set a value; a cache is never assigned a bare parameter, see `_bare`."""
         super()._hold(root, held)
         if not self._cached(root):
             return
@@ -111,7 +109,7 @@ class StateContext(EmitContext):
                 held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
 
     def _over(self, old: Value, x: Value, shape: Shape) -> Value:
-        """`x` in the place of `old`."""
+        """Return `x` in the place of `old`."""
         flat = [reshape(self.c, v, (math.prod(shape),)) for v in (old, x)]
         y = o.slice_scatter(*flat, self.c.i64(0), self.c.i64(math.prod(shape)), self.c.i64(1), self.c.i64(0))
         return reshape(self.c, y, shape)
@@ -171,9 +169,9 @@ class StateContext(EmitContext):
     # -- all ------------------------------------------------------------------------------------------------------
 
     def run(self, emitters: Mapping[str, Emitter]) -> EmittedGraph:
-        """As the base; then caches that are only read are assigned their own value.
+        """Emit as the base, then assign caches that are only read their own value.
 
-        The parameters of logs, a beam and a mask each, stand between those of feeds and those of symbols.
+        The parameters of logs, a beam and a mask each, are between those of feeds and those of symbols.
         """
         out = super().run(emitters)
         for feed, (variable, value) in self._own.items():
@@ -185,7 +183,7 @@ class StateContext(EmitContext):
         return out
 
     def _revive(self) -> None:
-        """Give each variable that nothing reads a result of one element, or the plugin drops its Assign too."""
+        """Add a result of one element for each unread variable, or the plugin drops its Assign."""
         read = ancestors([*self._out.results, *self._out.sinks])
         first = self.c.i64(0)
         for _, x in self._own.values():
@@ -204,7 +202,7 @@ def _logs(plan: Plan) -> list[Logged]:
 
 
 def _bare(x: Value) -> bool:
-    """Whether nothing but casts, shapes and concatenations lies between a parameter or a constant and `x`.
+    """Return True if `x` is a parameter or constant up to casts, reshapes and concatenation.
 
     The CPU plugin (2026.4.1) assigns garbage to a variable that is given such a value.
     """
@@ -218,7 +216,7 @@ def _bare(x: Value) -> bool:
 
 
 def name(feed: InputBinding) -> str:
-    """The name of the variable that holds a cache's part."""
+    """Return the name of the variable with a cache's part."""
     return f"{feed.index}.{feed.form}"
 
 
@@ -233,7 +231,7 @@ def _dim(n: int) -> int:
 
 # -- what the host knows, and the requests that hold the rest ----------------------------------------------------------
 Arrays = dict[str, NDArray[Any]]
-"""Form of a variable -> what it holds."""
+"""Form of a variable -> its contents."""
 
 
 @dataclass(slots=True)
@@ -246,25 +244,25 @@ class Log:
 
 
 class StateMemory(HostMemory):
-    """Bytes on the host. Those of a cache may be old: then a request holds it, whole or as a log over the old bytes."""
+    """Bytes on the host; a request may have newer ones of a cache, whole or as a log."""
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         super().__init__(Case(case.id, dict(case.persistent), []), requant)
-        self._bytes.update({t: self._bytes[t].copy() for t in case.caches()})  # rows are put into them
+        self._bytes.update({t: self._bytes[t].copy() for t in case.caches()})  # rows are written into them
         self.appending: Sequence[Appending] = ()
-        """What the step that is about to run does to logs."""
+        """Effect on logs of the step that is about to run."""
         self._logs: dict[Tensor, Log] = {}
         self._wholes: dict[Tensor, StatefulRequest] = {}
         self._newer: set[Tensor] = set()
-        """Caches that the host has old bytes of."""
+        """Caches of which the host's bytes are outdated."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the base; no request holds the tensor afterwards."""
+        """Set the bytes; no request has the tensor afterwards."""
         self.settle(tensor)
         super().write(tensor, data)
 
     def look(self, tensor: Tensor) -> Bytes:
-        """The bytes, fetched from the request that holds them."""
+        """Return the bytes, fetched from the request that has them."""
         self._fetch(tensor)
         return super().look(tensor)
 
@@ -290,7 +288,7 @@ class StateMemory(HostMemory):
         self._newer.difference_update(log.logged.caches)
 
     def _rows(self, cache: Tensor, log: Log) -> None:
-        """Put the rows that were appended since the last call into their cells."""
+        """Write the rows that were appended since the last call into their cells."""
         table, logged = log.table, log.logged
         cells = table.cells[:, table.settled :]
         stream, i = np.nonzero(cells != NOTHING)
@@ -299,14 +297,14 @@ class StateMemory(HostMemory):
         self._bytes[cache].reshape(-1, cache.nb[1])[(logged.first + stream) * logged.size + cells[stream, i]] = rows
 
     def release(self, request: StatefulRequest, kept: Mapping[int, Tensor]) -> None:
-        """Take back what `request` holds in variables that will hold another cache; `kept` says what each will hold."""
+        """Fetch what `request` has in variables that will store another cache than in `kept`."""
         for index, t in list(request.holds.items()):
             if kept.get(index) is not t:
                 self.settle(t)
                 del request.holds[index]
 
     def lend(self, t: Tensor, request: StatefulRequest) -> None:
-        """Put the whole of `t` into variables of `request`."""
+        """Move the whole of `t` into variables of `request`."""
         holder = self._wholes.get(t)
         if holder is request:
             return
@@ -319,9 +317,9 @@ class StateMemory(HostMemory):
         self._wholes[t] = request
 
     def append(self, a: Appending, request: StatefulRequest) -> Table:
-        """Let `request` hold the log that `a` goes on with, laid out anew where the old one does not do.
+        """Move the log that `a` continues into `request`, laid out again if it no longer serves.
 
-        The kernel multiplies hidden rows of V by 0, so that NaN among them would reach every query.
+        The kernel multiplies hidden rows of V by 0, so NaN among them would reach every query.
         """
         caches = a.log.caches
         row = sum(t.nb[1] for t in caches)
@@ -349,17 +347,17 @@ class StateMemory(HostMemory):
         return log.table
 
     def newer(self, caches: Iterable[Tensor]) -> None:
-        """Note that the holders of `caches` have changed them."""
+        """Record that requests have changed `caches`."""
         self._newer.update(caches)
 
 
 class StatefulRequest(Request):
-    """A compiled model with its one infer request, whose variables hold caches of one session at a time."""
+    """A compiled model with one infer request; its variables store caches of one session."""
 
     def __init__(self, compiled: CompiledModel | None, emitted: EmittedGraph, peak: int | None = None) -> None:
         super().__init__(compiled, emitted, peak)
         self.holds: dict[int, Tensor] = {}
-        """Place of a cache in a plan -> the cache of `owner` that its variables hold."""
+        """Index of a cache in a plan -> the cache of `owner` in its variables."""
         self._owner: ReferenceType[StateMemory] | None = None
         self._variables = emitted.variables
         self._written = emitted.written
@@ -367,20 +365,20 @@ class StatefulRequest(Request):
         self._states = {} if self._request is None else {s.name: s for s in self._request.query_state()}
 
     def variables(self, t: Tensor) -> dict[str, Any]:
-        """Form -> the variable that holds `t` in it."""
+        """Return form -> the variable with `t` in it."""
         return {f.form: self._states[name(f)] for f in self._variables if self.holds[f.index] is t}
 
     def pull(self, t: Tensor) -> Arrays:
-        """A copy of what the variables hold of `t`."""
+        """Copy the contents of the variables of `t`."""
         return {form: np.array(v.state.data) for form, v in self.variables(t).items()}
 
     def push(self, t: Tensor, parts: Mapping[str, NDArray[Any]]) -> None:
-        """Let the variables hold `parts` of `t`."""
+        """Set the variables to `parts` of `t`."""
         for form, v in self.variables(t).items():
             v.state = OvTensor(np.ascontiguousarray(parts[form]))
 
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """As the base; first fetch caches that other requests hold, and lay out masks."""
+        """Run; first fetch caches from other requests, and lay out masks."""
         if self._request is None:
             return super().run(plan, memory, inputs)
         self._take(plan, memory)
@@ -408,10 +406,10 @@ class StatefulRequest(Request):
 
 
 def _leaks(log: Log, a: Appending) -> bool:
-    """Whether a position of the log holds NaN or infinity in a row that no query of a step sees.
+    """Return True if a log position that no query of a step sees has NaN or infinity.
 
-    Rows are looked at when they are hidden first, all that there are by then: in a window that slides, once for as many
-    steps as it is wide.
+    Rows are checked when first hidden, all existing ones at once: in a sliding window, once for as many steps as it is
+    wide.
     """
     hidden = log.table.hidden(a)
     if hidden[:, log.table.endless.shape[1] :].any():
@@ -422,7 +420,7 @@ def _leaks(log: Log, a: Appending) -> bool:
 
 
 def _parted(parts: Mapping[str, NDArray[Any]]) -> Arrays:
-    """A cache's parts as variables hold them."""
+    """Convert a cache's parts to the contents of variables."""
     out: Arrays = {}
     for form, x in parts.items():
         out[form] = x
@@ -432,7 +430,7 @@ def _parted(parts: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def _joined(held: Arrays) -> Arrays:
-    """What variables hold as a cache's parts."""
+    """Convert the contents of variables to a cache's parts."""
     minus = {form: held[form + MINUS] != 0 for form in held if form + MINUS in held}
     plain = {form: x for form, x in held.items() if not form.endswith(MINUS)}
     return {form: np.where(minus[form], np.float32(-0.0), x) if form in minus else x for form, x in plain.items()}
