@@ -384,7 +384,7 @@ def _held(s: Subject, session: Session, tensor: Tensor, want: Bytes, when: str) 
 
 
 def computes(s: Subject) -> Iterator[str]:
-    """`compute` must run a one-node graph; the arrays of `inputs` and of the case are read-only."""
+    """`compute` must run one node; the arrays of `inputs` and of the case are read-only."""
     for one in s.trials():
         with s.open(one.case) as session:
             yield from wrong(s, s.run(session, one.step)[0], one.node, one.expected())

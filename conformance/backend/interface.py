@@ -44,7 +44,7 @@ def no(reason: str) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What really executes: queried, never guessed."""
+    """Device and libraries that really execute: queried, never guessed."""
 
     backend: str
     device: str

@@ -106,7 +106,7 @@ class Result:
     notes: tuple[str, ...] = ()
     """Remarks for people; no decision depends on them."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What else was measured or counted, by names of the case's family: `tokens_per_second`, `splits`."""
+    """Other measurements and counts, by names of the case's family: `tokens_per_second`, `splits`."""
 
     @property
     def detail(self) -> str:

@@ -221,7 +221,7 @@ class LlmSession(OpenVinoSession):
 
 # -- the model --------------------------------------------------------------------------------------------------------
 def sizes_for(prompt: int, past: int) -> tuple[int, int]:
-    """Return tokens of the prompt model, and cells of the other, for these maxima."""
+    """Return tokens of the prompt model and cells in all, for the longest prompt and sequence."""
     own = _up(max(prompt, AT_ONCE + 1))
     return own, own + _up(max(past + 2 * AT_ONCE - own, 1))
 

@@ -312,8 +312,7 @@ class Library:
             return
         self._loaded = True
         load_all(os.fsencode(self.plugins))
-        # ggml loads the names of its own build only; a renamed library loads that way only if it has variants, as the
-        # CPU.
+        # ggml loads the names of its own build only; a renamed library loads only if it has variants, as the CPU has
         for path in sorted(self.plugins.iterdir()):
             if _REPAIRED.fullmatch(path.name) and not hasattr(_loaded(path), "ggml_backend_score"):
                 load(os.fsencode(path))

@@ -561,7 +561,7 @@ def _differs(t: Tensor, layout: Layout) -> GraphError:
     return GraphError(f"ggml gives this node {names[k]} {layout[k]}, {found[k]} found")
 
 
-# --- what rules are made of
+# --- helpers for rules
 
 
 def violated(t: Tensor, assertion: str, **values: object) -> GraphError:

@@ -78,7 +78,7 @@ def _reshape(t: Tensor) -> Layout:
 def _permute(t: Tensor) -> Layout:
     """Lay out `ggml_permute`: dimension i of `a` becomes dimension `axes[i]`."""
     a, axes = operand(t), t.params.axes
-    if sorted(axes) != [0, 1, 2, 3]:  # which of ggml's assertions breaks first
+    if sorted(axes) != [0, 1, 2, 3]:  # find which of ggml's assertions breaks first
         broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
         broken += [f"axis{i} != axis{j}" for i, j in combinations(range(MAX_DIMS), 2) if axes[i] == axes[j]]
         raise violated(t, broken[0], axes=list(axes))

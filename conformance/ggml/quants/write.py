@@ -192,7 +192,7 @@ def _q8_k(y: Blocks, x: F32Array) -> None:
 
 
 def _trits(x: F32Array, d: F32Array) -> NDArray[np.int32]:
-    # lroundf of what no long holds is LONG_MIN, whose low 32 bits are 0
+    # lroundf gives LONG_MIN if out of range, whose low 32 bits are 0
     r = roundf(x * inverse(d)[:, None])
     return np.where(np.abs(r) < np.float32(2**31), r, np.float32(0)).astype(np.int32) + 1
 

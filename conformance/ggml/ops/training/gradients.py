@@ -188,7 +188,7 @@ class Gradients:
     def get_rows_back(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Compute the gradient of `get_rows(c, b)` by `c`: sum rows of `a` by indices `b`."""
         if not (c.ne[2] == c.ne[3] == 1 and a.ne[0] == c.ne[0]):
-            GET_ROWS_BACK.node(a, b)  # what it asserts of `a` and `b` comes first
+            GET_ROWS_BACK.node(a, b)  # its assertions on `a` and `b` come first
             raise failed("ggml_is_matrix(c) && (a->ne[0] == c->ne[0])", (a, b, c))
         return GET_ROWS_BACK.node(a, b, ne=c.ne)
 
