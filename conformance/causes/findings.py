@@ -86,7 +86,7 @@ def write(path: Path, runs: Runs, option: str) -> int:
         first = runs.documents[0].path
         raise UsageError(f"{first}: has failures and no causes; first: conform causes {first} --json {first}")
     words = read_words(read_text(path), str(path)) if path.exists() else Words()
-    causes = in_order([Cause.from_json(c.value) for c in runs.causes])
+    causes = in_order([c.value for c in runs.causes])
     write_text(path, page(runs, causes, words), option)
     return len({c.id for c in causes})
 

@@ -7,7 +7,7 @@ without it the case passed, failed in another way, or was not a valid graph.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
@@ -200,7 +200,7 @@ def _both(a: Condition, b: Condition, either: Collection[str]) -> Condition | No
         key = a.key if a.key == b.key else f"{a.key.partition('.')[0]}.{MATRICES}"
         apart = a.key[-5:] in ("ne[2]", "ne[3]") and b.key[-5:] in ("ne[2]", "ne[3]") and a.key[:6] == b.key[:6]
         lower = min(a, b, key=lambda c: int(c.value[2:]))
-        return replace(lower, key=key) if a.key == b.key or apart else None
+        return Condition(key, lower.value) if a.key == b.key or apart else None
     name = property_of(a)
     if name != property_of(b) or (a.key != b.key and name not in OF_ANY):
         return None

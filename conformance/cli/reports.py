@@ -18,7 +18,7 @@ from conformance.causes import baseline as baseline_file
 from conformance.causes import difference
 from conformance.causes import findings as findings_page
 from conformance.causes.analyse import analyse, failing_backends
-from conformance.causes.cause import Cause, assigned
+from conformance.causes.cause import assigned
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_coverage
@@ -131,7 +131,7 @@ def _lost(runs: Runs, base: Runs) -> Outcome:
 
 def _against(runs: Runs, base: Runs) -> Comparison:
     """Both held against each other; a cause of both may have another id in each."""
-    before, after = ([Cause.from_json(c.value) for c in of.causes] for of in (base, runs))
+    before, after = ([c.value for c in of.causes] for of in (base, runs))
     return compare(runs, base, {known: found for found, known in same(before, after).items()})
 
 
@@ -218,7 +218,7 @@ def baseline(path: Path, output: Path, allow_incomplete: bool) -> None:
         )
     if not runs.causes and any(r.value.verdict in FAILURES for r in runs.results):
         raise UsageError(f"{path}: has failures and no causes; first: conform causes {path} --json {path}")
-    found = [Cause.from_json(c.value) for c in runs.causes]
+    found = [c.value for c in runs.causes]
     results = [r.value for r in runs.results]
     ran = baseline_file.ran(results, found, runs.documents[0].body.get("selection") or {})
     written = baseline_file.write(output, found, "-o", ran)

@@ -147,7 +147,7 @@ def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType(
     return Comparison(
         base,
         tuple(sorted(pairs, key=lambda p: order[p.state])),
-        {(c.value["id"], c.value["backend"]): c.value["sentence"] for c in causes},
+        {(c.value.id, c.value.backend): c.value.sentence for c in causes},
     )
 
 

@@ -181,12 +181,12 @@ def _causes(runs: Runs) -> list[str]:
     lines = []
     for row, first, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True):
         c = row.value
-        failed = counts[c["id"], c["backend"]] or len(c["cases"])
-        facts = [f"{failed:,} cases on {code(c['backend'], 120)}", f"first seen {first.written[:10]}"]
-        if (hit := c["rank"].get("architectures")) is not None:
-            of = f" of {c['rank']['counted']:,}" if "counted" in c["rank"] else ""
+        failed = counts[c.id, c.backend] or len(c.cases)
+        facts = [f"{failed:,} cases on {code(c.backend, 120)}", f"first seen {first.written[:10]}"]
+        if (hit := c.rank.get("architectures")) is not None:
+            of = f" of {c.rank['counted']:,}" if "counted" in c.rank else ""
             facts.insert(1, f"hits {hit:,}{of} architectures")
-        lines.append(f"- **{c['verdict']}** {inline(c['sentence'])} ({', '.join(facts)}): {code(command(proof.value))}")
+        lines.append(f"- **{c.verdict}** {inline(c.sentence)} ({', '.join(facts)}): {code(command(proof.value))}")
     return lines
 
 

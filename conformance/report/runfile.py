@@ -27,8 +27,9 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.judge.cause import Cause
 from conformance.judge.evidence import Amount, Count
-from conformance.judge.verdict import Missing, MissingCause, Request, Result, Totals, Verdict, readable_result
+from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, readable_result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
@@ -43,7 +44,6 @@ MAX_MEMORY = 4 << 30
 """Bytes that reading one file may take."""
 
 T = TypeVar("T")
-Failure = Literal["FAIL", "OVERCLAIM", "CRASH", "TIMEOUT", "VACUOUS", "XPASS"]
 
 
 def record(
@@ -112,7 +112,6 @@ def interrupts_wait() -> Iterator[None]:
 
 
 Time = Annotated[str, Meta(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]
-Names = Annotated[list[str], Meta(min_length=1)]
 Scalar = str | bool | Annotated[int, Meta(gt=-(2**53), lt=2**53)] | float | None
 
 
@@ -179,23 +178,6 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
         datetime.strptime(self.written, WRITTEN)  # noqa: DTZ007  # Z is part of the format
 
 
-class CauseRow(Struct, frozen=True):
-    """`causes.cause.Cause`."""
-
-    id: Annotated[str, Meta(pattern=r"\S")]
-    sentence: str
-    backend: str
-    verdict: Failure
-    op: str
-    message: str
-    conditions: list[tuple[str, str]]
-    cases: Names
-    smallest: str
-    seen: str
-    rank: dict[str, Count]
-    folder: str | None
-
-
 class MissingRow(Struct, frozen=True):
     """`judge.verdict.Missing`."""
 
@@ -212,7 +194,7 @@ class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
     asked: dict[str, Count] = {}
     """Backend -> number of cases."""
     missing: list[MissingRow] = []
-    causes: list[CauseRow] = []
+    causes: list[Cause] = []
 
 
 class Unit(Struct, frozen=True):
@@ -396,22 +378,24 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
         ]}  # fmt: skip
     found: Record = checked(path, "", partial(convert, readable, Record))
     if isinstance(found, Conformance):
-        _check_causes(path, found)
+        _check_causes(path, found, body.get("causes", ()))
     return Document(path, found, body, digest)
 
 
-def _check_causes(path: Path, record: Conformance) -> None:
+def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, JSON]]) -> None:
     """Refuse two causes with one id on one backend, one whose smallest case is not the first of its cases, and a result
     with a cause that its file does not have.
     """
     known: set[tuple[str, str]] = set()
-    for i, c in enumerate(record.causes):
+    for i, (c, row) in enumerate(zip(record.causes, rows, strict=True)):
         if (c.id, c.backend) in known:
             raise UsageError(
                 f"{path}: causes[{i}].id: one that no other cause of its backend has expected, {_short(c.id)} found"
             )
-        if c.smallest != c.cases[0]:
-            what = f"the first of its cases expected, {_short(c.smallest)} found"
+        if c.verdict not in FAILURES:
+            raise UsageError(f"{path}: causes[{i}].verdict: that of a failure expected, {c.verdict} found")
+        if row.get("smallest") != c.smallest:
+            what = f"the first of its cases expected, {_short(row.get('smallest'))} found"
             raise UsageError(f"{path}: causes[{i}].smallest: {what}")
         known.add((c.id, c.backend))
     for i, r in enumerate(record.results):

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
+from conformance.judge.cause import Cause
 from conformance.judge.verdict import Result, Verdict
 
 from .runfile import Conformance, Document, Perf, read_document
@@ -56,7 +57,7 @@ class Runs:
     gates: tuple[Row[Fields], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
-    causes: tuple[Row[Fields], ...]
+    causes: tuple[Row[Cause], ...]
     """What explains failures that still stand, each once: the newest file's first, each file's in its own order."""
     passed_over: tuple[Path, ...]
     """JSON files of a folder that are no run files."""
@@ -85,15 +86,15 @@ class Runs:
     def first_seen(self) -> list[Document]:
         """The earliest document that has each of `causes`."""
         first: dict[tuple[str, str], Document] = {}
-        for d in self.of("conformance"):
-            for c in d.body.get("causes", ()):
-                first.setdefault(_name(c), d)
-        return [first[_name(c.value)] for c in self.causes]
+        for d in self.documents:
+            for c in d.record.causes if isinstance(d.record, Conformance) else ():
+                first.setdefault((c.id, c.backend), d)
+        return [first[c.value.id, c.value.backend] for c in self.causes]
 
     def proofs(self) -> list[Row[Result]]:
         """The newest result of the smallest case of each of `causes`; without one here, what the cause says of it."""
         newest = {(r.value.case, r.value.backend): r for r in self.results}
-        return [newest.get((c.value["smallest"], c.value["backend"]), _said(c)) for c in self.causes]
+        return [newest.get((c.value.smallest, c.value.backend), _said(c)) for c in self.causes]
 
     def zoo(self) -> list[Row[Fields]]:
         """Architecture × device × run of `conform zoo`: the newest of each kind of machine."""
@@ -207,26 +208,22 @@ def _merge(
 
 def _standing_causes(
     documents: Sequence[Document], results: Iterable[Row[Result]], answered: Mapping[tuple[JSON, ...], str]
-) -> Iterator[Row[Fields]]:
+) -> Iterator[Row[Cause]]:
     """The newest row of each cause that a newest result names, or of which a case did not run again since."""
     named = {(r.value.cause, r.value.backend) for r in results}
-    newest: dict[tuple[str, str], Row[Fields]] = {}
-    for d in reversed([d for d in documents if d.kind == "conformance"]):
-        for i, c in enumerate(d.body.get("causes", ())):
-            newest.setdefault(_name(c), Row(c, d, f"causes[{i}]"))
+    newest: dict[tuple[str, str], Row[Cause]] = {}
+    for d in reversed(documents):
+        for i, c in enumerate(d.record.causes if isinstance(d.record, Conformance) else ()):
+            newest.setdefault((c.id, c.backend), Row(c, d, f"causes[{i}]"))
     for name, row in newest.items():
-        pairs = ((row.document.machine, case, row.value["backend"]) for case in row.value["cases"])
+        pairs = ((row.document.machine, case, row.value.backend) for case in row.value.cases)
         if name in named or any(answered.get(pair, "") <= row.document.written for pair in pairs):
             yield row
 
 
-def _said(cause: Row[Fields]) -> Row[Result]:
+def _said(cause: Row[Cause]) -> Row[Result]:
     c = cause.value
-    return Row(Result(c["smallest"], c["backend"], Verdict(c["verdict"]), cause=c["id"]), cause.document, cause.place)
-
-
-def _name(cause: Fields) -> tuple[str, str]:
-    return cause["id"], cause["backend"]
+    return Row(Result(c.smallest, c.backend, c.verdict, cause=c.id), cause.document, cause.place)
 
 
 def _pair(row: Row[Fields]) -> tuple[JSON, ...]:

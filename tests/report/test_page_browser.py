@@ -122,9 +122,9 @@ def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
     for k, (row, c) in enumerate(zip(rows, runs.causes, strict=True)):
         v = c.value
         assert row[0] == str(k + 1)
-        assert v["verdict"] in row[1]
+        assert v.verdict in row[1]
         assert row[2:] == [
-            v["sentence"], str(len(v["cases"])), str(v["rank"]["architectures"]), v["smallest"], "2026-11-20 02:30"
+            v.sentence, str(len(v.cases)), str(v.rank["architectures"]), v.smallest, "2026-11-20 02:30"
         ]  # fmt: skip
     told = ask(at, "return all('.stories strong a').map((a) => new URLSearchParams(a.hash.slice(9)).get('cause'))")
     assert set(told) == {"none"}
@@ -137,19 +137,19 @@ def test_a_cause_shows_its_proof(at: Driver, runs: Runs) -> None:
     rows = results(runs)
     for i, (c, proof) in enumerate(zip(runs.causes, runs.proofs(), strict=True)):
         go(at, cause_view(runs, i))
-        assert ask(at, "return document.querySelector('h2').textContent") == c.value["sentence"]
+        assert ask(at, "return document.querySelector('h2').textContent") == c.value.sentence
         text = " ".join(ask(at, "return document.querySelector('main').innerText").split())
-        hit = f"{c.value['rank']['architectures']} architectures of the zoo"
+        hit = f"{c.value.rank['architectures']} architectures of the zoo"
         said = ("src[0].type = f16 src[1].ne[2] >1", "seen always", hit, "conformance.json, run ",
-                f"on {c.value['backend']}", c.value["verdict"], c.value["folder"])  # fmt: skip
+                f"on {c.value.backend}", str(c.value.verdict), str(c.value.folder))  # fmt: skip
         assert [s for s in said if s not in text] == []
         assert ask(at, "return all('svg.graph[role=img] .box').length") >= 2
         assert command(proof.value) in ask(at, "return all('.command code').map((c) => c.textContent)")
         listed = ask(at, "return all('main > div > ul.others a').map((a) => [a.textContent, a.hash])")
-        assert [name for name, _ in listed] == c.value["cases"]
+        assert [name for name, _ in listed] == list(c.value.cases)
         for name, href in listed:
             row = rows[int(parse_qs(href.partition("?")[2])["row"][0])]
-            assert (row["case"], row["backend"], row["cause"]) == (name, c.value["backend"], c.value["id"])
+            assert (row["case"], row["backend"], row["cause"]) == (name, c.value.backend, c.value.id)
 
 
 def test_a_case_leads_to_its_cause(at: Driver, runs: Runs) -> None:

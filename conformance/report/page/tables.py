@@ -105,7 +105,7 @@ def _results(runs: Runs) -> list[Row[Fields]]:
     """One row per case, backend and kind of machine: the newest, those of one cause together; then requested pairs
     without a result.
     """
-    order = {(c.value["id"], c.value["backend"]): k for k, c in enumerate(runs.causes)}
+    order: dict[tuple[str | None, str], int] = {(c.value.id, c.value.backend): k for k, c in enumerate(runs.causes)}
 
     def named(about: tuple[str, str, str]) -> Fields:
         return dict(zip(("family", "op", "type"), about, strict=True))
@@ -124,7 +124,11 @@ def _results(runs: Runs) -> list[Row[Fields]]:
 def _causes(runs: Runs, index: Mapping[str, int]) -> list[Row[Fields]]:
     """One row per cause; `first` is the index of the document that has it first."""
     return [
-        _with(c, **{k: c.value["rank"].get(k) for k in RANK}, first=index[d.digest])
+        Row(
+            {**c.value.to_json(), **{k: c.value.rank.get(k) for k in RANK}, "first": index[d.digest]},
+            c.document,
+            c.place,
+        )
         for c, d in zip(runs.causes, runs.first_seen(), strict=True)
     ]
 

@@ -107,7 +107,7 @@ def case_view(runs: Runs, i: int) -> str:
 def cause_view(runs: Runs, i: int = 0) -> str:
     """The view of one cause."""
     c = runs.causes[i].value
-    return f"cause?{urlencode({'id': c['id'], 'backend': c['backend']})}"
+    return f"cause?{urlencode({'id': c.id, 'backend': c.backend})}"
 
 
 def failed_view(runs: Runs) -> str:
