@@ -19,17 +19,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
-from conformance.case.case import JSON
 from conformance.case.strict import read_text
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.report.markdown import code, inline, table
 from conformance.report.runfile import write_text
 from conformance.report.runs import Runs, command
 from conformance.run.session.select import build
+from conformance.run.signature import innermost
 
 from .cause import Cause, in_order
-from .cells import CellCause, of_zoo, zoo_message
 
 TITLE = "# Findings"
 PAGE, GONE = "page", "## No longer found"
@@ -38,6 +37,8 @@ _WORDS = re.compile(r"^<!-- words: (?P<key>[^\n]+) -->\n(?P<text>.*?)^<!-- end -
 _MARK = re.compile(r"^<!-- (words: |end -->)", re.MULTILINE)
 _FOLDER = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+:[0-9])")
 """The local folder of a source file with a line number."""
+_ARCHITECTURE = re.compile(r"-[a-z_]+=|@")
+"""What follows the architecture in an id."""
 ARCHITECTURES = 2000
 """Maximum characters for architecture names; there are 123 of them."""
 DETAIL = 400
@@ -102,10 +103,6 @@ def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
         if key not in written:  # two ids may map to one key
             lines += ["", *_marked(key, words)]
         written.add(key)
-    for zoo_cause in of_zoo([dict(c.value) for c in runs.zoo()]):
-        key = _key(zoo_cause.id)
-        lines += ["", f"## llama.cpp itself: {key}", "", *_of_zoo(zoo_cause, causes), "", *_marked(key, words)]
-        written.add(key)
     left = [key for key, text in words.of.items() if key not in written and text.strip()]
     if left:
         lines += ["", GONE, *(text for key in left for text in ("", f"{key}:", "", *_marked(key, words)))]
@@ -169,31 +166,22 @@ def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]
     for cause in alike:
         families = Counter(i.partition("/")[0] for i in cause.cases)
         yield f"- fails: {', '.join(f'{n:,} of {code(f)}' for f, n in families.most_common())} on {code(cause.backend)}"
-    models = sorted({str(c.value.get("architecture")) for c in runs.zoo() for a in alike if _alike(c.value, a)})
-    if models:
-        yield f"- llama.cpp itself fails alike, {len(models):,} architectures: {inline(', '.join(models))}"
+    if models := sorted({arch for cause in alike for arch in _architectures(cause, runs)}):
+        names = inline(", ".join(models), ARCHITECTURES)
+        yield f"- llama.cpp itself fails so, {counted(len(models), 'architecture')}: {names}"
     if proof.detail:
         yield f"- {inline(_FOLDER.sub('…/', proof.detail), DETAIL)}"
     yield ""
     yield f"    {_command(proof)}"
 
 
-def _alike(cell: Mapping[str, JSON], cause: Cause) -> bool:
-    """Return True if llama.cpp reports the error of `cause` on the same backend."""
-    return bool(cause.message) and cell.get("backend") == cause.backend and zoo_message(cell) == cause.message
-
-
-def _of_zoo(zoo_cause: CellCause, causes: Sequence[Cause]) -> Iterator[str]:
-    """Yield the description of a zoo cause: cells by run, architectures, cases that fail alike."""
-    yield f"{inline(zoo_cause.sentence)} on {code(zoo_cause.backend)}."
-    yield ""
-    runs = Counter(cell.rpartition(", ")[2] for cell in zoo_cause.cells)
-    yield f"- {', '.join(f'{n:,} in run {code(run)}' for run, n in runs.most_common())}"
-    names = dict.fromkeys(cell.rpartition(", ")[0] for cell in zoo_cause.cells)
-    yield f"- {len(names):,} architectures: {inline(', '.join(names), ARCHITECTURES)}"
-    same = [c.id for c in causes if c.backend == zoo_cause.backend and c.message == zoo_cause.message]
-    if same:
-        yield f"- cases fail alike: {', '.join(map(_key, same))}"
+def _architectures(cause: Cause, runs: Runs) -> Iterator[str]:
+    """Yield the whole models that fail by a cause, or with its message."""
+    for r in (row.value for row in runs.results):
+        if r.case.startswith("arch/") and r.backend == cause.backend and r.verdict in FAILURES:
+            said = "" if r.error is None else innermost(r.error)
+            if r.case in cause.cases or (cause.message and said == cause.message):
+                yield _ARCHITECTURE.split(r.case.removeprefix("arch/"))[0]
 
 
 def _command(proof: Result) -> str:

@@ -7,7 +7,9 @@ where numbers are wrong, family and place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
+from conformance.judge.evidence import Fault
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.run.signature import innermost, signature_of
 
@@ -35,6 +37,11 @@ def of_live(results: Sequence[Result]) -> list[Cause]:
 def _message(result: Result) -> str:
     if result.error is not None:
         return innermost(result.error)
-    signature = signature_of(result)
-    wrong = "" if signature is None else ", ".join(filter(None, (signature.op, signature.kind)))
-    return f"wrong numbers: {wrong}" if wrong else "wrong numbers"
+    where, signature = result.where, signature_of(result)
+    if where is None or signature is None:
+        return "wrong numbers"
+    finite = "" if result.nmse is None or isfinite(result.nmse) else ", not finite"
+    if where.fault is Fault.OUTPUT:
+        since = f"in {where.name}" if where.name else f"from {'a later' if where.step else 'the first'} step on"
+        return f"wrong numbers {since}{finite}"
+    return f"wrong numbers: {signature.op}, {signature.kind}"

@@ -3,58 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
-from conformance.backend.registry import Spec, environment, resolve
-from conformance.builds.source import locate
+from conformance.backend.registry import Spec, resolve
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.reference import FOLDERS
-from conformance.causes.cells import CellCause, of_zoo
 from conformance.ggml.errors import UsageError
-from conformance.ggml.lib.llama import find_llama
-from conformance.ggml.text import printable
 from conformance.ggml.types import TYPES
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
+from conformance.live import arch, projector, scenario
+from conformance.live.arch import RUNS
+from conformance.live.llama import GGML, llama_of
+from conformance.live.projector import capture_projector
+from conformance.live.projectors.encoder import Medium
+from conformance.live.projectors.relations import RELATIONS
+from conformance.live.projectors.table import table as projectors
+from conformance.live.scenarios.desk import Kind
+from conformance.live.scenarios.table import SCENARIOS, Scenario
 from conformance.report.progress import Progress, since
-from conformance.report.runfile import write_json
-from conformance.run.session.environment import header
 from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import family
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import Architecture, runnable
 from conformance.suite.zoo.model import table as architectures
-from conformance.suite.zoo.play import PASSES, RUNS, UNSUPPORTED, Device, Played, play
-from conformance.suite.zoo.projectors.encoder import Medium
-from conformance.suite.zoo.projectors.play import ROOT, capture_projector, play_projector
-from conformance.suite.zoo.projectors.relations import MEDIA, RELATIONS
-from conformance.suite.zoo.projectors.table import table as projectors
-from conformance.suite.zoo.verbs.desk import Kind
-from conformance.suite.zoo.verbs.play import play_verbs
-from conformance.suite.zoo.verbs.table import VERBS, Verb
+from conformance.testrun import Chosen
 
-from .options import ExistingFile, File, backend_option, json_option
-from .output import cell_lines, leave, line, table
+from . import options
+from .options import ExistingFile, File, chosen
+from .output import leave, line, table
+from .run import run_live
 
-BEGIN, END = 80, 220
-"""Characters of a long message that are printed."""
 SHOWN = 5
 """Differences of one setting that `layout` prints."""
-GGML = "ggml"
-"""The adapter whose libraries llama.cpp runs on."""
 _TYPE = click.Choice(list(TYPES))
-Cells = dict[tuple[str, str, str], Played]
-"""Architecture or projector, device's name, and run or verb -> what came of it."""
 _SWITCH = {"on": "1", "off": "0", None: ""}
 _arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
 _set_option = click.option(
@@ -274,15 +263,15 @@ def import_capture(capture: Path, output: Path) -> None:
 def layout(archs: Sequence[str], lib: str | None) -> None:
     """Compare llama.cpp's graphs with the builder's, node for node; exit code 1 where something moved."""
     rows, differences, library = [], [], llama_of(lib)
-    for arch in archs or layouts.SETTINGS:
-        for keys in layouts.SETTINGS[arch]:
-            theirs, ours = layouts.pair(arch, keys, library)
+    for name in archs or layouts.SETTINGS:
+        for keys in layouts.SETTINGS[name]:
+            theirs, ours = layouts.pair(name, keys, library)
             moved = list(layouts.moved(theirs, ours))
             nodes = sum(len(step.graph) for step in theirs.steps)
-            rows.append((arch, keys, len(theirs.steps), nodes, f"{len(moved)} moved" if moved else "equal"))
+            rows.append((name, keys, len(theirs.steps), nodes, f"{len(moved)} moved" if moved else "equal"))
             if moved:
                 more = [f"  and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else []
-                differences += ["", f"{arch}-{keys}", *(f"  {m}" for m in moved[:SHOWN]), *more]
+                differences += ["", f"{name}-{keys}", *(f"  {m}" for m in moved[:SHOWN]), *more]
     table(rows, ["architecture", "setting", "graphs", "nodes", "layout"])
     for text in differences:
         line(text)
@@ -291,7 +280,7 @@ def layout(archs: Sequence[str], lib: str | None) -> None:
 
 
 @click.command()
-@backend_option
+@chosen(options.BACKEND, options.CONFIG, options.WAIVERS, options.SHARD, options.JSON, *options.LIMITS)
 @click.option(
     "--arch",
     "globs",
@@ -314,11 +303,8 @@ def layout(archs: Sequence[str], lib: str | None) -> None:
 @click.option("--weight-type", type=_TYPE, default="f32", show_default=True)
 @_cache_option
 @click.option("--all-weights", is_flag=True, help="With weights that llama.cpp has a place for and model files lack.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS")
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Architectures at the same time.")
-@json_option
 def zoo(
-    backends: Sequence[str],
+    chosen: Chosen,
     globs: Sequence[str],
     runs: str | None,
     verb_globs: Sequence[str],
@@ -333,108 +319,47 @@ def zoo(
     weight_type: str,
     cache_type: str,
     all_weights: bool,
-    time_limit: float,
-    jobs: int,
-    json_path: Path | None,
 ) -> None:
-    """Let llama.cpp run every architecture on devices and compare its logits with those of its own CPU run.
+    """Let llama.cpp run every architecture on devices and compare its logits with those of its own CPU run: the live
+    families `arch`, `scenario` (its verbs) and `projector`.
 
     A verb compares two ways through llama.cpp's functions, both on the device: say, a state saved and loaded, or not.
     A projector of libmtmd encodes images and sounds, made up as it is itself, on the device and on the CPU.
 
-    Each architecture runs in processes of its own, so a crash or a hang costs one cell. Exit codes: 1 a cell failed, 3
-    none passed or failed, 5 interrupted: see docs/exit-codes.md.
+    Each runs in processes of its own, so a crash or a hang costs one case. Exit codes: as `conform run`.
     """
     if list_verbs:
-        table([(v.name, v.does, _kinds(v)) for v in VERBS.values()], ["verb", "what it does", "models"])
+        table([(v.name, v.does, _kinds(v)) for v in SCENARIOS.values()], ["verb", "what it does", "models"])
         return
     if list_projectors:
         _list_projectors()
         return
-    wanted = _wanted(
-        [device(Spec.parse(text)) for text in backends],
-        globs,
-        runs,
-        ["*"] if every_verb else verb_globs,
-        ["*"] if every_projector else projector_globs,
-    )
-    values = {
-        "real": "" if all_weights else "1", "w": weight_type, "fa": _SWITCH[flash_attn], "ctx": context,
-        "cache": cache_type, "run": plan,
-    }  # fmt: skip
-    cells: Cells = {}
-    interrupted = Outcome()
-
-    def one(row: str) -> None:
-        for (name, run), played in _play(wanted, row, values, time_limit).items():
-            cells[row, name, run] = played
-            if played.verdict not in PASSES or (played.detail and played.verdict != UNSUPPORTED):
-                line(f"{played.verdict} {row} on {name}, {run}: {_ends(played.detail)}", err=True)
-
-    try:
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(one, [*wanted.archs, *wanted.projectors]))
-    except KeyboardInterrupt:
-        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what ran is shown"])
-    rows = record(cells)
-    causes = of_zoo(rows)
-    if json_path:
-        write_json(json_path, {**header("zoo"), "results": rows, "causes": [c.to_json() for c in causes]})
-    _show_all(cells, causes, rows, wanted)
-    judged = [p for p in cells.values() if p.verdict not in ("NO REFERENCE", UNSUPPORTED)]
-    wrong = sum(p.verdict not in PASSES for p in judged)
-    leave(
-        Outcome.of(Why.FAILED, [counted(wrong, "failure")] if wrong else [])
-        + interrupted
-        + Outcome.of(Why.UNEXECUTED, [] if judged else ["nothing passed or failed"])
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What `conform zoo` plays."""
-
-    devices: Sequence[Device]
-    archs: Sequence[str]
-    runs: Mapping[str, Mapping[str, Any]]
-    """Of each architecture: of `RUNS`."""
-    verbs: Sequence[str]
-    projectors: Sequence[str]
-    """Names of rows."""
-
-
-def _wanted(
-    devices: Sequence[Device],
-    globs: Sequence[str],
-    runs: str | None,
-    verb_globs: Sequence[str],
-    projector_globs: Sequence[str],
-) -> _Wanted:
-    """What the options name; UsageError where one fits nothing, or there is no device."""
-    if not devices:
+    if not chosen.backends:
         raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
-    verbs = _fitting("verb", verb_globs, VERBS)
-    chosen = {name: RUNS[name] for name in _runs(runs or ("" if verbs else ",".join(RUNS)))}
-    seen = [ROOT + name for name in _fitting("projector", projector_globs, projectors())]
+    for text in chosen.backends:
+        if resolve(Spec.parse(text)).name != GGML:
+            raise UsageError(f"{text}: llama.cpp runs on ggml's own backends only: a spec of the adapter {GGML}")
+    verbs = _fitting("verb", ["*"] if every_verb else verb_globs, SCENARIOS)
+    names = _runs(runs or ("" if verbs else ",".join(RUNS)))
+    seen = _fitting("projector", ["*"] if every_projector else projector_globs, projectors())
     archs = [a for a in runnable(with_variants=True) if any(fnmatchcase(a, g) for g in globs) or not (globs or seen)]
     if globs and not archs:
         raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
-    return _Wanted(devices, archs, chosen, verbs, seen)
+    values: dict[str, object] = {
+        "real": "" if all_weights else 1, "w": weight_type, "fa": _SWITCH[flash_attn], "ctx": context,
+        "cache": cache_type, "run": plan,
+    }  # fmt: skip
+    keys = {k: v for k, v in values.items() if k == "real" or v != family.KEYS[k].default}
+    ids = [i for a in archs for i in (*(arch.id_of(a, n, **keys) for n in names), *_scenarios(a, verbs, keys))]
+    ids += [i for name in seen for i in projector.ids_of(name, weight_type)]
+    _, outcome = run_live(chosen, ids)
+    leave(outcome)
 
 
-def _play(wanted: _Wanted, row: str, values: Mapping[str, object], time_limit: float) -> dict[tuple[str, str], Played]:
-    """Play an architecture or a projector: (device's name, run's name) -> what came of it."""
-    if row in wanted.projectors:
-        name, runs = row.removeprefix(ROOT), [*MEDIA, *RELATIONS]
-        return play_projector(name, wanted.devices, runs, str(values["w"]), time_limit)
-    case_id = _zoo_id(row, values, 1)
-    ended = play(case_id, wanted.devices, wanted.runs, time_limit) if wanted.runs else {}
-    return {**ended, **(play_verbs(case_id, wanted.devices, wanted.verbs, time_limit) if wanted.verbs else {})}
-
-
-def _ends(text: str) -> str:
-    """A long message by its beginning, which says what was asked, and its end, where the first cause stands."""
-    return text if len(text) <= BEGIN + END else f"{text[:BEGIN]} … {text[-END:]}"
+def _scenarios(name: str, verbs: Sequence[str], keys: Mapping[str, object]) -> list[str]:
+    """The ids of the chosen scenarios of an architecture, in the order of its family."""
+    wanted = {scenario.id_of(name, verb, **keys) for verb in verbs}
+    return [i for i in scenario.ids_of(name, **keys) if i in wanted]
 
 
 def _list_projectors() -> None:
@@ -442,61 +367,6 @@ def _list_projectors() -> None:
     table([(p.name, p.modality, p.type, p.text) for p in projectors().values()],
           ["projector", "for", "clip.projector_type", "text model"])  # fmt: skip
     table([(r.name, r.does, ", ".join(r.modalities)) for r in RELATIONS.values()], ["relation", "what it does", "for"])
-
-
-def _show_all(cells: Cells, causes: Sequence[CellCause], rows: Sequence[Mapping[str, Any]], wanted: _Wanted) -> None:
-    """Print the tables of architectures and of projectors; then the causes, and what came of each run."""
-    number = {c.id: n for n, c in enumerate(causes, 1)}
-    numbers = {(r["architecture"], r["backend"], r["run"]): number[r["cause"]] for r in rows if "cause" in r}
-    devices = [d.name for d in wanted.devices]
-    if wanted.archs:
-        _show(cells, numbers, devices, ("architecture", wanted.archs, list(wanted.runs)), ("verb", wanted.verbs))
-    if wanted.projectors:
-        _show(cells, numbers, devices, ("projector", wanted.projectors, list(MEDIA)), ("relation", list(RELATIONS)))
-    for text in cell_lines(causes):
-        line(text)
-    for column in ((d, run) for d in devices for run in (*wanted.runs, *MEDIA)):
-        if counts := _counts(cells, column):
-            line(f"{column[0]}, {column[1]}: {counts}")
-
-
-def _show(
-    cells: Cells,
-    numbers: Mapping[tuple[str, str, str], int],
-    devices: Sequence[str],
-    rows: tuple[str, Sequence[str], Sequence[str]],
-    ways: tuple[str, Sequence[str]],
-) -> None:
-    """Print a row per model of the runs, and one per verb or relation.
-
-    `numbers`: cell -> the number of its cause. `rows`: what a row is, the rows and the runs. `ways`: what a verb is
-    called, and the verbs.
-    """
-    heading, names, runs = rows
-    columns = [(d, run) for d in devices for run in runs]
-    if columns:
-        ran = [a for a in names if (a, *columns[0]) in cells]
-        shown = [(a, *(_numbered(cells.get((a, *c)), numbers.get((a, *c))) for c in columns)) for a in ran]
-        table(shown, [heading, *(f"{printable(d)}\n{run}" for d, run in columns)])
-    what, verbs = ways
-    if verbs:
-        counts = [(verb, *(_counts(cells, (d, verb)) for d in devices)) for verb in verbs]
-        table(counts, [what, *(printable(d) for d in devices)])
-
-
-def device(spec: Spec) -> Device:
-    """Where llama.cpp runs for a backend; UsageError if that is no ggml library, UnavailableError if it is not here."""
-    whole = resolve(spec)
-    options = dict(whole.options)
-    if whole.name != GGML:
-        raise UsageError(f"{spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {GGML}")
-    lib = llama_of(options.get("lib"))
-    return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""))
-
-
-def llama_of(build: str | None) -> str:
-    """The library with llama.cpp of a build, by any name of it; "" for the wheel's."""
-    return str(find_llama(locate(build))) if build else ""
 
 
 def _fitting(option: str, globs: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -508,14 +378,8 @@ def _fitting(option: str, globs: Sequence[str], names: Iterable[str]) -> list[st
     return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
 
 
-def _kinds(verb: Verb) -> str:
+def _kinds(verb: Scenario) -> str:
     return "all" if len(verb.kinds) == len(get_args(Kind)) else ", ".join(verb.kinds)
-
-
-def _counts(cells: Cells, column: tuple[str, str]) -> str:
-    """How many architectures have which verdict in a column."""
-    verdicts = Counter(p.verdict for (_, *where), p in cells.items() if tuple(where) == column)
-    return ", ".join(f"{n} {v}" for v, n in sorted(verdicts.items()))
 
 
 def _runs(text: str) -> list[str]:
@@ -524,29 +388,3 @@ def _runs(text: str) -> list[str]:
         if name not in RUNS:
             raise UsageError(f"--runs: one of {', '.join(RUNS)} expected, {name!r} found")
     return names
-
-
-def cell(played: Played | None) -> str:
-    """The largest NMSE of one run, and its verdict where that is not PASS."""
-    if played is None:
-        return ""
-    error = f"{played.nmse:.1e}" if played.nmse is not None else ""
-    splits = played.notes.get("splits", 0)
-    where = f" ({splits} splits)" if splits > 1 else ""
-    return f"{error}{where}" if played.verdict == "PASS" else f"{played.verdict} {error}".strip()
-
-
-def _numbered(played: Played | None, cause: int | None) -> str:
-    """A cell with the number of its cause in the list below the table."""
-    return cell(played) if cause is None else f"{cell(played)} [{cause}]"
-
-
-def record(cells: Cells) -> list[dict[str, Any]]:
-    """Every cell as JSON."""
-    return [
-        {
-            "architecture": arch, "backend": name, "run": run, "verdict": p.verdict, "detail": p.detail,
-            "nmse": p.nmse if p.nmse is None or p.nmse < float("inf") else "inf", "batch": p.step, **p.notes,
-        }
-        for (arch, name, run), p in sorted(cells.items())
-    ]  # fmt: skip

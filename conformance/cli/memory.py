@@ -11,12 +11,12 @@ import click
 
 from conformance.backend.registry import Spec, adapter, resolve
 from conformance.case.case import JSON
-from conformance.cli.llama import GGML, device
 from conformance.cli.options import ExistingFile, backend_option, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.types import TYPES
 from conformance.judge.outcome import Outcome, Why
+from conformance.live.llama import GGML, Device, device
 from conformance.model.memory import COPIES, Copies, Held, Pair, copies, large, measure, of_file, small
 from conformance.perf.held import Weights, allowance, weights_held
 from conformance.report.progress import Progress, since
@@ -24,7 +24,6 @@ from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.session.environment import header
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.play import Device
 
 COLUMNS = ("memory breakdown [MiB]", "self", "model", "context", "compute", "resident", "unaccounted", "peak")
 ANSWERS = ("backend", "weights held", "at the peak", "answer")

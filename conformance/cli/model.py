@@ -11,12 +11,12 @@ import click
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.cli.cases import architecture_of
-from conformance.cli.llama import device, llama_of
 from conformance.cli.options import ExistingFile, Folder, backend_option, isolation, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.outcome import Outcome, Why
+from conformance.live.llama import Device, device, llama_of
 from conformance.model.answer import NOT_RUN, WRONG, Answer
 from conformance.model.check import Check, Text
 from conformance.model.voice import Played, Voice
@@ -25,7 +25,6 @@ from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.environment import header
 from conformance.suite.zoo.model import table as architectures
-from conformance.suite.zoo.play import Device
 
 PROMPT = "The capital of France is"
 """What is decoded where the user names nothing."""

@@ -17,7 +17,6 @@ from conformance.ggml.text import printable
 
 if TYPE_CHECKING:  # `--help` imports next to nothing
     from conformance.causes.cause import Cause
-    from conformance.causes.cells import CellCause
     from conformance.judge.outcome import Outcome
 
 CLOSED = 141
@@ -84,14 +83,6 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
         seen = f", {cause.seen}" if cause.seen else ""
         hurt = f"; {cause.hits}" if cause.hits else ""
         lines += [f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}", f"     {cause.smallest}"]
-    return lines
-
-
-def cell_lines(causes: Iterable[CellCause]) -> list[str]:
-    """A line for each cause of cells, numbered from 1, and the cells that it hits, as many as a line holds."""
-    lines = []
-    for n, cause in enumerate(causes, 1):
-        lines += [f"{n:3}. {cause.id} on {cause.backend}: {cause.sentence}", f"     {'; '.join(cause.cells)[:CELLS]}"]
     return lines
 
 

@@ -15,7 +15,6 @@ from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, probe
 from conformance.case.case import JSON
-from conformance.cli.llama import device
 from conformance.cli.options import (
     ExistingFile,
     File,
@@ -37,8 +36,6 @@ from conformance.release.causes import Found
 from conformance.release.record import RECORD, load, results, write
 from conformance.release.release import Release, plan
 from conformance.release.target import Target, targets
-from conformance.release.work import Kind
-from conformance.release.zoo import Models
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
@@ -138,7 +135,7 @@ def _release(
     chosen = list(cards.give(targets(build, base, devices), build, base, learning))
     seconds -= time.monotonic() - begun
     drives = with_zoo and build.llama and (base is None or base.llama)
-    work = plan(chosen, level, Cases(isolation, say), Models(device) if drives else None)
+    work = plan(chosen, level, Cases(isolation, say), models=drives)
     return Release(build, base, chosen, work, seconds, isolation, say)
 
 
@@ -209,18 +206,13 @@ def bisect(
     command = ["conform", "bisect", cause, "--in", str(path), "--builds", *names]
     named = str(halving.without_library(Spec.parse(row["backend"])))
     (spec,) = backends_of(path, [named], command, backends).values()
-    kind = _kind(row["smallest"], isolation)
+    kind = Cases(isolation)
     found = halving.bisect(row["smallest"], spec, [probe(n) for n in names], kind, _tried)
     line(found.sentence())
     if json_path:
         rows = [{"build": t.build.name, **t.result.to_json()} for t in found.tried]
         write_json(json_path, {**header("bisect"), "cause": cause, "answer": found.sentence(), "tried": rows})
     leave(Outcome.of(Why.UNPROVEN, [] if found.found else ["the builds do not differ: no first one is found"]))
-
-
-def _kind(case_id: str, isolation: Isolation) -> Kind:
-    """What made a case of a release."""
-    return Models(device) if " " in case_id else Cases(isolation)
 
 
 def _tried(tried: halving.Tried) -> None:

@@ -27,13 +27,13 @@ from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.judge.evidence import to_json
 from conformance.judge.judge import Judged
+from conformance.live.llama import Device
 from conformance.process.memory import resident
 from conformance.run.divergence import describe, sentence
 from conformance.run.isolation.guard import guard
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
 from conformance.run.oracle import REFERENCE, Oracle
-from conformance.suite.zoo.play import Device
 
 from . import figures, graphs, locate
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer

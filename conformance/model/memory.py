@@ -14,9 +14,9 @@ from typing import Any
 
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.breakdown import Parts
+from conformance.live.llama import Device
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.suite.zoo.family import ENVIRONMENT, Request, prepare, read
-from conformance.suite.zoo.play import Device
 
 COPIES = 1.5
 """Weights that a backend may hold, in units of those of the file: half-way between once and twice."""
@@ -130,7 +130,7 @@ def measure(request: Request, device: Device) -> Held:
     """What a process of its own holds with a model on `device`; UsageError if it cannot, or dies."""
     variables = {**os.environ, **ENVIRONMENT, **device.environment}
     env = {k: v for k, v in variables.items() if v is not None}
-    worker = Worker("conformance.suite.zoo.worker", time_limit=_TIME, env=env)
+    worker = Worker("conformance.live.worker", time_limit=_TIME, env=env)
     try:
         found: dict[str, Any] = worker.ask({"memory": asdict(replace(request, lib=device.lib)), **device.asked})[0]
     except WorkerTimeoutError:

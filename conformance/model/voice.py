@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
+from conformance.live.llama import Device
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import resident
 from conformance.suite.zoo.family import ENVIRONMENT, Request
-from conformance.suite.zoo.play import Device
 
 F32 = NDArray[np.float32]
 CELLS = 256

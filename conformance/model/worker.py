@@ -23,12 +23,13 @@ from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.live.worker import DeviceModel
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.load import new_context
 from conformance.suite.zoo.recorder import Recorder, references, step
-from conformance.suite.zoo.worker import DeviceModel, Drive, with_tokens
+from conformance.suite.zoo.worker import Drive, with_tokens
 
 from .voice import Play
 

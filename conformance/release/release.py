@@ -12,7 +12,7 @@ from conformance.builds.build import Build
 from conformance.case.case import JSON
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict, counted
-from conformance.live import audit
+from conformance.live import arch, audit, scenario
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import case_ids
@@ -23,7 +23,6 @@ from .cases import Cases, Sweep, spread
 from .causes import Causes, Found, State
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 from .work import Kind, Work, difference, fails
-from .zoo import Models, Zoo
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """What ggml says where it ends itself."""
@@ -37,7 +36,7 @@ RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
 
-def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models | None) -> list[Work]:
+def plan(targets: Sequence[Target], level: Level, cases: Cases, *, models: bool) -> list[Work]:
     """What runs, in order: single ops, trajectories, audits and whole models on every target, then what higher levels
     add.
     """
@@ -54,9 +53,16 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
         if each == LEVELS[0]:
             ids = list(audit.FAMILY.ids("standard"))
             work += [Sweep(t, audit.NAME, cases, list(ids)) for t in targets if TRAJECTORIES in t.runs]
-        if each == LEVELS[0] and models is not None:
-            work += [Zoo(t, models) for t in targets if MODELS in t.runs]
+        if each == LEVELS[0] and models:
+            ids = _whole_models()
+            work += [Sweep(t, arch.NAME, cases, list(ids)) for t in targets if MODELS in t.runs]
     return work
+
+
+def _whole_models() -> list[str]:
+    """Architectures that llama.cpp runs itself; those of level smoke come first, with every scenario."""
+    first = [i for name in arch.FEW for i in (*(arch.id_of(name, run) for run in arch.RUNS), *scenario.ids_of(name))]
+    return list(dict.fromkeys((*first, *arch.FAMILY.ids("standard"))))
 
 
 @dataclass(slots=True)

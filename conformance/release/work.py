@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Protocol
 
 from conformance.backend.registry import Spec
@@ -51,33 +49,6 @@ class Work(Protocol):
 def fails(result: Result) -> bool:
     """Whether something is wrong, waived or not."""
     return result.verdict in FAILURES - {Verdict.XPASS} or result.verdict is Verdict.XFAIL
-
-
-def alike(
-    stage: str,
-    results: Sequence[Result],
-    message: Callable[[Result], str],
-    words: Callable[[Verdict, str, Sequence[Result]], tuple[str, dict[str, int]]],
-) -> list[Cause]:
-    """A cause, `STAGE-…`, for each verdict and message of what fails.
-
-    Args:
-        stage: what ran.
-        results: of one backend.
-        message: what failures must share to have one cause.
-        words: the sentence and the rank of a cause, from its verdict, message and results.
-    """
-    groups: dict[tuple[Verdict, str], list[Result]] = defaultdict(list)
-    for r in filter(fails, results):
-        groups[r.verdict, message(r)].append(r)
-    causes = []
-    for (verdict, text), rows in groups.items():
-        key = f"{verdict}\n{text}"
-        name = f"{stage}-{sha256(key.encode()).hexdigest()[:8]}"
-        sentence, rank = words(verdict, text, rows)
-        cases = tuple(r.case for r in rows)
-        causes.append(Cause(name, sentence, rows[0].backend, verdict, "", text, (), cases, rank=dict(rank)))
-    return causes
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from conformance.suite.family import Family
 
 from .isolation.isolate import Isolation
 
-LIVE = {"audit": "conformance.live.audit"}
+LIVE = {name: f"conformance.live.{name}" for name in ("audit", "switch", "arch", "scenario", "projector")}
 """Name of a live family -> the module that exports it as `FAMILY`; imported when it is used."""
 
 
@@ -30,8 +30,11 @@ class Player(Protocol):
     """One live family on one backend."""
 
     def play(self, case_id: str) -> Result:
-        """The result of a case; its names of case and backend may be empty. ConformanceError if there is none: the
-        runner makes a result of it.
+        """The result of a case; its names of case and backend may be empty.
+
+        Raises:
+            UnavailableError: it cannot be run or checked here, which is UNSUPPORTED.
+            ConformanceError: the backend failed; the runner makes the result that a graph's case would have.
         """
 
     def close(self) -> None:

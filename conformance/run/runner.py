@@ -21,6 +21,7 @@ from conformance.ggml.errors import (
     BackendTimeoutError,
     ConformanceError,
     NotIndependentError,
+    UnavailableError,
     UsageError,
 )
 from conformance.ggml.graph import Graph
@@ -228,6 +229,8 @@ class Runner:
             return self._player(spec, case_id.partition("/")[0]).play(case_id)
         except UsageError:
             raise
+        except UnavailableError as e:
+            return Result("", "", Verdict.UNSUPPORTED, error=Error(str(e), str(e)))
         except ConformanceError as e:
             return _failed(e)
         except Exception as e:  # noqa: BLE001  # a fault of a player must cost one case, not the run

@@ -11,10 +11,10 @@ import pytest
 from conformance.causes import findings
 from conformance.causes.cause import Cause, Condition
 from conformance.ggml.errors import UsageError
+from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.runfile import record
 from conformance.report.runs import read_runs
-from conformance.run.session.environment import header
 
 CASES = ("ops/SUM-f32-ne=5x3,vne=p1023@1", "ops/SUM-f32-ne=7x3,vne=p1023@1")
 
@@ -133,20 +133,19 @@ def test_a_strangers_id_ends_no_mark(tmp_path: Path) -> None:
 
 
 def test_who_is_hit_end_to_end(tmp_path: Path) -> None:
-    """A cause names the architectures that fail with its message in llama.cpp itself, and each such message has a
-    section of its own.
-    """
+    """A cause names the architectures that fail with its message in llama.cpp itself."""
     told = replace(cause(verdict=Verdict.OVERCLAIM), message="no kernel for #")
-    cells = [
-        {"architecture": a, "backend": "npu", "run": "1", "verdict": v, "detail": f"ov::Exception: {why}"}
-        for a, v, why in (("llama", "ERROR", "no kernel for 7"), ("phi", "ERROR", "other"), ("olmo", "PASS", ""))
-    ]
-    zoo = tmp_path / "zoo.json"
-    zoo.write_text(json.dumps({**header("zoo"), "results": cells}))
+    rows = [
+        Result(f"arch/{a}-real=1@1", "npu", v, error=Error(f"ov::Exception: {why}") if why else None)
+        for a, v, why in (
+            ("gpt-oss", Verdict.OVERCLAIM, "no kernel for 7"), ("phi", Verdict.OVERCLAIM, "other"),
+            ("olmo", Verdict.PASS, ""),
+        )
+    ]  # fmt: skip
+    whole = tmp_path / "arch.json"
+    whole.write_text(json.dumps(record(rows)))
     page = tmp_path / "page.md"
-    findings.write(page, read_runs([run_file(tmp_path, told), zoo]), "-o")
+    findings.write(page, read_runs([run_file(tmp_path, told), whole]), "-o")
     text = page.read_text()
-    assert "fails alike, 1 architectures: llama\n" in text
-    assert text.count("## llama.cpp itself: ERROR-") == 2
-    assert "cases fail alike: SUM-11111111" in text
+    assert "fails so, 1 architecture: gpt-oss\n" in text
     assert "olmo" not in text

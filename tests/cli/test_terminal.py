@@ -30,7 +30,6 @@ from conformance.perf.phases.phase import Phase
 from conformance.perf.units import units
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
-from conformance.suite.zoo.play import Played
 
 EVIL = "x\x1b[2J\r\nFORGED\u202e\u2028"
 """Clears the screen, begins another line and turns the direction of text."""
@@ -60,15 +59,6 @@ def _check(text: str) -> None:
 
 def _returns(value: object) -> Callable[..., Any]:
     return lambda *_, **__: value
-
-
-def test_zoo(patch: Patch) -> None:
-    """Verdict and detail of a run, and the name of the device."""
-    played = {(f"ggml?device={EVIL}", "ubatch"): Played(EVIL, EVIL, 1.0)}
-    patch("llama.play", _returns(played))
-    patch("llama.device", lambda spec: SimpleNamespace(name=str(spec)))
-    patch("llama.RUNS", {"ubatch": {}})
-    _conform("zoo", "--backend", f"ggml?device={EVIL}", "--arch", "llama", "--runs", "ubatch")
 
 
 def test_layout(patch: Patch) -> None:

@@ -25,13 +25,13 @@ from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32
+from conformance.live.llama import Device
 from conformance.model import figures, graphs
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
 from conformance.model.check import Check, Text, allowance, rounding
 from conformance.model.layers import layer_of, step_words
 from conformance.model.voice import Voice
 from conformance.run.runner import Runner
-from conformance.suite.zoo.play import Device
 
 pytestmark = needs_wheel
 PROMPT = [3, 14, 15, 92, 65]

@@ -17,7 +17,7 @@ from conformance.case.case import Case
 from conformance.causes import analyse
 from conformance.causes.cause import Cause, assigned
 from conformance.ggml.errors import UsageError
-from conformance.judge.evidence import Error
+from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.live import audit
 from conformance.release import backtest
@@ -27,8 +27,7 @@ from conformance.release.causes import RIGHT, Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
-from conformance.release.work import alike, difference, fails
-from conformance.release.zoo import Models
+from conformance.release.work import difference, fails
 from conformance.run.isolation.isolate import DEFAULT
 from conformance.run.runner import Runner
 
@@ -107,7 +106,11 @@ class Deaths(Fixed):
 
     def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
         """One cause for each message."""
-        return alike("zoo", results, lambda r: r.detail, lambda _, message, __: (message, {}))
+        rows = {r.detail: [x for x in results if x.detail == r.detail] for r in results if fails(r)}
+        return [
+            Cause(f"dies-{text}", text, r[0].backend, Verdict.CRASH, "", text, (), tuple(x.case for x in r))
+            for text, r in rows.items()
+        ]
 
 
 def _deaths(cases: Mapping[str, str]) -> list[Result]:
@@ -204,15 +207,15 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
 def test_every_case_of_a_level_is_planned_once() -> None:
     """What a lower level ran does not run again; whole models run once, where the build can."""
     cases = Cases(DEFAULT)
-    work = plan([CPU], "standard", cases, None)
+    work = plan([CPU], "standard", cases, models=False)
     ids = [i for w in work for i in w.left]
     assert len(ids) == len(set(ids))
     assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "audit", "ops at standard",
                                        "trajectories at standard"]  # fmt: skip
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
-    assert [w.stage for w in plan([kernels], "smoke", cases, None)] == ["ops at smoke"]
-    with_models = plan([CPU], "smoke", cases, Models(lambda _: pytest.fail("nothing runs yet")))
-    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "audit", "zoo"]
+    assert [w.stage for w in plan([kernels], "smoke", cases, models=False)] == ["ops at smoke"]
+    with_models = plan([CPU], "smoke", cases, models=True)
+    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "audit", "arch"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))
@@ -453,24 +456,28 @@ def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
 
 
 def test_whole_models_that_fail_alike_are_one_cause() -> None:
-    """Errors by their innermost message without numbers, wrong logits together, those of a verb by themselves; what
-    passes has none.
+    """Errors by their innermost message without numbers, wrong logits by when they begin, those of a scenario by
+    themselves; what passes has none.
     """
+
+    def wrong(case: str, step: int, name: str = "") -> Result:
+        return Result(case, str(NEW), Verdict.FAIL, where=Place(Fault.OUTPUT, step, name=name))
+
     rows = [
-        Result("zoo/llama-a@1 1", str(NEW), Verdict.FAIL, notes=("batch 0 of 5",)),
-        Result("zoo/qwen3-a@1 1", str(NEW), Verdict.FAIL, notes=("batch 2 of 5",)),
-        Result("zoo/qwen3-a@1 2 streams", str(NEW), Verdict.CRASH, error=Error("SIGABRT: GGML_ASSERT(x) at 12")),
-        Result("zoo/gemma-a@1 1", str(NEW), Verdict.PASS),
-        Result("zoo/llama-a@1 batch-2", str(NEW), Verdict.FAIL, notes=("sequence 1: NMSE 0.1",)),
-        Result("zoo/jamba-a@1 batch-2", str(NEW), Verdict.FAIL, notes=("sequence 0: NMSE 0.2",)),
-        Result("zoo/jamba-a@1 sets", str(NEW), Verdict.FAIL, notes=("batch 0: NMSE 0.2",)),
+        wrong("arch/llama@1", 0),
+        wrong("arch/qwen3@1", 0),
+        wrong("arch/qwen3-seqs=2@1", 2),
+        Result("arch/phi3@1", str(NEW), Verdict.CRASH, error=Error("SIGABRT: no kernel at 12")),
+        Result("arch/gemma@1", str(NEW), Verdict.PASS),
+        wrong("scenario/llama-do=batch-2@1", 1, "batch-2"),
+        wrong("scenario/jamba-do=batch-2@1", 0, "batch-2"),
+        wrong("scenario/jamba-do=sets@1", 0, "sets"),
     ]
-    found = Models(lambda _: pytest.fail("nothing runs")).find(rows, 1.0)
-    assert [(c.verdict, c.rank["architectures"], len(c.cases)) for c in found] == [
-        (Verdict.FAIL, 2, 2), (Verdict.CRASH, 1, 1), (Verdict.FAIL, 2, 2), (Verdict.FAIL, 1, 1),
-    ]  # fmt: skip
-    assert [r.cause is None for r in assigned(rows, found)] == [False, False, False, True, False, False, False]
-    assert "wrong logits in verb batch-2" in found[2].sentence
+    found = {c.message: c.cases for c in Cases(DEFAULT).find(rows, 1.0)}
+    assert {message: len(cases) for message, cases in found.items()} == {
+        "wrong numbers from the first step on": 2, "wrong numbers from a later step on": 1,
+        "SIGABRT: no kernel at #": 1, "wrong numbers in batch-2": 2, "wrong numbers in sets": 1,
+    }  # fmt: skip
 
 
 def test_an_audit_is_a_stage_of_a_release() -> None:

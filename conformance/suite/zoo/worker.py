@@ -1,23 +1,14 @@
-"""The service of llama.cpp's processes, which a wrong metadata key or a device may end. Its requests, by their fields:
+"""The service of processes in which llama.cpp records a case, which a wrong metadata key may end.
 
-`record` (`family.Request`'s fields): a case is written to the file that it names; without one the reply lists the
-model's weights. `load` (the same) `device` ("" for the CPU alone) and `rpc` (as of a
-`play.Device`): a model to play on, as a user runs it. `run` (a
-number i), `changes` (what differs from the request loaded), `folder`, and `watch`, null or `{"forced": file or null,
-"values": bool}`: the plan is played; graphs run whole, on the devices that llama.cpp chose, and without a callback
-unless `recorder.Watch` looks at what routers choose. The reply `{"batches": n, "notes": {…}, "spoilt": text}` comes
-with `folder/i.npz` (an array of results per batch) and, where watched, `folder/choices-i.npz`; or it is
-`{"failed": text, "complaints": […], "notes": {…}}`. `verb` (a name of `verbs.table`), `part` and `folder`: a part
-of the verb is played; the reply `{"more": bool, "pairs": [what each compares, …]}` comes with `folder/VERB.npz` where
-it has no more parts; or it is `{"unsupported": text}`, or as that of a run that failed.
+A request has `record`, the fields of `family.Request`: a case is written to the file that it names; without one the
+reply lists the model's weights.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,19 +24,15 @@ from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.llama import Llama
-from conformance.ggml.lib.rpc import attach
 from conformance.ggml.tensor import Tensor
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch, split
 from conformance.suite.decoder.plan import Player
 
 from .family import Request
-from .load import LacksError, load_model, new_context
-from .memory import measure
+from .load import load_model, new_context
 from .model import recipe
-from .recorder import Recorder, Watch, load_choices, references, save_choices, step
-from .verbs.desk import Desk, RefusedError
-from .verbs.table import VERBS
+from .recorder import Recorder, references, step
 
 
 class Drive(Player):
@@ -163,30 +150,14 @@ class Drive(Player):
 
 TOLERANCE = {"nmse": 5e-4}
 """Tolerance of a free run against a recording in ggml's arithmetic."""
-_SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
-_COMPLAINT = re.compile(r"xception|rror|[Ff]ailed|ASSERT|nsupported|Check '")
-_NOISE = re.compile(
-    r"^(llama_decode|llama_encode|decode|encode|process_ubatch): (failed|removing)|sched_graph_compute_async failed"
-)
-LONGEST = 700
-"""Characters of one message."""
-F32 = NDArray[np.float32]
 
 
 def main() -> None:
     """Answer requests to their end."""
-    models: list[DeviceModel] = []
-    verbs: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "run": lambda header: models[-1].reply(header),  # noqa: PLW0108  # the last one of then
-        "verb": lambda header: models[-1].verb(header),  # noqa: PLW0108  # as above
-        "load": lambda header: _load(models, header),
-        "memory": _memory,
-        "record": lambda header: record(Request(**header["record"])),
-    }
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
-            return next(verb(header) for name, verb in verbs.items() if name in header), ()
+            return record(Request(**header["record"])), ()
         except UnavailableError as e:
             return failure(e)
         except ConformanceError as e:
@@ -194,19 +165,6 @@ def main() -> None:
 
     Service().serve(answer)
     os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
-
-
-def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
-    models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
-    return {}
-
-
-def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
-    request = Request(**header["memory"])
-    library = Llama(request.lib)
-    library.initialise(last_words)
-    attach(library, header["rpc"])
-    return measure(library, request, header["device"])
 
 
 def record(request: Request) -> dict[str, Any]:
@@ -279,105 +237,6 @@ def with_tokens(steps: list[Step], batch: Ubatch) -> list[Step]:
                 rows.append(row)
         s.note = {"tokens": batch.rows() if len(steps) == 1 else rows}
     return steps
-
-
-class DeviceModel:
-    """A model on a device, "" for the CPU alone, which may be behind an RPC server.
-
-    Raises:
-        ConformanceError: there is no such library or device, or the model cannot be loaded.
-    """
-
-    def __init__(self, request: Request, device: str, rpc: str = "") -> None:
-        self.library = Llama(request.lib)
-        self._request = request
-        self.notes: dict[str, int] = {}
-        """Nodes and splits of the last context's graph, from llama.cpp's log."""
-        self.library.initialise(last_words)
-        self._server = attach(self.library, rpc)
-
-        def weight(t: Tensor, pointer: int) -> None:
-            self.library.set(pointer, make(recipe(request.stream, t), t))
-
-        self.model = load_model(self.library, request, device, weight)
-
-    def reply(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to the request for a run."""
-        try:
-            return self.play(replace(self._request, **run["changes"]), Path(run["folder"]), run["run"], run["watch"])
-        except ConformanceError as e:
-            return {"failed": str(e), "complaints": self.complaints(), "notes": self.notes}
-
-    def verb(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to the request for a verb."""
-        verb, folder = VERBS[ask["verb"]], Path(ask["folder"])
-        self.library.log.clear()
-        desk = Desk(self.library, self.model, self._request, folder, ask["part"])
-        if desk.kind not in verb.kinds:
-            return {"unsupported": f"makes no sense for a model of kind {desk.kind}"}
-        try:
-            with desk.clean():
-                pairs = list(verb.play(desk))
-        except LacksError as e:
-            return {"unsupported": f"this llama.cpp has no {e}"}
-        except RefusedError as e:
-            return {"unsupported": f"refused: {e}"}
-        except ConformanceError as e:
-            return {"failed": str(e), "complaints": self.complaints()}
-        arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
-        np.savez(folder / f"{verb.name}.npz", **arrays)
-        return {
-            "more": verb.parts > ask["part"] + 1,
-            "pairs": [p.record() for p in pairs],
-        }
-
-    def play(self, request: Request, folder: Path, number: int, watch: dict[str, Any] | None) -> dict[str, Any]:
-        """Play the request's plan on a context of its own and write what each batch gave, as run `number`.
-
-        Raises:
-            ConformanceError: no context can be made, or a part of the plan cannot be done.
-        """
-        self.library.log.clear()
-        self.notes = {}
-        forced = load_choices(Path(watch["forced"])) if watch and watch["forced"] else None
-        looker = Watch(self.library, forced, values=watch["values"]) if watch else None
-        context = new_context(self.library, self.model, request, looker.callback if looker else None)
-        sizes = [m for line in self.library.log if (m := _SIZE.search(line))]
-        self.notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
-        results: list[F32] = []
-
-        def each(batch: Ubatch) -> None:
-            results.append(self._results(context, batch, request))
-            if looker:
-                looker.batch = len(results)
-
-        Drive(self.library, self.model, context, request, each=each).run(request.plan)
-        np.savez(folder / f"{number}.npz", *results)
-        self.library.llama.free(context)
-        if looker:
-            save_choices(folder / f"choices-{number}.npz", looker.choices)
-        return {"batches": len(results), "notes": self.notes, "spoilt": looker.spoilt if looker else ""}
-
-    def complaints(self) -> list[str]:
-        """The last errors of the log, without llama.cpp's own line about every failure."""
-        lines = [" ".join(text.split()) for text in self.library.log]
-        return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
-
-    def _results(self, context: int, batch: Ubatch, request: Request) -> F32:
-        """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
-        llama = self.library.llama
-        tokens = np.flatnonzero(batch.outputs).tolist()
-        if request.embeddings:
-            n = llama.model_n_embd(self.model)
-            if llama.pooling_type(context) > 0:
-                at = [llama.get_embeddings_seq(context, s) for s in sorted(set(batch.seqs.tolist()))]
-            else:
-                at = [llama.get_embeddings_ith(context, i) for i in tokens]
-        else:
-            n = llama.vocab_n_tokens(llama.model_get_vocab(self.model))
-            at = [llama.get_logits_ith(context, i) for i in tokens]
-        rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
-        return np.stack(rows) if rows else np.zeros((0, n), np.float32)
 
 
 if __name__ == "__main__":

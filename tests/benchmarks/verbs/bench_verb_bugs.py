@@ -18,8 +18,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "verbs"))
 from verb_bugs import BUGS, NOTICED, Bug, model, noticed, played
 
-from conformance.suite.zoo.verbs.desk import Desk
-from conformance.suite.zoo.verbs.table import VERBS
+from conformance.live.scenarios.desk import Desk
+from conformance.live.scenarios.table import SCENARIOS
 
 KINDS = {"llama": "attention", "mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
 """Architecture -> what it remembers."""
@@ -30,7 +30,7 @@ LEAST = 3
 
 def verbs_of(arch: str) -> list[str]:
     """Verbs that make sense for a model and do not kill it."""
-    return [v.name for v in VERBS.values() if KINDS[arch] in v.kinds and v.name not in DIES.get(arch, ())]
+    return [v.name for v in SCENARIOS.values() if KINDS[arch] in v.kinds and v.name not in DIES.get(arch, ())]
 
 
 def worker(arch: str) -> None:
@@ -119,8 +119,8 @@ def main(names: list[str]) -> int:
         sys.stdout.flush()
     for w in workers.values():
         w.close()
-    few = [verb for verb in VERBS if seen[verb] < LEAST and not names]
-    sys.stdout.write("\n" + "\n".join(f"{seen[verb]:5} {verb}" for verb in VERBS) + "\n")
+    few = [verb for verb in SCENARIOS if seen[verb] < LEAST and not names]
+    sys.stdout.write("\n" + "\n".join(f"{seen[verb]:5} {verb}" for verb in SCENARIOS) + "\n")
     sys.stdout.write(f"{len(names or BUGS)} bugs, {pairs} pairs, {hits} noticed, {time.monotonic() - start:.0f} s\n")
     sys.stdout.writelines(f"not noticed: {line}\n" for line in missed)
     sys.stdout.writelines(f"fewer than {LEAST}: {line}\n" for line in few)

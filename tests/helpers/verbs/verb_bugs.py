@@ -17,17 +17,18 @@ from function_faults import Spoil
 
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.llama import Llama
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Result, Verdict
+from conformance.live.pairs import judge_pairs
+from conformance.live.scenarios.desk import Desk
+from conformance.live.scenarios.table import SCENARIOS
+from conformance.live.worker import DeviceModel
 from conformance.suite.zoo.family import prepare, read
-from conformance.suite.zoo.play import Played
-from conformance.suite.zoo.verbs.desk import Desk
-from conformance.suite.zoo.verbs.play import judge_pairs
-from conformance.suite.zoo.verbs.table import VERBS
-from conformance.suite.zoo.worker import DeviceModel
 
 LLAMA, MAMBA, BERT, T5, LFM2 = "llama", "mamba", "bert", "t5", "lfm2"
 Q8_0 = "llama-cache=q8_0"
 """Keys that are stored in blocks, so a shift costs one more draw of their roundings."""
-NOTICED = ("FAIL", "ERROR", "VACUOUS")
+NOTICED = (Verdict.FAIL, Verdict.OVERCLAIM, Verdict.VACUOUS)
 
 
 @dataclass(frozen=True)
@@ -412,18 +413,18 @@ def model(arch: str) -> DeviceModel:
     return DeviceModel(request, "")
 
 
-def played(verb: str, arch: str = LLAMA) -> Played:
-    """A verb in this process, all its parts; ERROR where llama.cpp reports one."""
+def played(verb: str, arch: str = LLAMA) -> Result:
+    """A verb in this process, all its parts; OVERCLAIM where llama.cpp reports an error."""
     it = model(arch)
     pairs = []
     try:
-        for part in range(VERBS[verb].parts):
+        for part in range(SCENARIOS[verb].parts):
             desk = Desk(it.library, it.model, it._request, Path(it._request.model).parent, part)
             with desk.clean():
-                pairs += list(VERBS[verb].play(desk))
+                pairs += list(SCENARIOS[verb].play(desk))
     except ConformanceError as e:
-        return Played("ERROR", str(e))
-    return judge_pairs(pairs, on_cpu=True)
+        return Result("", "", Verdict.OVERCLAIM, error=Error(str(e)))
+    return judge_pairs(verb, pairs, on_cpu=True)
 
 
 @contextmanager
@@ -445,7 +446,7 @@ def planted(bug: Bug) -> Iterator[None]:
             raise call.error
 
 
-def noticed(bug: Bug, verb: str) -> Played:
+def noticed(bug: Bug, verb: str) -> Result:
     """What a verb says of a bug."""
     with planted(bug):
         return played(verb, bug.arch)

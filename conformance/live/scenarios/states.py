@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.ggml.errors import UsageError
+from conformance.live.pairs import Pair
 
-from .desk import PROMPT, Desk, Pair, Way
+from .desk import PROMPT, Desk, Way
 
 PARTIAL, ON_DEVICE = 1, 2
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY` and `_ON_DEVICE`."""

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.ggml.errors import UsageError
+from conformance.live.pairs import Pair
 from conformance.suite.zoo.model import table
 
-from .desk import PROMPT, Desk, Pair, RefusedError, Way, joined
+from .desk import PROMPT, Desk, RefusedError, Way, joined
 
 
 def two(desk: Desk) -> Iterator[Pair]:

@@ -21,21 +21,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marks import needs_wheel
 
+from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib import mtmd
 from conformance.ggml.lib.mtmd import Mtmd
-from conformance.suite.zoo.play import RUNS, Device, Played
-from conformance.suite.zoo.projectors import play
-from conformance.suite.zoo.projectors.encoder import Encoder, image_size
-from conformance.suite.zoo.projectors.files import TOKENS, write_projector
-from conformance.suite.zoo.projectors.play import play_projector, prepare
-from conformance.suite.zoo.projectors.relations import MEDIA, RELATIONS
-from conformance.suite.zoo.projectors.table import _number, projector, table
-from conformance.suite.zoo.projectors.worker import encoder, reply
-from conformance.suite.zoo.verbs.play import judge_pairs
-from conformance.suite.zoo.verbs.table import VERBS
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Result, Verdict
+from conformance.live import projector as player
+from conformance.live.pairs import judge_pairs
+from conformance.live.projector import prepare
+from conformance.live.projectors.encoder import Encoder, image_size
+from conformance.live.projectors.files import TOKENS, write_projector
+from conformance.live.projectors.relations import MEDIA, RELATIONS
+from conformance.live.projectors.table import _number, projector, table
+from conformance.live.projectors.worker import encoder, reply
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
 
 Call = Callable[..., Any]
 TILES, FRAMES, SOUND = "internvl", "qwen3vl_merger", "qwen3a"
@@ -145,14 +148,23 @@ def loaded(name: str) -> Encoder:
     return Encoder(first().library, load, "")
 
 
-def related(relation: str, name: str) -> Played:
-    """A relation in this process; ERROR where libmtmd reports one."""
+def play(ids: Iterable[str]) -> list[Result]:
+    """The results of cases on the wheel's CPU called by name."""
+    runner, spec = Runner(isolation=Isolation(time_limit=60.0)), Spec.parse("ggml?device=CPU")
+    try:
+        return [runner.run(spec, [runner.case(i)])[0] for i in ids]
+    finally:
+        runner.close()
+
+
+def related(relation: str, name: str) -> Result:
+    """A relation in this process; OVERCLAIM where libmtmd reports an error."""
     e = loaded(name)
     try:
         with e.clean():
-            return judge_pairs(list(RELATIONS[relation].play(e)), on_cpu=True)
+            return judge_pairs(relation, list(RELATIONS[relation].play(e)), on_cpu=True)
     except ConformanceError as error:
-        return Played("ERROR", str(error))
+        return Result("", "", Verdict.OVERCLAIM, error=Error(str(error)))
 
 
 @needs_wheel
@@ -184,21 +196,21 @@ def test_a_large_image_is_cut() -> None:
 @pytest.mark.parametrize(("name", "relations"), [(TILES, RELATIONS), (FRAMES, RELATIONS), ("lfm2a", ["frames"])])
 def test_a_device_that_is_the_cpu_agrees(name: str, relations: Iterable[str]) -> None:
     """Every run is equal to the bit, and every relation holds, or makes no sense and says why."""
-    found = play_projector(name, [Device("CPU too", "", "CPU")], [*MEDIA, *relations])
-    assert {p.verdict for p in found.values()} <= {"PASS", "UNSUPPORTED"}, found
-    assert all(found["CPU too", run].nmse == 0.0 for run in MEDIA)
-    assert all(p.detail for p in found.values() if p.verdict == "UNSUPPORTED")
+    found = play(f"projector/{name}-do={do}@1" for do in (*MEDIA, *relations))
+    assert {r.verdict for r in found} <= {Verdict.PASS, Verdict.UNSUPPORTED}, found
+    assert all(r.nmse == 0.0 for r in found[: len(MEDIA)])
+    assert all(r.detail for r in found if r.verdict is Verdict.UNSUPPORTED)
 
 
 @needs_wheel
-def test_a_projector_that_ends_its_process_costs_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight of another shape aborts: runs have no reference, relations are CRASH, with ggml's words."""
+def test_a_projector_that_ends_its_process_costs_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of another shape aborts: runs have nothing to compare with, relations are CRASH, with ggml's words."""
     broken = projector("mlp")
     tensors = {**broken.tensors, "mm.0.weight": (96, 256)}
-    monkeypatch.setattr(play, "projector", lambda _: replace(broken, tensors=tensors))
-    found = play_projector("mlp", [Device("CPU")], ["media-odd", "media-threads"])
-    assert [p.verdict for p in found.values()] == ["NO REFERENCE", "CRASH"]
-    assert all("GGML_ASSERT" in p.detail for p in found.values())
+    monkeypatch.setattr(player, "projector", lambda _: replace(broken, tensors=tensors))
+    found = play(f"projector/mlp-do={do}@1" for do in ("media-odd", "media-threads"))
+    assert [r.verdict for r in found] == [Verdict.UNSUPPORTED, Verdict.CRASH]
+    assert all("GGML_ASSERT" in r.detail for r in found)
 
 
 @needs_wheel
@@ -319,30 +331,17 @@ def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
     name, spoil, projector_name, relations = BUGS[bug]
     functions = loaded(projector_name).library.mtmd
     for relation in relations.split():
-        assert related(relation, projector_name).verdict == "PASS"
+        assert related(relation, projector_name).verdict is Verdict.PASS
         with monkeypatch.context() as patch:
             patch.setattr(functions, name, spoil(getattr(functions, name)))
             found = related(relation, projector_name)
-        assert found.verdict in ("FAIL", "ERROR", "VACUOUS"), relation
+        assert found.verdict in (Verdict.FAIL, Verdict.OVERCLAIM, Verdict.VACUOUS), relation
 
 
-def _rows(*chunks: list[float]) -> Played:
-    return Played("PASS", results=[np.array([[*c], [*c]], np.float32) for c in chunks])
-
-
-def test_what_a_run_says() -> None:
-    """A chunk that is wrong, 0 or missing fails; a row of zeros on the CPU proves nothing, nor does a dead CPU."""
-    right = _rows([1.0, 2.0], [3.0, 4.0])
-    assert play._held(_rows([1.0, 2.0], [3.0, 4.0]), right).verdict == "PASS"
-    wrong = play._held(_rows([1.0, 2.0], [0.0, 0.0]), right)
-    assert (wrong.verdict, wrong.step) == ("FAIL", 1)
-    missing = play._held(_rows([1.0, 2.0]), right)
-    assert (missing.verdict, missing.detail) == ("FAIL", "2 chunks expected, 1 found")
-    assert play._held(right, _rows([1.0, 2.0], [0.0, 0.0])).verdict == "VACUOUS"
-    assert play._held(right, Played("PASS")).verdict == "VACUOUS"
-    assert play._held(right, Played("CRASH", "SIGABRT")).verdict == "NO REFERENCE"
-    assert play._held(Played("CRASH", "SIGSEGV"), right).verdict == "CRASH"
-    assert play._held(Played("UNSUPPORTED", "why"), Played("UNSUPPORTED", "why")).detail == "why"
+def test_what_a_row_of_zeros_says() -> None:
+    """Such a row on the CPU proves nothing."""
+    assert player.tells([np.ones((2, 3), np.float32)])
+    assert not player.tells([np.ones((2, 3), np.float32), np.eye(2, 3, dtype=np.float32)[[0, 0]] * 0])
 
 
 # --- what a build lacks
@@ -387,7 +386,7 @@ def test_a_projector_that_a_build_does_not_know(tmp_path: Path) -> None:
     stranger = replace(projector("mlp"), keys={**projector("mlp").keys, "clip.projector_type": "of-tomorrow"})
     write_projector(tmp_path / "p.gguf", stranger, "x")
     strange = Encoder(e.library, replace(e.load, projector="of-tomorrow", file=str(tmp_path / "p.gguf")), "")
-    ask = {"run": "media-odd", "folder": str(tmp_path), "file": "x.npz"}
+    ask = {"run": "media-odd", "file": str(tmp_path / "x.npz")}
     assert reply(strange, ask) == {"unsupported": "this libmtmd knows no projector of-tomorrow"}
     assert reply(loaded(SOUND), {"relation": "frames", "folder": str(tmp_path)}) == {
         "unsupported": "makes no sense for audio"
@@ -401,25 +400,21 @@ def test_a_projector_that_a_build_does_not_know(tmp_path: Path) -> None:
 
 @needs_wheel
 def test_the_command_with_projectors(tmp_path: Path) -> None:
-    """Projectors stand in a table of their own and in the record; no architecture runs beside them unless asked."""
+    """A result for each run and relation of a projector; no architecture runs beside them unless asked."""
     out = tmp_path / "zoo.json"
     result = CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--projector", "mlp-*", "--json", str(out)])
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text(encoding="utf-8"))["results"]
-    assert {r["architecture"] for r in rows} == {"clip/mlp-norm"}
-    assert {r["run"] for r in rows} == {*MEDIA, *RELATIONS}
+    assert [r["case"] for r in rows] == player.ids_of("mlp-norm")
     assert {r["verdict"] for r in rows} == {"PASS", "UNSUPPORTED"}
-    assert "projector" in result.output
-    assert "tiles-batch" in result.output
 
 
 def test_the_names_of_projectors() -> None:
-    """A name that fits none is an error of the user, and a list shows them all; no two cells share a name."""
+    """A name that fits none is an error of the user, and a list shows them all."""
     wrong = CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--projector", "nothing"])
     assert (wrong.exit_code, "--projector nothing: one of adapter, " in wrong.output) == (2, True)
     shown = CliRunner().invoke(main, ["zoo", "--list-projectors"]).output
     assert all(name in shown for name in (*table(), *RELATIONS))
-    assert not {*MEDIA, *RELATIONS} & {*VERBS, *RUNS}
 
 
 @pytest.fixture(scope="module", autouse=True)

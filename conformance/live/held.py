@@ -12,10 +12,10 @@ from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.breakdown import breakdown
 from conformance.ggml.lib.llama import Llama
 from conformance.process.memory import physical, trim
+from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.load import load_model
 
-from .family import Request
-from .load import load_model
-from .verbs.desk import Desk
+from .scenarios.desk import Desk
 
 _STATUS = Path("/proc/self/status")
 _LINES = 1 << 16

@@ -1,4 +1,4 @@
-"""`conform switch`: a backend with a switch of its environment, judged by the reference and held against itself."""
+"""`conform switch`: a backend with a switch of its environment, judged by the reference and compared with itself."""
 
 from __future__ import annotations
 
@@ -9,60 +9,59 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from marks import needs_wheel
 
 import conformance
 from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
-from conformance.run.switch import sides
+from conformance.live.switch import sides
 
 ROOT = Path(conformance.__file__).parents[1]
 CASE = "gqa/llama-l=1,embd=32,heads=4,kv=2,ff=32,vocab=32,seqs=2,run=p5.d2@1"
 STAND_IN = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-import backends.cpu as cpu
+import numpy as np
+import backends.ggml.session as session
 
-real = cpu.CpuBackend.kernels
-
-
-def kernels(self):
-    table, how, harm = dict(real(self)), os.environ.get("GQA"), os.environ.get("HARM")
-    attention = table["FLASH_ATTN_EXT"]
-
-    def changed(node, dst, src):
-        attention(node, dst, src)
-        if harm == "dies" and how != "mends" and node.src[0].ne[3] > 1:
-            os._exit(7)
-        if harm == "zeros":
-            dst[:] = 0
-        if how == "rounds":
-            dst *= 1 + 2.0**-23
-        elif how == "streams" and node.src[0].ne[3] > 1:
-            dst[1:] = dst[:1]
-        elif how == "groups":
-            dst[:] = dst[:, :, ::-1]
-        elif how == "dies":
-            os._exit(7)
-        elif how == "dies-once":
-            if not os.path.exists("died"):
-                open("died", "w").close()
-                os._exit(7)
-            dst *= 1 + 2.0**-23
-
-    return {{**table, "FLASH_ATTN_EXT": changed}}
+real = session.GgmlSession.compute
 
 
-cpu.CpuBackend.kernels = kernels
+def compute(self, graph, inputs, outputs):
+    values, how, harm = dict(real(self, graph, inputs, outputs)), os.environ.get("GQA"), os.environ.get("HARM")
+    attention = [n for n in graph if n.op == "FLASH_ATTN_EXT"]
+    last = list(graph)[-1]
+    if not attention or last not in values:
+        return values
+    streams = any(n.src[0].ne[3] > 1 for n in attention)
+    if how == "dies" or (harm == "dies" and how != "mends" and streams):
+        os._exit(7)
+    if how == "dies-once" and not os.path.exists("died"):
+        open("died", "w").close()
+        os._exit(7)
+    rows = np.array(values[last]).view(np.float32).reshape(-1, last.ne[0])
+    if harm == "zeros":
+        rows[:] = 0
+    if how in ("rounds", "dies-once"):
+        rows *= 1 + 2.0**-23
+    elif how == "streams" and len(rows) > 1:
+        rows[1:] = rows[:1]
+    elif how == "groups":
+        rows[:] = rows[:, ::-1]
+    return {{**values, last: rows.reshape(-1).view(np.uint8)}}
+
+
+session.GgmlSession.compute = compute
 """
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`mine`: the reference in a process whose attention a variable GQA changes, as a library reads its switch."""
+    """`mine`: ggml in a process whose attention a variable GQA changes, as a library reads its switch."""
     (tmp_path / "sitecustomize.py").write_text(STAND_IN, encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
-    toml = f'[backend.mine]\nadapter = "cpu"\nenvironment = {{ PYTHONPATH = {json.dumps(path)} }}\n'
+    toml = f'[backend.mine]\nadapter = "ggml"\nenvironment = {{ PYTHONPATH = {json.dumps(path)} }}\n'
     (tmp_path / "conformance.toml").write_text(toml, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     before = defined()
@@ -74,14 +73,15 @@ def _switch(*words: str) -> Result:
     return CliRunner().invoke(main, ["switch", *words, "--backend", "mine", "--case", CASE])
 
 
+@needs_wheel
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("setting", "code", "said"),
     [
         ("rounds", 0, "1 PASS"),
-        ("streams", 1, "FAIL gqa/llama-l=1"),
-        ("groups", 1, "FAIL gqa/llama-l=1"),
-        ("dies", 1, "CRASH gqa/llama-l=1"),
+        ("streams", 1, "FAIL switch/GQA="),
+        ("groups", 1, "FAIL switch/GQA="),
+        ("dies", 1, "CRASH switch/GQA="),
         ("dies-once", 0, "1 PASS"),
         ("nothing", 3, "nothing shows that the library reads it"),
     ],
@@ -92,26 +92,27 @@ def test_a_switch_changes_rounding_alone(setting: str, code: int, said: str) -> 
     assert (done.exit_code, said in done.output) == (code, True), done.output
 
 
+@needs_wheel
 @pytest.mark.usefixtures("stand_in")
-def test_the_file_names_what_differs(tmp_path: Path) -> None:
-    """Node and element, and that what is expected comes from the run without the switch."""
+def test_the_record_says_what_differs(tmp_path: Path) -> None:
+    """Node and element, and how the run compares with that without the switch."""
     out = tmp_path / "switch.json"
     assert _switch("GQA=streams", "--json", str(out)).exit_code == 1
     document = json.loads(out.read_text(encoding="utf-8"))
-    assert (document["kind"], document["switch"]) == ("switch", "GQA=streams")
     (row,) = document["results"]
-    assert (row["verdict"], row["equal"]) == ("FAIL", False)
-    assert (row["without"], row["compared"], row["batch"]) == ("PASS", True, True)
+    assert (document["kind"], row["case"], row["verdict"]) == ("conformance", f"switch/GQA=streams/{CASE}", "FAIL")
+    assert (row["metrics"]["compared"], row["metrics"]["equal"], row["metrics"]["streams"]) == (1, 0, 1)
     assert "diverges at" in row["detail"]
 
 
+@needs_wheel
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("harm", "setting", "code", "said"),
     [
-        ("dies", "mends", 3, ["1 PASS", "1 CRASH", "0 of 1 cases; of 1 with several streams (ne[3] > 1): none"]),
-        ("dies", "rounds", 1, ["CRASH gqa/llama-l=1", "without it CRASH", "not compared: 1 CRASH without it"]),
-        ("zeros", "rounds", 1, ["FAIL gqa/llama-l=1", "without it FAIL", "compared with and without it: 1 of 1 cases"]),
+        ("dies", "mends", 3, ["1 PASS", "0 of 1 cases; of 1 with several streams (ne[3] > 1): none"]),
+        ("dies", "rounds", 1, ["CRASH switch/GQA=", "without it CRASH"]),
+        ("zeros", "rounds", 1, ["FAIL switch/GQA=", "without it FAIL", "compared with and without it: 1 of 1 cases"]),
     ],
 )
 def test_a_library_wrong_without_the_switch_is_still_judged(
@@ -126,6 +127,7 @@ def test_a_library_wrong_without_the_switch_is_still_judged(
     assert [words for words in said if words not in done.output] == [], done.output
 
 
+@needs_wheel
 @pytest.mark.usefixtures("stand_in")
 def test_a_switch_left_off_says_how_to_turn_it_on() -> None:
     """A library told `=0` changes nothing; the user is told what to type."""

@@ -18,8 +18,8 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.llama import put
 from conformance.ggml.lib.mtmd import CHUNK_TEXT, InputText, Mtmd
+from conformance.live.scenarios.desk import RefusedError
 from conformance.suite.zoo.load import LacksError, from_metadata
-from conformance.suite.zoo.verbs.desk import RefusedError
 
 from .table import Modality
 

@@ -1,7 +1,7 @@
 """The service of libmtmd's processes, which a shape or a device may end. Its requests, by their fields:
 
 `load` (`encoder.Load`'s fields) and `device` ("" for the CPU alone): a projector. `run` (a name of `relations.MEDIA`),
-`folder` and `file`: a medium is encoded; the reply `{"chunks": n}` comes with the file (an array per chunk), or it is
+`file`: a medium is encoded; the reply `{"chunks": n}` comes with the file (an array per chunk), or it is
 `{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply `{"pairs": [what each
 compares, …]}` comes with `folder/NAME.npz`. Either is `{"unsupported": text}` where the library lacks what it takes.
 `record` (a `Medium`) and `output`: what the CPU computes of it is written as a case file; the reply is empty.
@@ -19,9 +19,9 @@ import numpy as np
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib.mtmd import Mtmd
 from conformance.ggml.lib.rpc import attach
+from conformance.live.scenarios.desk import RefusedError
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.load import LacksError
-from conformance.suite.zoo.verbs.desk import RefusedError
 from conformance.suite.zoo.worker import last_words
 
 from .encoder import Encoder, Load, Medium, UnknownError
@@ -84,7 +84,7 @@ def _record(e: Encoder, medium: Medium, output: Path) -> dict[str, Any]:
 
 def _run(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
     chunks = e.look(e.context(), e.medium(MEDIA[ask["run"]]))
-    np.savez(Path(ask["folder"]) / ask["file"], *chunks)
+    np.savez(Path(ask["file"]), *chunks)
     return {"chunks": len(chunks)}
 
 

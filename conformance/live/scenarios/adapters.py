@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from conformance.live.pairs import Pair
+
 from . import lora
-from .desk import F32, PROMPT, Desk, Pair, Way
+from .desk import F32, PROMPT, Desk, Way
 from .lora import Adapter
 
 

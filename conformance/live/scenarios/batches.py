@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .desk import AFTER, F32, PROMPT, Desk, Pair, Way, joined
+from conformance.live.pairs import Pair
+
+from .desk import AFTER, F32, PROMPT, Desk, Way, joined
 
 
 def _length(seq: int) -> int:

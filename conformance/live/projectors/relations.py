@@ -9,7 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from conformance.suite.zoo.verbs.desk import Pair, RefusedError
+from conformance.live.pairs import Pair
+from conformance.live.scenarios.desk import RefusedError
 
 from .encoder import F32, Encoder, Medium
 from .table import Modality

@@ -27,7 +27,7 @@ from conformance import shipped
 from conformance.ggml.errors import UsageError
 from conformance.suite.zoo.model import Value
 
-_TABLE = shipped.path("suite", "zoo", "projectors", "projectors.json")
+_TABLE = shipped.path("live", "projectors", "projectors.json")
 Modality = Literal["vision", "audio"]
 SYMBOLS = {
     "E": "embedding_length", "F": "feed_forward_length", "P": "projection_dim", "H": "attention.head_count",

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from gguf import GGUFReader
 
 from conformance.ggml.errors import UsageError
+from conformance.live.pairs import Pair
 
-from .desk import PROMPT, Desk, Pair, RefusedError, Way, joined
+from .desk import PROMPT, Desk, RefusedError, Way, joined
 
 NO_ROPE = -1
 """`LLAMA_ROPE_TYPE_NONE`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +14,14 @@ from commands import conform
 from marks import needs_wheel
 from verb_bugs import LLAMA, model
 
+from conformance.backend.registry import Spec
 from conformance.cli import main
-from conformance.suite.zoo.family import read
-from conformance.suite.zoo.play import RUNS, Device, Played
-from conformance.suite.zoo.verbs import play
-from conformance.suite.zoo.verbs.desk import Pair
-from conformance.suite.zoo.verbs.play import judge_pairs
-from conformance.suite.zoo.verbs.table import VERBS
+from conformance.ggml.errors import BackendCrashError, UnavailableError
+from conformance.judge.verdict import Result, Verdict
+from conformance.live.pairs import Pair, judge_pairs
+from conformance.live.scenario import Player, id_of, ids_of
+from conformance.live.scenarios.table import SCENARIOS
+from conformance.run.isolation.isolate import Isolation
 
 
 @needs_wheel
@@ -32,7 +33,7 @@ def test_an_absent_function_is_named(verb: str, monkeypatch: pytest.MonkeyPatch,
         "seq-div": "memory_seq_div",
     }[verb]  # fmt: skip
     monkeypatch.setattr(model(LLAMA).library.llama, lacking, None)
-    reply = model(LLAMA).verb({"verb": verb, "part": 0, "folder": str(tmp_path)})
+    reply = model(LLAMA).scenario({"changes": {}, "scenario": verb, "part": 0, "folder": str(tmp_path)})
     assert reply == {"unsupported": f"this llama.cpp has no llama_{lacking}"}
 
 
@@ -56,7 +57,7 @@ def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_
         return True
 
     monkeypatch.setattr(library.llama, "set_sampler", leaves)
-    reply = model(LLAMA).verb({"verb": "sampler", "part": 0, "folder": str(tmp_path)})
+    reply = model(LLAMA).scenario({"changes": {}, "scenario": "sampler", "part": 0, "folder": str(tmp_path)})
     library.log.clear()
     assert said in str(reply["unsupported"])
 
@@ -68,24 +69,26 @@ def _pair(actual: list[float], expected: list[float], *, exact: bool = False, ap
 def test_what_pairs_say() -> None:
     """Bits where they must be equal, else the tolerance; nothing compared, or nothing changed, is VACUOUS."""
     near = [1.0, 2.000001]
-    assert judge_pairs([_pair(near, [1.0, 2.0])], on_cpu=True).verdict == "PASS"
-    assert judge_pairs([_pair(near, [1.0, 2.0], exact=True)], on_cpu=True).verdict == "FAIL"
-    assert judge_pairs([_pair(near, [1.0, 2.0], exact=True)], on_cpu=False).verdict == "PASS"
-    assert judge_pairs([_pair([1.0], [1.2])], on_cpu=False).verdict == "FAIL"
-    assert judge_pairs([_pair([1.0], [1.01])], on_cpu=False).verdict == "PASS"
-    assert judge_pairs([_pair([1.0], [1.01])], on_cpu=True).verdict == "FAIL"
-    assert judge_pairs([_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict == "VACUOUS"
-    assert judge_pairs([_pair([0.0], [0.0])], on_cpu=True).verdict == "VACUOUS"
-    assert judge_pairs([], on_cpu=True).verdict == "VACUOUS"
+    assert judge_pairs("x", [_pair(near, [1.0, 2.0])], on_cpu=True).verdict is Verdict.PASS
+    assert judge_pairs("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_pairs("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=False).verdict is Verdict.PASS
+    assert judge_pairs("x", [_pair([1.0], [1.2])], on_cpu=False).verdict is Verdict.FAIL
+    assert judge_pairs("x", [_pair([1.0], [1.01])], on_cpu=False).verdict is Verdict.PASS
+    assert judge_pairs("x", [_pair([1.0], [1.01])], on_cpu=True).verdict is Verdict.FAIL
+    assert (
+        judge_pairs("x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict is Verdict.VACUOUS
+    )
+    assert judge_pairs("x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
+    assert judge_pairs("x", [], on_cpu=True).verdict is Verdict.VACUOUS
 
 
 def test_masked_logits_hide_no_others() -> None:
     """What a model never gives is left out of the error, and must be the same in both ways."""
     low = float(np.finfo(np.float32).min)
-    assert judge_pairs([_pair([low, 1.0], [low, 1.0])], on_cpu=True).verdict == "PASS"
-    assert judge_pairs([_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict == "FAIL"
-    other = judge_pairs([_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
-    assert (other.verdict, "other tokens are masked" in other.detail) == ("FAIL", True)
+    assert judge_pairs("x", [_pair([low, 1.0], [low, 1.0])], on_cpu=True).verdict is Verdict.PASS
+    assert judge_pairs("x", [_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict is Verdict.FAIL
+    other = judge_pairs("x", [_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
+    assert (other.verdict, "other tokens are masked" in other.detail) == (Verdict.FAIL, True)
 
 
 @needs_wheel
@@ -101,10 +104,10 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
     right = np.ones((1, 1000), np.float32)
     off = right.copy()
     off[0, 0] += np.float32(0.2)  # NMSE 4e-5
-    assert judge_pairs([Pair("shift", off, right)], on_cpu=True).verdict == "FAIL"
-    assert judge_pairs([Pair("shift", off, right, worth=1e-4)], on_cpu=True).verdict == "PASS"
-    assert judge_pairs([Pair("shift", off, right, worth=1e-5)], on_cpu=True).verdict == "FAIL"
-    assert judge_pairs([Pair("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict == "FAIL"
+    assert judge_pairs("x", [Pair("shift", off, right)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_pairs("x", [Pair("shift", off, right, worth=1e-4)], on_cpu=True).verdict is Verdict.PASS
+    assert judge_pairs("x", [Pair("shift", off, right, worth=1e-5)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_pairs("x", [Pair("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict is Verdict.FAIL
 
 
 @needs_wheel
@@ -116,36 +119,49 @@ def test_the_command_with_verbs(tmp_path: Path) -> None:
     command = ["zoo", "--backend", "ggml", "--arch", "llama", "--arch", "mamba", "--verb", "state-process", "--json"]
     result = CliRunner().invoke(main, [*command, str(out), "--verb", "shif?", "--verb", "seq-rm-tail"])
     assert result.exit_code == 0, result.output
-    assert "state-process" in result.output
-    rows = json.loads(out.read_text(encoding="utf-8"))["results"]
-    assert {(r["architecture"], r["run"]): r["verdict"] for r in rows} == {
-        ("llama", "state-process"): "PASS", ("llama", "shift"): "PASS", ("llama", "seq-rm-tail"): "PASS",
-        ("mamba", "state-process"): "PASS", ("mamba", "shift"): "UNSUPPORTED", ("mamba", "seq-rm-tail"): "UNSUPPORTED",
+    rows = {r["case"]: r for r in json.loads(out.read_text(encoding="utf-8"))["results"]}
+    assert {i: r["verdict"] for i, r in rows.items()} == {
+        id_of("llama", "state-process"): "PASS", id_of("llama", "shift"): "PASS",
+        id_of("llama", "seq-rm-tail"): "PASS", id_of("mamba", "state-process"): "PASS",
+        id_of("mamba", "shift"): "UNSUPPORTED", id_of("mamba", "seq-rm-tail"): "UNSUPPORTED",
     }  # fmt: skip
-    reasons = {r["run"]: r["detail"] for r in rows if r["verdict"] == "UNSUPPORTED"}
-    assert reasons["seq-rm-tail"] == "refused: llama_memory_seq_rm(0, 13, -1) returned false"
-    assert reasons["shift"] == "makes no sense for a model of kind recurrent"
+    assert rows[id_of("mamba", "seq-rm-tail")]["detail"] == "refused: llama_memory_seq_rm(0, 13, -1) returned false"
+    assert rows[id_of("mamba", "shift")]["detail"] == "makes no sense for a model of kind recurrent"
 
 
+@needs_wheel
 def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three verbs, apart from each other, are tried; if one does not die, all are."""
-    asked: list[str] = []
+    """Three scenarios, apart from each other, are tried; if one does not die, all are."""
+    ids = ids_of("llama")
+    names = [i.partition("do=")[2].partition("@")[0] for i in ids]
+    assert sorted(names) == sorted(SCENARIOS)
+    player = Player(Spec("ggml"), Isolation(), None)
     alive: set[str] = set()
 
-    def conduct(*args: Any) -> dict[str, Played]:  # noqa: ANN401
-        asked.extend(args[2])
-        return {n: Played("PASS" if n in alive else "CRASH") for n in args[2]}
+    def once(name: str, _: object) -> Result:
+        if name in alive:
+            return Result("", "", Verdict.PASS)
+        raise BackendCrashError("it died")
 
-    monkeypatch.setattr(play, "conduct", conduct)
-    asks: dict[str, dict[str, Any]] = {n: {} for n in "abcdefg"}
-    for name, tried in (("", 3), ("a", 7), ("d", 7), ("g", 7), ("b", 3)):
-        asked.clear()
-        alive.clear()
-        alive.add(name)
-        request, _, _, _ = read("zoo/llama@1")
-        played = play._alive(request, Device("x"), asks, lambda *_: Played("PASS"), 1.0)
-        assert (len(asked), set(played)) == (tried, set(asks))
-        assert sum(p.verdict == "NO REFERENCE" for p in played.values()) == 7 - tried
+    monkeypatch.setattr(player, "_once", once)
+    tried = []
+    for i in ids[:5]:
+        try:
+            player.play(i)
+        except BackendCrashError:
+            tried.append(i)
+        except UnavailableError as e:
+            assert "so no more were tried" in str(e)  # noqa: PT017  # another error is the other branch
+    assert tried == ids[:3]
+    alive.add(names[1])
+    player._model = ""
+    with suppress(BackendCrashError):
+        player.play(ids[0])
+    assert player.play(ids[1]).verdict is Verdict.PASS
+    for i in ids[2:6]:
+        with pytest.raises(BackendCrashError):
+            player.play(i)
+    player.close()
 
 
 def test_the_names_of_verbs() -> None:
@@ -156,16 +172,11 @@ def test_the_names_of_verbs() -> None:
 
 def test_every_verb_has_its_words() -> None:
     """A verb says what it does in few words, for at least one kind of model; at least 20 hold for a plain decoder."""
-    assert all(v.does and v.kinds and len(v.does) < 80 for v in VERBS.values())
-    assert sum("attention" in v.kinds for v in VERBS.values()) >= 20
+    assert all(v.does and v.kinds and len(v.does) < 80 for v in SCENARIOS.values())
+    assert sum("attention" in v.kinds for v in SCENARIOS.values()) >= 20
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _end() -> Iterator[None]:
     yield
     model.cache_clear()
-
-
-def test_verbs_and_runs_have_other_names() -> None:
-    """A cell is named by either, so no name may be both."""
-    assert not set(VERBS) & set(RUNS)

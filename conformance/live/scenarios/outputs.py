@@ -8,8 +8,9 @@ import numpy as np
 from gguf import GGUFReader
 
 from conformance.ggml.errors import UsageError
+from conformance.live.pairs import Pair
 
-from .desk import AFTER, F32, PROMPT, Desk, Pair, RefusedError
+from .desk import AFTER, F32, PROMPT, Desk, RefusedError
 
 OTHERWISE = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "scales embeddings of tokens alone"),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf import GGUFReader
 from marks import needs_wheel
 
+from conformance.backend.registry import Spec
+from conformance.judge.verdict import Verdict
+from conformance.live.arch import Player, id_of
+from conformance.run.isolation.isolate import Isolation
 from conformance.suite.zoo import model
 from conformance.suite.zoo.family import prepare, read
-from conformance.suite.zoo.play import RUNS, Device, play
 
 RUN = ("byt5", "flan-t5", "madlad400", "t5", "t5-v1.0", "umt5")
 """Encoder-decoders that llama.cpp runs."""
@@ -56,10 +58,10 @@ def test_what_variants_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RUN)
 def test_a_variant_runs(name: str) -> None:
     """One sequence and two in one stream, equal to the bit on the CPU called by name."""
-    runs = {run: RUNS[run] for run in ("1", "2 unified")}
-    found = play(f"zoo/{name}-real=1@1", [Device("CPU too", "", "CPU")], runs)
-    assert [(p.verdict, p.nmse) for p in found.values()] == [("PASS", 0.0)] * 2, found
-    assert all(np.isfinite(r).all() for p in found.values() for r in p.results)
+    player = Player(Spec.parse("ggml?device=CPU"), Isolation(), None)
+    found = [player.play(id_of(name, run)) for run in ("1", "2 unified")]
+    player.close()
+    assert [(r.verdict, r.nmse) for r in found] == [(Verdict.PASS, 0.0)] * 2, found
 
 
 @needs_wheel

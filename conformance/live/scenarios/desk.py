@@ -53,26 +53,6 @@ class RefusedError(UsageError):
     """llama.cpp declines by its documented answer, and may: a recurrent state cannot go back, for one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Results of two ways: `[rows, n]` each."""
-
-    what: str
-    """Which part of the verb, in words."""
-    actual: F32
-    expected: F32
-    exact: bool = False
-    """The same kernels ran on the same values: on a CPU with one thread equal to the bit."""
-    apart: bool = False
-    """These two must differ: else the verb would hold where llama.cpp did nothing."""
-    worth: float = 0.0
-    """NMSE that the two may be apart beside the limit, since one of them stored its keys more often."""
-
-    def record(self) -> dict[str, Any]:
-        """All but the values."""
-        return {"what": self.what, "exact": self.exact, "apart": self.apart, "worth": self.worth}
-
-
 @dataclass
 class Desk:
     """A model and what verbs need beside it."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .desk import F32, PROMPT, Desk, Pair, Way
+from conformance.live.pairs import Pair
+
+from .desk import F32, PROMPT, Desk, Way
 
 LENGTHS = (1, 33, 2, 200, 7)
 """Tokens of the texts that one context reads in turn."""

@@ -1,0 +1,170 @@
+"""The family `arch`: llama.cpp runs a whole model on a device; each batch is compared with its own CPU's run.
+
+An id is `arch/ARCH-key=value@seed`, with the keys of the family `zoo`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError, UnavailableError
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import LiveFamily, without_steps
+from conformance.suite.family import Level
+from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.model import lacks, runnable
+from conformance.suite.zoo.recorder import flips, load_choices
+
+from .llama import Device, Models, device, read_id
+from .pairs import SILENT, TOLERANCE, judge_runs, nmse
+
+NAME = "arch"
+RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2, "unified": 1}}
+"""Name of a run -> the keys that it sets."""
+FEW = ("llama", "jamba", "mamba", "bert")
+"""Architectures of level smoke: a cache, a cache beside states, states, none."""
+
+
+def id_of(arch: str, run: str = "1", **keys: object) -> str:
+    """The id of a run of an architecture; keys that are empty are left out."""
+    return spell(NAME, arch, {"real": 1, **keys, **RUNS[run]})
+
+
+def spell(family: str, arch: str, keys: dict[str, object], seed: int = 1) -> str:
+    """An id; keys that are empty are left out."""
+    text = ",".join(f"{k}={v}" for k, v in keys.items() if v not in ("", None))
+    return f"{family}/{arch}{'-' if text else ''}{text}@{seed}"
+
+
+def _ids(level: Level) -> list[str]:
+    archs = FEW if level == "smoke" else runnable(with_variants=True)
+    return [id_of(arch, run) for arch in archs for run in (("1",) if level == "smoke" else RUNS)]
+
+
+def _build(case_id: str) -> Case:
+    read_id(case_id)
+    return without_steps(case_id)
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of a run."""
+
+    results: list[NDArray[np.float32]]
+    """Of each batch."""
+    notes: dict[str, float]
+    """Nodes and splits of the graph, from llama.cpp's log."""
+    choices: Path | None = None
+    """The file of the run's choices, if it was watched."""
+    spoilt: str = ""
+    """Its first value that is NaN, if it was watched."""
+
+
+class Player:
+    """Runs models on one device."""
+
+    def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
+        """UnavailableError if the backend is no ggml library."""
+        self._device = device(spec)
+        self._models = Models(isolation.time_limit)
+
+    def play(self, case_id: str) -> Result:
+        """The result of one model and run. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
+        request = self._models.use(case_id)
+        expected = self._reference(request)
+        begun = time.perf_counter()
+        run = self.run(self._device, request)
+        seconds = time.perf_counter() - begun
+        result = judge_runs(run.results, expected)
+        if result.verdict is Verdict.FAIL:
+            result = self._explained(result, run, request)
+        return replace(result, seconds=seconds, metrics=run.notes)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._models.close()
+
+    def _reference(self, request: Request) -> list[NDArray[np.float32]]:
+        """What the CPU computes: embeddings of an encoder, which has no logits."""
+        try:
+            results = self.run(self._device.judge, request).results
+            if not _tell(results) and not self._models.embeddings:
+                self._models.embeddings = True
+                results = self.run(self._device.judge, request).results
+        except BackendError as e:
+            raise UnavailableError(f"nothing to compare with: on the CPU: {e}") from None
+        if not _tell(results):
+            raise UnavailableError(f"nothing to compare with: on the CPU {SILENT}")
+        return results
+
+    def run(self, on: Device, request: Request, watch: dict[str, object] | None = None) -> Run:
+        """One run on a device; watched, it has its choices. Raises as `Process.ask`."""
+        file = self._models.folder / "run.npz"
+        reply = self._models.on(on).ask(run=str(file), changes=self._models.changes(request), watch=watch)
+        with np.load(file) as arrays:
+            results = [arrays[k] for k in arrays.files]
+        choices = file.with_name(f"choices-{file.name}") if watch else None
+        return Run(results, {k: float(n) for k, n in reply["notes"].items()}, choices, reply["spoilt"])
+
+    def _explained(self, result: Result, run: Run, request: Request) -> Result:
+        try:
+            return self.explain(result, run, request)
+        except (BackendError, UnavailableError) as e:
+            return result.noted(f"its choices could not be compared: {e}")
+
+    def explain(self, result: Result, run: Run, request: Request) -> Result:
+        """A failure with its cause; PASS of a run that only chose other experts at a near-tie.
+
+        A device may choose another expert where two scores are closer than it rounds. Then the CPU runs the model with
+        the device's experts, and the device is compared with that. Raises as `Process.ask`.
+        """
+        if any(not np.isfinite(r).all() for r in run.results):
+            return result.noted(self.run(self._device, request, {"forced": None, "values": True}).spoilt)
+        watched = self.run(self._device, request, {"forced": None, "values": False})
+        assert watched.choices is not None
+        own = load_choices(watched.choices)
+        if not own:
+            return result
+        file = watched.choices.replace(watched.choices.with_name("choices-of-device.npz"))
+        forced = self.run(self._device.judge, request, {"forced": str(file), "values": False})
+        assert forced.choices is not None
+        notes, wrong = flips(own, load_choices(forced.choices))
+        if wrong or not notes:
+            return result.noted(wrong)
+        return _judge_again(result, run, watched, forced, notes)
+
+
+def _judge_again(result: Result, run: Run, watched: Run, forced: Run, notes: Sequence[str]) -> Result:
+    """The result by the CPU's run with the same experts."""
+    more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
+    if any(not nmse(a, b) <= TOLERANCE for a, b in zip(run.results, watched.results, strict=True)):
+        return result.noted(f"{notes[0]}{more}, but it gives other results while it is watched")
+    same = judge_runs(watched.results, forced.results)
+    text = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
+    if same.verdict is Verdict.PASS:
+        return same.noted(f"{text}, with the CPU's own {result.nmse:.2g}")
+    return result.noted(text)
+
+
+def _tell(results: Sequence[NDArray[np.float32]]) -> bool:
+    """True if there is anything to compare with."""
+    return any(r.any() for r in results)
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "llama.cpp runs whole models of every architecture on a device, compared with its own CPU",
+    _ids,
+    _build,
+    lacks=lacks,
+    player=Player,
+)

@@ -1,0 +1,203 @@
+"""llama.cpp on a device: which library and device a backend is, made-up models, and the processes that hold them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.backend.registry import Spec, environment, resolve
+from conformance.builds.source import locate
+from conformance.ggml.errors import (
+    BackendCrashError,
+    BackendError,
+    BackendTimeoutError,
+    ConformanceError,
+    UnavailableError,
+)
+from conformance.ggml.lib.llama import find_llama
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.suite.family import without
+from conformance.suite.zoo import family
+from conformance.suite.zoo.family import ENVIRONMENT, Request, prepare, read
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+GGML = "ggml"
+"""The adapter whose libraries llama.cpp runs on."""
+LAST_WORDS = 400
+"""Characters of what a process that died said last."""
+_CONTEXT = ("plan", "n_ctx", "n_seq_max", "n_ubatch", "unified", "swa_full", "flash_attn", "type_k", "type_v",
+            "embeddings")  # fmt: skip
+"""Fields of a request that are of a context, and not of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a model runs."""
+
+    name: str
+    """Of the backend."""
+    lib: str = ""
+    """The library with llama.cpp; the wheel's if empty."""
+    device: str = ""
+    """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
+    environment: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    """Variables that its process has beside our own environment; None takes one away."""
+    rpc: str = ""
+    """The RPC server that has the device: `HOST:PORT`, or `loopback`, one of the same build that its process starts."""
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What a worker's request says of it."""
+        return {"device": self.device, "rpc": self.rpc}
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if equal kernels on equal values give equal bits."""
+        return self.device in ("", "CPU")
+
+    @property
+    def judge(self) -> Device:
+        """The CPU of its library; of a CPU that of the wheel, so that a fault in what all devices of a build share is
+        seen as well.
+        """
+        return Device("CPU", "" if self.on_cpu else self.lib)
+
+
+def device(spec: Spec) -> Device:
+    """Where llama.cpp runs for a backend; UnavailableError if that is no ggml library, or it is not here."""
+    whole = resolve(spec)
+    options = dict(whole.options)
+    if whole.name != GGML:
+        raise UnavailableError(f"{spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {GGML}")
+    lib = llama_of(options.get("lib"))
+    return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""))
+
+
+def llama_of(build: str | None) -> str:
+    """The library with llama.cpp of a build, by any name of it; "" for the wheel's."""
+    return str(find_llama(locate(build))) if build else ""
+
+
+class Process:
+    """A process that holds one model on one device, begun when it is asked, and anew once it ended."""
+
+    def __init__(self, service: str, device: Device, load: DataclassInstance, time_limit: float) -> None:
+        """`load`: the fields of what the module `service` loads. `time_limit`: seconds of a request."""
+        self._service, self._device, self._load, self._time_limit = service, device, load, time_limit
+        self._worker: Worker | None = None
+
+    def ask(self, **request: object) -> dict[str, Any]:
+        """The reply to a request.
+
+        Raises:
+            BackendCrashError: the process died.
+            BackendTimeoutError: it did not answer in time.
+            UnavailableError: the model or the library has no such thing, or llama.cpp refuses it.
+            BackendError: llama.cpp reports an error.
+        """
+        try:
+            reply = self._ready().ask(request)[0]
+        except WorkerTimeoutError:
+            self.close()
+            raise BackendTimeoutError(f"no answer within {self._time_limit:g} s") from None
+        except WorkerDiedError as e:
+            self.close()
+            words = " / ".join(e.lines)[-LAST_WORDS:]
+            text = f"its process died ({e.how}): {words}"
+            raise BackendCrashError(text, words="\n".join(e.lines), died=e.how) from None
+        if "unsupported" in reply:
+            raise UnavailableError(reply["unsupported"])
+        if "failed" in reply:
+            more = " / ".join(c for c in reply.get("complaints", ()) if c not in reply["failed"])
+            raise BackendError(f"{reply['failed']}: {more}" if more else reply["failed"], words=more or None)
+        return reply
+
+    def _ready(self) -> Worker:
+        if self._worker is None:
+            variables = {**os.environ, **ENVIRONMENT, **self._device.environment}
+            env = {k: v for k, v in variables.items() if v is not None}
+            self._worker = Worker(self._service, time_limit=self._time_limit, env=env)
+            try:
+                self._worker.ask({"load": asdict(self._load), **self._device.asked})
+            except WorkerDiedError:
+                raise
+            except ConformanceError as e:
+                self.close()
+                raise BackendError(str(e)) from None
+        return self._worker
+
+    def close(self) -> None:
+        """End the process; the next request begins another one."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+class Models:
+    """The made-up model of the last case, and the processes that hold it; of a case of another one it is made anew."""
+
+    def __init__(self, time_limit: float) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="conformance-live-"))
+        self.embeddings = False
+        """The model gives embeddings in place of logits."""
+        self._time_limit = time_limit
+        self._key = ""
+        self._model = Request("", "")
+        self._processes: dict[tuple[str, str], Process] = {}
+
+    def use(self, case_id: str) -> Request:
+        """What an id `FAMILY/ARCH-key=value@seed` asks for, with the file of its model.
+
+        Raises:
+            UsageError: the id cannot be read.
+            UnavailableError: the model cannot be made here.
+        """
+        request, arch, keys, whole = read_id(case_id)
+        key = repr((arch, keys, request.type_w, whole, request.seed))
+        if key != self._key:
+            self._end()
+            try:
+                # The wheel's llama.cpp makes the model, whatever library runs it.
+                self._model = prepare(self.folder / "model.gguf", replace(request, stream=key), arch, keys, whole)
+            except ConformanceError as e:
+                raise UnavailableError(f"no model: {e}") from None
+            self._key = key
+        context = {name: getattr(request, name) for name in _CONTEXT}
+        return replace(self._model, **context)
+
+    def changes(self, request: Request) -> dict[str, Any]:
+        """What a request of a worker has under `changes`."""
+        made = {name: getattr(request, name) for name in _CONTEXT}
+        return {**made, "embeddings": request.embeddings or self.embeddings}
+
+    def on(self, device: Device) -> Process:
+        """The process that holds the model on a device."""
+        key = device.lib, device.device
+        if key not in self._processes:
+            load = replace(self._model, lib=device.lib, embeddings=self._model.embeddings or self.embeddings)
+            self._processes[key] = Process("conformance.live.worker", device, load, self._time_limit)
+        return self._processes[key]
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+        self.embeddings, self._key = False, ""
+
+    def close(self) -> None:
+        """End the processes, and remove the model."""
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def read_id(case_id: str, own: frozenset[str] = frozenset({"do"})) -> tuple[Request, str, dict[str, Any], bool]:
+    """`suite.zoo.family.read` of an id of another family, without its `own` keys."""
+    body, at, seed = case_id.partition("/")[2].rpartition("@")
+    return read(f"{family.NAME}/{without(body, own)[0]}{at}{seed}")

@@ -1,0 +1,127 @@
+"""Judges results of llama.cpp: of two ways that must agree, or of a device and of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.judge.evidence import Error, Fault, Place
+from conformance.judge.verdict import Result, Verdict
+
+F32 = NDArray[np.float32]
+TOLERANCE = 5e-4
+"""NMSE of a step's logits, as for a free run against a recording."""
+CLOSE = 1e-5
+"""NMSE of two ways on a CPU, whose kernels are the same: sums in another order. A pair whose keys were rounded once
+more is `worth` something beside."""
+SILENT = "every result is 0"
+MASKED = -1e30
+"""Logits at or below this are those of tokens that a model never gives; their energy would hide all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Results of two ways: `[rows, n]` each."""
+
+    what: str
+    """Which part of a scenario, in words."""
+    actual: F32
+    expected: F32
+    exact: bool = False
+    """The same kernels ran on the same values: on a CPU with one thread equal to the bit."""
+    apart: bool = False
+    """These two must differ: else a scenario would hold where llama.cpp did nothing."""
+    worth: float = 0.0
+    """NMSE that the two may be apart beside the limit, since one of them stored its keys more often."""
+
+    def record(self) -> dict[str, Any]:
+        """All but the values."""
+        return {"what": self.what, "exact": self.exact, "apart": self.apart, "worth": self.worth}
+
+
+def nmse(actual: F32, expected: F32) -> float:
+    """Energy of the error / energy of the expected values; inf where shapes differ or a value is not finite."""
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return inf
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    energy = float(np.sum(e * e))
+    return float(np.sum((a - e) ** 2)) / energy if energy else (0.0 if not a.any() else inf)
+
+
+def judge_runs(results: Sequence[F32], expected: Sequence[F32]) -> Result:
+    """PASS or FAIL of the results of each batch; FAIL has the first batch out of tolerance."""
+    if len(results) != len(expected):
+        return Result("", "", Verdict.FAIL, notes=(f"{len(expected)} batches expected, {len(results)} found",))
+    errors = [nmse(ours, theirs) for ours, theirs in zip(results, expected, strict=True)]
+    worst = max(errors, default=0.0)
+    result = Result("", "", Verdict.PASS, worst / TOLERANCE, worst, steps=len(errors))
+    step = next((k for k, error in enumerate(errors) if not error <= TOLERANCE), None)
+    if step is None:
+        return result
+    what = f"batch {step} of {len(errors)}: NMSE {errors[step]:.2g}, at most {TOLERANCE:g} expected"
+    return _failed(result, step, what)
+
+
+def _failed(result: Result, step: int, what: str, name: str = "") -> Result:
+    where = Place(Fault.OUTPUT, step, name=name)
+    return replace(result, verdict=Verdict.FAIL, where=where).noted(what)
+
+
+def saved_pairs(said: Sequence[Mapping[str, Any]], file: Path) -> list[Pair]:
+    """The pairs of a reply, with their values from the file beside it."""
+    with np.load(file) as arrays:
+        return [Pair(**p, actual=arrays[f"actual{i}"], expected=arrays[f"expected{i}"]) for i, p in enumerate(said)]
+
+
+def judge_pairs(name: str, pairs: Sequence[Pair], *, on_cpu: bool) -> Result:
+    """PASS where all pairs of a scenario agree; FAIL names the first that does not; VACUOUS if nothing was compared or
+    changed.
+
+    `on_cpu`: two ways must agree within `CLOSE` there, and to the bit where the pair says so; else within `TOLERANCE`.
+    Either is wider by what the pair is `worth`.
+    """
+    if all(pair.apart for pair in pairs):
+        return _vacuous("nothing was compared")
+    worst = used = 0.0
+    for i, pair in enumerate(pairs):
+        error = _error(pair)
+        if pair.apart:
+            if error <= TOLERANCE:
+                return _vacuous(f"{pair.what}: the two ways must differ, NMSE {error:.2g} found")
+            continue
+        if not pair.expected.any():
+            return _vacuous(f"{pair.what}: {SILENT}")
+        exact = on_cpu and pair.exact
+        tolerance = 0.0 if exact else (CLOSE if on_cpu else TOLERANCE) + pair.worth
+        worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
+        if error > tolerance:
+            must = "equality to the bit" if exact else f"at most {tolerance:.2g}"
+            what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(pair)
+            return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{pair.what}: {what}", name)
+    return Result("", "", Verdict.PASS, used, worst, steps=len(pairs))
+
+
+def _vacuous(why: str) -> Result:
+    return Result("", "", Verdict.VACUOUS, error=Error(why, why))
+
+
+def _error(pair: Pair) -> float:
+    """NMSE of what is not masked; inf where not the same is."""
+    masked = pair.expected <= MASKED
+    if pair.actual.shape != masked.shape or not np.array_equal(pair.actual <= MASKED, masked):
+        return inf
+    return nmse(pair.actual[~masked], pair.expected[~masked])
+
+
+def _why_infinite(pair: Pair) -> str:
+    if pair.actual.shape != pair.expected.shape:
+        return f"results of shape {list(pair.expected.shape)} expected, {list(pair.actual.shape)} found"
+    if not np.isfinite(pair.expected).all():
+        return "NaN or infinity in what it is compared with"
+    return "NaN or infinity" if not np.isfinite(pair.actual).all() else "other tokens are masked"

@@ -1,0 +1,164 @@
+"""The family `projector`: libmtmd encodes made-up images and sounds on a device.
+
+An id is `projector/NAME-do=RUN,w=TYPE@1`: a medium, which the CPU judges, or a relation of two ways on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError, UnavailableError, UsageError
+from conformance.judge.verdict import Result
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import LiveFamily, without_steps
+from conformance.suite.family import Level, read_keys, split_id, word
+from conformance.suite.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
+from conformance.suite.zoo.model import lacks
+
+from .llama import Device, Process, device
+from .pairs import F32, judge_pairs, judge_runs, saved_pairs
+from .projectors.encoder import Load, Medium
+from .projectors.files import write_projector, write_text_model
+from .projectors.relations import MEDIA, RELATIONS
+from .projectors.table import projector, table
+
+NAME = "projector"
+SERVICE = "conformance.live.projectors.worker"
+DOES = (*MEDIA, *RELATIONS)
+_KEYS = {"do": word(*DOES), "w": KEYS["w"]}
+
+
+def ids_of(name: str, w: str = "f32") -> list[str]:
+    """The ids of every run and relation of a projector."""
+    return [f"{NAME}/{name}-do={do}{'' if w == 'f32' else f',w={w}'}@1" for do in DOES]
+
+
+def _ids(level: Level) -> list[str]:
+    return [i for name in (["mlp"] if level == "smoke" else table()) for i in ids_of(name)]
+
+
+def _read(case_id: str) -> tuple[str, str, str]:
+    """Projector, run and type of the matrices; UsageError if the id cannot be read."""
+    body, _ = split_id(case_id, NAME, "NAME-do=RUN,w=TYPE")
+    name, _, text = body.rpartition("-do=")
+    values, _ = read_keys(case_id, f"do={text}", _KEYS)
+    return projector(name).name, values["do"], values["w"]
+
+
+def _build(case_id: str) -> Case:
+    _read(case_id)
+    return without_steps(case_id)
+
+
+class Player:
+    """Plays projectors on one device."""
+
+    def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
+        """UnavailableError if the backend is no ggml library."""
+        self._device, self._time_limit = device(spec), isolation.time_limit
+        self._folder = Path(tempfile.mkdtemp(prefix="conformance-projector-"))
+        self._made = ("", "")
+        self._processes: dict[Device, Process] = {}
+
+    def play(self, case_id: str) -> Result:
+        """The result of a run or relation. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
+        name, do, type_w = _read(case_id)
+        if self._made != (name, type_w):
+            self._end()
+            load = prepare(self._folder, name, type_w)
+            for d in (self._device, self._device.judge):
+                self._processes[d] = Process(SERVICE, d, replace(load, lib=d.lib), self._time_limit)
+            self._made = name, type_w
+        begun = time.perf_counter()
+        if do in RELATIONS:
+            reply = self._processes[self._device].ask(relation=do, folder=str(self._folder))
+            result = judge_pairs(
+                do, saved_pairs(reply["pairs"], self._folder / f"{do}.npz"), on_cpu=self._device.on_cpu
+            )
+        else:
+            expected = self._reference(do)
+            result = judge_runs(self._chunks(self._device, do), expected)
+        return replace(result, seconds=time.perf_counter() - begun)
+
+    def _chunks(self, d: Device, medium: str) -> list[F32]:
+        file = self._folder / f"{medium}.npz"
+        self._processes[d].ask(run=medium, file=str(file))
+        with np.load(file) as arrays:
+            return [arrays[k] for k in arrays.files]
+
+    def _reference(self, medium: str) -> list[F32]:
+        """What the CPU computes: each chunk is a batch of its own, and no row is all zeros."""
+        try:
+            found = self._chunks(self._device.judge, medium)
+        except (BackendError, UnavailableError) as e:
+            raise UnavailableError(f"nothing to compare with: on the CPU: {e}") from None
+        if not found or not tells(found):
+            raise UnavailableError("nothing to compare with: on the CPU a row of embeddings is 0")
+        return found
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def tells(chunks: Sequence[F32]) -> bool:
+    """True if no row of embeddings is all zeros."""
+    return all(rows.any(axis=1).all() for rows in chunks)
+
+
+def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", type_w: str = "f32") -> None:
+    """Write what the CPU computes of a medium as a case file.
+
+    Raises:
+        UsageError: there is no such projector or library, or libmtmd cannot; gives its reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="conformance-projector-") as folder:
+        load = replace(prepare(Path(folder), name, type_w), lib=lib)
+        worker = Worker(SERVICE, time_limit=TIME_LIMIT, env={**os.environ, **ENVIRONMENT})
+        try:
+            worker.ask({"load": asdict(load), **Device("").asked})
+            worker.ask({"record": medium, "output": str(output.absolute())})
+        except WorkerTimeoutError:
+            raise UsageError(f"libmtmd gave no answer within {TIME_LIMIT:g} s") from None
+        except WorkerDiedError as e:
+            raise UsageError(f"libmtmd ended its process: {' / '.join(e.lines[-3:]) or e.how}") from None
+        finally:
+            worker.close()
+
+
+def prepare(folder: Path, name: str, type_w: str = "f32") -> Load:
+    """The files of a projector, written into `folder`; UsageError for an unknown name."""
+    it = projector(name)
+    stream = f"clip/{name}"
+    file, text = folder / "mmproj.gguf", folder / "text.gguf"
+    write_projector(file, it, stream, type_w)
+    write_text_model(text, it)
+    return Load(name, it.modality, str(file), str(text), it.tile, stream, architecture=it.text)
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "libmtmd encodes made-up images and sounds on a device, compared with its own CPU",
+    _ids,
+    _build,
+    seeded=False,
+    lacks=lacks,
+    player=Player,
+)

@@ -1,0 +1,126 @@
+"""The family `scenario`: two ways through llama.cpp's functions, both on one device, must give equal logits.
+
+An id is `scenario/ARCH-do=SCENARIO,key=value@seed`, with the other keys of the family `zoo`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError, UsageError
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import LiveFamily, without_steps
+from conformance.suite.family import Level, without
+from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.model import lacks, runnable
+
+from .arch import FEW, spell
+from .llama import Models, device, read_id
+from .pairs import SILENT, judge_pairs, saved_pairs
+from .scenarios.table import SCENARIOS
+
+NAME = "scenario"
+ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
+"""Builds of summer 2025 use a graph again only so; later ones always do."""
+TRIED = 3
+"""Scenarios of a model that die before no more of it are tried."""
+
+
+def id_of(arch: str, name: str, **keys: object) -> str:
+    """The id of a scenario with an architecture; keys that are empty are left out."""
+    return spell(NAME, arch, {"real": 1, **keys, "do": name})
+
+
+def ids_of(arch: str, **keys: object) -> list[str]:
+    """The ids of all scenarios; three far from each other come first, by which a model that always dies is known."""
+    names = list(SCENARIOS)
+    first = [names[0], names[len(names) // 2], names[-1]]
+    return [id_of(arch, name, **keys) for name in dict.fromkeys((*first, *names))]
+
+
+def _ids(level: Level) -> list[str]:
+    archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
+    return [i for arch in archs for i in ids_of(arch)]
+
+
+def _name(case_id: str) -> str:
+    return without(case_id.partition("/")[2].rpartition("@")[0], {"do"})[1].removeprefix("do=")
+
+
+def _build(case_id: str) -> Case:
+    if _name(case_id) not in SCENARIOS:
+        raise UsageError(f"case {case_id!r}: do: one of {', '.join(SCENARIOS)} expected")
+    read_id(case_id)
+    return without_steps(case_id)
+
+
+class Player:
+    """Plays scenarios on one device."""
+
+    def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
+        """UnavailableError if the backend is no ggml library."""
+        found = device(spec)
+        self._device = replace(found, environment={**ENVIRONMENT, **found.environment})
+        self._models = Models(isolation.time_limit)
+        self._model = ""
+        self._died: list[str] | None = []
+        """Scenarios with which the model died; None once it did not."""
+
+    def play(self, case_id: str) -> Result:
+        """The result of one scenario.
+
+        Raises:
+            UnavailableError: the model or the library lacks something, llama.cpp refuses, or the model dies with
+                everything.
+            BackendError: as `Process.ask`.
+        """
+        request, name = self._models.use(case_id), _name(case_id)
+        if request.stream != self._model:
+            self._model, self._died = request.stream, []
+        if self._died is not None and len(self._died) >= TRIED:
+            raise UnavailableError(f"it dies with {', '.join(self._died)}, so no more were tried")
+        try:
+            result = self._play(name, request)
+        except (BackendCrashError, BackendTimeoutError):
+            if self._died is not None:
+                self._died.append(name)
+            raise
+        self._died = None
+        return result
+
+    def _play(self, name: str, request: Request) -> Result:
+        begun = time.perf_counter()
+        result = self._once(name, request)
+        silent = result.verdict is Verdict.VACUOUS and result.detail.endswith(SILENT)
+        if silent and not self._models.embeddings:  # it gives embeddings in place of logits
+            self._models.embeddings = True
+            result = self._once(name, request)
+        return replace(result, seconds=time.perf_counter() - begun)
+
+    def _once(self, name: str, request: Request) -> Result:
+        """Each part in a process of its own: what a part left is in files."""
+        process, folder = self._models.on(self._device), self._models.folder
+        for part in range(SCENARIOS[name].parts):
+            if part:
+                process.close()
+            reply = process.ask(scenario=name, part=part, folder=str(folder), changes=self._models.changes(request))
+        return judge_pairs(name, saved_pairs(reply["pairs"], folder / f"{name}.npz"), on_cpu=self._device.on_cpu)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._models.close()
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "two ways through llama.cpp's functions on one device, such as a state saved and loaded, or not",
+    _ids,
+    _build,
+    lacks=lacks,
+    player=Player,
+)

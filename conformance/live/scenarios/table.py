@@ -1,0 +1,120 @@
+"""Every scenario, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+from conformance.live.pairs import Pair
+
+from . import adapters, batches, contexts, encoders, memories, outputs, states
+from .desk import PROMPT, Desk, Kind
+
+_ALL: tuple[Kind, ...] = get_args(Kind)
+_MEMORY: tuple[Kind, ...] = ("attention", "recurrent", "hybrid", "encoder-decoder")
+_CACHE: tuple[Kind, ...] = ("attention", "hybrid", "encoder-decoder")
+_BOTH: tuple[Kind, ...] = ("encoder-decoder",)
+_DECODER: tuple[Kind, ...] = ("attention", "recurrent", "hybrid")
+_STATE: tuple[Kind, ...] = ("recurrent", "hybrid")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A relation between two ways through llama.cpp."""
+
+    name: str
+    does: str
+    """What, in a sentence."""
+    kinds: tuple[Kind, ...]
+    """Which models it makes sense for."""
+    play: Callable[[Desk], Iterator[Pair]]
+    parts: int = 1
+    """Processes that it takes, one after the other."""
+
+
+# fmt: off
+_ROWS = (
+    # states
+    Scenario("state-same", "a state is saved, and loaded into its context after other tokens", _MEMORY, states.same),
+    Scenario("state-fresh", "a state is loaded into a new context", _MEMORY, states.fresh),
+    Scenario("state-larger", "a state is loaded into a context of twice the cells", _MEMORY, states.larger),
+    Scenario("state-3", "the state of 3 sequences is loaded into a new context", _MEMORY, states.several),
+    Scenario("state-process", "a state is loaded in a new process", _MEMORY, states.process, parts=2),
+    Scenario("state-file", "a prompt-cache file is written and loaded, with its tokens", _MEMORY, states.file),
+    Scenario("state-seq", "one of 2 sequences is saved, removed and loaded", _MEMORY, states.seq),
+    Scenario("state-seq-other", "a sequence is saved and loaded under another id", _MEMORY, states.seq_other),
+    Scenario("state-seq-unified", "the same in one stream of cells", _MEMORY, states.seq_unified),
+    Scenario("state-seq-file", "a file of one sequence is loaded under another id", _MEMORY, states.seq_file),
+    Scenario("state-seq-device", "a sequence's state stays on the device meanwhile", _MEMORY, states.seq_device),
+    Scenario("state-checkpoint", "a partial state is loaded, rejected drafts are removed", _MEMORY, states.checkpoint),
+    Scenario("state-fragmented", "a sequence is loaded into cells between those of another", _CACHE, states.fragmented),
+    # memory
+    Scenario("seq-cp", "a sequence is copied to another stream", _MEMORY, partial(memories.cp, unified=False)),
+    Scenario("seq-cp-unified", "a sequence is copied within a stream", _MEMORY, partial(memories.cp, unified=True)),
+    Scenario("seq-rm-tail", "the last tokens are removed", _MEMORY, partial(memories.rm_tail, n=PROMPT, gone=0)),
+    Scenario("seq-rm-long", "11 of 57 tokens are removed", _MEMORY, partial(memories.rm_tail, n=57, gone=11)),
+    Scenario("seq-rm-whole", "a sequence is removed and its id begins anew", _MEMORY, partial(memories.rm_whole, n=57)),
+    Scenario("seq-rm-all", "all sequences are removed by the id -1", _MEMORY, memories.rm_all),
+    Scenario("seq-rm-all-unified", "the same in one stream of cells", _MEMORY, partial(memories.rm_all, unified=True)),
+    Scenario("drafts", "of 4 drafts 2 are accepted, three times", _MEMORY, memories.drafts),
+    Scenario("drafts-snapshots", "drafts are rejected by snapshots of recurrent states", _STATE, memories.snapshots),
+    Scenario("seq-keep", "one sequence of 3 is kept", _MEMORY, partial(memories.keep, unified=False)),
+    Scenario("seq-keep-unified", "the same in one stream of cells", _MEMORY, partial(memories.keep, unified=True)),
+    Scenario("seq-add", "positions move, which are relative", _CACHE, memories.add),
+    Scenario("seq-add-back", "positions move up and back", _CACHE, memories.add_back),
+    Scenario("seq-div", "positions are divided by 2, or moved one by one", _CACHE, memories.div),
+    Scenario("shift", "the first tokens are removed and the others move to 0", _CACHE, memories.shift),
+    Scenario("clear", "a memory is cleared but for its bytes", _MEMORY, partial(memories.clear, data=False)),
+    Scenario("clear-data", "a memory is cleared with its bytes", _MEMORY, partial(memories.clear, data=True)),
+    Scenario("coupled", "2 sequences share tokens in one stream", _MEMORY, memories.coupled),
+    # batches
+    Scenario("batch-1", "1 sequence where 2 might be, as alone", _ALL, partial(batches.together, seqs=(0,))),
+    *(Scenario(f"batch-{n}", f"{n} sequences in a batch, each as alone", _ALL, partial(batches.together, seqs=range(n)))
+      for n in (2, 3, 4, 8)),
+    Scenario("batch-4-alike", "4 sequences of one length", _ALL, partial(batches.together, seqs=range(4), alike=True)),
+    Scenario("batch-3-unified", "3 sequences in one stream are each alone", _MEMORY,
+         partial(batches.together, seqs=range(3), unified=True)),
+    Scenario("slots-0-2", "sequences 0 and 2 of 3 in one batch", _ALL, partial(batches.together, seqs=(0, 2))),
+    Scenario("slots-1-3", "sequences 1 and 3 of 4 in one batch", _ALL, partial(batches.together, seqs=(1, 3))),
+    Scenario("needle", "64 sequences that differ in their first token", _MEMORY, partial(batches.needle, n=64)),
+    Scenario("ubatch", "a prompt in graphs of 8 tokens", _MEMORY, partial(batches.ubatch, n=8)),
+    Scenario("ubatch-3", "3 prompts in graphs of 6 tokens", _DECODER, batches.ubatch_several),
+    Scenario("chunks", "a prompt in 2 batches, and token by token", _MEMORY, batches.chunks),
+    Scenario("unified", "3 sequences in one stream, or in one each", _MEMORY, batches.unified),
+    Scenario("sets", "batches of one shape with other sequences", _MEMORY, partial(batches.sets, unified=False)),
+    Scenario("sets-unified", "the same in one stream of cells", _MEMORY, partial(batches.sets, unified=True)),
+    # contexts
+    Scenario("contexts-2", "2 contexts on one model decode in turn", _ALL, contexts.two),
+    Scenario("sizes", "small and large texts in one context", _ALL, contexts.sizes),
+    Scenario("op-offload", "without op_offload", _ALL, partial(contexts.other, op_offload=0)),
+    Scenario("offload-kqv", "without offload_kqv", _ALL, partial(contexts.other, offload_kqv=0)),
+    Scenario("threads", "with 3 threads", _ALL, contexts.threads),
+    Scenario("larger", "with 4 times the cells", _MEMORY, contexts.larger),
+    Scenario("flash-attn", "without flash attention", _ALL, contexts.flash_attn),
+    Scenario("full", "a batch for which there is no room changes nothing", _CACHE, contexts.full),
+    # an encoder beside a decoder
+    Scenario("encode-twice", "a decoder begins anew, with what its encoder read", _BOTH, encoders.twice),
+    Scenario("encode-again", "another text replaces what the encoder read", _BOTH, encoders.again),
+    Scenario("encode-2", "2 sequences read texts in a batch, each as alone", _BOTH, encoders.together),
+    # adapters
+    Scenario("lora-removed", "an adapter is set and removed", _ALL, adapters.removed),
+    Scenario("lora-scaled", "half of an adapter, and none", _ALL, adapters.scaled),
+    Scenario("lora-2", "2 adapters are one of both ranks", _ALL, adapters.both),
+    Scenario("lora-many", "40 adapters, each a part of one", _ALL, partial(adapters.many, n=40)),
+    Scenario("lora-changed", "adapters change between batches of one shape", _ALL, adapters.changed),
+    Scenario("cvec-removed", "a control vector is set and removed", _MEMORY, adapters.steered),
+    Scenario("cvec-changed", "control vectors change between batches of one shape", _MEMORY, adapters.resteered),
+    # inputs and outputs
+    Scenario("embeddings-in", "rows of the token embedding in place of tokens", _MEMORY, outputs.embeddings_in),
+    Scenario("embeddings-out", "embeddings are asked for, then no more", _MEMORY, outputs.asked),
+    Scenario("outputs", "results of all tokens, of a few, of the last", _MEMORY, outputs.every),
+    *(Scenario(f"pooling-{name}", f"pooling {name} is the same on the host", ("encoder",),
+           partial(outputs.pooling, pooling_type=kind))
+      for name, kind in (("mean", outputs.MEAN), ("cls", outputs.CLS), ("last", outputs.LAST))),
+    Scenario("sampler", "a greedy sampler on the device", _MEMORY, outputs.greedy),
+)
+# fmt: on
+SCENARIOS: dict[str, Scenario] = {v.name: v for v in _ROWS}
+"""Name -> scenario."""

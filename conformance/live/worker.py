@@ -1,0 +1,186 @@
+"""The service of processes in which llama.cpp runs a model on a device, which may end them. Its requests:
+
+`load` (the fields of `suite.zoo.family.Request`), `device` ("" for the CPU alone) and `rpc` (as of a `Device`): a model
+to run, as a user runs it. Each later request has `changes`, the fields of the request that it sets:
+
+- `run`, the file to write, and `watch`, null or `{"forced": file or null, "values": bool}`: the plan runs; graphs run
+  whole, on the devices that llama.cpp chose, and without a callback unless `recorder.Watch` looks at what routers
+  choose. The reply is `{"notes": {...}, "spoilt": text}`, the file has an array of results per batch; where watched,
+  `choices-` and its name those.
+- `scenario` (a name of `scenarios.table`), `part` and `folder`: a part of the scenario runs. The reply is `{"more":
+  bool, "pairs": [what each compares, ...]}`, with `folder/SCENARIO.npz`.
+
+Either is `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
+`device` and `rpc`: the reply is that of `held.measure`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.recipe import make
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.lib.llama import Llama
+from conformance.ggml.lib.rpc import attach
+from conformance.ggml.tensor import Tensor
+from conformance.process.service import Frame, Service, failure
+from conformance.suite.decoder.memory import Ubatch
+from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.load import LacksError, load_model, new_context
+from conformance.suite.zoo.model import recipe
+from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
+from conformance.suite.zoo.worker import Drive, last_words
+
+from .held import measure
+from .scenarios.desk import Desk, RefusedError
+from .scenarios.table import SCENARIOS
+
+_SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
+_COMPLAINT = re.compile(r"xception|rror|[Ff]ailed|ASSERT|nsupported|Check '")
+_NOISE = re.compile(
+    r"^(llama_decode|llama_encode|decode|encode|process_ubatch): (failed|removing)|sched_graph_compute_async failed"
+)
+LONGEST = 700
+"""Characters of one message."""
+F32 = NDArray[np.float32]
+
+
+def main() -> None:
+    """Answer requests to their end."""
+    models: list[DeviceModel] = []
+    verbs: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "run": lambda header: models[-1].reply(header),  # noqa: PLW0108  # the last one of then
+        "scenario": lambda header: models[-1].scenario(header),  # noqa: PLW0108  # as above
+        "load": lambda header: _load(models, header),
+        "memory": _memory,
+    }
+
+    def answer(header: dict[str, Any], _: object) -> Frame:
+        try:
+            return next(verb(header) for name, verb in verbs.items() if name in header), ()
+        except UnavailableError as e:
+            return failure(e)
+        except ConformanceError as e:
+            return failure(e, UsageError.__name__)
+
+    Service().serve(answer)
+    os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
+
+
+def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
+    models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
+    return {}
+
+
+def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
+    request = Request(**header["memory"])
+    library = Llama(request.lib)
+    library.initialise(last_words)
+    attach(library, header["rpc"])
+    return measure(library, request, header["device"])
+
+
+class DeviceModel:
+    """A model on a device, "" for the CPU alone, which may be behind an RPC server.
+
+    Raises:
+        ConformanceError: there is no such library or device, or the model cannot be loaded.
+    """
+
+    def __init__(self, request: Request, device: str, rpc: str = "") -> None:
+        self.library = Llama(request.lib)
+        self._request = request
+        self.library.initialise(last_words)
+        self._server = attach(self.library, rpc)
+
+        def weight(t: Tensor, pointer: int) -> None:
+            self.library.set(pointer, make(recipe(request.stream, t), t))
+
+        self.model = load_model(self.library, request, device, weight)
+
+    def reply(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to the request for a run."""
+        try:
+            return self._run(replace(self._request, **ask["changes"]), Path(ask["run"]), ask["watch"])
+        except ConformanceError as e:
+            return {"failed": str(e), "complaints": self.complaints()}
+
+    def scenario(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to the request for a part of a scenario."""
+        it, folder = SCENARIOS[ask["scenario"]], Path(ask["folder"])
+        self.library.log.clear()
+        desk = Desk(self.library, self.model, replace(self._request, **ask["changes"]), folder, ask["part"])
+        if desk.kind not in it.kinds:
+            return {"unsupported": f"makes no sense for a model of kind {desk.kind}"}
+        try:
+            with desk.clean():
+                pairs = list(it.play(desk))
+        except LacksError as e:
+            return {"unsupported": f"this llama.cpp has no {e}"}
+        except RefusedError as e:
+            return {"unsupported": f"refused: {e}"}
+        except ConformanceError as e:
+            return {"failed": str(e), "complaints": self.complaints()}
+        arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
+        np.savez(folder / f"{it.name}.npz", **arrays)
+        return {"more": it.parts > ask["part"] + 1, "pairs": [p.record() for p in pairs]}
+
+    def _run(self, request: Request, file: Path, watch: dict[str, Any] | None) -> dict[str, Any]:
+        """Run the request's plan on a context of its own and write what each batch gave.
+
+        Raises:
+            ConformanceError: no context can be made, or a part of the plan cannot be done.
+        """
+        self.library.log.clear()
+        forced = load_choices(Path(watch["forced"])) if watch and watch["forced"] else None
+        looker = Watch(self.library, forced, values=watch["values"]) if watch else None
+        context = new_context(self.library, self.model, request, looker.callback if looker else None)
+        sizes = [m for line in self.library.log if (m := _SIZE.search(line))]
+        notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
+        results: list[F32] = []
+
+        def each(batch: Ubatch) -> None:
+            results.append(self._results(context, batch, request))
+            if looker:
+                looker.batch = len(results)
+
+        Drive(self.library, self.model, context, request, each=each).run(request.plan)
+        np.savez(file, *results)
+        self.library.llama.free(context)
+        if looker:
+            save_choices(file.with_name(f"choices-{file.name}"), looker.choices)
+        return {"notes": notes, "spoilt": looker.spoilt if looker else ""}
+
+    def complaints(self) -> list[str]:
+        """The last errors of the log, without llama.cpp's own line about every failure."""
+        lines = [" ".join(text.split()) for text in self.library.log]
+        return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
+
+    def _results(self, context: int, batch: Ubatch, request: Request) -> F32:
+        """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
+        llama = self.library.llama
+        tokens = np.flatnonzero(batch.outputs).tolist()
+        if request.embeddings:
+            n = llama.model_n_embd(self.model)
+            if llama.pooling_type(context) > 0:
+                at = [llama.get_embeddings_seq(context, s) for s in sorted(set(batch.seqs.tolist()))]
+            else:
+                at = [llama.get_embeddings_ith(context, i) for i in tokens]
+        else:
+            n = llama.vocab_n_tokens(llama.model_get_vocab(self.model))
+            at = [llama.get_logits_ith(context, i) for i in tokens]
+        rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
+        return np.stack(rows) if rows else np.zeros((0, n), np.float32)
+
+
+if __name__ == "__main__":
+    main()
