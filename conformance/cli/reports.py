@@ -108,7 +108,7 @@ def _outcome(runs: Runs) -> Outcome:
 
 
 def _missing(runs: Runs) -> list[Missing]:
-    return [Missing.from_json(m.value) for m in runs.missing]
+    return [m.value for m in runs.missing]
 
 
 def _shards(runs: Runs) -> Outcome:

@@ -259,11 +259,6 @@ class Missing:
         """Encode as `{"backend", "case", "reason", "cause"}`."""
         return {**asdict(self), "cause": self.cause.value}
 
-    @classmethod
-    def from_json(cls, row: Mapping[str, JSON]) -> Missing:
-        """Decode a row of a record; an older one without a cause is LOST."""
-        return cls(row["backend"], row["case"], row["reason"], MissingCause(row.get("cause") or MissingCause.LOST))
-
 
 class Request:
     """Cases that a run requests of each backend, in order; a case may be requested twice."""

@@ -165,7 +165,7 @@ def _all(runs: Runs, names: Mapping[Key, Key]) -> Iterator[tuple[str, str, Side]
         yield r.value.case, r.value.backend, _side(r, names)
     for m in runs.missing:
         d = m.document
-        yield m.value["case"], m.value["backend"], Side(LOST, None, m.value["reason"], d.machine, d.written)
+        yield m.value.case, m.value.backend, Side(LOST, None, m.value.reason, d.machine, d.written)
 
 
 def _side(row: Row[Result], names: Mapping[Key, Key]) -> Side:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Missing, Result, Verdict
 
 from .matrix import operation
-from .runfile import Document
-from .runs import Fields, Row, Runs, command
+from .runfile import Document, Gate
+from .runs import Row, Runs, command
 
 T = TypeVar("T")
 
@@ -111,11 +111,11 @@ def _test(r: Result, suite: str) -> Test:
 
 def _missing(runs: Runs) -> Iterator[ET.Element]:
     """An error for each pair that has no result, `ERRORS` at most of each backend, and one that counts the others."""
-    groups: dict[str, list[Row[Fields]]] = {}
+    groups: dict[str, list[Row[Missing]]] = {}
     for row in runs.missing:
-        groups.setdefault(row.value["backend"], []).append(row)
+        groups.setdefault(row.value.backend, []).append(row)
     for backend, rows in groups.items():
-        tests = [_no_result(backend, r.value["case"], r.value["reason"]) for r in rows[:ERRORS]]
+        tests = [_no_result(backend, r.value.case, r.value.reason) for r in rows[:ERRORS]]
         if (more := len(rows) - ERRORS) > 0:
             tests.append(_no_result(backend, f"{more} more", f"{len(rows)} in all"))
         yield _suite_of(f"{backend}: asked for, and without a result", rows, tests)
@@ -131,14 +131,14 @@ def _unavailable(runs: Runs) -> Iterator[ET.Element]:
         yield _suite(name, runs.documents[-1].written, [Test(name, "available", 0.0, "skipped", "", why)])
 
 
-def _gate(g: Fields) -> Test:
-    tag = GATES[g["answer"]]
-    message = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
-    name = f"{g['gate']}: {g['unit']} on {g['backend']}"
-    return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", message, message)
+def _gate(g: Gate) -> Test:
+    tag = GATES[g.answer]
+    message = f"{g.answer}: {g.reason or 'no reason given'}"
+    name = f"{g.gate}: {g.unit} on {g.backend}"
+    return Test(f"gates.{g.kind}", name, g.seconds or 0.0, tag, g.answer if tag else "", message, message)
 
 
-def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[ET.Element]:
+def _grouped(name: str, tests: Sequence[tuple[Row[Gate], Test]]) -> Iterator[ET.Element]:
     """A suite per kind of machine, which its name has only where there are several."""
     machines = dict.fromkeys(row.document.machine for row, _ in tests)
     for machine in machines:

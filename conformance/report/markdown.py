@@ -80,7 +80,7 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
 def _head(runs: Runs) -> Iterator[str]:
     failed = [r for r in runs.results if r.value.verdict in FAILURES and not r.value.fresh]
     ran = sum(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
-    regressed = sum(g.value["answer"] == "regressed" for g in runs.gates)
+    regressed = sum(g.value.answer == "regressed" for g in runs.gates)
     words = [f"{len(failed):,} failures", f"{ran:,} cases executed on backends"] if runs.results else []
     if not runs.results and (runs.of("conformance") or not _others(runs)):
         words.append("no cases ran")
@@ -114,7 +114,7 @@ def _others(runs: Runs) -> list[str]:
     """Phrases on everything besides cases and gates."""
     words = []
     if runs.units:
-        words.append(f"{sum(u.value['rate'] is not None for u in runs.units):,} of {len(runs.units):,} units timed")
+        words.append(f"{sum(u.value.rate is not None for u in runs.units):,} of {len(runs.units):,} units timed")
     if cells := runs.zoo():
         words.append(f"{sum(map(_fails, cells)):,} of {len(cells):,} zoo cells failed")
     if phases := runs.phases():
@@ -197,9 +197,9 @@ def _missing(runs: Runs) -> list[str]:
     rows = [m.value for m in runs.missing]
     lines = [
         f"- {code(backend)}: {n:,} cases of {asked[backend]:,} asked: {inline(why)}"
-        for (backend, why), n in Counter((m["backend"], m["reason"]) for m in rows).most_common()
+        for (backend, why), n in Counter((m.backend, m.reason) for m in rows).most_common()
     ]
-    return [*lines, *(f"  - {code(m['case'])} on {code(m['backend'])}" for m in rows)]
+    return [*lines, *(f"  - {code(m.case)} on {code(m.backend)}" for m in rows)]
 
 
 def _verdicts(runs: Runs, verdicts: Sequence[Verdict]) -> Iterator[Sequence[str]]:
@@ -273,21 +273,21 @@ def _phases(runs: Runs) -> Iterator[Sequence[str]]:
 
 def _gates(runs: Runs) -> Iterator[Sequence[str]]:
     order = ("regressed", "undecided", "not run", "fine")
-    for row in sorted(runs.gates, key=lambda g: order.index(g.value["answer"])):
+    for row in sorted(runs.gates, key=lambda g: order.index(g.value.answer)):
         g = row.value
-        low, high = g.get("low"), g.get("high")
+        low, high = g.low, g.high
         between = f"{low:.4g} to {high:.4g}" if low is not None and high is not None else "–"
-        seen = f", could have seen {100 * g['detectable']:.2g} %" if g.get("detectable") is not None else ""
-        answer = f"**{g['answer']}**" if g["answer"] != "fine" else "fine"
-        yield (inline(g["gate"]), inline(g["unit"]), code(g["backend"]), answer, _number(g.get("estimate")), between,
-               _number(g.get("limit")), inline((g.get("reason") or "") + seen))  # fmt: skip
+        seen = f", could have seen {100 * g.detectable:.2g} %" if g.detectable is not None else ""
+        answer = f"**{g.answer}**" if g.answer != "fine" else "fine"
+        yield (inline(g.gate), inline(g.unit), code(g.backend), answer, _number(g.estimate), between,
+               _number(g.limit), inline((g.reason or "") + seen))  # fmt: skip
 
 
 def _units(runs: Runs) -> Iterator[Sequence[str]]:
     for row in runs.units:
         u = row.value
-        rate = "–" if u["rate"] is None else f"{u['rate']:.4g} {inline(u['of'])}/s"
-        yield inline(u["unit"]), code(u["backend"]), rate, str(u["rounds"]), inline(u["reason"])
+        rate = "–" if u.rate is None else f"{u.rate:.4g} {inline(u.of)}/s"
+        yield inline(u.unit), code(u.backend), rate, str(u.rounds), inline(u.reason)
 
 
 def _audit(runs: Runs) -> list[str]:

@@ -29,7 +29,7 @@ from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Amount, Count
-from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Totals, Verdict, readable_result
+from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, Verdict, readable_result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
@@ -178,22 +178,13 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
         datetime.strptime(self.written, WRITTEN)  # noqa: DTZ007  # Z is part of the format
 
 
-class MissingRow(Struct, frozen=True):
-    """`judge.verdict.Missing`."""
-
-    backend: str
-    case: str
-    reason: str
-    cause: MissingCause | None = None
-
-
 class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
     """Cases on backends."""
 
     results: list[Result]
     asked: dict[str, Count] = {}
     """Backend -> number of cases."""
-    missing: list[MissingRow] = []
+    missing: list[Missing] = []
     causes: list[Cause] = []
 
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Missing, Result, Verdict
 
-from .runfile import Conformance, Document, Perf, read_document
+from .runfile import Conformance, Document, Gate, Unit, read_document
 
 T = TypeVar("T")
 Fields = Mapping[str, JSON]
 
 KEYS: dict[str, tuple[str, ...]] = {
+    "results": ("case", "backend"),
     "missing": ("case", "backend"),
     "units": ("unit", "model", "case", "backend"),
     "gates": ("gate", "unit", "backend", "against"),
@@ -51,10 +51,10 @@ class Runs:
     documents: tuple[Document, ...]
     """Oldest first; of a run in two different files both are here."""
     results: tuple[Row[Result], ...]
-    missing: tuple[Row[Fields], ...]
+    missing: tuple[Row[Missing], ...]
     """Pairs that were requested and have no result here or in a newer run; each fails its run."""
-    units: tuple[Row[Fields], ...]
-    gates: tuple[Row[Fields], ...]
+    units: tuple[Row[Unit], ...]
+    gates: tuple[Row[Gate], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
     causes: tuple[Row[Cause], ...]
@@ -149,9 +149,9 @@ def read_runs(paths: Sequence[Path]) -> Runs:
     if not documents:
         raise UsageError(f"a run file (written with --json) expected, none found in {', '.join(map(str, paths))}")
     ordered = sorted(documents.values(), key=lambda d: d.written)
-    results, superseded = _merge(ordered, "results", _results)
-    missing, units, gates = (_merge(ordered, name, partial(_rows, name))[0] for name in ("missing", "units", "gates"))
-    answered = {(r.document.machine, r.value.case, r.value.backend): r.document.written for r in results}
+    results, superseded = _merge(ordered, "results")
+    missing, units, gates = (_merge(ordered, name)[0] for name in ("missing", "units", "gates"))
+    answered = {_pair(r): r.document.written for r in results}
     return Runs(
         documents=tuple(ordered),
         results=tuple(results),
@@ -175,30 +175,16 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
                 yield f, f is path
 
 
-def _results(document: Document) -> Iterator[tuple[tuple[JSON, ...], Result]]:
-    if isinstance(document.record, Conformance):
-        for r in document.record.results:
-            yield (r.case, r.backend), r
-
-
-def _rows(name: str, document: Document) -> Iterator[tuple[tuple[JSON, ...], Fields]]:
-    if isinstance(document.record, (Conformance, Perf)):
-        for row in document.body.get(name, ()):
-            yield tuple(row.get(k) for k in KEYS[name]), row
-
-
-def _merge(
-    documents: Sequence[Document], name: str, rows_of: Callable[[Document], Iterable[tuple[tuple[JSON, ...], T]]]
-) -> tuple[list[Row[T]], list[Row[T]]]:
+def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Any]], list[Row[Any]]]:
     """The newest row of each thing, in the order in which the things first came; and the older rows.
 
     Equal rows of one document, as of a case that also ran from a file, all stay.
     """
-    newest: dict[tuple[JSON, ...], list[Row[T]]] = {}
-    older: list[Row[T]] = []
+    newest: dict[tuple[JSON, ...], list[Row[Any]]] = {}
+    older: list[Row[Any]] = []
     for d in documents:
-        for i, (key, value) in enumerate(rows_of(d)):
-            rows = newest.setdefault((d.machine, *key), [])
+        for i, value in enumerate(getattr(d.record, name, ())):
+            rows = newest.setdefault((d.machine, *(getattr(value, k) for k in KEYS[name])), [])
             if rows and rows[0].document is not d:
                 older += rows
                 rows.clear()
@@ -226,8 +212,8 @@ def _said(cause: Row[Cause]) -> Row[Result]:
     return Row(Result(c.smallest, c.backend, c.verdict, cause=c.id), cause.document, cause.place)
 
 
-def _pair(row: Row[Fields]) -> tuple[JSON, ...]:
-    return row.document.machine, *(row.value.get(k) for k in KEYS["missing"])
+def _pair(row: Row[Missing] | Row[Result]) -> tuple[str, str, str]:
+    return row.document.machine, row.value.case, row.value.backend
 
 
 # Of documents of `conform zoo`, `phases` and `audit` the head alone is checked: what is of another type is passed over.

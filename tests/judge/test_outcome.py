@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import convert
 
 from conformance.judge.outcome import Exit, Lost, Outcome, Why, coverage, judge, lost_coverage
 from conformance.judge.verdict import FAILURES, Missing, Result, Verdict
@@ -69,7 +70,7 @@ def test_a_case_under_another_seed_is_covered() -> None:
 def test_a_record_of_before_reads_as_lost() -> None:
     """A missing pair without a cause."""
     row = {"backend": "x", "case": "a@1", "reason": "interrupted"}
-    assert judge([RIGHT], [Missing.from_json(row)]).exit_code == 1
-    assert judge([RIGHT], [Missing.from_json({**row, "cause": "interrupted"})]).exit_code == 5
-    kept = Missing.from_json({**row, "cause": "time limit"})
-    assert Missing.from_json(kept.to_json()) == kept
+    assert judge([RIGHT], [convert(row, Missing)]).exit_code == 1
+    assert judge([RIGHT], [convert({**row, "cause": "interrupted"}, Missing)]).exit_code == 5
+    kept = convert({**row, "cause": "time limit"}, Missing)
+    assert convert(kept.to_json(), Missing) == kept

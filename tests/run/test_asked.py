@@ -130,7 +130,7 @@ def test_what_a_killed_run_found_is_on_disk(tmp_path: Path) -> None:
     left = tmp_path / "r.json.partial.jsonl"
     runs = read_runs([left])
     assert {r.value.backend for r in runs.results} == {"ggml"}
-    assert {m.value["backend"] for m in runs.missing} == {"dying?how=gone"}
+    assert {m.value.backend for m in runs.missing} == {"dying?how=gone"}
     assert len(runs.missing) == len(runs.results)
     again = _outside(*words, "--backend", "ggml")
     assert again.returncode == 0, again.stderr

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import to_builtins
+
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import to_json
-from conformance.judge.verdict import FAILURES, Result
+from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.history import History, Series, changes, series
 from conformance.perf.statistics import median_interval
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
-from conformance.report.runfile import Document, Environment, Perf
+from conformance.report.runfile import Document, Environment, Gate, Perf
 from conformance.report.runs import Fields, Row, Runs
 
 T = TypeVar("T")
@@ -70,7 +72,7 @@ def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Documen
         "causes": _causes(runs, index),
         "audit": _audit(runs),
         "units": [_with(r, **_rates(r.value)) for r in timed],
-        "gates": runs.gates,
+        "gates": [_fields(r) for r in runs.gates],
         "cells": [_with(r, **{k: _text(r.value, k) or "" for k in COLUMNS["cells"][0].split()}) for r in runs.zoo()],
         "phases": [_with(r, timed=_timed(_number(r.value, "tokens_per_second") or None)) for r in runs.phases()],
     }
@@ -97,6 +99,10 @@ def subject_of(result: Result) -> tuple[str, str, str]:
     return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
 
 
+def _fields(row: Row[Gate] | Row[Missing]) -> Row[Fields]:
+    return Row(to_builtins(row.value), row.document, row.place)
+
+
 def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
     return Row({**row.value, **more}, row.document, row.place)
 
@@ -114,7 +120,7 @@ def _results(runs: Runs) -> list[Row[Fields]]:
         Row({**_result(r.value), **named(subject_of(r.value))}, r.document, r.place)
         for r in sorted(runs.results, key=lambda r: order.get((r.value.cause, r.value.backend), len(order)))
     ]
-    for m in runs.missing:
+    for m in map(_fields, runs.missing):
         why = m.value["reason"]
         lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "reason": why}
         rows.append(_with(m, **named(subject(m.value["case"])), **lost))
