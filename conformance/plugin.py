@@ -29,7 +29,6 @@ from conformance.run import golden
 from conformance.run.session.select import lacking
 from conformance.run.session.settings import lines_of
 from conformance.run.session.shard import WHOLE
-from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS
 from conformance.testrun import TestRun
 
@@ -117,9 +116,10 @@ class Suite:
             plan, runner = self.planned.get(spec, [case_id]), self.run.runner
             start = plan.index(case_id)
             batch = [i for i in plan[start : start + runner.batch_size(spec)] if (spec, i) not in self.results]
-            cases = next(groups(map(runner.case, batch)))
-            for i, result in zip(batch, runner.run(spec, cases)):  # noqa: B905  # no longer than `cases`
-                self.keep((spec, i), replace(result, fresh=i in self.chosen.fresh_cases))
+            ran: list[Result] = []
+            for _, result in self.run.play(spec, batch, stop=lambda: bool(ran)):  # one group of cases
+                ran.append(result)
+                self.results[spec, result.case] = result
         return self.results[key]
 
 

@@ -1,7 +1,7 @@
 """A run: which cases on which backends, what came of each pair, and its record.
 
-`conform run`, `conform repro` and pytest hand cases out and show results in ways of their own. What was asked, what is
-missing, waivers, the record and the outcome are the same for all.
+`conform run`, `conform repro`, pytest and releases take results from `TestRun.play`, campaigns from workers. What was
+asked, what is missing, waivers, the record and the outcome are the same for all.
 """
 
 from __future__ import annotations
