@@ -214,6 +214,8 @@ class TestRun:
         *,
         journal: Journal | None = None,
         waivers: Waiving | None = None,
+        bases: Mapping[Spec, Spec] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         recovers: bool = True,
         on_hang: Callable[[], None] | None = None,
     ) -> None:
@@ -223,10 +225,12 @@ class TestRun:
             chosen: what runs.
             journal: has what an earlier start gave, and takes each new result.
             waivers: known failures; None: those that were chosen.
+            bases: backend -> the one that runs the same cases; None: that of `against`, for each.
+            clock: seconds, for limits of time.
             recovers: whether cases that an interrupted run left are looked for.
             on_hang: called before the process ends as a backend in it does not return; None: the record is written.
         """
-        self.chosen, self._journal = chosen, journal
+        self.chosen, self._journal, self.clock = chosen, journal, clock
         settings = chosen.settings
         if waivers is None:
             waivers = Waiving(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
@@ -246,16 +250,18 @@ class TestRun:
         )
         self.request = Request()
         self.results: list[Result] = []
-        self.before: dict[tuple[str, str], Result] | None = None
+        self.before: dict[tuple[str, str], Result] | None = None if bases is None else {}
         """Backend and case -> what its result is compared with; None where nothing is."""
+        self._bases = bases or {}
         if chosen.against is not None:
             own = {str(s) for s in chosen.specs}
             rows = [] if chosen.base else [r.value for r in read_runs([Path(chosen.against)]).results]
             self.before = {(r.backend, r.case): r for r in rows if r.backend in own}
+            self._bases = {s: chosen.base for s in chosen.specs if chosen.base}
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case, or "" for all of its cases -> why there is no result."""
-        self._bases: dict[str, Result] = {}
-        """Case -> result of the base."""
+        self._of_bases: dict[tuple[Spec, str], Result] = {}
+        """Base and case -> its result."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
         """None: nobody looked for them."""
@@ -297,15 +303,17 @@ class TestRun:
         cases: Sequence[Case | str],
         *,
         ends: float = inf,
+        limit: float = inf,
         stop: Callable[[], bool] = lambda: False,
         at: Callable[[str], None] = lambda _: None,
     ) -> Iterator[tuple[Case | None, Result]]:
-        """Give the results of cases on a backend in order, each once it is on disk; the base runs what has run.
+        """Give the results of cases on a backend in order, each once it is on disk and the base has run the case.
 
         Args:
             spec: the backend.
             cases: cases, or their ids.
-            ends: of `time.monotonic`; no group of cases starts later, and who has no time to answer has no result.
+            ends: of `clock`; no group of cases starts later, and who has no time to answer has no result.
+            limit: seconds that a request may take.
             stop: asked before each group of cases; true ends it.
             at: takes what is under way.
 
@@ -316,57 +324,65 @@ class TestRun:
         full = self.runner.batch_size(spec)
         start, size = 0, full if ends == inf else FIRST
         while batch := cases[start : start + size]:
-            began = time.monotonic()
+            began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
-            left = [c for c, k in zip(batch, earlier, strict=True) if k is None]
-            new = self._new(spec, left, ends, stop, at)
-            done = 0
-            for known in earlier:
+            left = (self._case(c, at) for c, k in zip(batch, earlier, strict=True) if k is None)
+            new = self._new(spec, left, ends, limit, stop, at)
+            for case, known in zip(batch, earlier, strict=True):
                 found = next(new, None) if known is None else (None, known)
                 if found is None:  # it stopped before this one
-                    break
+                    return
                 result = replace(found[1], fresh=found[1].case in fresh)
                 self.results.append(result)
+                if known is not None:
+                    self._base(spec, [self._case(case, at)], limit, at)
                 yield found[0], result
                 done += 1
-            if self.chosen.base is not None:
-                self._base(spec, self.chosen.base, batch[:done], at)
-            if done < len(batch):
-                return
             start += done
             if ends < inf:
-                size = max(1, done // 4) if time.monotonic() - began > SLOW else min(MOST, full, 2 * size)
+                size = max(1, done // 4) if self.clock() - began > SLOW else min(MOST, full, 2 * size)
 
     def _new(
         self,
         spec: Spec,
-        cases: Sequence[Case | str],
+        cases: Iterable[Case],
         ends: float,
+        limit: float,
         stop: Callable[[], bool],
         at: Callable[[str], None],
     ) -> Iterator[tuple[Case, Result]]:
         fresh = frozenset(self.chosen.fresh_cases)
-        for group in groups(self._case(c, at) for c in cases):
-            left = ends - time.monotonic()
+        for group in groups(cases):
+            left = ends - self.clock()
             if stop() or left <= 0:
                 return
-            at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-            with self.runner.within(left, here=False):
-                results = self.runner.run(spec, group)
-            if time.monotonic() > ends:  # whoever had no time to answer has not failed
+            results = self._run(spec, group, min(left, limit), at)
+            if self.clock() > ends:  # whoever had no time to answer has not failed
                 cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
                 results = results[: next(cut, len(results))]
             results = [replace(r, fresh=r.case in fresh) for r in results]
             self.keep(results)
+            self._base(spec, group[: len(results)], limit, at)
             yield from zip(group, results, strict=False)
 
-    def _base(self, spec: Spec, base: Spec, cases: Sequence[Case | str], at: Callable[[str], None]) -> None:
-        assert self.before is not None
-        waiting = {case_name(c): c for c in cases if case_name(c) not in self._bases}
-        self._bases |= {i: r for i in waiting if (r := self.take(base, i)) is not None}
-        left = [c for i, c in waiting.items() if i not in self._bases]
-        self._bases |= {r.case: r for _, r in self._new(base, left, inf, lambda: False, at)}
-        self.before |= {(str(spec), i): self._bases[i] for i in map(case_name, cases)}
+    def _run(self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None]) -> list[Result]:
+        at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
+        with self.runner.within(limit, here=False):
+            return self.runner.run(spec, group)
+
+    def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> None:
+        """Have a result of the base for each of some cases."""
+        base = self._bases.get(spec)
+        if base is None or self.before is None:
+            return
+        for case in cases:
+            if (base, case.id) not in self._of_bases and (known := self.take(base, case.id)) is not None:
+                self._of_bases[base, case.id] = known
+        for group in groups(c for c in cases if (base, c.id) not in self._of_bases):
+            results = self._run(base, group, limit, at)
+            self.keep(results)
+            self._of_bases |= {(base, r.case): r for r in results}
+        self.before |= {(str(spec), c.id): self._of_bases[base, c.id] for c in cases}
 
     def _case(self, case: Case | str, at: Callable[[str], None]) -> Case:
         at(f"making {case_name(case)}")
@@ -405,7 +421,7 @@ class TestRun:
 
     @property
     def _rows(self) -> list[Result]:
-        return [*self.results, *self._bases.values()]
+        return [*self.results, *self._of_bases.values()]
 
     def _record(self) -> dict[str, JSON]:
         document = record(

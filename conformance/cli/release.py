@@ -135,8 +135,8 @@ def _release(
     chosen = list(cards.give(targets(build, base, devices), build, base, learning))
     seconds -= time.monotonic() - begun
     drives = with_zoo and build.llama and (base is None or base.llama)
-    work = plan(chosen, level, Cases(isolation, say), models=drives)
-    return Release(build, base, chosen, work, seconds, isolation, say)
+    work = plan(chosen, level, models=drives)
+    return Release(build, base, chosen, work, seconds, isolation, Cases(isolation, say), say)
 
 
 def _show(it: Release) -> None:

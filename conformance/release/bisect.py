@@ -9,7 +9,7 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build
 from conformance.judge.verdict import Result
 
-from .work import Kind, fails
+from .causes import Kind, fails
 
 
 @dataclass(frozen=True, slots=True)

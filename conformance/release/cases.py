@@ -7,9 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -18,24 +20,17 @@ from conformance.causes.cause import Cause
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import computes
 from conformance.judge.evidence import Fault, Place
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.suite import ops
-from conformance.suite.batch import groups
+from conformance.testrun import TestRun
 
 from .target import Target
-from .work import fails
 
 LOCATING = 0.5
 """Of the time to find causes, to find the first wrong node of each failure."""
-FIRST = 8
-"""Cases of the first group; a fast one is followed by one twice as large."""
-MOST = 32
-"""Cases of a group: of each that dies or hangs, all of its group run again by themselves."""
-SLOW = 5.0
-"""Seconds from which a group of cases is made smaller, so that the time is kept."""
 LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
 """Elements of a dimension from which a kernel divides it otherwise."""
 QUICK = 4.0
@@ -51,8 +46,6 @@ class Cases:
     isolation: Isolation
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
-    hung: set[str] = field(default_factory=set)
-    """Ops that hung on a target; on the next their cases come last."""
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         """By the form of each fault (`causes.analyse`), once the node at fault of each failure is known."""
@@ -70,7 +63,7 @@ class Cases:
         """
         runner = Runner(isolation=replace(self.isolation, isolate=True))
         located = list(results)
-        failures = [i for i, r in enumerate(results) if fails(r)]
+        failures = [i for i, r in enumerate(results) if r.verdict in FAILURES]
         try:
             turns = {i: n for n, i in enumerate(spread(list(dict.fromkeys(results[k].case for k in failures))))}
             for k in sorted(failures, key=lambda k: turns[results[k].case]):
@@ -107,41 +100,31 @@ class Sweep:
 
     target: Target
     stage: str
-    kind: Cases
     left: list[str]
     """Ids that did not run yet, in order."""
-    results: dict[Spec, list[Result]] = field(default_factory=dict)
     hung: dict[str, list[str]] = field(default_factory=dict)
     """Op that did not return -> ids of its other cases, which do not run: the time is for other ops."""
 
-    def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Run what is left, for so long; the group of cases that is under way then is brought to its end."""
-        self.left.sort(key=lambda i: _subject(i) in self.kind.hung)
+    def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
+        """Run what is left, for so long. `slow`: ops that hung on a target; on others their cases come last."""
+        self.left.sort(key=lambda i: _subject(i) in slow)
         for spec in self.target.specs:
             with suppress(ConformanceError):  # it is the result of each case
-                runner.backend(spec)  # opened, it takes the limit
-        with runner.within(QUICK) if self.target.on_cpu else nullcontext():
-            self._run(runner, clock() + seconds, clock)
-
-    def _run(self, runner: Runner, end: float, clock: Callable[[], float]) -> None:
-        full, size = min(MOST, *(runner.batch_size(s) for s in self.target.specs)), FIRST
-        while self.left and clock() < end:
-            begun = clock()
-            group = next(groups(map(runner.case, self.left[:size])))
-            for spec in self.target.specs:
-                self.results.setdefault(spec, []).extend(runner.run(spec, group))
-            del self.left[: len(group)]
-            ran = (r for spec in self.target.specs for r in self.results[spec][-len(group) :])
-            hung = (_subject(r.case) for r in ran if r.verdict is Verdict.TIMEOUT)
-            self._put_off({s for s in hung if s.startswith(ops.NAME)})
-            slow = clock() - begun > SLOW
-            size = max(1, len(group) // 4) if slow else min(full, 2 * size)
-
-    def _put_off(self, hung: AbstractSet[str]) -> None:
-        self.kind.hung.update(hung)
-        for subject in hung:
-            self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
-        self.left = [i for i in self.left if _subject(i) not in hung]
+                it.runner.backend(spec)  # opened, it takes the limit
+        ends, limit = it.clock() + seconds, QUICK if self.target.on_cpu else inf
+        while self.left and it.clock() < ends:
+            hung: set[str] = set()
+            done = 0
+            for _, result in it.play(self.target.build, self.left, ends=ends, limit=limit, stop=partial(bool, hung)):
+                done += 1
+                both = (result, (it.before or {}).get((result.backend, result.case)))
+                hung.update(_subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
+            hung = {s for s in hung if s.startswith(ops.NAME)}
+            slow.update(hung)
+            del self.left[:done]
+            for subject in hung:
+                self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
+            self.left = [i for i in self.left if _subject(i) not in hung]
 
 
 def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:

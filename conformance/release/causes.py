@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.causes.cause import Cause, in_order
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.signature import innermost
 
 from .target import Target
-from .work import Kind, difference, fails
 
 RIGHT = 3
 """How often the smallest case of a cause runs by itself, each time in a new process: to come again, or to be right.
@@ -22,6 +22,21 @@ Where the time is over, once.
 """
 AFTER = "after "
 """Of `Cause.seen`, where another case must run before."""
+
+
+class Kind(Protocol):
+    """What finds causes."""
+
+    def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
+        """The causes of the failures in `results`."""
+
+    def again(self, spec: Spec, case_id: str) -> Result:
+        """The result of a case by itself, in a new process."""
+
+
+def fails(result: Result) -> bool:
+    """Whether something is wrong."""
+    return result.verdict in FAILURES
 
 
 class State(str, Enum):
@@ -184,3 +199,33 @@ def _key(target: Target, state: State, result: Result) -> Hashable:
     """What is the same of one fault in several setups of a device: the case, the verdict and the innermost message."""
     message = "" if result.verdict is Verdict.FAIL else "" if result.error is None else innermost(result.error)
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Results of one target, by what they say of the two builds; each list has what passes, too, to tell causes by."""
+
+    new: list[Result]
+    """Of the build, without what fails on the base as well."""
+    still: list[Result]
+    """Of the build, without what fails there only."""
+    fixed: list[Result]
+    """Of the base, without what fails on the build as well."""
+    dropped: list[str]
+    """Ids of cases that are right on the base, and refused by the build."""
+
+
+def difference(build: Sequence[Result], base: Sequence[Result]) -> Difference:
+    """What changed from `base` to `build`, case by case. Without a base everything that fails is new."""
+    there, here = ({r.case: r for r in results} for results in (base, build))
+    both = {i for i, r in here.items() if fails(r) and i in there and fails(there[i])}
+    dropped = [
+        i for i, r in here.items()
+        if r.verdict is Verdict.UNSUPPORTED and i in there and there[i].verdict is Verdict.PASS
+    ]  # fmt: skip
+    return Difference(
+        [r for r in build if r.case not in both],
+        [r for r in build if r.case in both or not fails(r)],
+        [r for r in base if r.case not in both],
+        dropped,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -14,15 +14,15 @@ from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict, counted
 from conformance.live import arch, audit, scenario
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.runner import Runner
 from conformance.run.session.select import case_ids
+from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES, ops, tbo
 from conformance.suite.family import LEVELS, Level
+from conformance.testrun import Chosen, TestRun
 
-from .cases import Cases, Sweep, spread
-from .causes import Causes, Found, State
+from .cases import Sweep, spread
+from .causes import Causes, Found, Kind, State, difference, fails
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
-from .work import Kind, Work, difference, fails
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """What ggml says where it ends itself."""
@@ -36,26 +36,24 @@ RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
 
-def plan(targets: Sequence[Target], level: Level, cases: Cases, *, models: bool) -> list[Work]:
+def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
     """What runs, in order: single ops, trajectories, audits and whole models on every target, then what higher levels
     add.
     """
     rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
-    work: list[Work] = []
+    work: list[Sweep] = []
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
         for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
-            work += [
-                Sweep(t, f"{name} at {each}", cases, spread(ids, t.first, before)) for t in targets if name in t.runs
-            ]
+            work += [Sweep(t, f"{name} at {each}", spread(ids, t.first, before)) for t in targets if name in t.runs]
             before.update(ids)
         if each == LEVELS[0]:
             ids = list(audit.FAMILY.ids("standard"))
-            work += [Sweep(t, audit.NAME, cases, list(ids)) for t in targets if TRAJECTORIES in t.runs]
+            work += [Sweep(t, audit.NAME, list(ids)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models:
             ids = _whole_models()
-            work += [Sweep(t, arch.NAME, cases, list(ids)) for t in targets if MODELS in t.runs]
+            work += [Sweep(t, arch.NAME, list(ids)) for t in targets if MODELS in t.runs]
     return work
 
 
@@ -72,13 +70,25 @@ class Release:
     build: Build
     base: Build | None
     targets: Sequence[Target]
-    work: Sequence[Work]
+    work: Sequence[Sweep]
     seconds: float
     isolation: Isolation
+    kind: Kind
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     found: list[Found] = field(default_factory=list)
     interrupted: bool = False
+    it: TestRun = field(init=False)
+
+    def __post_init__(self) -> None:
+        bases = {t.build: t.base for t in self.targets if t.base is not None}
+        self.it = TestRun(
+            Chosen(isolation=self.isolation),
+            bases=bases,
+            waivers=Waiving({}, today()),
+            clock=self.clock,
+            recovers=False,
+        )
 
     def run(self) -> None:
         """Run, and find causes. Ctrl-C ends either; what there is then is the result."""
@@ -90,11 +100,9 @@ class Release:
             self.progress("interrupted; what ran is judged")
         left = max(0.0, begun + self.seconds - self.clock())
         causes = Causes(seconds=left, progress=self.progress, clock=self.clock)
-        parts = list(self._parts())
         try:
-            for i, (target, kind) in enumerate(parts):
-                build, base = self.results(target, kind)
-                causes.add(target, kind, build, base, 1 / (len(parts) - i))
+            for i, target in enumerate(self.targets):
+                causes.add(target, self.kind, *self.results(target), 1 / (len(self.targets) - i))
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress("interrupted; some failures have no cause")
@@ -104,43 +112,30 @@ class Release:
         """Run all of the work, or as much as there is time for: half of what is left for the next stage, which its
         targets share alike.
         """
-        runner = Runner(isolation=self.isolation)
+        slow: set[str] = set()
         try:
-            self._stages(runner, end)
+            with self.it.runner.looking(locates=False, tells_kept=False):
+                while (left := [w for w in self.work if w.left]) and self.clock() < end:
+                    stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
+                    for i, works in enumerate(stages):
+                        share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
+                        self._stage(works, self.clock() + share * (end - self.clock()), slow)
         finally:
-            runner.close()
+            self.it.close()
 
-    def _stages(self, runner: Runner, end: float) -> None:
-        with runner.looking(locates=False, tells_kept=False):
-            while (left := [w for w in self.work if w.left]) and self.clock() < end:
-                stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
-                for i, works in enumerate(stages):
-                    share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
-                    self._stage(runner, works, self.clock() + share * (end - self.clock()))
-
-    def _stage(self, runner: Runner, works: Sequence[Work], end: float) -> None:
+    def _stage(self, works: Sequence[Sweep], end: float, slow: set[str]) -> None:
         for i, work in enumerate(works):
             share = (end - self.clock()) / (len(works) - i)
             if share <= 0:
                 return
             self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
-            work.run(runner, share, self.clock)
+            work.run(self.it, share, slow)
 
-    def _parts(self) -> Iterator[tuple[Target, Kind]]:
-        for target in self.targets:
-            kinds: list[Kind] = []
-            for w in self.work:
-                if w.target == target and w.kind not in kinds:
-                    kinds.append(w.kind)
-                    yield target, w.kind
-
-    def results(self, target: Target, kind: Kind | None = None) -> tuple[list[Result], list[Result]]:
+    def results(self, target: Target) -> tuple[list[Result], list[Result]]:
         """Of the build, and of its base."""
-        own = [w.results for w in self.work if w.target == target and kind in (None, w.kind)]
-        build, base = (
-            [r for results in own for r in results.get(s, ())] if s else [] for s in (target.build, target.base)
-        )
-        return build, base
+        build = [r for r in self.it.results if r.backend == str(target.build)]
+        before = self.it.before or {}
+        return build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before]
 
     def ids(self, state: State) -> list[str]:
         """Of the causes that are new, still there or fixed."""
@@ -149,8 +144,7 @@ class Release:
     def fails_on_base(self, found: Found) -> bool:
         """Whether the smallest case of a cause fails on the base of the first device that has it, by itself."""
         target = next(t for t in self.targets if t.name in found.devices)
-        kind = next(w.kind for w in self.work if _has(w, found.cause.smallest))
-        return target.base is not None and fails(kind.again(target.base, found.cause.smallest))
+        return target.base is not None and fails(self.kind.again(target.base, found.cause.smallest))
 
     def at(self, found: Found) -> str:
         """Whose fault a cause is: the library's, or, of numbers and deaths under a software driver alone, perhaps that
@@ -232,8 +226,3 @@ class Release:
 
     def _dropped(self, target: Target) -> list[str]:
         return difference(*self.results(target)).dropped
-
-
-def _has(work: Work, case_id: str) -> bool:
-    """Whether a case ran there."""
-    return any(r.case == case_id for results in work.results.values() for r in results)

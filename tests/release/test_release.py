@@ -22,14 +22,14 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.live import audit
 from conformance.release import backtest
 from conformance.release.bisect import bisect, on
-from conformance.release.cases import FIRST, Cases, Sweep, spread
-from conformance.release.causes import RIGHT, Causes, Found, State
+from conformance.release.cases import Cases, Sweep, spread
+from conformance.release.causes import RIGHT, Causes, Found, State, difference, fails
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
-from conformance.release.work import difference, fails
 from conformance.run.isolation.isolate import DEFAULT
 from conformance.run.runner import Runner
+from conformance.testrun import FIRST
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
 CPU = Target("CPU", NEW, OLD)
@@ -84,6 +84,12 @@ def test_each_failure_is_new_or_fixed_or_still_there(verdicts: dict[str, tuple[V
     assert fixed == {r.case for r in there if fails(r)} - {r.case for r in here if fails(r)}
     assert still == {r.case for r in here if fails(r)} & {r.case for r in there if fails(r)}
     assert set(changed.dropped) == {c for c, v in verdicts.items() if v == (Verdict.UNSUPPORTED, Verdict.PASS)}
+
+
+def _give(release: Release, here: Mapping[str, Verdict], there: Mapping[str, Verdict]) -> None:
+    """Results of CPU, as if its sweep had run."""
+    release.it.results = _results(NEW, here)
+    release.it.before = {(str(NEW), r.case): r for r in _results(OLD, there)}
 
 
 def _found(kind: Fixed, here: Mapping[str, Verdict], there: Mapping[str, Verdict]) -> dict[str, State]:
@@ -173,7 +179,7 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
 def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
     """Wrong numbers there alone may be; what fails elsewhere too, or fails an assertion of ggml's own, is not."""
     gpu = Target("Vulkan0", NEW, OLD, software=True)
-    release = Release(_build(), None, [CPU, gpu], [], 1.0, DEFAULT)
+    release = Release(_build(), None, [CPU, gpu], [], 1.0, DEFAULT, Fixed())
     wrong = Cause("ADD", "", "ggml", Verdict.FAIL, "ADD", "", (), ("ADD-1",))
     died = replace(
         wrong, verdict=Verdict.CRASH, message="its process died (SIGABRT)): ggml-vulkan.cpp:#: GGML_ASSERT(x)"
@@ -206,15 +212,14 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
 
 def test_every_case_of_a_level_is_planned_once() -> None:
     """What a lower level ran does not run again; whole models run once, where the build can."""
-    cases = Cases(DEFAULT)
-    work = plan([CPU], "standard", cases, models=False)
+    work = plan([CPU], "standard", models=False)
     ids = [i for w in work for i in w.left]
     assert len(ids) == len(set(ids))
     assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "audit", "ops at standard",
                                        "trajectories at standard"]  # fmt: skip
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
-    assert [w.stage for w in plan([kernels], "smoke", cases, models=False)] == ["ops at smoke"]
-    with_models = plan([CPU], "smoke", cases, models=True)
+    assert [w.stage for w in plan([kernels], "smoke", models=False)] == ["ops at smoke"]
+    with_models = plan([CPU], "smoke", models=True)
     assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "audit", "arch"]
 
 
@@ -263,18 +268,40 @@ class Hangs(Runner):
 def test_an_op_that_hangs_takes_no_more_time() -> None:
     """Its other cases do not run, and the record says which and why; other ops run all the same."""
     ids = [f"ops/{op}-f32-ne={n}x5@1" for n in range(10, 40) for op in ("SQR", "SQRT")]
-    target = Target("CPU", Spec("cpu"), None)
-    sweep = Sweep(target, "ops", Cases(DEFAULT), spread(ids))
-    sweep.run(Hangs(), 60.0)
-    ran = Counter(r.verdict for r in sweep.results[target.build])
+    target, slow = Target("CPU", Spec("cpu"), None), set[str]()
+    sweep = Sweep(target, "ops", spread(ids))
+    release = Release(_build(), None, [target], [sweep], 1.0, DEFAULT, Fixed())
+    release.it.runner = Hangs()
+    sweep.run(release.it, 60.0, slow)
+    ran = Counter(r.verdict for r in release.results(target)[0])
     assert (ran[Verdict.PASS], sweep.left) == (30, [])
     assert ran[Verdict.TIMEOUT] + len(sweep.hung["ops/SQR"]) == 30
     assert ran[Verdict.TIMEOUT] <= FIRST
-    row = Release(_build(), None, [target], [sweep], 1.0, DEFAULT).not_run()[0]
+    row = release.not_run()[0]
     assert (row["what"], row["why"]) == ("ops: ops/SQR", "it hangs in others")
-    other = Sweep(replace(target, name="CPU threads=8"), "ops", sweep.kind, spread(ids))
-    other.run(Hangs(), 60.0)
-    assert [r.verdict for r in other.results[target.build]][:30] == [Verdict.PASS] * 30, "what hung before comes last"
+    release.it.results.clear()
+    Sweep(replace(target, name="CPU threads=8"), "ops", spread(ids)).run(release.it, 60.0, slow)
+    assert [r.verdict for r in release.it.results][:30] == [Verdict.PASS] * 30, "what hung before comes last"
+
+
+def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
+    """The same where it hangs on the base alone."""
+    ids = [f"ops/SQR-f32-ne={n}x5@1" for n in range(10, 40)]
+    target = Target("CPU", Spec("cpu"), Spec("ggml"))
+    sweep = Sweep(target, "ops", list(ids))
+    release = Release(_build(), _build("old"), [target], [sweep], 1.0, DEFAULT, Fixed())
+
+    class Old(Hangs):
+        def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+            return (
+                super().run(spec, cases) if spec == target.base else _results(spec, {c.id: Verdict.PASS for c in cases})
+            )
+
+    release.it.runner = Old()
+    sweep.run(release.it, 60.0, set())
+    build, base = release.results(target)
+    assert len(build) == len(base) <= FIRST
+    assert len(sweep.hung["ops/SQR"]) + len(base) == len(ids)
 
 
 def _clock(step: float) -> Iterator[float]:
@@ -287,21 +314,21 @@ def _clock(step: float) -> Iterator[float]:
 def test_what_the_time_leaves_out_is_said() -> None:
     """A sweep ends with its time; the record has what did not run, and each result there is."""
     here, there = (
-        Target("CPU", Spec("cpu"), Spec("cpu")),
+        Target("CPU", Spec("cpu"), Spec("ggml")),
         ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", "ops/SQR-f32-ne=10x5@1"],
     )
-    sweep = Sweep(here, "ops", Cases(DEFAULT), list(there))
-    release = Release(_build(), None, [here], [sweep], 1.0, DEFAULT, clock=_clock(0.4).__next__)
+    sweep = Sweep(here, "ops", list(there))
+    release = Release(_build(), None, [here], [sweep], 1.0, DEFAULT, Fixed(), clock=_clock(0.4).__next__)
     release.run()
     assert [r["cases"] for r in release.not_run()] == [len(sweep.left), 0]
-    sweep = Sweep(here, "ops", Cases(DEFAULT), list(there))
-    release = Release(_build(), None, [here], [sweep], 600.0, DEFAULT)
+    sweep = Sweep(here, "ops", list(there))
+    release = Release(_build(), None, [here], [sweep], 600.0, DEFAULT, Cases(DEFAULT))
     release.run()
     document = release.to_json()
     assert (document["causes"], release.unproven()) == ([], [])
     (absent,) = release.not_run()
     assert "Vulkan" in str(absent["device"]), "what this machine has not is said"
-    assert len(release.results(here)[0]) == 2 * len(there), "one spec stands for both sides here"
+    assert [len(rows) for rows in release.results(here)] == [len(there)] * 2
 
 
 def test_the_outcome_of_a_release() -> None:
@@ -312,9 +339,9 @@ def test_the_outcome_of_a_release() -> None:
 
     def code(here: Mapping[str, Verdict], left: Sequence[str] = (), *, interrupted: bool = False) -> int:
         kind, causes = Fixed({NEW: frozenset(i for i, v in here.items() if v is Verdict.FAIL)}), Causes(seconds=1.0)
-        sweep = Sweep(CPU, "ops", Cases(DEFAULT), list(left))
-        sweep.results = {NEW: _results(NEW, here), OLD: _results(OLD, there)}
-        release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT, interrupted=interrupted)
+        sweep = Sweep(CPU, "ops", list(left))
+        release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT, kind, interrupted=interrupted)
+        _give(release, here, there)
         causes.add(CPU, kind, *release.results(CPU), 1.0)
         release.found = causes.all()
         return release.outcome().exit_code
@@ -329,10 +356,8 @@ def test_the_outcome_of_a_release() -> None:
 def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) -> None:
     """The run file beside the record can be read again, and its causes say what they are of the two builds."""
     kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
-    release = Release(_build(), _build("old"), [CPU], [], 1.0, DEFAULT)
-    sweep = Sweep(CPU, "ops", Cases(DEFAULT), [])
-    sweep.results = {NEW: _results(NEW, {"ADD-1": Verdict.FAIL}), OLD: _results(OLD, {"ADD-1": Verdict.PASS})}
-    release.work = [sweep]
+    release = Release(_build(), _build("old"), [CPU], [], 1.0, DEFAULT, Fixed())
+    _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
     causes.add(CPU, kind, *release.results(CPU), 1.0)
     release.found = causes.all()
     paths = list(write(tmp_path, release.to_json(), release))
@@ -405,15 +430,11 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
     kind = Fixed({NEW: frozenset({"ADD-1"})})
     pairs: list[tuple[str, str, str, float]] = []
 
-    @dataclass
-    class Known(Sweep):
-        kind: Fixed  # type: ignore[assignment]  # a stand-in
-
     def prepare(bad: str, good: str, device: str, seconds: float) -> Release:
         pairs.append((bad, good, device, seconds))
-        sweep = Known(CPU, "ops", kind, [])
-        sweep.results = {NEW: _results(NEW, {"ADD-1": Verdict.FAIL}), OLD: _results(OLD, {"ADD-1": Verdict.PASS})}
-        return Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT)
+        release = Release(_build(), _build("old"), [CPU], [], 1.0, DEFAULT, kind)
+        _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
+        return release
 
     kin = replace(fault, link="https://x.y/2", minutes=1.0)
     answer, other = (a.to_json() for a in backtest.attempt([fault, kin], prepare))
@@ -483,13 +504,13 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
 def test_an_audit_is_a_stage_of_a_release() -> None:
     """Its cases run as others do; on the reference each is right, and one can be asked for again by itself."""
     target, kind = Target("CPU", Spec("cpu"), None), Cases(DEFAULT)
-    stage = Sweep(target, audit.NAME, kind, audit.ids_of(audit.CASES[0])[:4])
-    runner = Runner()
+    stage = Sweep(target, audit.NAME, audit.ids_of(audit.CASES[0])[:4])
+    release = Release(_build(), None, [target], [stage], 1.0, DEFAULT, kind)
     try:
-        stage.run(runner, 60.0)
+        stage.run(release.it, 60.0, set())
     finally:
-        runner.close()
-    rows = stage.results[target.build]
+        release.it.close()
+    rows = release.results(target)[0]
     assert {r.verdict for r in rows} <= {Verdict.PASS, Verdict.UNSUPPORTED}
     assert (stage.left, kind.find(rows, 1.0)) == ([], [])
     assert kind.again(target.build, rows[1].case).verdict is rows[1].verdict
