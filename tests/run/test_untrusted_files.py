@@ -165,7 +165,6 @@ PARSES = {
     "run/session/select.py": "--backend",
     "run/isolation/worker.py": "the parent process",
     "properties.py": "the argument of an author's test",
-    "campaign/leg.py": "the name of a result of its own workers, to find its waivers",
     "release/cases.py": "the name of a result of this process",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "causes/bug_report/writing.py": "to say a device's name; opens nothing",
@@ -176,7 +175,6 @@ PARSES = {
     "cli/nightly.py": "--backend",
     "cli/perf.py": "names of ours",
     "cli/release.py": "to take the library away; untrusted.py decides on the rest",
-    "cli/switch.py": "--backend",
 }
 """Modules that make a backend of a text -> whose text it is."""
 
