@@ -362,15 +362,24 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
     if (schema := body.get("schema")) != SCHEMA:
         raise UsageError(f"{path}: schema: {SCHEMA} expected (newer versions write others), {_short(schema)} found")
-    readable = body
-    if body.get("kind") == "conformance" and isinstance(rows := body.get("results"), list):
-        readable = {**body, "results": [
-            checked(path, f"results[{i}]", partial(readable_result, r)) for i, r in enumerate(rows)
-        ]}  # fmt: skip
-    found: Record = checked(path, "", partial(convert, readable, Record))
+    found: Record = checked(path, "", partial(convert, _readable(path, body), Record))
     if isinstance(found, Conformance):
         _check_causes(path, found, body.get("causes", ()))
     return Document(path, found, body, digest)
+
+
+def _readable(path: Path, body: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """A document of whatever age with the fields of today."""
+    if body.get("kind") != "conformance":
+        return body
+    made = dict(body)
+    if isinstance(rows := body.get("results"), list):
+        made["results"] = [checked(path, f"results[{i}]", partial(readable_result, r)) for i, r in enumerate(rows)]
+    if isinstance(rows := body.get("missing"), list):
+        made["missing"] = [
+            {k: v for k, v in r.items() if (k, v) != ("cause", None)} if isinstance(r, dict) else r for r in rows
+        ]
+    return made
 
 
 def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, JSON]]) -> None:
