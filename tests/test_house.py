@@ -41,9 +41,9 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 BUDGETS = {
     "backends/cpu": 1_910, "backends/ggml": 1_400, "backends/openvino": 7_650, "backends/xdna2": 310,
     "conformance/backend": 3_240, "conformance/builds": 710, "conformance/campaign": 660, "conformance/case": 2_100,
-    "conformance/causes": 3_760, "conformance/cli": 4_340, "conformance/ggml": 8_240, "conformance/judge": 2_280,
-    "conformance/live": 3_900,
-    "conformance/model": 1_580, "conformance/nightly": 847, "conformance/perf": 3_070, "conformance/process": 1_150,
+    "conformance/causes": 3_760, "conformance/cli": 4_160, "conformance/ggml": 8_240, "conformance/judge": 2_280,
+    "conformance/live": 4_150,
+    "conformance/model": 1_440, "conformance/nightly": 847, "conformance/perf": 3_070, "conformance/process": 1_150,
     "conformance/release": 1_220, "conformance/report": 3_370, "conformance/run": 9_000, "conformance/suite": 11_600,
     "conformance/*.py": 1_190, "tests": 48_900,
 }  # fmt: skip
@@ -59,7 +59,7 @@ RECORDS = {
     "conformance": {"report.runfile"}, "journal": {"report.journal"}, "perf": {"perf.bench", "cli.perf"},
     "nightly": {"nightly.state"}, "release": {"cli.release"}, "bisect": {"cli.release"}, "backtest": {"cli.release"},
     "phases": {"cli.phases"},
-    "memory": {"cli.memory"}, "check-model": {"cli.model"}, "builds": {"cli.builds"},
+    "check-model": {"cli.model"}, "builds": {"cli.builds"},
 }  # fmt: skip
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,
 `report.runfile.Conformance`; a new kind needs a reason."""

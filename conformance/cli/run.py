@@ -186,10 +186,10 @@ def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
     return list(cases.values())
 
 
-def run_live(chosen: Chosen, ids: Sequence[str]) -> tuple[Sequence[Result], Outcome]:
+def run_live(chosen: Chosen, ids: Sequence[str], *, verbose: bool = False) -> tuple[Sequence[Result], Outcome]:
     """Run cases of live families, print what is wrong and its causes, and write the record."""
     it = TestRun(replace(chosen, families=(), globs=ids))
-    outcome = Execution(it, Shown(minutes=CAUSES), gating=True).run()
+    outcome = Execution(it, Shown(verbose=verbose, minutes=CAUSES), gating=True).run()
     return it.results, outcome
 
 

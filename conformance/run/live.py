@@ -22,7 +22,7 @@ from conformance.suite.family import Family
 
 from .isolation.isolate import Isolation
 
-LIVE = {name: f"conformance.live.{name}" for name in ("audit", "switch", "arch", "scenario", "projector")}
+LIVE = {name: f"conformance.live.{name}" for name in ("audit", "switch", "arch", "scenario", "projector", "memory")}
 """Name of a live family -> the module that exports it as `FAMILY`; imported when it is used."""
 
 

@@ -170,7 +170,6 @@ PARSES = {
     "causes/bug_report/writing.py": "to say a device's name; opens nothing",
     "cli/cases.py": "--backend",
     "cli/llama.py": "--backend",
-    "cli/memory.py": "--backend",
     "cli/model.py": "--backend",
     "cli/nightly.py": "--backend",
     "cli/perf.py": "names of ours",

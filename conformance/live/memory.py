@@ -1,0 +1,276 @@
+"""The family `memory`: does a backend hold a model's weights once? Measured on its process, whatever it says.
+
+An id is `memory/w=TYPE@1`, of made-up models; `copies=N` says how often the weights may be held, `model=FILE` names a
+model for llama.cpp, where `/` is written `%2F`. A runtime holds much that is no weight: its code, a JIT's kernels. So a
+small and a large model of one kind are measured, and what matters is by how much more the large one takes. llama.cpp on
+a ggml device is compared with its own CPU; for any other adapter `perf.held` measures a decoder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from conformance.backend.registry import Spec, adapter, resolve
+from conformance.case.case import Case
+from conformance.ggml.errors import (
+    BackendCrashError,
+    BackendTimeoutError,
+    ConformanceError,
+    UnavailableError,
+    UsageError,
+)
+from conformance.ggml.lib.breakdown import Parts
+from conformance.ggml.types import TYPES
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Result, Verdict
+from conformance.perf.held import allowance, weights_held
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.live import LiveFamily, without_steps
+from conformance.suite.family import Level, read_keys, split_id, text, word
+from conformance.suite.zoo.family import ENVIRONMENT, Request, prepare, read
+
+from .llama import GGML, Device, device
+
+NAME = "memory"
+_KEYS = {"w": word("q4_0", *TYPES), "copies": text("", "a number"), "model": text("", "a file")}
+COPIES = 1.5
+"""Weights that a backend may hold, in units of those of the file: half-way between once and twice."""
+_SANE = (0.9, 1.2)
+"""What llama.cpp's own CPU must come to; elsewhere the measurement says nothing."""
+_SMALL, _LARGE = 256, 32768
+"""`feed_forward_length` of the two made-up models."""
+_TOKENS = 32
+"""Of a graph, at most: a compute buffer grows with it."""
+_SET = "embedding_length:1024+block_count:2+attention.head_count:16+attention.head_count_kv:4+feed_forward_length:{}"
+_TIME = 600.0
+"""Seconds that one measurement may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one process held; bytes."""
+
+    parts: Mapping[str, Parts]
+    """Buffer type -> what llama.cpp says."""
+    held: int
+    """In this machine's memory, more than before the model was loaded."""
+    peak: int
+    """The most meanwhile."""
+    device: int | None
+    """In the device's memory, if it has one."""
+
+    @property
+    def model(self) -> int:
+        """Weights, as llama.cpp says."""
+        return sum(p.model for p in self.parts.values())
+
+    @property
+    def stated(self) -> int:
+        """Everything that llama.cpp speaks of."""
+        return sum(p.self for p in self.parts.values())
+
+    @property
+    def all(self) -> int:
+        """In both memories."""
+        return self.held + (self.device or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One backend with a small and a large model."""
+
+    small: Held
+    large: Held
+
+    @property
+    def more(self) -> int:
+        """Bytes that the large one takes more."""
+        return self.large.all - self.small.all
+
+    @property
+    def peak(self) -> int:
+        """The same at the worst moment."""
+        return self.large.peak - self.small.peak + (self.large.device or 0) - (self.small.device or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How often a backend holds the weights."""
+
+    held: float
+    """In the end; 1 is as llama.cpp's own CPU."""
+    peak: float
+    """At the worst moment."""
+
+
+def copies(pair: Pair, cpu: Pair) -> Copies:
+    """How often `pair` holds the weights that `cpu` holds once; UsageError where `cpu` itself does not.
+
+    Caches and buffers of activations are the same in both, and so cancel.
+    """
+    weights = cpu.large.model - cpu.small.model
+    if weights <= 0:
+        raise UsageError(f"memory: a model of more weights than {cpu.small.model:,} bytes expected")
+    others = (cpu.large.stated - cpu.large.model) - (cpu.small.stated - cpu.small.model)
+    low, high = (int(limit * weights) for limit in _SANE)
+    if not low <= cpu.more <= high + max(0, others):
+        raise UsageError(
+            f"memory: llama.cpp's own CPU holds {cpu.more:,} bytes for {weights:,} bytes of weights; {low:,} to "
+            f"{high + max(0, others):,} expected, so this machine's figures say nothing"
+        )
+    return Copies(1 + (pair.more - cpu.more) / weights, 1 + (pair.peak - cpu.peak) / weights)
+
+
+def small(folder: Path, weight_type: str) -> Request:
+    """A made-up llama of few weights, its file in `folder`; UsageError as `prepare`."""
+    return _made(folder / "small.gguf", weight_type, _SMALL)
+
+
+def large(folder: Path, weight_type: str) -> Request:
+    """The same with many more weights, and nothing else that is larger."""
+    return _made(folder / "large.gguf", weight_type, _LARGE)
+
+
+def of_file(model: Path, like: Request) -> Request:
+    """A user's model, in a context as `like`."""
+    return replace(like, model=str(model.resolve()), id=f"model/{model.stem}@0", params={"model": model.name})
+
+
+def _made(path: Path, weight_type: str, length: int) -> Request:
+    request = prepare(path, *read(f"zoo/llama-real=1,w={weight_type},set={_SET.format(length)}@1"))
+    return replace(request, n_ubatch=_TOKENS)
+
+
+def measure(request: Request, device: Device) -> Held:
+    """What a process of its own holds with a model on `device`.
+
+    Raises:
+        BackendCrashError: it dies.
+        BackendTimeoutError: it does not answer in time.
+        UnavailableError: there is no such device, or the system does not say what a process holds.
+    """
+    variables = {**os.environ, **ENVIRONMENT, **device.environment}
+    env = {k: v for k, v in variables.items() if v is not None}
+    worker = Worker("conformance.live.worker", time_limit=_TIME, env=env)
+    try:
+        found: dict[str, Any] = worker.ask({"memory": asdict(replace(request, lib=device.lib)), **device.asked})[0]
+    except WorkerTimeoutError:
+        raise BackendTimeoutError(f"no answer within {_TIME:g} s") from None
+    except WorkerDiedError as e:
+        text = f"its process died ({e.how}): {' / '.join(e.lines[-3:])}"
+        raise BackendCrashError(text, words="\n".join(e.lines), died=e.how) from None
+    except ConformanceError as e:
+        raise UnavailableError(str(e)) from None
+    finally:
+        worker.close()
+    parts = {name: Parts(**p) for name, p in found["parts"].items()}
+    return Held(parts, found["held"], found["peak"], found["device"])
+
+
+def id_of(weight_type: str, limit: float | None = None, model: Path | None = None) -> str:
+    """The id of a measurement."""
+    more = "" if limit is None else f",copies={limit:g}"
+    more += "" if model is None else f",model={quote(str(model.resolve()), safe='')}"
+    return f"{NAME}/w={weight_type}{more}@1"
+
+
+def _read(case_id: str) -> tuple[str, float | None, Path | None]:
+    """Type of the weights, limit and model; UsageError if the id cannot be read."""
+    body, _ = split_id(case_id, NAME, "w=TYPE,copies=N,model=FILE")
+    values, _ = read_keys(case_id, body, _KEYS)
+    try:
+        limit = float(values["copies"]) if values["copies"] else None
+    except ValueError:
+        raise UsageError(f"case {case_id!r}: copies: a number expected") from None
+    return values["w"], limit, Path(unquote(values["model"])) if values["model"] else None
+
+
+def _build(case_id: str) -> Case:
+    _read(case_id)
+    return without_steps(case_id)
+
+
+class Player:
+    """Measures one backend."""
+
+    def __init__(self, spec: Spec, _isolation: Isolation, _save: Path | None) -> None:
+        """UsageError if nothing of that name is installed; UnavailableError if a ggml device has no llama.cpp."""
+        adapter(resolve(spec).name)
+        self._spec = spec
+        self._device = device(spec) if resolve(spec).name == GGML else None
+        self._folder = Path(tempfile.mkdtemp(prefix="conformance-memory-"))
+
+    def play(self, case_id: str) -> Result:
+        """How often the weights are held.
+
+        Raises:
+            UnavailableError: it cannot be measured.
+            BackendError: the backend failed.
+        """
+        weight_type, limit, model = _read(case_id)
+        if self._device is None:
+            return self._of_adapter(weight_type, limit, model)
+        return self._on_device(self._device, weight_type, COPIES if limit is None else limit, model)
+
+    def close(self) -> None:
+        """Remove the models."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _of_adapter(self, weight_type: str, limit: float | None, model: Path | None) -> Result:
+        allowed = allowance(self._spec, weight_type) if limit is None else limit
+        if model is not None:
+            raise UnavailableError(
+                f"{model.name} is a model for llama.cpp, on a ggml device; an adapter runs a made-up one"
+            )
+        if allowed is None:
+            raise UnavailableError(f"what it may hold of {weight_type} is not stated: give --copies N")
+        held = weights_held(self._spec, partial(open_backend, self._spec, Isolation(isolate=True)), weight_type)
+        return _judged(held.held, held.peak, allowed, {"weights": float(held.nbytes)})
+
+    def _on_device(self, on: Device, weight_type: str, limit: float, model: Path | None) -> Result:
+        little = small(self._folder, weight_type)
+        much = of_file(model, little) if model else large(self._folder, weight_type)
+        own = Device("CPU", on.lib)
+        cpu = Pair(measure(little, own), measure(much, own))
+        pair = Pair(measure(little, on), measure(much, on))
+        try:
+            found = copies(pair, cpu)
+        except UsageError as e:
+            raise UnavailableError(str(e)) from None
+        held = pair.large
+        sizes = {"resident": held.held, "peak": held.peak, "stated": held.stated, "device": held.device or 0}
+        sizes |= {f"{what} in {buffer}": getattr(p, what) for buffer, p in held.parts.items()
+                  for what in ("model", "context", "compute")}  # fmt: skip
+        return _judged(found.held, found.peak, limit, {k: float(n) for k, n in sizes.items()})
+
+
+def _judged(held: float, peak: float, limit: float, sizes: Mapping[str, float]) -> Result:
+    """The result of a measurement; `sizes` in bytes."""
+    metrics = {"copies": held, "peak_copies": peak, "limit": limit, **sizes}
+    said = f"{held:.2f} times the weights, at most {limit:g}"
+    if held <= limit:
+        return Result("", "", Verdict.PASS, notes=(said,), metrics=metrics)
+    return Result("", "", Verdict.FAIL, error=Error(said), metrics=metrics)
+
+
+def _ids(level: Level) -> list[str]:
+    return [id_of(w) for w in (("q4_0",) if level == "smoke" else ("q4_0", "q8_0"))]
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "how often a backend holds the weights of a model, on its process",
+    _ids,
+    _build,
+    seeded=False,
+    player=Player,
+)
