@@ -95,6 +95,8 @@ def show(what: str, step: int | None, svg_path: Path | None) -> None:
     if svg_path and svg_path.exists() and Path(what).exists() and svg_path.samefile(what):
         raise UsageError(f"--svg {svg_path}: a file to draw into expected, this is the case itself")
     for case in _cases_of(what):
+        if not case.steps:
+            raise UsageError(f"{case.id}: a live case has no graphs (docs/live.md)")
         if step is not None:
             _check_step(case, step)
         chosen = range(len(case.steps)) if step is None else [step]

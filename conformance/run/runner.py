@@ -201,7 +201,7 @@ class Runner:
         name, it does not take an option, or golden outputs are missing; CaseFileError if they are damaged, or a case
         cannot be written.
         """
-        if any(live.is_live(c.id) for c in cases):
+        if any(live.is_live(c.id) and not c.file for c in cases):  # an id in a file may be a stranger's
             return [self._finished(spec, c, self._played(spec, c.id)) for c in cases]
         self._stored = {c: self._stored_of(c) for c in cases}
         self._running = spec, [c.id for c in cases]

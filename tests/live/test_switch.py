@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from marks import needs_wheel
 
 import conformance
 from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
+from conformance.case import casefile
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
 from conformance.live.switch import sides
+from conformance.run.runner import Runner
+from conformance.run.session.select import build
 
 ROOT = Path(conformance.__file__).parents[1]
 CASE = "gqa/llama-l=1,embd=32,heads=4,kv=2,ff=32,vocab=32,seqs=2,run=p5.d2@1"
@@ -150,6 +155,16 @@ def test_each_side_is_a_name_of_its_own() -> None:
                 sides(Spec("x"), text)
     finally:
         define(before)
+
+
+def test_an_id_in_a_file_sets_no_variable(tmp_path: Path) -> None:
+    """A case of a stranger's file is its graphs, whatever its id says."""
+    made = build("weight_placement/both-w=q4_0@0")
+    casefile.write(tmp_path / "c.gguf", [replace(made, id=f"switch/LD_PRELOAD=x/{made.id}")])
+    runner = Runner()
+    (result,) = runner.run(Spec("cpu"), [casefile.read_one(tmp_path / "c.gguf")])
+    runner.close()
+    assert (result.verdict, result.steps, result.metrics) == (Verdict.PASS, len(made.steps), {})
 
 
 def test_bad_words_are_refused() -> None:
