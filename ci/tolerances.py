@@ -13,9 +13,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import REFERENCE, Spec
 from conformance.ggml.types import TYPES
-from conformance.run.oracle import REFERENCE, SECOND_OPINION
+from conformance.run.oracle import SECOND_OPINION
 
 FIGURES = ("nmse", "budget_used", "nmse_exact")
 COLUMNS = (SECOND_OPINION, "openvino-stateless")

@@ -56,7 +56,7 @@ class Suite:
         self.chosen = replace(chosen, fresh_seed=getattr(config.option, "fresh_seed", None))
         self.is_worker = hasattr(config, "workerinput")
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
-        self.run = TestRun(self.chosen, recovers=not self.is_worker, on_hang=self._hung)
+        self.run = TestRun(self.chosen, recovers=not self.is_worker)
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
@@ -76,11 +76,6 @@ class Suite:
         """Take in a result; it is on disk at once."""
         self.results[key] = result
         self.run.keep([result])
-
-    def _hung(self) -> None:
-        """Write what the session has: the process is about to end because a backend in it does not come back."""
-        if self.session is not None and not self.is_worker:
-            _finish(self, self.session, pytest.ExitCode.INTERRUPTED)
 
     def _is_gating(self) -> bool:
         """Whether a backend on which nothing passed fails the session: it was named, or a whole level was asked for."""

@@ -26,7 +26,7 @@ from conformance.report.compare import Pair, Side
 from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import record, write_json
 from conformance.report.runs import read_runs
-from conformance.run.isolation.isolate import DEFAULT, Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected, writeahead
@@ -78,7 +78,7 @@ class Chosen:
     files: Sequence[str] = ()
     """Paths of these files."""
     settings: Settings = field(default_factory=Settings)
-    isolation: Isolation = DEFAULT
+    isolation: Isolation = field(default_factory=Isolation)
     json_path: Path | None = None
     """Where the record goes."""
     save_failures: Path | None = None
@@ -217,7 +217,6 @@ class TestRun:
         bases: Mapping[Spec, Spec] | None = None,
         clock: Callable[[], float] = time.monotonic,
         recovers: bool = True,
-        on_hang: Callable[[], None] | None = None,
     ) -> None:
         """Open no backend yet.
 
@@ -228,7 +227,6 @@ class TestRun:
             bases: backend -> the one that runs the same cases; None: that of `against`, for each.
             clock: seconds, for limits of time.
             recovers: whether cases that an interrupted run left are looked for.
-            on_hang: called before the process ends as a backend in it does not return; None: the record is written.
         """
         self.chosen, self._journal, self.clock = chosen, journal, clock
         settings = chosen.settings
@@ -239,13 +237,11 @@ class TestRun:
         self._folder = save or writeahead.default_folder()
         self.left = self.recovered() if recovers else []
         """Sentences about what an interrupted run left."""
-        self._on_hang = on_hang
         self.runner = Runner(
             save_failures=save,
             isolation=chosen.isolation,
             write_ahead=self._folder,
             waiving=self.waiving,
-            on_hang=self._hung,
             oracle=Oracle(exact=chosen.exact, kept=expected.here(chosen.kept)),
         )
         self.request = Request()
@@ -367,7 +363,7 @@ class TestRun:
 
     def _run(self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None]) -> list[Result]:
         at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-        with self.runner.within(limit, here=False):
+        with self.runner.within(limit):
             return self.runner.run(spec, group)
 
     def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> None:
@@ -462,10 +458,3 @@ class TestRun:
     def recovered(self) -> list[str]:
         """A sentence about each case that an interrupted process left, which is saved now."""
         return [it.sentence() for it in writeahead.recover(self._folder, build)]
-
-    def _hung(self, spec: Spec, cases: Iterable[str], sentence: str) -> None:
-        self.reasons |= {(str(spec), case): sentence for case in cases}
-        if self._on_hang is None:
-            self.finish(f"{ENDED}: {sentence}", MissingCause.LOST)
-        else:
-            self._on_hang()

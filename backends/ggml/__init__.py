@@ -75,7 +75,6 @@ class GgmlBackend(Backend):
         UsageError: the library has no such device or buffer type; lists those it has.
     """
 
-    isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
     places: ClassVar[frozenset[str] | None] = frozenset({"lib", "rpc", "card"})
     builds: ClassVar[frozenset[str]] = frozenset({"lib"})

@@ -6,6 +6,7 @@ An adapter subclasses `Backend` and `Session`. Tensors are compared by identity;
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -170,8 +171,6 @@ class Backend(ABC):
     raises `UnavailableError` if the machine lacks what it needs, `UsageError` for an unknown value.
     """
 
-    isolate: ClassVar[bool] = False
-    """True if it must run in its own process, because a crash would kill the suite."""
     batch: ClassVar[int] = 1
     """Number of one-step cases to merge into one graph, for backends whose cost is per graph."""
     stages: ClassVar[tuple[str, ...]] = ("run",)
@@ -248,6 +247,13 @@ class Backend(ABC):
     def computing_in(self, arithmetic: Arithmetic) -> Backend:
         """Return a backend that computes in `arithmetic`; UsageError unless it is a reference."""
         raise UsageError(f"{type(self).__name__} cannot imitate another backend's arithmetic ({arithmetic.name})")
+
+    def takes(self, option: str) -> bool:
+        """Whether its constructor has this option."""
+        return option in inspect.signature(type(self)).parameters
+
+    def renew(self) -> None:  # noqa: B027  # where it has a process of its own, that is replaced
+        """Forget what a fault may have damaged."""
 
     def close(self) -> None:  # noqa: B027  # most backends hold nothing
         """Release the device; called once."""

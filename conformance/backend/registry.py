@@ -21,6 +21,8 @@ from .interface import Backend, class_faults
 from .strict import error_text
 
 GROUP = "conformance.backends"
+REFERENCE = "cpu"
+"""The adapter that the others are held against."""
 DISTRIBUTION = "ggml-conformance"
 """Our distribution, whose adapters are not third-party."""
 
@@ -127,6 +129,14 @@ def _entry(name: str) -> EntryPoint | None:
     return next((e for e in entries if _is_ours(e)), entries[0] if entries else None)
 
 
+def entry_of(name: str) -> EntryPoint:
+    """The entry point of an adapter, which is not loaded; UsageError if none is installed by that name."""
+    entry = _entry(name)
+    if entry is None:
+        raise UsageError(f"backend {name!r} is not installed; known: {_known()}")
+    return entry
+
+
 def _is_ours(entry: EntryPoint) -> bool:
     if entry.dist is None:
         return entry.module.startswith("backends.")
@@ -147,6 +157,11 @@ def adapters_of_ours() -> dict[str, frozenset[str]]:
         if _is_ours(e):
             found.setdefault(".".join(e.module.split(".")[:2]), set()).add(e.name)
     return {package: frozenset(names) for package, names in found.items()}
+
+
+def is_provided(name: str) -> bool:
+    """Whether `name` is a backend made of others, that `provide` registered."""
+    return name in _provided
 
 
 def names() -> list[str]:
@@ -172,9 +187,7 @@ def adapter(name: str) -> type[Backend]:
     installed = _named[name].adapter if name in _named else name
     if installed in _provided:
         return _provided[installed]
-    entry = _entry(installed)
-    if entry is None:
-        raise UsageError(f"backend {installed!r} is not installed; known: {_known()}")
+    entry = entry_of(installed)
     try:
         cls = entry.load()
     except KeyboardInterrupt:

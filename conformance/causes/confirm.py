@@ -20,7 +20,7 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.run.isolation.isolate import DEFAULT, Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
 
@@ -98,7 +98,7 @@ def confirm(
     """
     end = clock() + time_budget
     own = [r for r in results if r.backend == str(spec)]
-    trial = _Trial(spec, own, isolation or DEFAULT, runs, lambda: clock() >= end)
+    trial = _Trial(spec, own, isolation, runs, lambda: clock() >= end)
     found: dict[str, Seen] = {}
     alike: dict[Signature, list[Seen]] = defaultdict(list)
     try:
@@ -147,9 +147,9 @@ class _Trial:
     """Tries on one backend; a try that is cut short by the time limit counts as harmless."""
 
     def __init__(
-        self, spec: Spec, results: Sequence[Result], isolation: Isolation, runs: int, late: Callable[[], bool]
+        self, spec: Spec, results: Sequence[Result], isolation: Isolation | None, runs: int, late: Callable[[], bool]
     ) -> None:
-        self._runner = _Fresh(isolation=isolation.but(True))
+        self._runner = _Fresh(isolation=isolation)
         self._spec, self._runs, self._late = spec, runs, late
         self._saved = {r.case: r.saved for r in results if r.saved is not None}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -170,8 +169,7 @@ def shrink(
     for text in settings.lines_of(settings.in_force(settings_here())):
         line(text)
     output = output or file.with_name(f"{file.stem}-small.gguf")
-    alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
-    with closing(Runner(isolation=replace(isolation, isolate=alone))) as runner:
+    with closing(Runner(isolation=isolation)) as runner:
         small = smallest(runner, spec, case, time_budget=time_budget, progress=lambda text: line(text, err=True))
     casefile.write(output, [failures.with_result(small.case, small.result)])
     write_text(output.with_suffix(".py"), python(small.case), "-o")

@@ -152,9 +152,6 @@ SHARD = Option("--shard", "shard",
                "Only the I-th of N shares of the chosen cases: a run on N machines that need not know of each other.",
                parse, "I/N", default="1/1")  # fmt: skip
 SAVE = Option("--save-failures", "save_failures", "Keep failing cases in DIR.", Folder, "DIR")
-ISOLATE = Option("--isolate/--no-isolate", "isolate",
-                 "Run backends in processes of their own, or in this one; default: those that need it.",
-                 click.BOOL)  # fmt: skip
 TIME_LIMIT = Option("--time-limit", "time_limit", "What one request to a backend may take.",
                     click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip
 MEMORY_LIMIT = Option("--memory-limit", "memory_limit",
@@ -178,7 +175,7 @@ ONLY_FRESH = Option("--only-fresh", "only_fresh", "Only what --fresh adds, nothi
 
 SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
 """What chooses ids."""
-LIMITS = (ISOLATE, TIME_LIMIT, MEMORY_LIMIT)
+LIMITS = (TIME_LIMIT, MEMORY_LIMIT)
 """What becomes an `Isolation`."""
 RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON, KEPT, EXACT)
 """What `conform run` and `pytest conformance` share."""

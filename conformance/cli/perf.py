@@ -213,9 +213,6 @@ def gate(
     "--limit", type=click.FloatRange(min=0, min_open=True), default=MARGIN, show_default=True, help="Head over base."
 )
 @budget_option
-@options.ISOLATE.click(
-    default=True, help="Start every backend in a process of its own each time, or in that of its build."
-)
 @json_option
 def compare(
     base: Path,
@@ -225,7 +222,6 @@ def compare(
     unit_globs: Sequence[str],
     limit: float,
     budget: float | None,
-    isolate: bool,
     json_path: Path | None,
 ) -> None:
     """Measure two installed builds of this package in turns, and say of each unit whether head is slower than base.
@@ -235,7 +231,7 @@ def compare(
     specs, lacking = specs_here(backends)
     timed = [u for u in units(level, unit_globs) if u.timed]
     answers = []
-    with closing(Pair(base, head, level, isolate=isolate)) as builds, closing(Runner()) as runner:
+    with closing(Pair(base, head, level)) as builds, closing(Runner()) as runner:
         for side, build in builds.builds.items():
             line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
         judge = Judge(Bench(runner), budget or BUDGET, {}, builds)

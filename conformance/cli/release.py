@@ -128,7 +128,7 @@ def _release(
     with_zoo: bool = True,
 ) -> Release:
     say = partial(line, err=True)
-    isolation = replace(isolation, isolate=True, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
+    isolation = replace(isolation, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
     begun = time.monotonic()
     cards = Cards(folder(), isolation, progress=say)
     learning = seconds * (LEARNING if base is None else LEARNING_BESIDE)

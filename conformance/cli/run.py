@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,14 @@ from conformance.ggml.errors import CaseFileError, ConformanceError, Unavailable
 from conformance.ggml.text import printable
 from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
+from conformance.process import is_traced
 from conformance.report.compare import State
 from conformance.report.compare import sentence as compared
 from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusals
+from conformance.run.isolation.isolate import Isolation, pids
 from conformance.run.session import failures
 from conformance.run.session.select import case_name
 from conformance.run.session.settings import Waiving, lines_of, today
@@ -153,8 +157,11 @@ def run(
 @click.command()
 @click.argument("file", type=CasePath)
 @chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
+@click.option("--debug", is_flag=True,
+              help="Print the process of the backend, and begin once a debugger has attached to it or Enter was "
+              "pressed; nothing is limited, and nothing runs again to locate a failure.")  # fmt: skip
 @color_option
-def repro(file: Path, chosen: Chosen) -> None:
+def repro(file: Path, chosen: Chosen, debug: bool) -> None:
     """Run the cases of FILE again, and print whether verdict, numbers and first divergence are as they were saved.
     Without --backend: on the backend that each was saved for.
     """
@@ -164,7 +171,30 @@ def repro(file: Path, chosen: Chosen) -> None:
         texts = [r["backend"] for r in map(failures.record_of, cases) if r]
         chosen = replace(chosen, backends=list(backends_of(file, texts, ["conform", "repro", str(file)])))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
-    leave(Execution(TestRun(chosen, waivers=bare), Shown(verbose=True), gating=False).run())
+    if debug:
+        chosen = replace(chosen, isolation=Isolation(inf, sys.maxsize))
+    it = TestRun(chosen, waivers=bare)
+    execution = Execution(it, Shown(verbose=True), gating=False)
+    if debug:
+        it.runner.locates = False
+        for spec in chosen.specs:
+            _wait_for_debugger(spec, pids(it.runner.backend(spec)))
+    leave(execution.run())
+
+
+def _wait_for_debugger(spec: Spec, processes: Sequence[int]) -> None:
+    """Wait until a debugger has attached to one of the processes, or Enter was pressed."""
+    named = " or ".join(f"gdb -p {pid}" for pid in processes)
+    line(f"{spec}: waiting for a debugger ({named}) or Enter", err=True)
+    pressed = threading.Event()
+
+    def read() -> None:
+        if os.read(sys.stdin.fileno(), 1):
+            pressed.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    while not pressed.wait(0.1) and not any(map(is_traced, processes)):
+        pass
 
 
 def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
@@ -286,7 +316,7 @@ class Execution:
         shown = self._shown
         lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
         was = failures.record_of(case)
-        if shown.verbose and was and was["backend"] == result.backend:
+        if shown.verbose and self._run.runner.locates and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
         elif result.saved and not shown.quiet:

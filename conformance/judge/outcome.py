@@ -30,8 +30,6 @@ class Exit(enum.IntEnum):
     """Bad input or usage."""
     NOTHING = 3
     """Nothing was executed, or nothing passed."""
-    HUNG = 4
-    """A backend in this process hung: the watchdog ended the process."""
     INCOMPLETE = 5
     """The command stopped early, at a limit or by Ctrl-C, without a failure so far."""
 

@@ -23,7 +23,7 @@ from conformance.judge.evidence import Error
 from conformance.judge.judge import judge_trajectory
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.execute import execute, with_values
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, without_steps
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
@@ -109,7 +109,7 @@ class Auditor:
 
     def __init__(self, spec: Spec, isolation: Isolation, save: Path | None) -> None:
         """ConformanceError if the backend cannot be opened."""
-        self.runner = Runner(isolation=replace(isolation, isolate=True), save_failures=save)
+        self.runner = Runner(isolation=isolation, save_failures=save)
         try:
             self.spec = strict(self.runner, spec)
             self.backend: Backend = self.runner.backend(self.spec)
@@ -146,7 +146,7 @@ class Auditor:
         result = self._once(case)
         if result.verdict is Verdict.TIMEOUT:
             self.hung[buffer] += 1
-        elif result.verdict in _DAMAGING and isinstance(self.backend, IsolatedBackend):
+        elif result.verdict in _DAMAGING:
             self.backend.renew()
             again = self._once(case)
             self.backend.renew()

@@ -233,7 +233,7 @@ class Player:
             )
         if allowed is None:
             raise UnavailableError(f"what it may hold of {weight_type} is not stated: give --copies N")
-        held = weights_held(self._spec, partial(open_backend, self._spec, Isolation(isolate=True)), weight_type)
+        held = weights_held(self._spec, partial(open_backend, self._spec, own=True), weight_type)
         return _judged(held.held, held.peak, allowed, {"weights": float(held.nbytes)})
 
     def _on_device(self, on: Device, weight_type: str, limit: float, model: Path | None) -> Result:

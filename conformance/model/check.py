@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.interface import Backend
-from conformance.backend.registry import Spec, resolve
+from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
@@ -30,10 +30,8 @@ from conformance.judge.judge import Judged
 from conformance.live.llama import Device
 from conformance.process.memory import resident
 from conformance.run.divergence import describe, sentence
-from conformance.run.isolation.guard import guard
 from conformance.run.isolation.isolate import Isolation, open_backend
-from conformance.run.isolation.watchdog import Watchdog
-from conformance.run.oracle import REFERENCE, Oracle
+from conformance.run.oracle import Oracle
 
 from . import figures, graphs, locate
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
@@ -95,10 +93,6 @@ class Check:
     say: Say = silent
     oracle: Oracle = field(default_factory=Oracle)
     _ran: list[tuple[Arithmetic, Trajectory]] = field(default_factory=list)
-    _watchdog: Watchdog = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._watchdog = Watchdog(self.isolation.time_limit)
 
     @property
     def prompts(self) -> int:
@@ -111,9 +105,8 @@ class Check:
         return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
 
     def close(self) -> None:
-        """End the reference and the watch over backends in this process."""
+        """End the reference."""
         self.oracle.close()
-        self._watchdog.close()
 
     def of(self, spec: Spec) -> Answer:
         """The answer about a backend; whatever fails there is part of the answer. UsageError and UnavailableError if it
@@ -133,12 +126,8 @@ class Check:
     @contextmanager
     def _opened(self, spec: Spec) -> Iterator[Backend]:
         self.say(f"{spec}: opening it")
-        backend = guard(open_backend(spec, self.isolation, self._watchdog), str(spec), self._watchdog)
-        try:
+        with closing(open_backend(spec, self.isolation)) as backend:
             yield backend
-        finally:
-            backend.close()
-            self._watchdog.rest()
 
     def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:
         say = self._saying(str(spec))

@@ -105,9 +105,9 @@ class Bench:
             (self._results[key],) = self._runner.run(spec, [self._runner.case(unit.case_id)])
         return self._results[key]
 
-    def opener(self, spec: Spec, *, isolate: bool | None = None) -> Opener:
-        """Starts a backend of its own for a measurement."""
-        return partial(open_backend, spec, self._isolation.but(isolate))
+    def opener(self, spec: Spec) -> Opener:
+        """Starts a backend of its own for a measurement, in its own process."""
+        return partial(open_backend, spec, self._isolation, own=True)
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
         """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.
@@ -126,7 +126,7 @@ class Bench:
 
         ConformanceError if it cannot be measured.
         """
-        return round(100 * weights_held(spec, self.opener(spec, isolate=True), "q8_0").held)
+        return round(100 * weights_held(spec, self.opener(spec), "q8_0").held)
 
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:
         """Measure a unit on all backends in turns.
@@ -178,7 +178,7 @@ class Bench:
 
     def _memory(self, row: Row) -> None:
         try:
-            opener = self.opener(row.backend, isolate=True)
+            opener = self.opener(row.backend)
             row.counters, row.memory = memory(self._runner.case(row.unit.case_id), opener)
             row.reason = "nothing is timed in it: it is about memory"
         except Exception as e:  # noqa: BLE001  # as above

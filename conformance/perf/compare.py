@@ -59,13 +59,13 @@ class UncomparableError(UnavailableError):
 
 
 class Build:
-    """One build, measured in its own process; with `isolate` every backend gets a process of its own for each life.
+    """One build, measured in its own process; every backend gets a process of its own for each life.
 
     Raises:
         UsageError: it has no Python, or this package is not installed there or too old.
     """
 
-    def __init__(self, venv: Path, *, isolate: bool = True) -> None:
+    def __init__(self, venv: Path) -> None:
         self.venv = venv
         python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
         if python is None:
@@ -73,7 +73,6 @@ class Build:
         # neither the current directory nor PYTHONPATH may give it another build than its own
         self._worker = Worker(
             WORKER,
-            ["--isolate"] if isolate else [],
             time_limit=TIME_LIMIT,
             python=python.absolute(),
             cwd=venv,
@@ -119,13 +118,13 @@ class Build:
 
 
 class Pair:
-    """Base and head, to be measured in turns; `isolate` and errors as of `Build`."""
+    """Base and head, to be measured in turns; errors as of `Build`."""
 
-    def __init__(self, base: Path, head: Path, level: Level, *, isolate: bool = True) -> None:
-        self.builds = {BASE: Build(base, isolate=isolate)}
+    def __init__(self, base: Path, head: Path, level: Level) -> None:
+        self.builds = {BASE: Build(base)}
         with ExitStack() as stack:
             stack.callback(self.close)
-            self.builds[HEAD] = Build(head, isolate=isolate)
+            self.builds[HEAD] = Build(head)
             stack.pop_all()
         self.level = level
         self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}

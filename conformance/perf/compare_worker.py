@@ -10,6 +10,7 @@ import runpy
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from typing import Any
 class Side:
     """One build, and the unit that it measures at present."""
 
-    def __init__(self, *, isolate: bool) -> None:
+    def __init__(self) -> None:
         # by name: a script has no package, and what this build lacks is answered in words
         bench = import_module("conformance.perf.bench")
-        isolation = import_module("conformance.run.isolation.isolate")
+        isolation = import_module("conformance.run.isolation.isolate").Isolation
         self._runner = import_module("conformance.run.runner").Runner()
-        # memory placement differs most between processes
-        self._bench = bench.Bench(self._runner, isolation.Isolation(isolate=isolate or None))
+        # memory placement differs most between processes; `isolate` is an earlier build's word for that
+        own = {"isolate": True} if "isolate" in signature(isolation).parameters else {}
+        self._bench = bench.Bench(self._runner, isolation(**own))
         self._measured: Any = None
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def main() -> None:
     """Answer requests until there are no more."""
     service = runpy.run_path(str(Path(__file__).parents[1] / "process" / "service.py"))["Service"]()
     try:
-        side = Side(isolate="--isolate" in sys.argv)
+        side = Side()
     except Exception as e:  # noqa: BLE001  # the other side says it in words
         service.send(_failed(e))
         return

@@ -9,7 +9,7 @@ Every process of this project is started here. Such a process
 `service` is the child side of a `Worker`.
 """
 
-from .spawn import Child, end_group, interrupt, spawn, spawn_command, words, worker_pid
+from .spawn import Child, end_group, interrupt, is_traced, spawn, spawn_command, words, worker_pid
 from .worker import Tail, Worker, WorkerDiedError, WorkerTimeoutError
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "WorkerTimeoutError",
     "end_group",
     "interrupt",
+    "is_traced",
     "spawn",
     "spawn_command",
     "words",

@@ -164,6 +164,15 @@ def worker_pid(popen: Child) -> int | None:
     return next(iter(launch.children(popen.pid)), None)
 
 
+def is_traced(pid: int) -> bool:
+    """Whether a debugger has attached to a process, where the system (Linux) says so."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return "TracerPid:" in status and "TracerPid:\t0\n" not in status
+
+
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """`env`, its PYTHONPATH without entries that mean the current directory."""
     out = dict(env)

@@ -61,7 +61,7 @@ class Cases:
         What ends with an error in a case of one node begins there, and need not run; nor need wrong numbers once the
         time is over.
         """
-        runner = Runner(isolation=replace(self.isolation, isolate=True))
+        runner = Runner(isolation=self.isolation)
         located = list(results)
         failures = [i for i, r in enumerate(results) if r.verdict in FAILURES]
         try:
@@ -86,7 +86,7 @@ class Cases:
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """On a runner of its own."""
-        runner = Runner(isolation=replace(self.isolation, isolate=True))
+        runner = Runner(isolation=self.isolation)
         try:
             (result,) = runner.run(spec, [runner.case(case_id)])
             return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -156,6 +157,14 @@ def _alone(case: Case, part: Part, held: Mapping[Tensor, Bytes], values: Mapping
     )
 
 
+@runtime_checkable
+class _Rebuilding(Protocol):
+    """A session in another process, where a graph is rebuilt in the memory that the library sees."""
+
+    def compute_rebuilt(self, step: Step) -> Mapping[Tensor, Bytes]:
+        """Compute `step` as `Memory` does."""
+
+
 class Memory:
     """One set of tensors and one graph, filled anew for every step; persistent tensors stay as they are.
 
@@ -170,6 +179,9 @@ class Memory:
 
     def compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
         """Compute `step` here; the values of its outputs."""
+        return session.compute_rebuilt(step) if isinstance(session, _Rebuilding) else self._compute(session, step)
+
+    def _compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
         graph, now = self.place(step.graph)
         inputs = {now[t]: data for t, data in step.inputs.items()}
         found = session.compute(graph, inputs, [now[t] for t in step.outputs])
@@ -199,6 +211,10 @@ class Reuse(Memory):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         self._first: dict[Hashable, Graph] = {}
+
+    def compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
+        """Compute the first graph that equals that of `step`; the values of its outputs."""
+        return self._compute(session, step)
 
     def place(self, graph: Graph) -> tuple[Graph, Mapping[Tensor, Tensor]]:
         """The first graph that equals `graph`."""

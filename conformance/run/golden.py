@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from conformance import __version__, shipped
-from conformance.backend.registry import Spec
+from conformance.backend.registry import REFERENCE, Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
@@ -27,7 +27,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import groups
 
 from .isolation.isolate import Isolation
-from .oracle import REFERENCE, SECOND_OPINION, Oracle
+from .oracle import SECOND_OPINION, Oracle
 from .runner import Runner
 from .session.select import build, case_ids
 from .session.settings import Waiving

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from conformance import shipped
 from conformance.backend.interface import Backend
-from conformance.backend.registry import Spec
+from conformance.backend.registry import REFERENCE, Spec
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.ggml.errors import BackendCrashError, UnavailableError
@@ -28,7 +28,6 @@ from .isolation.isolate import open_backend
 from .session.expected import Expected
 from .session.kept import Kept
 
-REFERENCE = "cpu"
 SECOND_OPINION = "ggml"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from conformance.backend.interface import Backend
-from conformance.backend.registry import Spec, resolve
+from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
@@ -30,7 +30,7 @@ from conformance.suite.batch import isolated_nodes
 
 from . import divergence
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
-from .oracle import REFERENCE, Expectation, Oracle
+from .oracle import Expectation, Oracle
 
 FACTOR = 4.0
 """Multiple of the reference's own figure that an arithmetic may cost: it is one draw of roundings, another device's is

@@ -6,13 +6,13 @@ errors add up; elsewhere both sides must be equal to the bit.
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
+from typing import Protocol
 
 import numpy as np
 
@@ -49,16 +49,17 @@ from conformance.suite.relations.claim import (
 
 from . import divergence
 from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, execute_apart, nothing
-from .isolation.guard import Guarded
-from .isolation.isolate import IsolatedBackend
 
 
 class NotOfferedError(Exception):
     """The backend lacks what the relation varies; that is no fault."""
 
 
-Opener = Callable[[Spec, bool | None], Backend]
-"""Opens a backend; the second argument says whether in its own process, None: as its kind needs."""
+class Opener(Protocol):
+    """Opens a backend; if `own` in a process of its own, whatever it is."""
+
+    def __call__(self, spec: Spec, *, own: bool) -> Backend:
+        """Errors as `open_backend`."""
 
 
 Before = Callable[[Session, int], None]
@@ -132,13 +133,13 @@ class _Runs:
 
     def variants(self) -> Iterator[str]:
         """Names of what the claim varies in the backend; one empty name where it varies nothing."""
-        if any(r.how == THREADS for r in self.claim.runs) and not _takes(self.backend, THREADS):
+        if any(r.how == THREADS for r in self.claim.runs) and not self.backend.takes(THREADS):
             raise NotOfferedError(f"{self.spec} offers no choice of threads")
         if all(r.how != BUFFERS for r in self.claim.runs):
             yield ""
             return
         names = [b.name for b in self.backend.buffer_types()][1:]
-        if not names or not _takes(self.backend, "buffer"):
+        if not names or not self.backend.takes("buffer"):
             raise NotOfferedError(f"{self.spec} offers no choice of buffer type for weights")
         yield from names
 
@@ -184,12 +185,12 @@ class _Runs:
             return execute(backend, alone, unread=True)
         if r.how == REUSED:
             return execute(backend, alone, memory=Reuse(alone))
-        if r.how == OVERWRITTEN and not _inner(backend).fixed_graphs:
+        if r.how == OVERWRITTEN and not backend.fixed_graphs:
             return execute(backend, alone, memory=Memory(alone))
-        if r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
+        if r.how == OVERWRITTEN and not all(self.backend.takes(k) for k in r.options):
             raise NotOfferedError(
-                f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
-                f"can say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
+                f"{self.spec} shares graphs out beforehand, so only the adapter can "
+                f"say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
             )
         return execute(backend, alone)
 
@@ -225,7 +226,7 @@ class _Runs:
         if key not in self._opened:
             spec = self._spec(r, variant)
             try:
-                backend = self._opener(spec, True if r.how == PROCESS else None)
+                backend = self._opener(spec, own=r.how == PROCESS)
             except UsageError as e:
                 if r.how != THREADS:
                     raise
@@ -235,7 +236,7 @@ class _Runs:
         return self._opened[key]
 
     def _spec(self, r: Run, variant: str) -> Spec:
-        taken = {k: v for k, v in r.options.items() if _takes(self.backend, k)}
+        taken = {k: v for k, v in r.options.items() if self.backend.takes(k)}
         options = {k: self._folder if v == FOLDER else v for k, v in taken.items()}
         if variant:
             options["buffer"] = variant
@@ -244,17 +245,6 @@ class _Runs:
     @cached_property
     def _folder(self) -> str:
         return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
-
-
-def _inner(backend: Backend) -> Backend:
-    return backend.inner if isinstance(backend, Guarded) else backend
-
-
-def _takes(backend: Backend, option: str) -> bool:
-    inner = _inner(backend)
-    if isinstance(inner, IsolatedBackend):
-        return option in inner.options
-    return option in inspect.signature(type(inner)).parameters
 
 
 _Value = tuple[Bytes, Budget]

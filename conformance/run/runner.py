@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support
-from conformance.backend.registry import Spec, resolve, third_party
+from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.backend.strict import error_text
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
@@ -34,11 +34,8 @@ from conformance.suite.relations import claim
 
 from . import blame, cost, divergence, judgement, live, recorded, relate, stored
 from .execute import Execution, StepValues, execute
-from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
-from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, Spares, open_backend
-from .isolation.watchdog import Watchdog
-from .oracle import REFERENCE, Expectation, NoSecondOpinionError, Oracle, part
-from .scheduler.backend import SchedBackend
+from .isolation.isolate import Isolation, Spares, open_backend
+from .oracle import Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.handover import Scheduler
 from .session import failures, select
 from .session.kept import Kept
@@ -63,24 +60,17 @@ class Runner:
         isolation: Isolation | None = None,
         write_ahead: Path | None = None,
         waiving: Waiving | None = None,
-        on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
         oracle: Oracle | None = None,
         spares: Spares | None = None,
     ) -> None:
         """Open no backend yet.
 
         `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
-        failing ones that no id makes again. `on_hang` is called in a thread of its own before the process is ended
-        (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
-        this `run`, and why. It writes what the run has so far. `oracle` computes expected values, and is closed
-        with the runner. `spares`: processes that start before they are needed, for runs
-        that often end one.
+        failing ones that no id makes again. `oracle` computes expected values, and is closed with the runner. `spares`:
+        processes that start before they are needed, for runs that often end one.
         """
-        self._isolation = isolation or DEFAULT
-        self._on_hang = on_hang
+        self._isolation = replace(isolation or Isolation())
         self._spares = spares
-        self._watchdog = Watchdog(self._isolation.time_limit, self._hung)
-        self._running: tuple[Spec, Sequence[str]] | None = None
         self.problems: list[str] = []
         """Errors beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
@@ -88,12 +78,9 @@ class Runner:
         """Backends of which a case was judged by upstream's limits, in order."""
         self.oracle = Oracle() if oracle is None else oracle
         self._backends: dict[Spec, Backend] = {}
-        self._guards: dict[Spec, Guarded] = {}
         self._broken: dict[Spec, ConformanceError] = {}
         """Backends that could not be opened."""
         self._cases: Kept[str, Case] = Kept()
-        self._seals: Kept[Case, CaseSeal] = Kept()
-        """Cases that a third party's adapter had in this process; it may still hold them."""
         self._players: dict[tuple[Spec, str], live.Player | ConformanceError] = {}
         """Players of live families, or why there is none."""
         self._stored: dict[Case, stored.Stored | None] = {}
@@ -106,40 +93,24 @@ class Runner:
         this machine lacks it.
         """
         if spec not in self._backends:
-            self._backends[spec] = self._open(spec, None)
+            self._backends[spec] = self._open(spec, own=False)
         return self._backends[spec]
 
-    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        return open_backend(spec, self._isolation.but(isolate), self._watchdog, self._spares)
+    def _open(self, spec: Spec, *, own: bool) -> Backend:
+        """Open a backend once more, if `own` in a process of its own whatever it is; errors as `open_backend`."""
+        return open_backend(spec, self._isolation, own=own, spares=self._spares)
 
-    def _guarded(self, spec: Spec) -> Guarded:
-        """The backend behind `spec`, under guard; ConformanceError if it cannot be opened, then always the same."""
+    def _opened(self, spec: Spec) -> Backend:
+        """The backend behind `spec`; ConformanceError if it cannot be opened, then always the same."""
         if spec in self._broken:
             raise self._broken[spec]
         try:
-            backend = self.backend(spec)
-            if spec not in self._guards or self._guards[spec].inner is not backend:
-                self._guards[spec] = self._guard(spec, backend)
+            return self.backend(spec)
         except UsageError:
             raise
         except ConformanceError as e:
             self._broken[spec] = e
             raise
-        return self._guards[spec]
-
-    def _guard(self, spec: Spec, backend: Backend) -> Guarded:
-        found = guard(backend, str(spec), self._watchdog)
-        if found.shared and third_party(spec):
-            found.note = STRANGER
-            sys.stderr.write(f"{spec}: {STRANGER}\n")
-        return found
-
-    def _open_guarded(self, spec: Spec, isolate: bool | None) -> Guarded:
-        return self._guard(spec, self._open(spec, isolate))
-
-    def _hung(self, sentence: str) -> None:
-        if self._on_hang is not None and self._running is not None:
-            self._on_hang(*self._running, sentence)
 
     def case(self, case_id: str) -> Case:
         """The case behind an id, cached for the next backend; UsageError if no family knows the id."""
@@ -163,14 +134,13 @@ class Runner:
         if self._spares is not None:
             self._spares.close()
         self._end("the oracle", self.oracle)
-        self._watchdog.close()
 
     def renew(self) -> None:
         """Close the backends; the next case opens them anew, where isolated in fresh processes."""
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
         self._end_players()
-        for held in (self._backends, self._guards, self._broken):
+        for held in (self._backends, self._broken):
             held.clear()
 
     def _end_players(self) -> None:
@@ -180,17 +150,16 @@ class Runner:
         self._players.clear()
 
     def _end(self, name: str, it: Backend | Oracle) -> None:
-        limited = isinstance(it, (IsolatedBackend, SchedBackend, Oracle))
         try:
-            call_guarded(f"{name}: close", None if limited else self._watchdog, it.close)
+            it.close()
         except ConformanceError as e:
-            self.problems.append(str(e))
-            sys.stderr.write(f"{e}; nothing is lost by it\n")
+            self.problems.append(f"{name}: close: {e}")
+            sys.stderr.write(f"{self.problems[-1]}; nothing is lost by it\n")
 
     def batch_size(self, spec: Spec) -> int:
         """How many cases to hand to `run` at a time."""
         try:
-            return max(self._guarded(spec).batch, 32)
+            return max(self._opened(spec).batch, 32)
         except UsageError:
             raise
         except ConformanceError:
@@ -204,24 +173,15 @@ class Runner:
         if any(live.is_live(c.id) and not c.file for c in cases):  # an id in a file may be a stranger's
             return [self._finished(spec, c, self._played(spec, c.id)) for c in cases]
         self._stored = {c: self._stored_of(c) for c in cases}
-        self._running = spec, [c.id for c in cases]
-        for case in cases if self._seals else ():
-            if case in self._seals:
-                self._seals[case].broken()
         try:
-            backend = self._guarded(spec)
+            backend = self._opened(spec)
         except UsageError:
             raise
         except ConformanceError as e:
             return [self._finished(spec, c, _failed(e)) for c in cases]
-        if backend.note:
-            self._seal(cases)
-        try:
-            with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
-                results = self._results(spec, backend, cases)
-                return [self._finished(spec, c, results[c]) for c in cases]
-        finally:
-            self._watchdog.rest()
+        with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
+            results = self._results(spec, backend, cases)
+            return [self._finished(spec, c, results[c]) for c in cases]
 
     def _played(self, spec: Spec, case_id: str) -> Result:
         """The result of a case of a live family."""
@@ -251,23 +211,13 @@ class Runner:
         return found
 
     @contextmanager
-    def within(self, seconds: float, *, here: bool = True) -> Iterator[None]:
-        """While this lasts, no request to an open backend may take longer; a shorter limit of its own holds. `here`:
-        also one to a backend in this process, which ends where that does not return.
-        """
-        backends = [d for b in self._backends.values() for d in (b.devices if isinstance(b, SchedBackend) else [b])]
-        inner = [b.inner if isinstance(b, Guarded) else b for b in backends]
-        bounded: list[Watchdog | IsolatedBackend] = [
-            *([self._watchdog] if here else []),
-            *(b for b in inner if isinstance(b, IsolatedBackend)),
-        ]
-        for it in bounded:
-            it.bound = seconds
+    def within(self, seconds: float) -> Iterator[None]:
+        """While this lasts, no request to a backend may take longer; a shorter limit of its own holds."""
+        self._isolation.bound = seconds
         try:
             yield
         finally:
-            for it in bounded:
-                it.bound = inf
+            self._isolation.bound = inf
 
     @contextmanager
     def looking(self, *, locates: bool, tells_kept: bool) -> Iterator[None]:
@@ -279,13 +229,7 @@ class Runner:
         finally:
             self.locates, self.tells_kept = before
 
-    def _seal(self, cases: Sequence[Case]) -> None:
-        for case in cases:
-            freeze(case)
-            self._seals.add(case, CaseSeal(case), case.nbytes)
-        self._seals.trim(len(cases))
-
-    def _results(self, spec: Spec, backend: Guarded, cases: Sequence[Case]) -> dict[Case, Result]:
+    def _results(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> dict[Case, Result]:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
@@ -343,7 +287,7 @@ class Runner:
 
     def expectation(self, spec: Spec, case: Case) -> Expectation:
         """What `case` should give on the backend behind `spec`; ConformanceError if nothing can compute it."""
-        backend = self._guarded(spec)
+        backend = self._opened(spec)
         backend.arithmetic_in(case)
         return self._expect(spec, backend, [case])[0][0]
 
@@ -351,7 +295,7 @@ class Runner:
         """Step and node of all that the backend behind `spec` computes wrongly from its own sources, and what it gave
         for each node of `case`; ConformanceError if it cannot run that.
         """
-        backend = self._guarded(spec)
+        backend = self._opened(spec)
         reference = self._other(spec, backend, case)
         every = range(len(case.steps))
         ran = execute(backend, case, every_node=every).steps
@@ -410,13 +354,11 @@ class Runner:
     def _replace_damaged(self, spec: Spec, case: Case, result: Result) -> None:
         """End the process of a backend that survived a case that it is known to die of: its heap may be damaged."""
         if result.verdict is not Verdict.CRASH and self._is_known(spec, case, Verdict.CRASH):
-            inner = self.backend(spec)
-            if isinstance(inner, IsolatedBackend):
-                inner.renew()
+            self.backend(spec).renew()
 
     def _run_at_stage(self, spec: Spec, case: Case) -> Result:
         try:
-            backend = self._guarded(spec)
+            backend = self._opened(spec)
         except ConformanceError as e:
             return Result(case.id, str(spec), Verdict.UNSUPPORTED, error=error_of(e))
         (refusal,) = self._refusals(backend, [case])
@@ -426,7 +368,7 @@ class Runner:
         try:
             if claim.applies(case):
                 tells = (self._tell_sides, self._side_failed) if self.locates and self.tells_kept else ()
-                return relate.judge(spec, backend, case, self._open_guarded, *tells)
+                return relate.judge(spec, backend, case, self._open, *tells)
             return self._judge(spec, backend, case)
         except ConformanceError as e:
             return _failed(e)
@@ -530,7 +472,7 @@ class Runner:
         if error.step is None or isinstance(error, (BackendTimeoutError, NotIndependentError)):
             return result
         try:
-            backend, case = self._guarded(side.spec), side.case
+            backend, case = self._opened(side.spec), side.case
             arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
             right = blame.replay(other, case, side.before(other))
             found = blame.stale_step(partial(self._anew, side.spec, arithmetic), case, error.step, right)
@@ -539,7 +481,7 @@ class Runner:
         return result if found is None else replace(result, where=found)
 
     def _tell_side(self, result: Result, side: relate.Side) -> Result | None:
-        backend, case = self._guarded(side.spec), side.case
+        backend, case = self._opened(side.spec), side.case
         if (found := _handover(backend, case, side.first)) is not None:
             return _with_handover(result, found)
         arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
@@ -572,11 +514,11 @@ class Runner:
     @contextmanager
     def _anew(self, spec: Spec, arithmetic: Arithmetic) -> Iterator[Backend]:
         """The backend behind `spec`, opened once more; the reference in `arithmetic`."""
-        backend = self._open_guarded(spec, None)
+        backend = self._open(spec, own=False)
         try:
             yield backend.computing_in(arithmetic) if resolve(spec).name == REFERENCE else backend
         finally:
-            self._end(str(spec), backend.inner)
+            self._end(str(spec), backend)
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
@@ -620,8 +562,7 @@ def _with_handover(result: Result, found: Place) -> Result:
 
 def _handover(backend: Backend, case: Case, first: int = 0) -> Place | None:
     """Where a value goes wrong between two devices of a scheduler, if one does. `first` as above."""
-    inner = backend.inner if isinstance(backend, Guarded) else backend
-    found = inner.handover(case) if isinstance(inner, Scheduler) else None
+    found = backend.handover(case) if isinstance(backend, Scheduler) else None
     return None if found is None else found.place(first)
 
 

@@ -18,7 +18,7 @@ from math import isfinite
 from pathlib import Path
 
 from conformance import shipped
-from conformance.backend.registry import Spec, resolve
+from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.case.case import Case, Step
 from conformance.case.casefile import Recorded
 from conformance.ggml.arithmetic import EXACT, Arithmetic
@@ -31,7 +31,7 @@ from conformance.judge.verdict import Golden, Result, Verdict
 
 from . import divergence
 from .execute import Execution
-from .oracle import REFERENCE, Expectation, Oracle
+from .oracle import Expectation, Oracle
 from .recorded import arithmetic_of, is_free_running, requantises
 
 OPS = "ops.gguf"

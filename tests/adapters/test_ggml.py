@@ -34,7 +34,7 @@ from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbyte
 from conformance.ggml.types import GLU_OPS, OPS, UNARY_OPS
 from conformance.judge.verdict import Verdict
 from conformance.run.execute import Memory, Reuse, execute
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.suite import alias, captured
 
@@ -520,8 +520,8 @@ def test_a_recording_is_repeated_to_the_bit(case_id: str, every_node: bool) -> N
 
 
 def test_a_graph_rebuilt_in_the_same_objects_is_built_again() -> None:
-    """In the suite's own process a caller makes its next graph of the same `Graph` and `Tensor` objects."""
-    runner = Runner(isolation=Isolation(isolate=False))
+    """Its worker makes the next graph of the same `Graph` and `Tensor` objects."""
+    runner = Runner()
     try:
         ids = ["relations/memory-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1"]
         (result,) = runner.run(Spec("ggml"), [runner.case(i) for i in ids])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from here import Here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -357,7 +358,7 @@ def test_its_limits_are_judged_by_cases_that_it_runs_alone(
     ids += [i for i in FAMILIES["relations"].ids("smoke") if "/weights-graph=product" in i]
     if plant is not None:
         plant(monkeypatch)
-    runner = Runner()
+    runner = Here()
     try:
         found = runner.run(Spec("xdna2"), [build(i) for i in ids])
     finally:

@@ -57,7 +57,7 @@ def main(folder: Path, weights: str, past: int, rounds: int, steps: int, layers:
     count = warm + rounds * (steps + 1)
     case = make(case_id(s, weights, "", f"p{past - count // 2}.d{count}"))
     names = [*PAIRS.values(), "ggml-cpu", *PAIRS]
-    opened = {name: open_backend(Spec.parse(name), Isolation(isolate=True, time_limit=600)) for name in names}
+    opened = {name: open_backend(Spec.parse(name), Isolation(time_limit=600)) for name in names}
     sessions = {name: backend.open(case) for name, backend in opened.items()}
     place = dict.fromkeys(names, 0)
     prompt: dict[str, float] = {}

@@ -14,13 +14,12 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from conformance.backend.interface import Backend, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec
+from conformance.backend.registry import REFERENCE, Spec
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES
-from conformance.run.oracle import REFERENCE
 from conformance.run.runner import Runner
 from conformance.run.session.kept import Kept
 from conformance.suite import FAMILIES

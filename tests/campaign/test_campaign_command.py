@@ -27,7 +27,7 @@ from conformance.judge.verdict import Verdict
 from conformance.report.runfile import read_document
 from conformance.run.session.select import case_ids
 
-SMALL = ("--backend", "cpu", "--no-isolate", "--case", "ops/ADD-*")
+SMALL = ("--backend", "cpu", "--case", "ops/ADD-*")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_campaign_leaves_what_a_run_leaves(pool: InlinePool, tmp_path: Path) -
 def test_an_interrupted_campaign_goes_on(pool: InlinePool, tmp_path: Path) -> None:
     """Ctrl-C: exit code 5, what ran is recorded, the rest is missing; the same words run the rest and no more."""
     ids = [i for c in ("ops/ADD*", "ops/MUL-*", "ops/SOFT_MAX*") for i in case_ids((), (c,), "smoke")]
-    words = ("--backend", "cpu", "--no-isolate", *(w for i in ids for w in ("--case", i)))
+    words = ("--backend", "cpu", *(w for i in ids for w in ("--case", i)))
     assert len(ids) > 32
 
     def interrupt() -> None:
@@ -130,7 +130,7 @@ def test_an_interrupted_campaign_goes_on(pool: InlinePool, tmp_path: Path) -> No
 def test_other_words_do_not_go_on(pool: InlinePool, tmp_path: Path) -> None:
     """A folder of other cases is refused in one line that says what differs."""
     assert _conform(tmp_path, *SMALL).exit_code == 0
-    ended = _conform(tmp_path, "--backend", "cpu", "--no-isolate", "--case", "ops/MUL-*")
+    ended = _conform(tmp_path, "--backend", "cpu", "--case", "ops/MUL-*")
     assert ended.exit_code == 2
     assert 'its run was asked for cases ["ops/ADD-*"], this one ["ops/MUL-*"]' in ended.stderr
     assert pool.chunks

@@ -16,7 +16,6 @@ from conformance.causes.search import Search
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES
-from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 
 SPEC = Spec("poisoned")
@@ -76,8 +75,8 @@ class PoisonedSession(Session):
 
 
 class _Runner(Runner):
-    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        return Poisoned() if spec == SPEC else open_backend(spec, self._isolation.but(isolate))
+    def _open(self, spec: Spec, *, own: bool) -> Backend:
+        return Poisoned() if spec == SPEC else super()._open(spec, own=own)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _learn(path: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["learn", "interrupted-device", "--no-isolate", "-o", str(path), *words])
+    return CliRunner().invoke(main, ["learn", "interrupted-device", "-o", str(path), *words])
 
 
 def _interrupt() -> None:
@@ -108,7 +108,7 @@ def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
         "t.registry.provide('interrupted-device', t.Device); checks.plain = lambda _: t.KEYS;"
         "t.Device.ends = staticmethod(lambda: os.kill(os.getpid(), signal.SIGKILL)); main(sys.argv[1:])"
     )
-    words = ["learn", "interrupted-device", "--no-isolate", "-o", str(path)]
+    words = ["learn", "interrupted-device", "-o", str(path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ran = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, timeout=120, check=False)
     assert ran.returncode == -signal.SIGKILL, ran.stderr

@@ -94,10 +94,10 @@ def test_both_refuse_the_same_words(parser: pytest.Parser, words: list[str], sai
 
 def test_values_of_pytest_are_simple(parser: pytest.Parser, tmp_path: Path) -> None:
     """pytest-xdist sends options to its workers: numbers and texts only."""
-    found = parser.parse(["--json", str(tmp_path / "r.json"), "--memory-limit", "4G", "--shard", "1/2", "--no-isolate",
+    found = parser.parse(["--json", str(tmp_path / "r.json"), "--memory-limit", "4G", "--shard", "1/2",
                           "--backend", "a", "--backend", "b", "--perf"])  # fmt: skip
     assert (found.json_path, found.memory_limit, found.shard) == (str(tmp_path / "r.json"), 4 << 30, "1/2")
-    assert (found.isolate, found.backends, found.perf, found.level) == (False, ["a", "b"], True, None)
+    assert (found.backends, found.perf, found.level) == (["a", "b"], True, None)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -132,7 +132,7 @@ def test_a_killed_adapter_leaves_what_ran(tmp_path: Path, monkeypatch: pytest.Mo
     """The process of pytest is gone in the middle: what ran lies beside --json."""
     out = tmp_path / "r.json"
     with dying.installed(tmp_path, monkeypatch):
-        run = _pytest("--backend", "ggml", "--backend", "dying?how=gone", "--no-isolate", "--case", dying.DEADLY,
+        run = _pytest("--backend", "ggml", "--backend", "dying?how=gone", "--case", dying.DEADLY,
                       "--json", str(out))  # fmt: skip
     assert not out.exists(), run.stdout
     assert len((tmp_path / "r.json.partial.jsonl").read_text().splitlines()) == 2

@@ -67,7 +67,7 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _died(out: Path, how: str) -> tuple[int, Any, ET.Element]:
     """A shared run on a backend that takes its worker with it, and one that does not: exit status, record, JUnit."""
-    words = ("--backend", f"dying?how={how}", "--backend", "ggml", "--no-isolate", "--max-worker-restart", "1")
+    words = ("--backend", f"dying?how={how}", "--backend", "ggml", "--max-worker-restart", "1")
     cases = ("--case", dying.DEADLY, "--case", dying.HARMLESS)
     run = _pytest("-n", "2", *words, *cases, "--json", str(out))
     return run.returncode, json.loads(out.read_text()), ET.fromstring(junit(read_runs([out])))  # noqa: S314  # our own

@@ -20,7 +20,6 @@ from classes import (
     EVERY,
     EXIT,
     FOREIGN,
-    HERE,
     NAMED,
     OTHERS,
     PARSED,
@@ -114,11 +113,7 @@ def _short(c: Command) -> str:
     text, entry = c.text, RUN.get(c.text, {})
     for old, new in entry.get("replace", {}).items():
         text = text.replace(old, new)
-    text = filled(f"{text} {entry.get('add', '')}".strip())
-    if c.program == "conform" and c.document in HERE["documents"] and not any(word in text for word in HERE["die"]):
-        command, _ = chosen(c.words[1:])
-        text += " --no-isolate" * any("--no-isolate" in p.secondary_opts for p in command.params)
-    return text
+    return filled(f"{text} {entry.get('add', '')}".strip())
 
 
 def _held(c: Command, done: tuple[int, str]) -> str:
@@ -244,8 +239,7 @@ def test_no_entry_of_the_table_is_stale() -> None:
     assert [text for text in PARSED if text not in shown and text not in DOCUMENTS] == []
     assert [text for text in RUN if text not in run] == []
     assert [program for program in OTHERS if program not in programs] == []
-    assert [d for d in (*EXIT, *SHELL, *HERE["documents"]) if d not in RUNS] == []
-    assert [word for word in HERE["die"] if not any(word in text for text in run)] == []
+    assert [d for d in (*EXIT, *SHELL) if d not in RUNS] == []
     assert [text for text in NAMED if text not in {c.text for c in of_class("named") if c.place == "table"}] == []
     assert [old for text, entry in RUN.items() for old in entry.get("replace", {}) if old not in text] == []
     assert [word for word in STAND_INS if not any(word in text for text in shown)] == []

@@ -22,7 +22,6 @@ from conformance.judge.evidence import Fault
 from conformance.judge.text import STALE
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import blame
-from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.shrink import shrink
 from conformance.run.shrink.cuts import Recorded
@@ -87,8 +86,8 @@ class FaultyRunner(Runner):
 
     fault: Tamper
 
-    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        return Faulty(self.fault) if spec == SPEC else open_backend(spec, self._isolation.but(isolate))
+    def _open(self, spec: Spec, *, own: bool) -> Backend:
+        return Faulty(self.fault) if spec == SPEC else super()._open(spec, own=own)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from conformance.ggml.arithmetic import Arithmetic, limit_of
 from conformance.ggml.tensor import Tensor
 from conformance.judge.verdict import Verdict
 from conformance.run import learn
-from conformance.run.isolation.isolate import Isolation
 from conformance.run.learn.measure import blind, measure
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
@@ -194,7 +193,7 @@ def verdicts(made: card.Card, folder: Path, how: str, fault: str) -> set[Verdict
     """Of the other forms, judged by the card."""
     path = folder / "card.toml"
     path.write_text(made.to_toml(), encoding="utf-8")
-    runner = Runner(isolation=Isolation(isolate=False))
+    runner = Runner()
     spec = Spec("stand-in", (("how", how), ("fault", fault), ("above", "2"), ("card", str(path))))
     try:
         results = runner.run(spec, [runner.case(i) for i in ids(OTHERS, "q4_0")])

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from marks import needs_wheel
 
+from backends.cpu import CpuBackend
 from conformance import shipped
 from conformance.backend.interface import Support
 from conformance.backend.registry import Spec, adapter, create
@@ -25,7 +26,7 @@ from conformance.judge.verdict import FAILURES, Verdict
 from conformance.judge.verdict import Result as Verdicted
 from conformance.live.audit import CASES, Auditor, ids_of
 from conformance.live.uses import MADE_UP, made_up
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import build, case_ids
 from conformance.suite.varied import variations
 
@@ -284,7 +285,7 @@ def test_what_a_version_cannot_have_is_no_contradiction(monkeypatch: pytest.Monk
     def lacks(*_: object) -> list[Support]:
         raise UnavailableError("type mxfp4 is not in this library")
 
-    monkeypatch.setattr(IsolatedBackend, "supports_placed", lacks)
+    monkeypatch.setattr(CpuBackend, "supports_placed", lacks)
     results = {k: r for k, r in audited("cpu", [SMALL]).items() if r.metrics}
     assert {(r.verdict, r.detail) for r in results.values()} == {
         (Verdict.UNSUPPORTED, "type mxfp4 is not in this library")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from here import Here
 from numpy.typing import NDArray
 
 from backends.openvino.npu import OpenVinoNpu, llm
@@ -18,7 +19,7 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Tensor, strided
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import execute
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.suite.captured import FAMILY as CAPTURED
@@ -34,8 +35,8 @@ def _case(run: str, more: str = "") -> Case:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """One for all tests."""
-    r = Runner()
+    """One for all tests; some change the adapter."""
+    r = Here()
     yield r
     r.close()
 
@@ -251,7 +252,7 @@ def test_cells_left_behind_and_seen_again_fail(runner: Runner, monkeypatch: pyte
 
 def test_isolated_it_refuses_the_same_and_hides_the_same() -> None:
     """What only the whole case tells, and which caches cannot be read, travel from the other process."""
-    backend = open_backend(LLM, Isolation(isolate=True))
+    backend = open_backend(LLM)
     try:
         assert "begins at position 20" in backend.supports_case(_case("at20.d2")).reason
         case = _case("p9.d2")

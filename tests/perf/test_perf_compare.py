@@ -72,7 +72,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def invoke(*args: str | Path) -> tuple[int, str]:
     """`conform perf compare` with few seconds."""
-    few = ["--backend", "cpu", "--unit", UNIT, "--no-isolate"]
+    few = ["--backend", "cpu", "--unit", UNIT]
     result = CliRunner().invoke(main, ["perf", "compare", *map(str, args), *few])
     return result.exit_code, result.output
 
@@ -106,7 +106,7 @@ def test_an_environment_without_a_build(fault: str, base: Path, tmp_path: Path) 
 
 def test_what_a_build_lacks(base: Path) -> None:
     """A unit that a build does not have is answered in words, and the next one is measured."""
-    build = Build(base, isolate=False)
+    build = Build(base)
     try:
         assert "no unit x" in build.ask("open", **{**OPEN, "unit": "x"})["missing"]
         assert build.ask("open", **OPEN)["verdict"] == "PASS"

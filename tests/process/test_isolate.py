@@ -41,6 +41,7 @@ from conformance.ggml.types import F32, I32
 from conformance.process import service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import ERRORS, unpack_error
+from conformance.run.execute import Memory, execute
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Spares, open_backend, unpack_arithmetic
 from conformance.run.isolation.worker import pack_error
 
@@ -56,6 +57,7 @@ class FakeSession(Session):
     def __init__(self, case):
         self.held = dict(case.persistent)
         self.nodes = 0
+        self.graphs = []
     def write(self, tensor, data):
         self.held[tensor] = data
     def read(self, tensor):
@@ -81,6 +83,9 @@ class FakeSession(Session):
             os.write(1, b"noise on descriptor 1" * 100)
             assert sys.stdin.read() == ""
         self.nodes += len(graph)
+        if what == "graph":
+            self.graphs = list(dict.fromkeys([*self.graphs, graph]))
+            return {t: np.full(4, len(self.graphs), "<f4").view("u1") for t in outputs}
         return {t: sum((data.view("<f4") for data in inputs.values()), np.zeros(4, "<f4")).view("u1") for t in outputs}
     def witness(self):
         return Witness("fake", "eager", nodes=self.nodes, notes=["seen"])
@@ -125,7 +130,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def backend() -> Iterator[IsolatedBackend]:
     """The fake, isolated, with a time limit that no healthy request meets."""
-    with_limit = IsolatedBackend(Spec("fake"), time_limit=30)
+    with_limit = IsolatedBackend(Spec("fake"), Isolation(30))
     yield with_limit
     with_limit.close()
 
@@ -260,7 +265,9 @@ def test_an_exit_is_a_death(backend: IsolatedBackend) -> None:
 
 def test_no_answer_in_time() -> None:
     """A hang is ended at the limit, with its own error, and the next case runs."""
-    backend = IsolatedBackend(Spec("fake"), time_limit=2)
+    limits = Isolation(60)
+    backend = IsolatedBackend(Spec("fake"), limits)
+    limits.bound = 2
     try:
         start = time.monotonic()
         with pytest.raises(BackendTimeoutError, match="within 2 s"):
@@ -281,16 +288,19 @@ def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) ->
     assert run(backend, add()) == [11.0]
 
 
-def test_a_bound_ends_a_request_before_the_time_limit(backend: IsolatedBackend) -> None:
+def test_a_bound_ends_a_request_before_the_time_limit() -> None:
     """While a bound is set, a request that takes longer is a timeout; without it the limit holds again. A new process
     has all of the limit to begin.
     """
-    backend.bound = 0.2
+    limits = Isolation(30)
+    backend = IsolatedBackend(Spec("fake"), limits)
+    limits.bound = 0.2
     for _ in range(2):
         with pytest.raises(BackendTimeoutError, match=r"computing .*no answer within 0\.2 s"):
             run(backend, add("sleep 600"))
-    backend.bound = 600.0
+    limits.bound = 600.0
     assert run(backend, add("sleep 0.5")) == [11.0]
+    backend.close()
 
 
 def test_a_bug_in_an_adapter_is_a_backend_error(backend: IsolatedBackend) -> None:
@@ -315,7 +325,7 @@ def test_prints_do_not_touch_the_wire(backend: IsolatedBackend) -> None:
 def test_failing_to_open(mode: str, error: type[ConformanceError], words: str) -> None:
     """A backend that cannot be opened says so where it is opened."""
     with pytest.raises(error, match=words):
-        IsolatedBackend(Spec("fake", (("mode", mode),)), time_limit=3)
+        IsolatedBackend(Spec("fake", (("mode", mode),)), Isolation(3 if mode == "hang" else 60))
 
 
 def test_options_of_any_text_arrive() -> None:
@@ -402,14 +412,22 @@ def test_forgotten_backends_end_with_the_program() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_isolation_is_the_adapters_wish() -> None:
-    """`open_backend` isolates what asks for it; a word overrides."""
-    inside = open_backend(Spec("ggml"), Isolation(isolate=False))
-    assert type(inside) is type(create(Spec("ggml")))
-    inside.close()
-    outside = open_backend(Spec("ggml"))
-    assert isinstance(outside, IsolatedBackend)
-    outside.close()
+def test_the_reference_alone_is_here() -> None:
+    """`open_backend` starts a process for whatever is under test; for the reference where it is told to."""
+    assert type(open_backend(Spec("cpu"))) is type(create(Spec("cpu")))
+    for outside in (open_backend(Spec("ggml")), open_backend(Spec("cpu"), own=True)):
+        assert isinstance(outside, IsolatedBackend)
+        outside.close()
+
+
+def test_a_rebuilt_graph_is_rebuilt_in_the_memory_of_the_library(backend: IsolatedBackend) -> None:
+    """There the graph of each step is the same object; values are as ever."""
+    case = add(steps=3)
+    same = add("graph", steps=3)
+    for tried, expected in ((case, [11, 12, 13]), (same, [1, 1, 1])):
+        found = execute(backend, tried, memory=Memory(tried)).steps
+        assert [v.outputs[s.outputs[0]].view("<f4")[0] for v, s in zip(found, tried.steps, strict=True)] == expected
+    assert run(backend, same) == [1, 2, 3]
 
 
 def test_a_real_abort_reaches_the_message() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Verdict
 from conformance.process.memory import parse_size, physical, resident
 from conformance.report.runfile import record
-from conformance.run.isolation.isolate import Isolation, needs
+from conformance.run.isolation.isolate import Isolation, runs_here
 from conformance.run.runner import Runner
+from conformance.run.shrink import shrink
 
 ADAPTER = '''
 import os, time
@@ -172,20 +174,29 @@ def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:
     assert judge(found).exit_code == 1
 
 
+def test_a_candidate_that_never_ends_does_not_outlast_the_budget(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shrinking ends with its budget, long before the limit of a request."""
+    tried = case("hang 100")
+    first, run = Result(tried.id, str(SPEC), Verdict.FAIL), runner.run
+    results = iter([[first]])
+    monkeypatch.setattr(runner, "run", lambda spec, cases: next(results, None) or run(spec, cases))
+    begun = time.monotonic()
+    found = shrink(runner, SPEC, tried, time_budget=1.0)
+    assert (found.tried, found.finished, found.result) == (1, False, first)
+    assert time.monotonic() - begun < 60
+
+
 def _descriptors() -> int:
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
-def test_who_is_isolated(tmp_path: Path) -> None:
-    """Adapters of other distributions, a class that asks for it, and whatever loads a file that an option names."""
-    library = tmp_path / "libmine.so"
-    library.touch()
-    assert needs(SPEC)
-    assert needs(Spec("ggml"))
-    assert not needs(Spec("cpu"))
-    assert needs(Spec("cpu", (("lib", str(library)),)))
-    assert not needs(Spec("cpu", (("device", "CPU"),)))
+def test_who_is_isolated() -> None:
+    """All but the reference, whatever its options, and a scheduler, whose devices are."""
+    assert not any(runs_here(s) for s in (SPEC, Spec("ggml"), Spec("openvino-stateless"), Spec("xdna2")))
+    assert all(runs_here(s) for s in (Spec("cpu"), Spec("cpu", (("device", "CPU"),)), Spec("sched")))
 
 
 @pytest.mark.parametrize(("text", "size"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1.5k", 1536), ("1000", 1000)])

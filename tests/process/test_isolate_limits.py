@@ -20,7 +20,7 @@ from conformance.ggml.errors import BackendCrashError, BackendError, BackendTime
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes
 from conformance.ggml.types import F32
-from conformance.run.isolation.isolate import IsolatedBackend
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planted adapter forks and finds its wire in /proc")
 
@@ -128,7 +128,6 @@ def mul(node, dst, src):
 
 class Evil(KernelBackend):
     name = "evil"
-    isolate = True
     def kernels(self):
         return {"ADD": add, "MUL": mul}
     def info(self):
@@ -160,7 +159,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 def backend(request: pytest.FixtureRequest) -> Iterator[IsolatedBackend]:
     """The adapter in a process that may hold 600 MiB; where one hangs, ten seconds are enough to know."""
     limit = 10.0 if "limit" in request.node.name else 120.0
-    backend = IsolatedBackend(Spec("evil"), time_limit=limit, memory_limit=600 << 20)
+    backend = IsolatedBackend(Spec("evil"), Isolation(limit, 600 << 20))
     yield backend
     backend.close()
 

@@ -33,7 +33,7 @@ def _cards(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Cards:
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(module, "plain", lambda _: KEYS)
     ticks = count()
-    return Cards(folder, Isolation(isolate=False), clock=lambda: step * next(ticks))
+    return Cards(folder, Isolation(), clock=lambda: step * next(ticks))
 
 
 def test_only_a_device_that_declares_nothing_gets_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from conformance.release.causes import RIGHT, Causes, Found, State, difference, 
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
-from conformance.run.isolation.isolate import DEFAULT
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.testrun import FIRST
 
@@ -179,7 +179,7 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
 def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
     """Wrong numbers there alone may be; what fails elsewhere too, or fails an assertion of ggml's own, is not."""
     gpu = Target("Vulkan0", NEW, OLD, software=True)
-    release = Release(_build(), None, [CPU, gpu], [], 1.0, DEFAULT, Fixed())
+    release = Release(_build(), None, [CPU, gpu], [], 1.0, Isolation(), Fixed())
     wrong = Cause("ADD", "", "ggml", Verdict.FAIL, "ADD", "", (), ("ADD-1",))
     died = replace(
         wrong, verdict=Verdict.CRASH, message="its process died (SIGABRT)): ggml-vulkan.cpp:#: GGML_ASSERT(x)"
@@ -270,7 +270,7 @@ def test_an_op_that_hangs_takes_no_more_time() -> None:
     ids = [f"ops/{op}-f32-ne={n}x5@1" for n in range(10, 40) for op in ("SQR", "SQRT")]
     target, slow = Target("CPU", Spec("cpu"), None), set[str]()
     sweep = Sweep(target, "ops", spread(ids))
-    release = Release(_build(), None, [target], [sweep], 1.0, DEFAULT, Fixed())
+    release = Release(_build(), None, [target], [sweep], 1.0, Isolation(), Fixed())
     release.it.runner = Hangs()
     sweep.run(release.it, 60.0, slow)
     ran = Counter(r.verdict for r in release.results(target)[0])
@@ -289,7 +289,7 @@ def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
     ids = [f"ops/SQR-f32-ne={n}x5@1" for n in range(10, 40)]
     target = Target("CPU", Spec("cpu"), Spec("ggml"))
     sweep = Sweep(target, "ops", list(ids))
-    release = Release(_build(), _build("old"), [target], [sweep], 1.0, DEFAULT, Fixed())
+    release = Release(_build(), _build("old"), [target], [sweep], 1.0, Isolation(), Fixed())
 
     class Old(Hangs):
         def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
@@ -318,11 +318,11 @@ def test_what_the_time_leaves_out_is_said() -> None:
         ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", "ops/SQR-f32-ne=10x5@1"],
     )
     sweep = Sweep(here, "ops", list(there))
-    release = Release(_build(), None, [here], [sweep], 1.0, DEFAULT, Fixed(), clock=_clock(0.4).__next__)
+    release = Release(_build(), None, [here], [sweep], 1.0, Isolation(), Fixed(), clock=_clock(0.4).__next__)
     release.run()
     assert [r["cases"] for r in release.not_run()] == [len(sweep.left), 0]
     sweep = Sweep(here, "ops", list(there))
-    release = Release(_build(), None, [here], [sweep], 600.0, DEFAULT, Cases(DEFAULT))
+    release = Release(_build(), None, [here], [sweep], 600.0, Isolation(), Cases(Isolation()))
     release.run()
     document = release.to_json()
     assert (document["causes"], release.unproven()) == ([], [])
@@ -340,7 +340,7 @@ def test_the_outcome_of_a_release() -> None:
     def code(here: Mapping[str, Verdict], left: Sequence[str] = (), *, interrupted: bool = False) -> int:
         kind, causes = Fixed({NEW: frozenset(i for i, v in here.items() if v is Verdict.FAIL)}), Causes(seconds=1.0)
         sweep = Sweep(CPU, "ops", list(left))
-        release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT, kind, interrupted=interrupted)
+        release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, Isolation(), kind, interrupted=interrupted)
         _give(release, here, there)
         causes.add(CPU, kind, *release.results(CPU), 1.0)
         release.found = causes.all()
@@ -356,7 +356,7 @@ def test_the_outcome_of_a_release() -> None:
 def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) -> None:
     """The run file beside the record can be read again, and its causes say what they are of the two builds."""
     kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
-    release = Release(_build(), _build("old"), [CPU], [], 1.0, DEFAULT, Fixed())
+    release = Release(_build(), _build("old"), [CPU], [], 1.0, Isolation(), Fixed())
     _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
     causes.add(CPU, kind, *release.results(CPU), 1.0)
     release.found = causes.all()
@@ -432,7 +432,7 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
 
     def prepare(bad: str, good: str, device: str, seconds: float) -> Release:
         pairs.append((bad, good, device, seconds))
-        release = Release(_build(), _build("old"), [CPU], [], 1.0, DEFAULT, kind)
+        release = Release(_build(), _build("old"), [CPU], [], 1.0, Isolation(), kind)
         _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
         return release
 
@@ -464,7 +464,7 @@ def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
     died = Result(
         "ops/SQR-f32-ne=10x5@1", "cpu", Verdict.CRASH, error=Error("its process died (SIGABRT): x.cpp:7: fatal error")
     )
-    (cause,) = Cases(DEFAULT, clock=_clock(1.0).__next__).find([died], 0.5)
+    (cause,) = Cases(Isolation(), clock=_clock(1.0).__next__).find([died], 0.5)
     assert (cause.op, cause.verdict) == ("SQR", Verdict.CRASH)
 
 
@@ -472,7 +472,7 @@ def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
 def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
     """Once the time is over nothing runs again, and the cause names the op all the same."""
     wrong = Result("ops/SQR-f32-ne=10x5@1", "cpu", Verdict.FAIL, notes=("wrong",))
-    (cause,) = Cases(DEFAULT, clock=_clock(1.0).__next__).find([wrong], 0.5)
+    (cause,) = Cases(Isolation(), clock=_clock(1.0).__next__).find([wrong], 0.5)
     assert (cause.op, cause.verdict) == ("SQR", Verdict.FAIL)
 
 
@@ -494,7 +494,7 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
         wrong("scenario/jamba-do=batch-2@1", 0, "batch-2"),
         wrong("scenario/jamba-do=sets@1", 0, "sets"),
     ]
-    found = {c.message: c.cases for c in Cases(DEFAULT).find(rows, 1.0)}
+    found = {c.message: c.cases for c in Cases(Isolation()).find(rows, 1.0)}
     assert {message: len(cases) for message, cases in found.items()} == {
         "wrong numbers from the first step on": 2, "wrong numbers from a later step on": 1,
         "SIGABRT: no kernel at #": 1, "wrong numbers in batch-2": 2, "wrong numbers in sets": 1,
@@ -503,9 +503,9 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
 
 def test_an_audit_is_a_stage_of_a_release() -> None:
     """Its cases run as others do; on the reference each is right, and one can be asked for again by itself."""
-    target, kind = Target("CPU", Spec("cpu"), None), Cases(DEFAULT)
+    target, kind = Target("CPU", Spec("cpu"), None), Cases(Isolation())
     stage = Sweep(target, audit.NAME, audit.ids_of(audit.CASES[0])[:4])
-    release = Release(_build(), None, [target], [stage], 1.0, DEFAULT, kind)
+    release = Release(_build(), None, [target], [stage], 1.0, Isolation(), kind)
     try:
         stage.run(release.it, 60.0, set())
     finally:
@@ -521,7 +521,7 @@ def test_live_cases_that_fail_alike_are_one_cause() -> None:
     words = ("its buffer cannot hold 7 of 64", "its buffer cannot hold 9 of 32", "takes a, not b")
     rows = [Result(f"audit/a@1#w{i}", "x", Verdict.OVERCLAIM, error=Error(said)) for i, said in enumerate(words)]
     rows += [Result("audit/a@1#w9", "x", Verdict.PASS)]
-    one, other = Cases(DEFAULT).find(rows, 1.0)
+    one, other = Cases(Isolation()).find(rows, 1.0)
     assert (one.cases, one.verdict) == (("audit/a@1#w0", "audit/a@1#w1"), Verdict.OVERCLAIM)
     assert other.cases == ("audit/a@1#w2",)
     assert [r.cause for r in assigned(rows, [one, other])] == [one.id, one.id, other.id, None]

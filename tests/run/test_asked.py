@@ -85,7 +85,7 @@ def test_only_what_is_lost_fails_by_itself() -> None:
 def test_sys_exit_in_an_adapter_ends_neither_the_run_nor_its_record(tmp_path: Path) -> None:
     """Each pair is told or listed as missing, the backends after it run, and the exit code is not 0."""
     out = tmp_path / "r.json"
-    backends = ("--backend", "dying?how=exit", "--backend", "ggml", "--no-isolate")
+    backends = ("--backend", "dying?how=exit", "--backend", "ggml")
     done = _conform("run", *backends, *CASES, "--json", str(out))
     assert done.exit_code == 1, done.output
     found = json.loads(out.read_text())
@@ -98,10 +98,8 @@ def test_sys_exit_in_an_adapter_ends_neither_the_run_nor_its_record(tmp_path: Pa
 def test_an_interrupted_run_lists_what_did_not_run(tmp_path: Path) -> None:
     """After Ctrl-C what ran is recorded, the rest is missing with that reason, and the run is incomplete."""
     out = tmp_path / "r.json"
-    done = _conform(
-        "run", "--backend", "ggml", "--backend", "dying?how=interrupt", "--no-isolate", *CASES, "--json", str(out)
-    )
-    assert done.exit_code == 5
+    done = _outside("run", "--backend", "ggml", "--backend", "dying?how=interrupt", *CASES, "--json", str(out))
+    assert done.returncode == 5, done.stderr
     found = json.loads(out.read_text())
     assert {(m["reason"], m["cause"]) for m in found["missing"]} == {("interrupted", "interrupted")}
     asked, results, missing = _pairs(found)
@@ -114,17 +112,17 @@ def test_an_interrupted_run_lists_what_did_not_run(tmp_path: Path) -> None:
 def test_an_interrupt_after_a_failure_is_a_failure() -> None:
     """What was found stays found."""
     fails = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
-    backends = ("--backend", "ggml", "--backend", "dying?how=interrupt", "--no-isolate")
-    done = _conform("run", *backends, "--case", fails, *CASES)
-    assert done.exit_code == 1, done.output
-    assert ": interrupted: " in done.output
+    backends = ("--backend", "ggml", "--backend", "dying?how=interrupt")
+    done = _outside("run", *backends, "--case", fails, *CASES)
+    assert done.returncode == 1, done.stdout
+    assert ": interrupted: " in done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("adapter")
 def test_what_a_killed_run_found_is_on_disk(tmp_path: Path) -> None:
     """A process that is gone leaves its results beside --json: a report reads them, the next start keeps them."""
     out = tmp_path / "r.json"
-    words = ("run", "--no-isolate", *CASES, "--json", str(out))
+    words = ("run", *CASES, "--json", str(out))
     gone = _outside(*words, "--backend", "ggml", "--backend", "dying?how=gone")
     assert not out.exists(), gone.stderr
     left = tmp_path / "r.json.partial.jsonl"

@@ -108,7 +108,7 @@ def test_provenance_of_any_type_is_no_traceback(tmp_path: Path, said: JSON, comm
     """Whatever stands where a record should, a command ends as one of ours does, and no line is forged."""
     path = _saved(tmp_path, {"seen": said})
     more = ["--backend", "cpu"] if not (isinstance(said, dict) and isinstance(said.get("backend"), str)) else []
-    done = CliRunner().invoke(main, [command, str(path), *more, "--no-isolate"])
+    done = CliRunner().invoke(main, [command, str(path), *more])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     assert not any(line.startswith("PASS\n") for line in done.output.splitlines())
     assert "\x1b" not in done.output

@@ -17,7 +17,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, needs, open_backend
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend, runs_here
 from conformance.run.session import settings
 from conformance.run.session.select import available, parse_specs, stage_of, staged
 from conformance.suite import FAMILIES
@@ -173,7 +173,7 @@ def seeing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_is_there_before_the_adapter() -> None:
     """Variables are set, and others taken away, in the worker before the adapter is imported; here nothing changes."""
     registry.define({"x": Named("seeing", environment=(("SEEN", "set"), ("GONE", None)))})
-    backend = IsolatedBackend(Spec("x"), time_limit=30)
+    backend = IsolatedBackend(Spec("x"), Isolation(30))
     try:
         assert backend.info().description == "set gone"
     finally:
@@ -183,11 +183,11 @@ def test_the_environment_is_there_before_the_adapter() -> None:
 
 
 def test_an_environment_means_a_process_of_its_own() -> None:
-    """A backend with an environment is isolated even where the user asks for none."""
+    """Even the reference is isolated where it has an environment."""
     registry.define({"x": Named("cpu", environment=(("A", "1"),)), "y": Named("cpu")})
-    assert needs(Spec("x"))
-    assert not needs(Spec("y"))
-    backend = open_backend(Spec("x"), Isolation(isolate=False))
+    assert not runs_here(Spec("x"))
+    assert runs_here(Spec("y"))
+    backend = open_backend(Spec("x"))
     try:
         assert isinstance(backend, IsolatedBackend)
     finally:

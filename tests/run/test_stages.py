@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from here import Here
 from sessions_of_pytest import PYTEST
 
 from backends.openvino import OpenVinoStateless, bind
@@ -27,7 +28,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import nbytes, new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.session import select
 from conformance.suite import FAMILIES
@@ -46,8 +47,8 @@ TRANSLATE = select.staged(RUN, "translate")
 
 @pytest.fixture
 def runner() -> Iterator[Runner]:
-    """A runner of its own."""
-    runner = Runner()
+    """A runner of its own, of adapters that a test changes."""
+    runner = Here()
     yield runner
     runner.close()
 
@@ -227,7 +228,7 @@ def test_a_spec_is_put_at_a_stage_and_back() -> None:
 
 def test_stages_of_an_isolated_backend_are_its_adapters() -> None:
     """A backend in its own process offers the stages that its adapter names."""
-    backend = open_backend(RUN, Isolation(isolate=True))
+    backend = open_backend(RUN)
     try:
         assert backend.stages == adapter(RUN.name).stages == ("translate", "run")
     finally:

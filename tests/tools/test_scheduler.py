@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from commands import conform
 from ggml_sched import RealScheduler
+from here import Here
 
 from backends import xdna2
 from backends.cpu import CpuBackend
@@ -260,8 +261,8 @@ def test_devices_that_refuse_by_chance_change_nothing(case_id: str, buffers: str
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """One for all."""
-    r = Runner()
+    """One for all; a test changes an adapter."""
+    r = Here()
     yield r
     r.close()
 

@@ -161,7 +161,7 @@ class Injected(IsolatedBackend):
 
     def __init__(self, spec: Spec, folder: Folder, isolation: Isolation) -> None:
         self._folder = folder
-        super().__init__(spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit)
+        super().__init__(spec, isolation)
 
     def _alive(self) -> Any:  # noqa: ANN401  # a private class of `isolate`
         with self._folder.environment():
@@ -187,10 +187,10 @@ class Injector(Runner):
             self._folders[name] = Folder(plant)
         return self._folders[name]
 
-    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
+    def _open(self, spec: Spec, *, own: bool) -> Backend:
         plant = self._plants.get(spec.name)
         if plant is None:
-            return super()._open(spec, isolate)
+            return super()._open(spec, own=own)
         adapter, folder = Spec(Spec.parse(plant.of).name, spec.options), self.folder(plant)
         try:
             return Injected(adapter, folder, self._isolation)

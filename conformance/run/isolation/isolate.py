@@ -9,22 +9,21 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import inf
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
 from conformance.backend.measure import Rise
-from conformance.backend.registry import Spec, adapter, create, environment, pack, resolve, third_party
+from conformance.backend.registry import REFERENCE, Spec, create, entry_of, environment, is_provided, pack, resolve
 from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
 from conformance.case.strict import Memory, parse_json
-from conformance.ggml.arithmetic import Arithmetic, Mixed
+from conformance.ggml.arithmetic import Arithmetic, Mixed, faults
 from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
@@ -37,74 +36,70 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import default_limit
-from conformance.run.scheduler.backend import NAME as SCHED
-from conformance.run.scheduler.backend import SchedBackend
-
-from .watchdog import Watchdog
+from conformance.run.scheduler.backend import SchedBackend, attached
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Isolation:
-    """Which backends run in a process of their own, and the limits of that process."""
+    """Limits of the process that a backend runs in."""
 
-    isolate: bool | None = None
-    """All (True), none (False), or those that need it: `needs`."""
     time_limit: float = 120.0
     """Seconds that one request may take."""
     memory_limit: int | None = None
     """Bytes that the process may hold; `memory.default_limit` where None."""
-
-    def but(self, isolate: bool | None) -> Isolation:
-        """The same limits for another choice of `isolate`, unless that is None."""
-        return self if isolate is None else replace(self, isolate=isolate)
+    bound: float = field(default=inf, compare=False)
+    """Seconds that one request may take at present, where they are fewer; opening the backend is none."""
 
 
-DEFAULT = Isolation()
 _PARSED = 1 << 28
 """Bytes of memory that parsing a reply's header may take."""
+MOST = 1 << 20
+"""Cases that a backend may ask for in one graph."""
 
 
-def needs(spec: Spec) -> bool:
-    """Whether a backend needs its own process. Nothing of a third party is imported here.
-
-    It does where it did not come with this distribution, an option names a file that it loads, it has an environment,
-    or its class says so.
+def runs_here(spec: Spec) -> bool:
+    """Whether a backend has no process of its own: the reference, unless it has an environment, and one that is made of
+    others, such as a scheduler.
     """
-    if third_party(spec) or environment(spec):
-        return True
-    return any(Path(value).is_file() for _, value in resolve(spec).options) or adapter(spec.name).isolate
+    name = resolve(spec).name
+    return is_provided(name) or (name == REFERENCE and not environment(spec))
 
 
 def open_backend(
-    spec: Spec, isolation: Isolation = DEFAULT, watchdog: Watchdog | None = None, spares: Spares | None = None
+    spec: Spec, isolation: Isolation | None = None, *, own: bool = False, spares: Spares | None = None
 ) -> Backend:
-    """Open the backend behind `spec`, here or in a process of its own, one of `spares` if given. A scheduler stays
-    here, its devices go there. One with an environment always gets its own process. `watchdog` is for opening a backend
-    in this process. UsageError
-    for an unknown name or option, UnavailableError if the machine lacks what it needs, BackendError if it did not open
-    in time, or describes itself in wrong types.
+    """Open the backend behind `spec` in a process of its own, one of `spares` if given; what `runs_here` in this one.
+    With `own` the reference gets a process, too.
+
+    Raises:
+        UsageError: the name or an option is unknown.
+        UnavailableError: the machine lacks what it needs.
+        BackendError: it did not open in time, or describes itself in wrong types.
     """
-    if resolve(spec).name == SCHED:
-        opener = partial(open_backend, isolation=isolation, watchdog=watchdog, spares=spares)
-        return cast("SchedBackend", create(spec)).attach(opener)
-    if needs(spec) if isolation.isolate is None else isolation.isolate or environment(spec):
-        return IsolatedBackend(
-            spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit, spares=spares
-        )
-    return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
+    name = resolve(spec).name
+    if not runs_here(spec) or (own and not is_provided(name)):
+        entry_of(name)
+        return IsolatedBackend(spec, isolation, spares=spares)
+    return attached(create(spec), partial(open_backend, isolation=isolation, own=own, spares=spares))
+
+
+def pids(backend: Backend) -> list[int]:
+    """The processes that compute for a backend that `open_backend` opened."""
+    devices = backend.devices if isinstance(backend, SchedBackend) else [backend]
+    return list(dict.fromkeys(d.pid if isinstance(d, IsolatedBackend) else os.getpid() for d in devices))
 
 
 class _Process:
     """The worker process of one backend: its death is a crash of the backend, or a timeout."""
 
-    def __init__(self, spec: Spec, time_limit: float, memory_limit: int | None = None) -> None:
+    def __init__(self, spec: Spec, limits: Isolation) -> None:
         self._name = str(spec)
         names = pack()
         self.worker = Worker(
             "conformance.run.isolation.worker",
             [self._name, *([json.dumps(names)] if names else [])],
-            time_limit=time_limit,
-            memory_limit=memory_limit,
+            time_limit=limits.time_limit,
+            memory_limit=default_limit() if limits.memory_limit is None else limits.memory_limit,
             env=_environment(spec),
             parse=_parse,
         )
@@ -134,6 +129,10 @@ class _Process:
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
 
+def _start(spec: Spec, limits: Isolation) -> _Process:
+    return _Process(spec, limits).ready()
+
+
 class Spares:
     """The next process of each backend that had to be replaced once: it starts while another works."""
 
@@ -142,9 +141,9 @@ class Spares:
         self._known: set[Spec] = set()
         """Backends that were opened before."""
 
-    def take(self, spec: Spec, time_limit: float, memory_limit: int | None) -> _Process:
+    def take(self, spec: Spec, limits: Isolation) -> _Process:
         """A process whose backend is open; ConformanceError as of `_Process.ready`."""
-        start = partial(_Process, spec, time_limit, memory_limit)
+        start = partial(_Process, spec, limits)
         waiting, process = self._waiting.pop(spec, None), None
         if waiting is not None:
             with suppress(ConformanceError):  # it may have died as it waited, of no fault that another has
@@ -184,27 +183,16 @@ class IsolatedBackend(Backend):
     ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
     """
 
-    fixed_graphs = True
-
-    def __init__(
-        self,
-        spec: Spec,
-        *,
-        time_limit: float = 120.0,
-        memory_limit: int | None = None,
-        spares: Spares | None = None,
-    ) -> None:
+    def __init__(self, spec: Spec, limits: Isolation | None = None, *, spares: Spares | None = None) -> None:
         self._spec = spec
+        self._limits = limits or Isolation()
         self._spares = spares
-        self._time_limit = time_limit
-        self.bound = inf
-        """Seconds that one request may take, where they are fewer than `time_limit`; opening a process is none."""
-        self._memory_limit = default_limit() if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: _Process | None = None
         self._sessions: list[_IsolatedSession] = []
         self._watch = False
         self._closed = False
+        self._declared: tuple[Case, Arithmetic] | None = None
         process = self._alive()
         try:
             self._adopt(process.hello)
@@ -219,10 +207,12 @@ class IsolatedBackend(Backend):
         if "run" not in stages[-1:]:
             raise BackendError(f"stages: names of stages, the last of them 'run', expected, {stages!r:.80} found")
         batch = _field(hello, "batch", _count, "a whole number")
-        if batch < 1:
-            raise BackendError(f"batch: 1 or more expected, {batch} found")
+        if not 1 <= batch <= MOST:
+            raise BackendError(f"batch: a whole number from 1 to {MOST} expected, {batch} found")
+        if not buffers:
+            raise BackendError("buffer_types: one at least expected, the default, none found")
         self._info = _record(DeviceInfo, hello.get("info"), "info")
-        self._arithmetic = _record(Arithmetic, hello.get("arithmetic"), "arithmetic")
+        self._arithmetic = _arithmetic(hello.get("arithmetic"))
         self._buffer_types = [_record(BufferType, b, f"buffer_types[{i}]") for i, b in enumerate(buffers)]
         self.batch = batch  # type: ignore[misc]  # the adapter's, which lives in the other process
         self.threads = _field(hello, "threads", lambda v: v is None or _count(v), "a whole number or nothing")
@@ -231,8 +221,11 @@ class IsolatedBackend(Backend):
         self._rounds_by_case = _field(hello, "by_case", lambda v: type(v) is bool, "true or false")
         self.by_case = self._whole or self._rounds_by_case
         self.stages = tuple(stages)  # type: ignore[misc]  # as above
-        self.options: Sequence[str] = tuple(_field(hello, "options", _texts, "a list of texts"))
-        """Parameters of the adapter's constructor."""
+        self._options = frozenset(_field(hello, "options", _texts, "a list of texts"))
+
+    def takes(self, option: str) -> bool:
+        """Whether the adapter's constructor has this option."""
+        return option in self._options
 
     def info(self) -> DeviceInfo:
         """As the adapter said when it was opened."""
@@ -243,16 +236,18 @@ class IsolatedBackend(Backend):
         return self._arithmetic
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """One round trip, where the adapter overrides it. Where its process dies of that, as it does of running the
-        case, the device's own: the case can be made smaller still.
+        """One round trip for a case, where the adapter overrides it. Where its process dies of that, as it does of
+        running the case, the device's own: the case can be made smaller still.
         """
         if not self._rounds_by_case:
             return self._arithmetic
-        try:
-            reply, _ = self._alive().ask(*_request("arithmetic_in", case), "answering arithmetic_in")
-        except BackendCrashError:
-            return self._arithmetic
-        return unpack_arithmetic(reply, case)
+        if self._declared is None or self._declared[0] is not case:
+            try:
+                reply, _ = self._alive().ask(*_request("arithmetic_in", case), "answering arithmetic_in")
+            except BackendCrashError:
+                return self._arithmetic
+            self._declared = case, unpack_arithmetic(reply, case)
+        return self._declared[1]
 
     def buffer_types(self) -> Sequence[BufferType]:
         """As the adapter said when it was opened."""
@@ -305,7 +300,12 @@ class IsolatedBackend(Backend):
         if self.threads == 1 and sys.platform == "linux":
             processors = sorted(os.sched_getaffinity(0))
             with suppress(OSError):  # it has died, or the system forbids it
-                os.sched_setaffinity(self._alive().worker.pid, {processors[turn % len(processors)]})
+                os.sched_setaffinity(self.pid, {processors[turn % len(processors)]})
+
+    @property
+    def pid(self) -> int:
+        """The process that computes."""
+        return self._alive().worker.pid
 
     def watch(self) -> None:
         """Measure from the next `open` how the memory of the process rises, for `risen`."""
@@ -326,10 +326,9 @@ class IsolatedBackend(Backend):
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.worker.death:
-            limits = self._time_limit, self._memory_limit
-            found = self._spares.take(self._spec, *limits) if self._spares else _Process(self._spec, *limits).ready()
-            self._process = found
-        self._process.worker.time_limit = min(self._time_limit, self.bound)
+            take = self._spares.take if self._spares else _start
+            self._process = take(self._spec, self._limits)
+        self._process.worker.time_limit = min(self._limits.time_limit, self._limits.bound)
         return self._process
 
 
@@ -378,11 +377,11 @@ class _IsolatedSession(Session):
         return blobs[0]
 
     def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor], *, rebuilt: bool = False
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again. GraphError if
-        `graph` is no graph of the opened case, or an input or output is not in it; BackendError if the backend failed,
-        its process died, or it did not answer in time.
+        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again. If `rebuilt`, as
+        `execute.Memory` does it in this process. GraphError if `graph` is no graph of the opened case, or an input or
+        output is not in it; BackendError if the backend failed, its process died, or it did not answer in time.
         """
         k = self._steps.get(graph)
         if k is None:
@@ -403,11 +402,16 @@ class _IsolatedSession(Session):
             "kept": [index[t] for t, data in inputs.items() if own.get(t) is data],
             "inputs": [index[t] for t in fresh],
             "outputs": [index[t] for t in outputs],
+            "rebuilt": rebuilt,
         }
         sizes = [packed_nbytes(t) for t in outputs]
         reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of", sizes)
         self._seconds = _seconds(reply)
         return dict(zip(outputs, blobs, strict=True))
+
+    def compute_rebuilt(self, step: Step) -> Mapping[Tensor, Bytes]:
+        """Compute a step of the case; its graph is rebuilt there in the memory of the one before."""
+        return self.compute(step.graph, step.inputs, step.outputs, rebuilt=True)
 
     def witness(self) -> Witness:
         reply, _ = self._ask({"do": "witness"}, (), "reading the witness of")
@@ -451,7 +455,7 @@ def _supports(reply: _Reply, wanted: int) -> list[Support]:
 
 def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
     """What a worker's `do_arithmetic_in` says; BackendError where that is malformed."""
-    kinds = [_record(Arithmetic, a, "arithmetic") for a in _field(reply, "arithmetics", _is_list, "a list")]
+    kinds = [_arithmetic(a) for a in _field(reply, "arithmetics", _is_list, "a list")]
     name = _field(reply, "mixed", lambda v: v is None or _text(v), "a text or nothing")
     if name is None and len(kinds) == 1:
         return kinds[0]
@@ -465,6 +469,14 @@ def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
         raise BackendError(f"nodes: of each node one of {len(kinds)} arithmetics expected, others found")
     nodes = {n: kinds[i] for own, g in zip(found, graphs, strict=True) for n, i in zip(g, own, strict=True)}
     return Mixed(name, nodes=nodes)
+
+
+def _arithmetic(value: JSON) -> Arithmetic:
+    """What was declared, within upstream's limits."""
+    found = _record(Arithmetic, value, "arithmetic")
+    for fault in faults(found):
+        raise BackendError(f"arithmetic: {fault}")
+    return found
 
 
 def _seconds(reply: _Reply) -> float:

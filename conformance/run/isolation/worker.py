@@ -9,23 +9,22 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 
 from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak, held
-from conformance.backend.registry import Spec, create, resolve, unpack
+from conformance.backend.registry import Spec, create, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
-from conformance.case.case import JSON, Case
+from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import EXACT, Mixed
 from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
-from conformance.run.scheduler.backend import NAME as SCHED
-from conformance.run.scheduler.backend import SchedBackend
+from conformance.run.execute import Memory
+from conformance.run.scheduler.backend import attached
 
 from .independence import Independence
 
@@ -41,6 +40,8 @@ class _Open:
         self.session: Session = backend.open(case)
         self.spent = time.perf_counter() - start
         self.persistent = list(case.persistent)
+        self.memory = Memory(case)
+        """For graphs that are rebuilt."""
         self._tensors: dict[int, list[Tensor]] = {}
 
     def tensors(self, step: int) -> list[Tensor]:
@@ -57,8 +58,10 @@ class _Open:
 class _Worker:
     """One backend and its open cases by the caller's numbers; `do_X` answers the request `X`."""
 
-    def __init__(self, backend: Backend, independence: Independence) -> None:
+    def __init__(self, backend: Backend, independence: Independence, libraries: Sequence[str]) -> None:
         self.backend = backend
+        self._libraries = list(libraries)
+        """What computes, as far as `info` says it: for a witness that does not name it."""
         self.independence = independence
         self.cases: dict[int, _Open] = {}
         self._peak: Peak | None = None
@@ -125,7 +128,10 @@ class _Worker:
         inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
         outputs = [tensors[j] for j in header["outputs"]]
         start = time.perf_counter()
-        values = opened.session.compute(step.graph, inputs, outputs)
+        if header["rebuilt"]:
+            values = opened.memory.compute(opened.session, Step(step.graph, inputs, tuple(outputs)))
+        else:
+            values = opened.session.compute(step.graph, inputs, outputs)
         opened.spent += time.perf_counter() - start
         for t in outputs:
             if t not in values:
@@ -135,6 +141,7 @@ class _Worker:
 
     def do_witness(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
         found = describe(self.cases[header["session"]].session.witness())
+        found["libraries"] = found["libraries"] or self._libraries
         delegates = self.independence.delegates(found.get("libraries"))
         if delegates:
             found["libraries"] += delegates
@@ -171,13 +178,6 @@ def _bytes(data: object, size: int, where: str) -> Bytes:
     if data.size != size:
         raise BackendError(f"{where}: {size} bytes expected, {data.size} found")
     return data
-
-
-def _create(spec: Spec) -> Backend:
-    """The backend behind `spec`; of a scheduler the devices are in this process, too."""
-    if resolve(spec).name != SCHED:
-        return create(spec)
-    return cast("SchedBackend", create(spec)).attach(create)
 
 
 def _no_core_files() -> None:
@@ -249,14 +249,14 @@ def main(spec: str, names: str = "{}") -> int:
     try:
         unpack(json.loads(names))
         independence = Independence(Spec.parse(spec))
-        backend = _create(Spec.parse(spec))
+        backend = attached(create(Spec.parse(spec)), create)
         independence.declare(backend)
         hello = _hello(backend)
     except BaseException as error:  # noqa: BLE001  # sys.exit too: the caller reports it
         service.send(pack_error(error))
         return 0
     service.send(*_bounded(hello))
-    worker = _Worker(backend, independence)
+    worker = _Worker(backend, independence, [" ".join(v) for v in hello["info"]["versions"].items()])
 
     def answer(header: dict[str, JSON], blobs: Sequence[memoryview]) -> Reply:
         try:

@@ -112,6 +112,11 @@ class SchedBackend(Backend):
             self._plans[case] = plan(case, self.devices, self.labels, self._memory)
         return self._plans[case]
 
+    def renew(self) -> None:
+        """Renew each device."""
+        for device in self.devices:
+            device.renew()
+
     def close(self) -> None:
         """Close the devices."""
         while self.devices:
@@ -119,6 +124,11 @@ class SchedBackend(Backend):
 
 
 provide(NAME, SchedBackend)
+
+
+def attached(backend: Backend, opener: Callable[[Spec], Backend]) -> Backend:
+    """Return `backend`; the devices of a scheduler are opened with `opener`, errors as of `attach`."""
+    return backend.attach(opener) if isinstance(backend, SchedBackend) else backend
 
 
 class _SchedSession(Watched):

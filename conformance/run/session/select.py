@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 
@@ -19,9 +19,7 @@ from conformance.case.case import JSON, Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.isolation.guard import call_guarded, guard
-from conformance.run.isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
-from conformance.run.isolation.watchdog import Watchdog
+from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.live import LIVE, family_or_none, live_family
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family, Level
@@ -125,10 +123,9 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
     option that it does not take; UnavailableError if this machine lacks it, or the adapter is broken; the message says
     why.
     """
-    isolation = isolation or DEFAULT
-    watchdog = Watchdog(isolation.time_limit)
     try:
-        return _probe(open_backend(spec, isolation, watchdog), spec, watchdog)
+        with closing(open_backend(spec, isolation)) as backend:
+            return Probe(backend.info(), backend.buffer_types(), backend.stages)
     except UnavailableError:
         raise
     except UsageError as e:
@@ -137,17 +134,6 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
         raise UnavailableError(f"could not be started: {e}") from e  # the user named no option that could be wrong
     except ConformanceError as e:
         raise UnavailableError(f"could not be started: {e}") from e
-    finally:
-        watchdog.close()
-
-
-def _probe(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
-    try:
-        backend = guard(opened, str(spec), watchdog)
-        return Probe(backend.info(), backend.buffer_types(), backend.stages)
-    finally:
-        with suppress(ConformanceError):  # a run reports it when it closes the backend
-            call_guarded(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
 
 
 def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:

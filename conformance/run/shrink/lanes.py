@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from conformance.backend.registry import Spec
-from conformance.run.isolation.isolate import needs
+from conformance.run.isolation.isolate import runs_here
 from conformance.run.runner import Runner
 
 _T = TypeVar("_T")
@@ -72,4 +72,4 @@ class Lanes:
 def lanes(spec: Spec, make: Callable[[], Runner]) -> Lanes | None:
     """Return one lane per processor, at most `MOST`; None for one processor or if not isolated."""
     n = min(MOST, os.cpu_count() or 1)
-    return Lanes(make() for _ in range(n)) if n > 1 and needs(spec) else None
+    return Lanes(make() for _ in range(n)) if n > 1 and not runs_here(spec) else None

@@ -21,7 +21,6 @@ import time
 from backends.ggml import GgmlBackend
 
 class Waits(GgmlBackend):
-    isolate = False
     delegates = ("ggml",)
     seconds = 0.2
 

@@ -20,7 +20,6 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import FAILURES, Result
 from conformance.report.runs import read_runs
-from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings
 from conformance.run.shrink import shrink, size
@@ -33,7 +32,7 @@ def main(path: Path, backend: str, n: int, seed: int, seconds: float) -> None:
     """Print each draw, and how many ended where; exit code 1 where one ended at another failure."""
     settings.load(None)
     results = [r.value for r in read_runs([path]).results if r.value.backend == backend]
-    runner = Runner(isolation=Isolation(isolate=True))
+    runner = Runner()
     ended: Counter[str] = Counter()
     try:
         for result in _drawn(results, runner, n, seed):

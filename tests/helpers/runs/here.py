@@ -1,0 +1,16 @@
+"""A runner for adapters that a test changes in its own process."""
+
+from __future__ import annotations
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, create
+from conformance.run.runner import Runner
+from conformance.run.scheduler.backend import attached
+
+
+class Here(Runner):
+    """Opens every backend in this process."""
+
+    def _open(self, spec: Spec, *, own: bool) -> Backend:
+        del own
+        return attached(create(spec), create)
