@@ -182,6 +182,7 @@ def test_a_candidate_that_never_ends_does_not_outlast_the_budget(
     first, run = Result(tried.id, str(SPEC), Verdict.FAIL), runner.run
     results = iter([[first]])
     monkeypatch.setattr(runner, "run", lambda spec, cases: next(results, None) or run(spec, cases))
+    runner.backend(SPEC)
     begun = time.monotonic()
     found = shrink(runner, SPEC, tried, time_budget=1.0)
     assert (found.tried, found.finished, found.result) == (1, False, first)
