@@ -46,7 +46,9 @@ def of_cpu(name: str, file: str, old: str, new: str) -> Fault:
 def test_a_crash_and_a_hang_are_noticed_and_cost_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that takes its process down, or never answers, is noticed; those after it are hunted all the same."""
     monkeypatch.setattr(hunt, "TIME_LIMIT", 20.0)
-    found = hunt.hunt([DIES, HANGS, SORTS, of_cpu("none", ROWS, "Of equals the last", "Of equals one")], "smoke")
+    found = hunt.hunt(
+        [DIES, HANGS, SORTS, of_cpu("none", ROWS, "Return the last of equals", "Return one of equals")], "smoke"
+    )
     verdicts = [("dies", "CRASH"), ("hangs", "TIMEOUT"), (SORTS.name, "FAIL"), ("none", "")]
     assert [(h.fault, h.verdict) for h in found] == verdicts
 
@@ -58,7 +60,7 @@ def test_what_fails_without_a_fault_counts_for_none(monkeypatch: pytest.MonkeyPa
     broken = {ROWS: SORTS.apply(original(ROWS))}
     for module in (faults, inject):
         monkeypatch.setattr(module, "original", lambda file: broken.get(file) or plain(file))
-    harmless = of_cpu("harmless", ROWS, "Of equals the last", "Of equals one")
+    harmless = of_cpu("harmless", ROWS, "Return the last of equals", "Return one of equals")
     dies = of_cpu("all-die", ROWS, "from __future__ import annotations", "from __future__ import annotations\n1 / 0")
     found = hunt.hunt([harmless], "smoke")
     assert [(h.fault, h.noticed, h.case) for h in found] == [("no-fault", True, SORT), ("harmless", False, "")]
@@ -144,7 +146,7 @@ def test_a_fault_behind_a_scheduler_is_in_its_devices_too(monkeypatch: pytest.Mo
 
 def test_a_fault_differs_where_its_place_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers with a fault and without differ for a case of its op, and for no other."""
-    roped, text = FAULTS["rope-backwards"], of_cpu("text", ROWS, "Of equals the last", "Of equals one")
+    roped, text = FAULTS["rope-backwards"], of_cpu("text", ROWS, "Return the last of equals", "Return one of equals")
     monkeypatch.setattr(hunt, "draw", lambda _: [ADD, SORT, ROPE])
     assert differences([roped, text], 1) == {roped.name: ROPE}
 
