@@ -56,7 +56,8 @@ def test_killed_workers_cost_nothing() -> None:
                 if kills < KILLS and kept >= len(IDS) * (kills + 1) // (KILLS + 2):
                     kills += 1
                     with suppress(ProcessLookupError):
-                        os.kill(draw.choice(list(workers.client.run(os.getpid, on_error="ignore").values())), signal.SIGKILL)
+                        alive = workers.client.run(os.getpid, on_error="ignore")
+                        os.kill(draw.choice(list(alive.values())), signal.SIGKILL)
 
         run = Kept(Chosen(), waivers=Waiving({}, today()), recovers=False)
         work = Executor(workers, run, {Spec("cpu"): IDS})
