@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from errno import EPERM
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,17 @@ def test_it_waits_for_a_debugger_or_enter(tmp_path: Path, by: str) -> None:
             run.stdin.flush()
             output, errors = run.communicate(timeout=100)
         else:
-            with subprocess.Popen([sys.executable, "-c", SEIZE, pid[1]], stdin=pipe, text=True) as debugger:
+            with subprocess.Popen(
+                [sys.executable, "-c", SEIZE, pid[1]], stdin=pipe, stderr=pipe, text=True
+            ) as debugger:
                 try:
                     debugger.wait(3)
                 except subprocess.TimeoutExpired:
                     output, errors = run.communicate(timeout=100)
                 else:
                     run.kill()
-                    pytest.skip("no process may attach to another here")
+                    assert debugger.stderr is not None
+                    assert debugger.stderr.read().strip() == f"errno {EPERM}"
+                    pytest.skip("the kernel lets no process attach to another (ptrace_scope)")
         assert run.wait(100) == 0, errors
     assert f"PASS {CASE} on ggml" in output
