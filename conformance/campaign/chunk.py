@@ -25,29 +25,29 @@ from conformance.run.session.environment import environment
 from conformance.suite.batch import groups
 
 SECONDS = 10.0
-"""Of a task: the cases that it has left then are handed out again."""
+"""Time limit of a task. Cases left over go back to the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a task is asked for."""
+    """The request of a task."""
 
     number: int
     spec: Spec
     cases: Sequence[str]
     isolation: Isolation
     seconds: float = SECONDS
-    """After which no case starts but the first."""
+    """No case but the first starts later."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
     version: str = __version__
 
     def pack(self) -> str:
-        """As JSON."""
+        """Return the request as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def unpack(cls, text: str) -> Chunk:
-        """What `pack` wrote."""
+        """Read the output of `pack`."""
         words = json.loads(text)
         spec = Spec(words["spec"]["name"], tuple(map(tuple, words["spec"]["options"])))
         return cls(**{**words, "spec": spec, "isolation": Isolation(**words["isolation"])})
@@ -55,7 +55,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a task gave."""
+    """The results of a task."""
 
     rows: Sequence[JSON]
     """Results of the first of its cases, as JSON."""
@@ -64,20 +64,20 @@ class Reply:
     worker: str = ""
     environment: dict[str, JSON] = field(default_factory=dict)
     seconds: float = 0.0
-    """That the task took on its worker."""
+    """Wall time of the task on its worker."""
 
     def pack(self) -> bytes:
-        """As compressed JSON."""
+        """Return the reply as compressed JSON."""
         return zlib.compress(json.dumps(asdict(self)).encode(), 1)
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """What `pack` packed."""
+        """Read the output of `pack`."""
         return cls(**json.loads(zlib.decompress(data)))
 
 
 _HELD = threading.local()
-"""What a thread of a worker holds from task to task: `runner`, `key`, and `open`, the backends that are here."""
+"""Per-thread state between tasks: `runner`, its `key`, and `open`, the backends that were probed."""
 
 
 def dask_setup(_worker: object) -> None:

@@ -34,11 +34,11 @@ FEW, MANY = 8, 2000
 AHEAD = 2
 """Chunks for each thread of a worker, so that none waits for the next."""
 LIVES = 3
-"""Workers that one case must end, alone, to be called their killer: a machine may go down by chance."""
+"""Worker deaths after which a case that ran alone counts as CRASH; a machine may go down by chance."""
 PATIENCE = 60.0
 """Seconds to wait for a worker that can run what is left."""
 QUIET = 5.0
-"""Seconds of waiting of which nothing is said: a worker that died is back by then."""
+"""Seconds of waiting before a message; a worker that died is back by then."""
 LOOK = 1.0
 """Seconds between two looks at the workers."""
 
@@ -77,7 +77,7 @@ def device_of(spec: Spec) -> str | None:
 
 @dataclass(slots=True)
 class _Backend:
-    """What is left of one backend."""
+    """The queue of one backend."""
 
     spec: Spec
     left: deque[str]
@@ -87,7 +87,7 @@ class _Backend:
     refused: dict[str, str] = field(default_factory=dict)
     """Worker -> why it cannot run it."""
     alone_since: float | None = None
-    """When nobody could run it any more."""
+    """When the last worker able to run it left."""
     said: str = ""
     """Why, as it was said."""
 
@@ -137,7 +137,7 @@ class Executor:
         self._workers: Mapping[str, Offer] = {}
         self._began, self._new = clock(), 0
         self.environments: dict[str, dict[str, JSON]] = {}
-        """Of each worker that ended a task."""
+        """Worker address -> its environment, for workers that finished a task."""
         self.tasks, self.deaths, self.busy = 0, 0, 0.0
         """`busy`: seconds of workers, as they count them."""
 
@@ -170,7 +170,7 @@ class Executor:
         )
 
     def _look(self) -> None:
-        """Look who is here; take back what waits for nobody, and give up what nobody can run."""
+        """Refresh the workers; requeue tasks of workers that left, and drop backends that no worker can run."""
         self._workers = self._pool.workers()
         now = self._clock()
         for number, (chunk, bound) in list(self._chunks.items()):

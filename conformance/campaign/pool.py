@@ -54,7 +54,7 @@ class DaskPool:
     """The workers of a scheduler."""
 
     def __init__(self, target: Any, address: str) -> None:  # noqa: ANN401  # what Dask's client takes
-        """Connect to `target`, a cluster or an address; UnavailableError if nobody answers."""
+        """Connect to `target`, a cluster or an address; UnavailableError if there is no answer."""
         self.ended: queue.Queue[tuple[int, Reply | Exception]] = queue.Queue()
         self._target, self._address = target, address
         self._name = f"conform-{uuid.uuid4().hex[:12]}"
