@@ -249,7 +249,7 @@ class Backend(ABC):
         raise UsageError(f"{type(self).__name__} cannot imitate another backend's arithmetic ({arithmetic.name})")
 
     def takes(self, option: str) -> bool:
-        """Whether its constructor has this option."""
+        """Return True if the constructor of the backend has this option."""
         return option in inspect.signature(type(self)).parameters
 
     def renew(self) -> None:  # noqa: B027  # where it has a process of its own, that is replaced

@@ -160,7 +160,7 @@ def adapters_of_ours() -> dict[str, frozenset[str]]:
 
 
 def is_provided(name: str) -> bool:
-    """Whether `name` is a backend made of others, that `provide` registered."""
+    """Return True if `provide` registered `name`."""
     return name in _provided
 
 

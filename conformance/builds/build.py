@@ -22,7 +22,7 @@ class DeviceOf:
     """A device of a build on this machine."""
 
     name: str
-    """As in `ggml_backend_dev_name`."""
+    """Device name, from `ggml_backend_dev_name`."""
     type: str
     """Member of `enum ggml_backend_dev_type`: CPU, GPU, IGPU, ACCEL."""
     description: str

@@ -38,7 +38,7 @@ _MARK = re.compile(r"^<!-- (words: |end -->)", re.MULTILINE)
 _FOLDER = re.compile(r"(?<!\S)/(?:[^\s/:]+/)+(?=[^\s/:]+:[0-9])")
 """The local folder of a source file with a line number."""
 _ARCHITECTURE = re.compile(r"-[a-z_]+=|@")
-"""What follows the architecture in an id."""
+"""Separator after the architecture in an id."""
 ARCHITECTURES = 2000
 """Maximum characters for architecture names; there are 123 of them."""
 DETAIL = 400

@@ -245,7 +245,7 @@ class _Campaign:
             line(text)
 
     def _seed(self) -> int:
-        """Of fresh cases; the same at each start in this folder."""
+        """Seed of fresh cases; each start in this folder uses the same."""
         kept = self._folder / "seed"
         if self._chosen.seed is not None:
             seed = self._chosen.seed

@@ -174,9 +174,9 @@ AGAINST = Option("--against", "against",
 ONLY_FRESH = Option("--only-fresh", "only_fresh", "Only what --fresh adds, nothing that a level lists.", click.BOOL)
 
 SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
-"""What chooses ids."""
+"""Options that select case ids."""
 LIMITS = (TIME_LIMIT, MEMORY_LIMIT)
-"""What becomes an `Isolation`."""
+"""Options that set the limits of a worker."""
 RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON, KEPT, EXACT)
 """What `conform run` and `pytest conformance` share."""
 PERF_RUN = (UNIT, ROUNDS)
@@ -268,6 +268,6 @@ def say_seed(chosen: Chosen) -> None:
 
 
 def chosen_of(config: pytest.Config) -> Chosen:
-    """What a session of pytest was asked for."""
+    """Read the options of a pytest session."""
     values = {o.dest: o.read(config.getoption(o.dest)) for o in RUN}
     return Chosen.of(settings.load(values.pop(CONFIG.dest)), values)

@@ -67,7 +67,7 @@ color_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a run prints, and when it stops."""
+    """Output and stop options of a run."""
 
     verbose: bool = False
     """Print a line for each result, and how it compares with what was saved."""
@@ -382,7 +382,7 @@ def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str])
 
 
 def _compared(it: TestRun, *, quiet: bool) -> list[str]:
-    """What became of each case since the run that it is compared with."""
+    """Return the lines about cases that differ from the run compared with."""
     if it.before is None:
         return []
     pairs = it.pairs()

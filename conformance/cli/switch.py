@@ -22,7 +22,7 @@ from conformance.suite.zoo.model import runnable
 from conformance.testrun import Chosen
 
 FAMILIES = ("gqa", "multi_sequence", "kv_growth")
-"""What is run where the user names nothing: attention, of one sequence and several."""
+"""Default cases: attention over one sequence and over several."""
 SAYS = "it changes nothing, to the bit, in any of them: nothing shows that the library reads it"
 OFF = frozenset({"", "0", "off", "false", "no"})
 """Values by which a library is commonly told to leave a switch off."""

@@ -1,1 +1,1 @@
-"""What is no graph of ours: llama.cpp run as a whole, and questions to backends; `run.live` has their protocol."""
+"""Live families: whole runs of llama.cpp, and checks of what a backend declares. Protocol: `run.live`."""
