@@ -1,8 +1,8 @@
 """`conform`: the command line. A command's module is imported when the command is called, so `--help` is quick.
 
 Exit codes, decided by `judge/outcome.py`: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input
-or usage, 3 nothing executed or nothing passed, 4 a backend in this process did not come back, 5 stopped by a limit of
-its own or Ctrl-C, 74 stdout cannot be written, 141 nobody reads stdout. docs/exit-codes.md has the table.
+or usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written,
+141 nobody reads stdout. docs/exit-codes.md has the table.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "layout": (".llama", "Compare llama.cpp's graphs with the builder's, node for node."),
     "learn": (".checks", "Measure how a device rounds, and write its card."),
     "make-model": (".llama", "Write a tiny GGUF model with made-up weights that llama.cpp loads."),
-    "new-adapter": (
-        "conformance.cli.adapter",
-        "Write the package of a new backend: one file that works, and its test.",
-    ),
+    "new-adapter": (".adapter", "Write the package of a new backend: one file that works, and its test."),
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
@@ -59,24 +56,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("backends", "cases", "run", "repro", "audit", "switch"),
-    "Test a build of llama.cpp": (
-        "builds",
-        "release",
-        "bisect",
-        "backtest",
-        "zoo",
-        "check-model",
-        "memory",
-        "learn",
-        "card",
-    ),
+    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "check-model", "memory", "learn",
+                                  "card"),
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
     "Every night": ("nightly", "campaign", "report", "history", "perf", "phases"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
     "Trust the suite": ("golden",),
     "Write a backend": ("new-adapter",),
-}
+}  # fmt: skip
 """Heading of `conform --help` -> its commands, in the order in which one needs them."""
+
+
+RENAMED: dict[str, str] = {}
+"""Name of a command of earlier versions -> the command line that does the same now."""
 
 
 class Commands(Group):
@@ -86,8 +78,10 @@ class Commands(Group):
         """All names, in alphabetical order."""
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, from its module; None for a name that is none."""
+        if cmd_name in RENAMED:
+            raise click.UsageError(f"conform {cmd_name} is gone: use conform {RENAMED[cmd_name]}", ctx)
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0], __package__)

@@ -45,23 +45,13 @@ from conformance.testrun import Chosen, TestRun
 ENDED = "the campaign ended before it"
 ROUND = 2000
 """Fresh cases of each backend in one leg: the size of its files."""
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def duration(text: str) -> float:
-    """Seconds of `90s`, `30m`, `2h` or `1.5d`; UsageError for another text."""
-    found = _DURATION.fullmatch(text)
-    if not found or not float(found[1]):
-        raise UsageError(f"--for {text!r}: a time as 90s, 30m, 2h or 1.5d expected")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @click.command()
 @click.option("-o", "folder", type=options.Folder, metavar="DIR", default="campaign", show_default=True,
               help="Where everything goes; what was begun there with the same words goes on.")  # fmt: skip
 @chosen(options.BACKEND, options.CONFIG, *options.SELECTION, options.ONLY_FRESH, options.WAIVERS, *options.LIMITS)
-@click.option("--for", "seconds", type=duration, metavar="TIME",
+@click.option("--for", "seconds", type=options.duration, metavar="TIME",
               help="Then fresh random cases until TIME since the start is over: 90s, 30m, 2h, 1.5d.")  # fmt: skip
 @click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Workers to start; default: one for each core."

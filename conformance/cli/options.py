@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -42,6 +43,20 @@ File = click.Path(path_type=Path, dir_okay=False)
 ExistingFile = click.Path(path_type=Path, exists=True, dir_okay=False)
 Folder = click.Path(path_type=Path, file_okay=False)
 ExistingFolder = click.Path(path_type=Path, exists=True, file_okay=False)
+
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str | float) -> float:
+    """Seconds of `90s`, `30m`, `2h` or `1.5d`. click.BadParameter for another text."""
+    if isinstance(text, float):
+        return text
+    found = _DURATION.fullmatch(text)
+    if not found or not float(found[1]):
+        raise click.BadParameter(f"{text!r}: a time as 90s, 30m, 2h or 1.5d expected")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def _record(text: str) -> Path:
@@ -151,6 +166,7 @@ FRESH = Option("--fresh", "fresh",
 SHARD = Option("--shard", "shard",
                "Only the I-th of N shares of the chosen cases: a run on N machines that need not know of each other.",
                parse, "I/N", default="1/1")  # fmt: skip
+BUDGET = Option("--budget", "budget", "Start nothing new after this time: 90s, 30m, 2h, 1.5d.", duration, "TIME")
 SAVE = Option("--save-failures", "save_failures", "Keep failing cases in DIR.", Folder, "DIR")
 TIME_LIMIT = Option("--time-limit", "time_limit", "What one request to a backend may take.",
                     click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from conformance.cli import COMMANDS, GROUPS, main, options
+from conformance.cli import COMMANDS, GROUPS, RENAMED, main, options
 from conformance.cli.options import PERF, PERF_RUN, RUN, Option
 from conformance.cli.perf import perf_run
 from conformance.cli.run import run
@@ -135,3 +135,19 @@ def test_an_unknown_command_is_one_line() -> None:
     assert result.exit_code == 2
     assert "No such command 'nope'" in result.output
     assert "Is it release?" in CliRunner().invoke(main, ["relase"]).output
+
+
+def test_an_old_command_names_the_new_one() -> None:
+    """An old name is no command; its error gives a command line that exists."""
+    assert not set(RENAMED) & set(COMMANDS)
+    assert {new.split()[0] for new in RENAMED.values()} <= set(COMMANDS)
+    for old, new in RENAMED.items():
+        assert f"use conform {new}" in CliRunner().invoke(main, [old]).output
+
+
+def test_times() -> None:
+    """A time has a unit."""
+    assert [options.duration(t) for t in ("90s", "30m", "2h", "1.5d")] == [90, 1800, 7200, 129600]
+    for text in ("2", "h", "0h", "-1h", "1h30m", "٣h"):
+        with pytest.raises(click.BadParameter, match="a time as 90s"):
+            options.duration(text)
