@@ -39,7 +39,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new-adapter": (".adapter", "Write the package of a new backend: one file that works, and its test."),
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
-    "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
     "memory": (".memory", "Measure how often backends hold a model's weights, on their processes."),
     "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
     "report": (".reports", "Write a page and other reports from run files."),
@@ -59,7 +58,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "check-model", "memory", "learn",
                                   "card"),
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
-    "Every night": ("nightly", "campaign", "report", "history", "perf", "phases"),
+    "Every night": ("nightly", "campaign", "report", "history", "perf"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
     "Trust the suite": ("golden",),
     "Write a backend": ("new-adapter",),
@@ -67,7 +66,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Heading of `conform --help` -> its commands, in the order in which one needs them."""
 
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "phases": "run --family phases",
+}
 """Name of a command of earlier versions -> the command line that does the same now."""
 
 

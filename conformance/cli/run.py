@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -30,6 +31,7 @@ from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation, pids
+from conformance.run.live import LIVE, live_family
 from conformance.run.session import failures
 from conformance.run.session.select import case_name
 from conformance.run.session.settings import Waiving, lines_of, today
@@ -359,6 +361,7 @@ class Execution:
             lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
         else:
             lines += table_of(groups, it.chosen.lacking).split("\n")
+        lines += [] if shown.quiet else _measured(it.results)
         lines += _refusals(it.results) if shown.reasons else []
         lines += _compared(it, quiet=shown.quiet)
         lines += cause_lines(it.causes or ())
@@ -379,6 +382,25 @@ def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str])
     ]
     rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
     return grid(rows, ["backend", "verdicts", "budget used, at most", "ran for"], disable_numparse=True)
+
+
+def _measured(results: Sequence[Result]) -> list[str]:
+    """Return a table for each family whose metrics are shown."""
+    lines: list[str] = []
+    for name in LIVE:
+        own = [r for r in results if r.metrics and r.case.partition("/")[0] == name]
+        globs = live_family(name).columns if own else ()
+        known = dict.fromkeys(m for glob in globs for r in own for m in r.metrics if fnmatchcase(m, glob))
+        if known:
+            rows = [(r.case, r.backend, *(_figure(r.metrics.get(m)) for m in known)) for r in own]
+            lines += grid(
+                rows, ["case", "backend", *(printable(m.replace("_", " ")) for m in known)], disable_numparse=True
+            ).split("\n")
+    return lines
+
+
+def _figure(x: float | None) -> str:
+    return "" if x is None else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"  # four digits
 
 
 def _compared(it: TestRun, *, quiet: bool) -> list[str]:

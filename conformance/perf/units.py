@@ -68,7 +68,7 @@ class Unit:
 
 
 def prefill(model: str, n: int) -> Unit:
-    """A prompt of `n` tokens, as in `conform phases`."""
+    """A prompt of `n` tokens, as in the live family `phases`."""
     return Unit(f"prefill@n={n}", model, _case(model, n, f"p{n}"), n, "tokens")
 
 

@@ -7,7 +7,7 @@ runs only where the user names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -22,7 +22,10 @@ from conformance.suite.family import Family
 
 from .isolation.isolate import Isolation
 
-LIVE = {name: f"conformance.live.{name}" for name in ("audit", "switch", "arch", "scenario", "projector", "memory")}
+LIVE = {
+    name: f"conformance.live.{name}"
+    for name in ("audit", "switch", "arch", "scenario", "projector", "memory", "phases")
+}
 """Name of a live family -> the module that exports it as `FAMILY`; imported when it is used."""
 
 
@@ -47,6 +50,8 @@ class LiveFamily(Family):
 
     player: Callable[[Spec, Isolation, Path | None], Player]
     """Opens a player on a backend. A folder, where one is given, takes files of failing cases."""
+    columns: Sequence[str] = ()
+    """Globs of the metrics that the terminal shows in a table, in this order."""
 
 
 def is_live(case_id: str) -> bool:

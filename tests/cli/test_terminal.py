@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
-from conformance.ggml.errors import UnavailableError
+from conformance.cli.run import _measured
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.nightly import summary
@@ -26,7 +27,6 @@ from conformance.nightly.summary import Failure
 from conformance.perf.bench import Row
 from conformance.perf.gates import Answer, Gate
 from conformance.perf.history import Run
-from conformance.perf.phases.phase import Phase
 from conformance.perf.units import units
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
@@ -87,16 +87,10 @@ def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
     _conform("perf", "gate", str(tmp_path / "g.toml"))
 
 
-def test_phases(patch: Patch) -> None:
-    """Devices that a scheduler names, and why there are no figures."""
-    phases = iter([Phase("pp8", 8, 1.0, {EVIL: 1.0}), ("tg4", EVIL)])
-    patch("phases._one", lambda *_: next(phases))
-
-    def meter(_kind: str | None) -> None:
-        raise UnavailableError(EVIL)
-
-    patch("phases.meter", meter)
-    _conform("phases", "--backend", "cpu", "--pp", "8", "--tg", "4")
+def test_metrics() -> None:
+    """Devices that a scheduler names, in the heads of a table."""
+    found = Result("", "", Verdict.PASS, metrics={f"share of {EVIL}": 1.0})
+    _check("\n".join(_measured([replace(found, case="phases/x-pp=1@0", backend=EVIL)])))
 
 
 def test_golden(patch: Patch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import conform
+from commands import conform, conform_here
 from ggml_sched import RealScheduler
 from here import Here
 
@@ -500,3 +500,15 @@ def test_expected_values_are_of_this_sharing(runner: Runner) -> None:
         for b in (over(Xdna2Backend(k=k), CpuBackend()) for k in ("32", "64", "32+64"))
     }
     assert len(names) == 3
+
+
+def test_splits_shows_the_table() -> None:
+    """Every node that computes with its device; only a scheduler has one."""
+    case = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p5@0"
+    done = conform_here("splits", case, "--backend", "sched?devices=xdna2:k=32,cpu&buffers=apart")
+    assert done.exit_code == 0, done.output
+    assert "xdna2" in done.output
+    assert "FLASH_ATTN_EXT" in done.output
+    refused = conform_here("splits", case, "--backend", "cpu")
+    assert refused.exit_code == 2
+    assert "a scheduler such as" in refused.output

@@ -139,8 +139,8 @@ def _value(counter: Counter) -> float:
         return nan
 
 
-def meter(kind: Kind | None = None, sysfs: Path = SYSFS, nvml: str = _NVML) -> Meter:
-    """The counters of one kind, or of the first of `_DISJOINT` that the machine has; `nvml` names NVIDIA's library.
+def meter(sysfs: Path = SYSFS, nvml: str = _NVML) -> Meter:
+    """Return the counters of the first of `_DISJOINT` that the machine has; `nvml` names NVIDIA's library.
 
     UnavailableError: there is none; why not, kind by kind.
     """
@@ -151,7 +151,7 @@ def meter(kind: Kind | None = None, sysfs: Path = SYSFS, nvml: str = _NVML) -> M
         "battery": lambda: _battery(sysfs / "class" / "power_supply"),
     }
     reasons: list[str] = []
-    for kinds in _DISJOINT if kind is None else (frozenset({kind}),):
+    for kinds in _DISJOINT:
         counters: list[Counter] = []
         lacks = len(reasons)
         for name in (k for k in KINDS if k in kinds):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.ggml.errors import UnavailableError
-from conformance.perf.phases.energy import Counter, Meter, meter, nvml_counters
+from conformance.live.energy import Counter, Meter, meter, nvml_counters
 
 NO_NVML = "libno-such.so"
 
@@ -46,7 +46,7 @@ def test_packages_are_counted_once_and_over_their_turn(tmp_path: Path) -> None:
     _zone(tmp_path, "intel-rapl:0:0", "core", now=5)
     _zone(tmp_path, "intel-rapl:1", "psys", now=5)
     second = _zone(tmp_path, "intel-rapl:2", "package-1", now=10)
-    counters = meter(None, tmp_path, NO_NVML)
+    counters = meter(tmp_path, NO_NVML)
     assert str(counters) == "RAPL package-0, RAPL package-1"
     with counters.measure() as energy:
         first.write_text("100000\n", encoding="ascii")
@@ -58,28 +58,27 @@ def test_packages_are_counted_once_and_over_their_turn(tmp_path: Path) -> None:
 def test_absent_or_closed_counters_are_said(tmp_path: Path) -> None:
     """No folder, no zone of a package, a file that may not be read: the reason of each kind, never a number."""
     with pytest.raises(UnavailableError) as e:
-        meter(None, tmp_path, NO_NVML)
+        meter(tmp_path, NO_NVML)
     for words in ("no RAPL counters in", "no libno-such.so", "no energy or power of", "no battery in use"):
         assert words in str(e.value)
     _zone(tmp_path, "intel-rapl:0", "psys")
     with pytest.raises(UnavailableError, match="no RAPL counters"):
-        meter("RAPL", tmp_path)
+        meter(tmp_path, NO_NVML)
     _zone(tmp_path, "intel-rapl:1", "package-0").unlink()
     with pytest.raises(UnavailableError, match=r"intel-rapl:1/energy_uj cannot be read"):
-        meter("RAPL", tmp_path)
+        meter(tmp_path, NO_NVML)
 
 
 def test_kinds_that_overlap_are_not_summed(tmp_path: Path) -> None:
     """RAPL before hwmon, hwmon before the battery: an integrated GPU and the whole machine hold a package again."""
     _battery(tmp_path, power_now=7_000_000)
-    assert str(meter(None, tmp_path, NO_NVML)) == "battery BAT0"
+    assert str(meter(tmp_path, NO_NVML)) == "battery BAT0"
     _hwmon(tmp_path, 0, "amdgpu", power1_average=9_000_000)
-    assert str(meter(None, tmp_path, NO_NVML)) == "hwmon amdgpu hwmon0"
+    assert str(meter(tmp_path, NO_NVML)) == "hwmon amdgpu hwmon0"
     _zone(tmp_path, "intel-rapl:0", "package-0")
-    found = meter(None, tmp_path, NO_NVML)
+    found = meter(tmp_path, NO_NVML)
     assert str(found) == "RAPL package-0"
     assert found.lacks == "no libno-such.so"
-    assert str(meter("battery", tmp_path, NO_NVML)) == "battery BAT0"
 
 
 def test_a_driver_that_counts_energy_is_read_as_such(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_a_driver_that_counts_energy_is_read_as_such(tmp_path: Path) -> None:
     cpu = _hwmon(tmp_path, 3, "amd_energy", energy1_input=1, energy1_label="Ecore000",
                  energy10_input=2_000_000, energy10_label="Esocket0")  # fmt: skip
     _hwmon(tmp_path, 4, "nvme", power1_input=1)
-    counters = meter("hwmon", tmp_path)
+    counters = meter(tmp_path, NO_NVML)
     assert str(counters) == "hwmon xe hwmon2 card, hwmon amd_energy hwmon3 Esocket0"
     with counters.measure() as energy:
         _files(card, energy1_input=8_500_000)
@@ -101,9 +100,9 @@ def test_a_battery_is_read_while_it_is_in_use(tmp_path: Path, files: dict[str, s
     """Power, or volts times amperes, of what is being discharged; one on the mains says nothing."""
     _battery(tmp_path, "BAT1", "Charging", power_now=9)
     with pytest.raises(UnavailableError, match="no battery in use"):
-        meter("battery", tmp_path)
+        meter(tmp_path, NO_NVML)
     _battery(tmp_path, "BAT0", "Discharging", **files)
-    (counter,) = meter("battery", tmp_path).counters
+    (counter,) = meter(tmp_path, NO_NVML).counters
     assert counter.read() == pytest.approx(6.0)
     assert counter.power
 
@@ -123,7 +122,7 @@ def test_watts_become_joules(watts: list[float]) -> None:
     ticks = Meter([Counter("battery", "B", read, power=True)], period=1e-4)
     with pytest.MonkeyPatch.context() as patch:
         clock = count()
-        patch.setattr("conformance.perf.phases.energy.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+        patch.setattr("conformance.live.energy.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
         with ticks.measure() as energy:
             assert seen.wait(10)
     (joules,) = energy.joules.values()
@@ -135,7 +134,7 @@ def test_watts_become_joules(watts: list[float]) -> None:
 def test_a_counter_that_stands_still_or_vanishes_gives_no_figure(tmp_path: Path) -> None:
     """Everything uses energy: no rise is too short a time; and no sum leaves a part of the machine out."""
     still, moved = _zone(tmp_path, "intel-rapl:0", "package-0"), _zone(tmp_path, "intel-rapl:1", "package-1")
-    counters = meter("RAPL", tmp_path)
+    counters = meter(tmp_path, NO_NVML)
     with counters.measure() as energy:
         moved.write_text("950000", encoding="ascii")
     assert energy.joules == {"RAPL package-0": None, "RAPL package-1": pytest.approx(0.05)}
