@@ -57,8 +57,7 @@ ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend", "backe
 
 RECORDS = {
     "conformance": {"report.runfile"}, "journal": {"report.journal"}, "perf": {"perf.bench", "cli.perf"},
-    "nightly": {"nightly.state"}, "release": {"cli.release"}, "bisect": {"cli.release"}, "backtest": {"cli.release"},
-    "check-model": {"cli.model"}, "builds": {"cli.builds"},
+    "nightly": {"nightly.state"}, "check-model": {"cli.model"}, "builds": {"cli.builds"},
 }  # fmt: skip
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,
 `report.runfile.Conformance`; a new kind needs a reason."""

@@ -18,11 +18,10 @@ from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
-    "backtest": (".release", "Are faults of the past found in the builds that had them?"),
     "baseline": (".reports", "Write the causes of a run's failures as known, with room for reasons."),
+    "build": (".build", "Compare builds of llama.cpp: test, bisect, backtest."),
     "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
-    "bisect": (".release", "Find the first build that has a cause."),
     "campaign": (".campaign", "Run cases on many workers, one machine or a cluster, and for days."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "card": (".checks", "Print a device's card: how it rounds, what is allowed, what that would hide."),
@@ -40,7 +39,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
     "memory": (".memory", "Measure how often backends hold a model's weights, on their processes."),
-    "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with what was saved."),
     "run": (".run", "Run cases on backends; print what is wrong and the totals."),
@@ -55,8 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("backends", "cases", "run", "repro", "audit", "switch"),
-    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "check-model", "memory", "learn",
-                                  "card"),
+    "Test a build of llama.cpp": ("builds", "build", "zoo", "check-model", "memory", "learn", "card"),
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
     "Every night": ("nightly", "campaign", "report", "history", "perf"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
@@ -67,7 +64,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 RENAMED: dict[str, str] = {
+    "backtest": "build backtest",
+    "bisect": "build bisect RUN CAUSE BUILD…",
     "phases": "run --family phases",
+    "release": "build test NEW --against OLD",
 }
 """Name of a command of earlier versions -> the command line that does the same now."""
 

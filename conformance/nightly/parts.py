@@ -103,7 +103,7 @@ def values(o: Options, p: Paths) -> dict[str, Sequence[object]]:
         "gate_budget": [f"{o.gate_budget:g}"],
         "base": ["--base", o.base] if o.base else [],
         "release": [o.release],
-        "release_base": ["--base", o.release_base] if o.release_base else [],
+        "release_base": ["--against", o.release_base] if o.release_base else [],
         "store": [o.store],
         "history": ["--history", o.store] if o.store.is_file() else [],
         "folder": [o.folder],

@@ -1,6 +1,6 @@
-"""Faults of the past: is each found in the build that has it, and gone from the one that has not?
+"""Known faults of old builds: found in the build that has one, and not in the build that fixed it.
 
-The file says nothing else: no case and no op, so that nothing can be looked for where it is known to be.
+A list of faults names no case and no op, so the search cannot be steered to them:
 
     [[fault]]
     link = "https://…"                # where it was fixed
@@ -16,15 +16,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError
+from conformance.report.compare import State
 
-from .causes import Found, State
+from .causes import Found
 from .release import Release
 
 KEYS = ("link", "package", "bad", "good", "device", "minutes")
@@ -79,21 +80,26 @@ def _fault(table: dict[str, Any], where: str) -> Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of one fault."""
+class Attempt:
+    """A fault, and what its two builds gave."""
 
     fault: Fault
     found: Sequence[Found] = ()
-    """What the bad build has and the good one has not, the most urgent first."""
+    """Causes that the bad build has and the good one lacks, the most urgent first."""
     seconds: float = 0.0
-    """Of the run, which all faults of the two builds share."""
+    """Seconds of the run, which all faults of the two builds share."""
     after: bool = False
-    """Whether what was found is in the good build, too."""
+    """True if the good build has the first of them too."""
     error: str = ""
     """Why a build could not be tested."""
 
+    @property
+    def state(self) -> State | None:
+        """FIXED if only the bad build has it, STILL if both; None if it was missed or not tried."""
+        return None if not self.found else State.STILL if self.after else State.FIXED
+
     def sentence(self) -> str:
-        """One line for a person."""
+        """Return a line for people."""
         if self.error:
             return f"{self.fault.link}: not tried: {self.error}"
         if not self.found:
@@ -103,17 +109,11 @@ class Answer:
         return f"{self.fault.link}: {cause.id}: {cause.sentence}, by {cause.smallest}{more}, in {self.seconds:.0f} s"
 
     def to_json(self) -> dict[str, JSON]:
-        """As the record of a backtest has it."""
+        """Return a row of `conform build backtest --json`."""
         return {
-            "link": self.fault.link,
-            "package": self.fault.package,
-            "bad": self.fault.bad,
-            "good": self.fault.good,
-            "device": self.fault.device,
-            "seen_before": bool(self.found),
-            "seen_after": self.after,
-            "cause": self.found[0].to_json() if self.found else None,
-            "others": [f.to_json() for f in self.found[1:]],
+            **asdict(self.fault),
+            "state": None if self.state is None else str(self.state),
+            "causes": [f.cause.to_json() for f in self.found],
             "seconds": round(self.seconds, 1),
             "error": self.error,
         }
@@ -123,8 +123,9 @@ def attempt(
     faults: Sequence[Fault],
     release: Callable[[str, str, str, float], Release],
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Answer]:
-    """An answer for each fault; those of the same two builds and device share one run, in the longest of their times.
+) -> Iterator[Attempt]:
+    """Try each fault; those of the same two builds and device share one run, in the longest of their times.
+
     `release` gets both builds, the device and the seconds.
     """
     pairs: dict[tuple[str, str, str], list[Fault]] = {}
@@ -136,8 +137,8 @@ def attempt(
             it = release(*pair, 60 * max(f.minutes for f in own))
             it.run()
         except ConformanceError as e:
-            yield from (Answer(f, seconds=clock() - begun, error=str(e)) for f in own)
+            yield from (Attempt(f, seconds=clock() - begun, error=str(e)) for f in own)
             continue
         found = [f for f in it.found if f.state is State.NEW]
         after = any(it.fails_on_base(f) for f in found[:1])
-        yield from (Answer(f, found, clock() - begun, after) for f in own)
+        yield from (Attempt(f, found, clock() - begun, after) for f in own)

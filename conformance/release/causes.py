@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Protocol
 
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON
 from conformance.causes.cause import Cause, in_order
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.report.compare import State
 from conformance.run.signature import innermost
 
 from .target import Target
@@ -39,25 +38,13 @@ def fails(result: Result) -> bool:
     return result.verdict in FAILURES
 
 
-class State(str, Enum):
-    """What a cause says of the two builds."""
-
-    NEW = "new"
-    STILL = "still"
-    FIXED = "fixed"
-    ONCE = "once"
-    """It failed once and never again: neither new nor fixed."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
 @dataclass(slots=True)
 class Found:
     """A cause, and where it is."""
 
     cause: Cause
     state: State
+    """NEW, STILL or FIXED; CHANGED if it failed once and never again, which tells nothing of either build."""
     devices: list[str] = field(default_factory=list)
     note: str = ""
     """Why it is not called new or fixed, where it might have been."""
@@ -77,10 +64,6 @@ class Found:
         """Add the cases of these failures."""
         for r in results:
             self.cases.setdefault(r.backend, []).append(r.case)
-
-    def to_json(self) -> dict[str, JSON]:
-        """As the record of a release has it."""
-        return {**self.cause.to_json(), "state": str(self.state), "devices": list(self.devices), "note": self.note}
 
 
 class Causes:
@@ -150,7 +133,7 @@ class Causes:
             return state, "not run again: the time was used"
         alone = own is not None and not cause.seen.startswith(AFTER)
         if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
-            return State.ONCE, f"{cause.smallest} was right {len(ran)} times of {len(ran)} by itself"
+            return State.CHANGED, f"{cause.smallest} was right {len(ran)} times of {len(ran)} by itself"
         ran = [] if other is None else list(self._again(kind, other, cause))
         if any(ran):
             side = "base" if state is State.NEW else "build"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from conformance.builds.build import Build
 from conformance.case.case import JSON
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
-from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict, counted
+from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Result, Totals, Verdict, counted
 from conformance.live import arch, audit, scenario
+from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import case_ids
 from conformance.run.session.settings import Waiving, today
@@ -21,7 +22,7 @@ from conformance.suite.family import LEVELS, Level
 from conformance.testrun import Chosen, TestRun
 
 from .cases import Sweep, spread
-from .causes import Causes, Found, Kind, State, difference, fails
+from .causes import Causes, Found, Kind, difference, fails
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
@@ -32,6 +33,7 @@ FIRST_SHARE = 0.75
 """Of the time to run cases, for the first stage; others may take half of what is left. On a device whose kernels take
 seconds to compile an op tells more in that time than a part of a trajectory, which needs the kernels of all of its ops.
 """
+LATE = "time limit (--budget)"
 RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
@@ -154,23 +156,24 @@ class Release:
         host = bool(_HOST.search(found.cause.message))
         return "library" if host or not software.issuperset(found.devices) else "library or its software driver"
 
-    def not_run(self) -> list[dict[str, JSON]]:
-        """What time or the build left out, and why."""
-        late: list[dict[str, JSON]] = [
-            {"device": w.target.name, "what": w.stage, "cases": len(w.left), "why": "the time was used"}
-            for w in self.work
-            if w.left
-        ]
-        late += [
-            {"device": w.target.name, "what": f"{w.stage}: {what}", "cases": len(ids), "why": "it hangs in others"}
-            for w in self.work
-            for what, ids in w.hung.items()
-            if ids
-        ]
-        late.append({"device": ", ".join(absent(self.build)), "what": "all", "cases": 0, "why": "no such device here"})
-        return late + [
-            {"device": "", "what": text, "cases": 0, "why": "the build lacks it"} for text in self.build.left_out
-        ]
+    def _left(self) -> Iterator[tuple[Target, str, list[str], str]]:
+        """Yield a target, a stage or an op of it, the ids that did not run, and why."""
+        late = "interrupted" if self.interrupted else LATE
+        for w in self.work:
+            yield w.target, w.stage, w.left, late
+            for op, ids in w.hung.items():
+                yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case"
+
+    def missing(self) -> list[Missing]:
+        """Return the planned cases of the build without a result."""
+        cause = MissingCause.INTERRUPTED if self.interrupted else MissingCause.TIME_LIMIT
+        return [Missing(str(target.build), i, why, cause) for target, _, ids, why in self._left() for i in ids]
+
+    def not_run(self) -> list[str]:
+        """Return sentences about stages and devices that did not run, and why."""
+        lines = [f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why in self._left() if ids]
+        lines.append(f"{', '.join(absent(self.build))}: no such device here")
+        return [*lines, *(f"{text}: the build lacks it" for text in self.build.left_out)]
 
     def totals(self) -> Mapping[str, Totals]:
         """Of the build, by device."""
@@ -189,7 +192,7 @@ class Release:
         new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self.work)
         before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
         lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]
-        why, word = (Why.INTERRUPTED, "interrupted") if self.interrupted else (Why.TIME_LIMIT, "time limit (--minutes)")
+        why, word = (Why.INTERRUPTED, "interrupted") if self.interrupted else (Why.TIME_LIMIT, LATE)
         cut = [f"{word}: {counted(left, 'case')} not run"] if left or self.interrupted else []
         return (
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
@@ -200,27 +203,28 @@ class Release:
         )
 
     def to_json(self) -> dict[str, JSON]:
-        """The record: builds, devices, causes, what is new and fixed, and what did not run."""
+        """Return what the run file says of builds, devices and causes, beside results and missing cases."""
         return {
             "build": self.build.to_json(),
-            "base": None if self.base is None else self.base.to_json(),
+            "against": None if self.base is None else self.base.to_json(),
             "devices": [self._device(t) for t in self.targets],
-            "causes": [{**f.to_json(), "at": self.at(f)} for f in self.found],
-            "new": list(self.ids(State.NEW)),
-            "still": list(self.ids(State.STILL)),
-            "fixed": list(self.ids(State.FIXED)),
-            "not_run": list(self.not_run()),
+            "causes": [self._cause(f) for f in self.found],
+            "absent": absent(self.build),
         }
 
+    def _cause(self, found: Found) -> dict[str, JSON]:
+        return {
+            "id": found.cause.id, "state": str(found.state), "devices": list(found.devices), "note": found.note,
+            "at": self.at(found),
+        }  # fmt: skip
+
     def _device(self, target: Target) -> dict[str, JSON]:
-        build = self.results(target)[0]
         return {
             "name": target.name,
             "backend": str(target.build),
-            "base": None if target.base is None else str(target.base),
+            "against": None if target.base is None else str(target.base),
             "software": target.software,
             "note": target.note,
-            "totals": Totals.of(build).to_json(),
             "dropped": list(self._dropped(target)),
         }
 

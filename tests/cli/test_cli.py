@@ -213,7 +213,7 @@ def test_a_shell_completes_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for folder in ("pypi/a==1.0", "pypi/b==2.0", "npm/@a+b@3.0"):
         (cache() / folder).mkdir(parents=True)
-    for words in (["builds"], ["release"], ["release", "x", "--base"]):
+    for words in (["builds"], ["build", "test"], ["build", "test", "x", "--against"]):
         complete = ShellComplete(main, {}, "conform", "_C").get_completions
         assert [(i.value, i.type) for i in complete(words, "pypi:a")] == [("pypi:a==1.0", "plain"), ("pypi:a", "file")]
         assert "npm:@a/b@3.0" in [i.value for i in complete(words, "npm:")]

@@ -134,7 +134,7 @@ def test_an_unknown_command_is_one_line() -> None:
     result = CliRunner().invoke(main, ["nope"])
     assert result.exit_code == 2
     assert "No such command 'nope'" in result.output
-    assert "Is it release?" in CliRunner().invoke(main, ["relase"]).output
+    assert "repro" in CliRunner().invoke(main, ["reprro"]).output
 
 
 def test_an_old_command_names_the_new_one() -> None:

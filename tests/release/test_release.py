@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,11 @@ from conformance.live import audit
 from conformance.release import backtest
 from conformance.release.bisect import bisect, on
 from conformance.release.cases import Cases, Sweep, spread
-from conformance.release.causes import RIGHT, Causes, Found, State, difference, fails
-from conformance.release.record import load, write
+from conformance.release.causes import RIGHT, Causes, Found, difference, fails
+from conformance.release.record import causes_of, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
+from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.testrun import FIRST
@@ -142,7 +144,7 @@ def test_a_base_that_fails_otherwise_has_not_the_cause(base_dies_of: str) -> Non
 def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
     """A failure that is right by itself on the side that had it proves nothing about the builds."""
     here, there = {"ADD-1": Verdict.FAIL, "SUB-1": Verdict.PASS}, {"ADD-1": Verdict.PASS, "SUB-1": Verdict.FAIL}
-    assert _found(Fixed(), here, there) == {"ADD": State.ONCE, "SUB": State.ONCE}
+    assert _found(Fixed(), here, there) == {"ADD": State.CHANGED, "SUB": State.CHANGED}
     assert _found(Fixed({NEW: frozenset({"ADD-1"}), OLD: frozenset({"SUB-1"})}), here, there) == {
         "ADD": State.NEW, "SUB": State.FIXED,
     }  # fmt: skip
@@ -173,7 +175,6 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
     (found,) = causes.all()
     assert found.cases == {str(NEW): ["ADD-1"], str(other.build): ["ADD-1"]}
     assert (found.state, found.devices) == (State.NEW, ["CPU", "CPU threads=8"])
-    assert found.to_json()["state"] == "new"
 
 
 def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
@@ -277,8 +278,8 @@ def test_an_op_that_hangs_takes_no_more_time() -> None:
     assert (ran[Verdict.PASS], sweep.left) == (30, [])
     assert ran[Verdict.TIMEOUT] + len(sweep.hung["ops/SQR"]) == 30
     assert ran[Verdict.TIMEOUT] <= FIRST
-    row = release.not_run()[0]
-    assert (row["what"], row["why"]) == ("ops: ops/SQR", "it hangs in others")
+    assert release.not_run()[0].startswith("CPU: ops: ops/SQR, ")
+    assert [m.case for m in release.missing()] == sweep.hung["ops/SQR"]
     release.it.results.clear()
     Sweep(replace(target, name="CPU threads=8"), "ops", spread(ids)).run(release.it, 60.0, slow)
     assert [r.verdict for r in release.it.results][:30] == [Verdict.PASS] * 30, "what hung before comes last"
@@ -320,14 +321,14 @@ def test_what_the_time_leaves_out_is_said() -> None:
     sweep = Sweep(here, "ops", list(there))
     release = Release(_build(), None, [here], [sweep], 1.0, Isolation(), Fixed(), clock=_clock(0.4).__next__)
     release.run()
-    assert [r["cases"] for r in release.not_run()] == [len(sweep.left), 0]
+    assert [m.case for m in release.missing()] == sweep.left
+    assert sweep.left
     sweep = Sweep(here, "ops", list(there))
     release = Release(_build(), None, [here], [sweep], 600.0, Isolation(), Cases(Isolation()))
     release.run()
-    document = release.to_json()
-    assert (document["causes"], release.unproven()) == ([], [])
+    assert (release.to_json()["causes"], release.unproven(), release.missing()) == ([], [], [])
     (absent,) = release.not_run()
-    assert "Vulkan" in str(absent["device"]), "what this machine has not is said"
+    assert "Vulkan" in absent, "what this machine has not is said"
     assert [len(rows) for rows in release.results(here)] == [len(there)] * 2
 
 
@@ -354,16 +355,20 @@ def test_the_outcome_of_a_release() -> None:
 
 
 def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) -> None:
-    """The run file beside the record can be read again, and its causes say what they are of the two builds."""
+    """Its run file can be read again, has what did not run, and its causes say what they are of the two builds."""
     kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
-    release = Release(_build(), _build("old"), [CPU], [], 1.0, Isolation(), Fixed())
+    release = Release(_build(), _build("old"), [CPU], [Sweep(CPU, "ops", ["SUB-1"])], 1.0, Isolation(), Fixed())
     _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
     causes.add(CPU, kind, *release.results(CPU), 1.0)
     release.found = causes.all()
-    paths = list(write(tmp_path, release.to_json(), release))
-    assert [p.name for p in paths] == ["release.json", "run.json", "index.html", "summary.md"]
+    paths = list(write(tmp_path, release))
+    assert [p.name for p in paths] == ["run.json", "index.html", "summary.md"]
     assert "new: ADD is wrong" in (tmp_path / "summary.md").read_text()
-    assert [c["id"] for c in load(paths[0])["causes"]] == release.ids(State.NEW) == ["ADD"]
+    (cause,) = causes_of(paths[0])
+    assert (cause.id, cause.smallest, cause.backend) == ("ADD", "ADD-1", str(NEW))
+    document = json.loads(paths[0].read_text())
+    assert [m["case"] for m in document["missing"]] == ["SUB-1"]
+    assert document["builds"]["causes"][0]["state"] == "new"
 
 
 @given(st.integers(2, 40), st.data())
@@ -437,19 +442,19 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
         return release
 
     kin = replace(fault, link="https://x.y/2", minutes=1.0)
-    answer, other = (a.to_json() for a in backtest.attempt([fault, kin], prepare))
-    assert other == {**answer, "link": kin.link}
+    row, other = (a.to_json() for a in backtest.attempt([fault, kin], prepare))
+    assert other == {**row, "link": kin.link, "minutes": 1.0}
     assert pairs == [("pypi:a==1", "pypi:a==2", "CPU", 300.0)]
-    assert (answer["seen_before"], answer["seen_after"]) == (True, False)
-    assert isinstance(answer["cause"], dict)
-    assert answer["cause"]["id"] == "ADD"
+    assert (row["state"], [c["id"] for c in row["causes"]]) == ("fixed", ["ADD"])
+    kind.wrong = {NEW: frozenset({"ADD-1"}), OLD: frozenset({"ADD-1"})}
+    assert [a.state for a in backtest.attempt([fault], prepare)] == [None], "both builds have it"
 
     def absent(*_: object) -> Release:
         raise UsageError("pypi:a==1: no such version")
 
     (lost,) = backtest.attempt([fault], absent)
     assert "not tried: pypi:a==1: no such version" in lost.sentence()
-    assert not lost.to_json()["seen_before"]
+    assert lost.state is None
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`conform release`, `bisect` and `backtest` from the shell: what is wrong is said in a line, and nothing is lost."""
+"""`conform build` from the shell: an error is one line, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,42 +9,40 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from run_files import cause, document, result, written_to
 
 from conformance.builds.build import Build, DeviceOf
+from conformance.cli import build as commands
 from conformance.cli import main
-from conformance.cli import release as commands
 from conformance.ggml.errors import UnavailableError
-from conformance.report.runfile import write_json
-from conformance.run.session.environment import header
 
-CAUSE = {"id": "ADD-1", "smallest": "ops/ADD-f32+f32-a=10x5,b=10x5@1", "backend": "ggml?lib=x"}
+RUN = {**document([result("ADD-1", "ggml?lib=x", "FAIL")]), "causes": [cause("ADD", ["ADD-1"], "ggml?lib=x")]}
+TOML = '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\ndevice = "CPU"\nminutes = 1\n'
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["release", "nowhere"], "/nowhere: no such file or folder"),
-        (["release", "pypi:xllamacpp"], "with an exact version"),
-        (["release", "{file}"], "cannot be loaded"),
-        (["bisect", "ADD-1", "--in", "{file}", "--builds", "a"], "two at least, the oldest first"),
-        (["bisect", "SUB-1", "--in", "{file}", "--builds", "a", "b"], "no cause SUB-1; it has ADD-1"),
-        (["bisect", "ADD-1", "--in", "{file}", "--builds", "a", "b"], "/a: no such file or folder"),
-        (["bisect", "ADD-1", "--in", "{toml}", "--builds", "a", "b"], "past.toml"),
-        (["backtest", "--file", "{file}"], "release.json"),
-        (["backtest", "--file", "{toml}", "--link", "zzz"], "no fault is left by --link zzz"),
-        (["backtest", "--file", "{toml}", "--minutes", "0"], "0.0 is not in the range"),
+        (["test", "nowhere"], "/nowhere: no such file or folder"),
+        (["test", "pypi:xllamacpp"], "with an exact version"),
+        (["test", "{file}"], "cannot be loaded"),
+        (["bisect", "{file}", "ADD", "a"], "two builds or more expected, from old to new"),
+        (["bisect", "{file}", "SUB-1", "a", "b"], "no cause SUB-1; it has ADD"),
+        (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
+        (["bisect", "{toml}", "ADD", "a", "b"], "past.toml"),
+        (["backtest", "{file}"], "run.json"),
+        (["backtest", "{toml}", "--link", "zzz"], "no fault is left by --link zzz"),
+        (["backtest", "{toml}", "--budget", "0s"], "a time as 90s"),
     ],
 )
 def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path) -> None:
     """Exit code 2, and what was expected."""
-    record, toml = tmp_path / "release.json", tmp_path / "past.toml"
-    write_json(record, {**header("release"), "causes": [CAUSE]})
-    toml.write_text(
-        '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\ndevice = "CPU"\nminutes = 1\n'
-    )
-    ran = CliRunner().invoke(main, [w.format(file=record, toml=toml) for w in words])
+    record = written_to(tmp_path / "run.json", RUN)
+    toml = tmp_path / "past.toml"
+    toml.write_text(TOML)
+    names = {"file": record, "toml": toml}
+    ran = CliRunner().invoke(main, ["build", *(w.format(**names) for w in words)])
     assert (ran.exit_code, said in ran.output) == (2, True), ran.output
-    assert json.loads(record.read_text())["causes"] == [CAUSE]
 
 
 def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +53,11 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(commands, "probe", absent)
     toml, out = tmp_path / "past.toml", tmp_path / "out.json"
-    toml.write_text(
-        '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\ndevice = "CPU"\nminutes = 1\n'
-    )
-    ran = CliRunner().invoke(main, ["backtest", "--file", str(toml), "--json", str(out)])
+    toml.write_text(TOML)
+    ran = CliRunner().invoke(main, ["build", "backtest", str(toml), "--json", str(out)])
     assert ran.exit_code == 3, ran.output
-    (row,) = json.loads(out.read_text())["faults"]
-    assert (row["seen_before"], row["seen_after"], row["cause"]) == (False, False, None)
+    (row,) = json.loads(out.read_text())
+    assert (row["state"], row["causes"]) == (None, [])
     assert row["error"] == "build pypi:a==1: not there"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from commands import conform
 from evil_library import Evil, evil, needs_compiler
-from run_files import document, head, result, written_to
+from run_files import cause, document, result, written_to
 
 from conformance.backend import registry
 from conformance.case import casefile
@@ -43,8 +43,8 @@ def _run(folder: Path, *backends: str) -> Path:
 
 
 def _record(folder: Path, backend: str) -> Path:
-    causes = [{"id": "SUM-1", "smallest": OP, "backend": backend}]
-    return written_to(folder / "release.json", {**head("release"), "causes": causes})
+    found = {**document([result(OP, backend, "FAIL")]), "causes": [cause("SUM-1", [OP], backend)]}
+    return written_to(folder / "run.json", found)
 
 
 def _command(folder: Path, command: str, backend: str) -> list[Any]:
@@ -110,12 +110,12 @@ def test_settings_that_nobody_names_open_nothing(
 
 
 def test_backtest_downloads_no_package_that_the_current_directory_names(tmp_path: Path) -> None:
-    """A `ci/backtest.toml` there is read only where --file names it."""
+    """A `ci/backtest.toml` there is read only if it is named."""
     (tmp_path / "ci").mkdir()
     (tmp_path / "ci" / "backtest.toml").write_text('[[fault]]\nlink = "https://their.example/1"\n')
     done = conform("backtest", "--link", "their.example", cwd=tmp_path)
     assert (done.returncode, "no fault is left by --link their.example" in done.stderr) == (2, True), done
-    assert "fault 1 package" in conform("backtest", "--file", "ci/backtest.toml", cwd=tmp_path).stderr
+    assert "fault 1 package" in conform("backtest", "ci/backtest.toml", cwd=tmp_path).stderr
 
 
 def test_settings_cannot_take_the_name_of_the_scheduler(tmp_path: Path, stranger: Evil) -> None:
@@ -151,11 +151,11 @@ def test_a_run_file_is_refused_before_anything_runs(tmp_path: Path, stranger: Ev
 
 def test_bisect_takes_its_device_from_no_stranger(tmp_path: Path, stranger: Evil) -> None:
     """A record's own library is never used; an address needs the user's word."""
-    words: list[str | Path] = ["SUM-1", "--builds", tmp_path / "none-1", tmp_path / "none-2"]
     record = _record(tmp_path, f"ggml?lib={stranger.library}&device=RPC0&rpc=localhost:50052")
-    done = conform("bisect", *words, "--in", record)
+    words: list[str | Path] = [record, "SUM-1", tmp_path / "none-1", tmp_path / "none-2"]
+    done = conform("bisect", *words)
     _refused(done, "ggml?device=RPC0&rpc=localhost:50052")
-    named = conform("bisect", *words, "--in", record, "--backend", "ggml?device=RPC0&rpc=localhost:50052")
+    named = conform("bisect", *words, "--backend", "ggml?device=RPC0&rpc=localhost:50052")
     assert "none-1: no such file or folder" in named.stderr
     assert not stranger.ran()
 
@@ -173,7 +173,7 @@ PARSES = {
     "cli/model.py": "--backend",
     "cli/nightly.py": "--backend",
     "cli/perf.py": "names of ours",
-    "cli/release.py": "to take the library away; untrusted.py decides on the rest",
+    "cli/build.py": "to take the library away; untrusted.py decides on the rest",
 }
 """Modules that make a backend of a text -> whose text it is."""
 

@@ -60,7 +60,7 @@ def _words(machine: Machine) -> str:
     ],
 )
 def test_the_action_ends_as_the_release_does(tmp_path: Path, code: int, says: str) -> None:
-    """Whatever `conform release` answers, the summary and the comment say it, and the last step ends with its code."""
+    """Summary and comment say what `conform build test` answers, and the last step ends with its code."""
     machine, last = _act(tmp_path, code, "# Summary\n\nnew: 1\n")
     assert last == code
     assert machine.outputs == {"code": str(code)}
@@ -72,8 +72,8 @@ def test_the_action_ends_as_the_release_does(tmp_path: Path, code: int, says: st
 def test_the_action_hands_its_words_on(tmp_path: Path) -> None:
     """Base and devices become options; a path with a space stays one word."""
     machine, _ = _act(tmp_path, 0, "", base="npm:x@1", devices="Vulkan0 CPU")
-    given = "conform release build/my llama --minutes 20 --level smoke -o report"
-    assert _words(machine) == f"{given} --base npm:x@1 --device Vulkan0 --device CPU"
+    given = "conform build test build/my llama --budget 20m --level smoke -o report"
+    assert _words(machine) == f"{given} --against npm:x@1 --device Vulkan0 --device CPU"
     (tmp_path / "again").mkdir()
     machine, _ = _act(tmp_path / "again", 0, "")
     assert _words(machine) == given

@@ -17,9 +17,9 @@ from click.testing import Result as Ended
 
 NAMES: dict[str, tuple[str, ...]] = {
     "backends": ("backends",),
-    "backtest": ("backtest",),
+    "backtest": ("build", "backtest"),
     "baseline": ("baseline",),
-    "bisect": ("bisect",),
+    "bisect": ("build", "bisect"),
     "builds": ("builds",),
     "campaign": ("campaign",),
     "cases": ("cases",),
@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "history-import": ("history", "import"),
     "memory": ("memory",),
     "nightly": ("nightly",),
-    "release": ("release",),
+    "release": ("build", "test"),
     "report": ("report",),
     "repro": ("repro",),
     "run": ("run",),

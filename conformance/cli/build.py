@@ -1,0 +1,237 @@
+"""`conform build`: builds of llama.cpp, each compared with another on all their devices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from conformance import shipped
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build, probe
+from conformance.case.case import JSON
+from conformance.cli.options import (
+    BUDGET,
+    ExistingFile,
+    Folder,
+    complete_build,
+    isolation,
+    json_option,
+    repeated_option,
+)
+from conformance.cli.output import Group, leave, line, table
+from conformance.ggml.errors import UsageError
+from conformance.judge.outcome import Outcome, Why
+from conformance.release import backtest as past
+from conformance.release import bisect as halving
+from conformance.release.backtest import Attempt
+from conformance.release.cards import LEARNING, LEARNING_BESIDE, Cards, folder
+from conformance.release.cases import Cases
+from conformance.release.causes import Found
+from conformance.release.record import causes_of, document, write
+from conformance.release.release import Release, plan
+from conformance.release.target import Target, targets
+from conformance.report.compare import State
+from conformance.report.progress import Progress, since
+from conformance.report.runfile import write_json
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.session.untrusted import backends_of
+from conformance.suite.family import LEVELS, Level
+
+PATIENCE = 1 / 20
+"""Share of the budget that one request may take, so that a few that hang do not use it up."""
+LEAST = 20.0
+"""Seconds that a request may take with any budget."""
+VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
+"""ggml-vulkan leaves out drivers that run on the CPU unless a device is named."""
+FAULTS = shipped.path().parent / "ci" / "backtest.toml"
+"""Of the checkout: a file of the current directory must not choose packages to download and load."""
+
+
+@click.group(cls=Group)
+def build() -> None:
+    """Compare builds of llama.cpp.
+
+    A build is a folder such as a CMake build tree (its library is found in it), an archive, a library, an installed
+    distribution, pypi:NAME==VERSION or npm:NAME@VERSION.
+    """
+
+
+@build.command("test")
+@click.argument("new", shell_complete=complete_build)
+@click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="The build to compare with.")
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="Only devices whose names begin with NAME.")
+@BUDGET.click(default="30m", show_default=True)
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and the run file to DIR.")
+@json_option
+@isolation
+def build_test(
+    new: str,
+    old: str | None,
+    devices: Sequence[str],
+    budget: float,
+    level: Level,
+    output: Path | None,
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Test build NEW on each of its devices, compared with build OLD.
+
+    Exit codes: 1 a cause is new (without --against: there is one), or NEW refuses cases that OLD passes, 3 nothing
+    passed on a device, 5 --budget left cases out: see docs/exit-codes.md.
+    """
+    begun = since(f"conform build test {new}")
+    it = _release(_probe(new), None if old is None else _probe(old), devices, budget, level, isolation)
+    with Progress().of(begun):
+        it.run()
+    _show(it)
+    if json_path:
+        write_json(json_path, document(it))
+    if output:
+        for path in write(output, it):
+            line(f"{path}: written")
+    leave(it.outcome())
+
+
+def _probe(text: str) -> Build:
+    """Inspect a build, including a Vulkan driver that runs on the CPU if it has no other."""
+    line(f"looking at {text}", err=True)
+    found = probe(text)
+    if not any(d.name.startswith("Vulkan") for d in found.devices):
+        again = probe(text, VULKAN)
+        if len(again.devices) > len(found.devices):
+            os.environ.update(VULKAN)
+            line(f"{text}: {' '.join(f'{k}={v}' for k, v in VULKAN.items())} shows its Vulkan device", err=True)
+            found = again
+    return found
+
+
+def _release(
+    new: Build, old: Build | None, devices: Sequence[str], seconds: float, level: Level, isolation: Isolation
+) -> Release:
+    say = partial(line, err=True)
+    isolation = replace(isolation, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
+    begun = time.monotonic()
+    cards = Cards(folder(), isolation, progress=say)
+    learning = seconds * (LEARNING if old is None else LEARNING_BESIDE)
+    chosen = list(cards.give(targets(new, old, devices), new, old, learning))
+    seconds -= time.monotonic() - begun
+    work = plan(chosen, level, models=new.llama and (old is None or old.llama))
+    return Release(new, old, chosen, work, seconds, isolation, Cases(isolation, say), say)
+
+
+def _show(it: Release) -> None:
+    totals = it.totals()
+    table([(t.name, str(totals[t.name]), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
+    for state in dict.fromkeys(f.state for f in it.found):
+        own = [f for f in it.found if f.state is state]
+        line("")
+        line(f"{state}: {len(own)}" if it.base else f"causes: {len(own)}")
+        for n, f in enumerate(own, 1):
+            seen = f", {f.cause.seen}" if f.cause.seen else ""
+            line(f"{n:3}. {f.cause.id} on {', '.join(f.devices)}{seen}: {f.cause.sentence}")
+            line(f"     {'; '.join(filter(None, (f.cause.smallest, f.note, _doubt(it, f))))}")
+    if it.base is not None and not it.found:
+        line("no failures in either build")
+    for text in it.not_run():
+        line(f"not run: {text}")
+
+
+def _note(it: Release, target: Target) -> str:
+    alone = "" if target.base or not it.base else "not in the other build"
+    notes = ("a software driver" if target.software else "", alone, target.note)
+    return ", ".join(filter(None, notes))
+
+
+def _doubt(it: Release, found: Found) -> str:
+    return "" if it.at(found) == "library" else f"in the {it.at(found)}"
+
+
+@build.command("bisect")
+@click.argument("path", metavar="RUN", type=ExistingFile)
+@click.argument("cause")
+@click.argument("names", nargs=-1, required=True, metavar="BUILD…", shell_complete=complete_build)
+@repeated_option
+@json_option
+@isolation
+def build_bisect(
+    path: Path,
+    cause: str,
+    names: Sequence[str],
+    backends: Sequence[str],
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Find the first BUILD, of several from old to new, that has CAUSE of the run file RUN.
+
+    Exit code 3: all builds have it, or none.
+    """
+    if len(names) < 2:
+        raise UsageError("build bisect: two builds or more expected, from old to new")
+    known = causes_of(path)
+    found = next((c for c in known if c.id == cause), None)
+    if found is None:
+        raise UsageError(f"{path}: no cause {cause}; it has {', '.join(c.id for c in known) or 'none'}")
+    command = ["conform", "build", "bisect", str(path), cause, *names]
+    named = str(halving.without_library(Spec.parse(found.backend)))
+    (spec,) = backends_of(path, [named], command, backends).values()
+    tried = halving.bisect(found.smallest, spec, [probe(n) for n in names], Cases(isolation), _tried)
+    line(tried.sentence())
+    if json_path:
+        rows: list[JSON] = [{"build": t.build.name, **t.result.to_json()} for t in tried.tried]
+        write_json(json_path, rows)
+    leave(Outcome.of(Why.UNPROVEN, [] if tried.found else ["the builds do not differ: no first one is found"]))
+
+
+def _tried(tried: halving.Tried) -> None:
+    line(f"{tried.build.name}: {tried.result.sentence()}", err=True)
+
+
+@build.command("backtest")
+@click.argument("path", metavar="[TOML]", required=False, type=ExistingFile, default=FAULTS)
+@click.option("--link", "links", multiple=True, metavar="TEXT", help="Only faults whose link contains TEXT.")
+@BUDGET.click(help="Time for each fault at most: 90s, 30m, 2h.")
+@json_option
+@isolation
+def build_backtest(
+    path: Path, links: Sequence[str], budget: float | None, json_path: Path | None, isolation: Isolation
+) -> None:
+    """Check that known faults of old builds are found there, and not in the builds that fixed them.
+
+    TOML lists the faults (docs/builds.md); default: ci/backtest.toml of the checkout. Exit codes: 1 a fault is missed,
+    3 no build could be tested, 5 interrupted: see docs/exit-codes.md.
+    """
+    faults = [f for f in past.read(path) if not links or any(g in f.link for g in links)]
+    if not faults:
+        raise UsageError(f"{path}: no fault is left by --link {', '.join(links)}")
+
+    def prepare(bad: str, good: str, name: str, seconds: float) -> Release:
+        return _release(_probe(bad), _probe(good), [name], min(seconds, budget or seconds), "standard", isolation)
+
+    rows: list[Attempt] = []
+    interrupted = Outcome()
+    try:
+        for row in past.attempt(faults, prepare):
+            rows.append(row)
+            line(row.sentence())
+    except KeyboardInterrupt:
+        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what was tried is recorded"])
+    tried = [a for a in rows if not a.error]
+    found = [a for a in tried if a.state is State.FIXED]
+    line(f"{len(found)} of {len(tried)} found before and gone after; {len(rows) - len(tried)} could not be tried")
+    if json_path:
+        write_json(json_path, [a.to_json() for a in rows])
+    missed = [f"not found: {a.fault.link}" for a in tried if a not in found]
+    absent = [f"could not be tried: {a.fault.link}: {a.error}" for a in rows if a.error]
+    leave(
+        Outcome.of(Why.FAILED, missed)
+        + Outcome.of(Why.MISSING if tried else Why.UNEXECUTED, absent)
+        + interrupted
+        + Outcome.of(Why.UNEXECUTED, [] if rows else ["no build was tried"])
+    )
