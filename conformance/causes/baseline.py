@@ -32,8 +32,8 @@ case is one changed line:
     ["ops/ADD-f32+f32-a=13x5@1", "PASS"]
     ["ops/ADD-f32+f32-a=13x5,b=13@2", "FAIL", "numbers", 1e-4, ["ADD-3f9a0c2e"]]
 
-`conform baseline` leaves reason and link empty. Such a baseline is valid at once; `Baseline.unfilled` lists the entries
-without a reason. A file without `[[run]]` is of an older version and has causes only.
+`conform triage --write-baseline` leaves reason and link empty. Such a baseline is valid at once; `Baseline.unfilled`
+lists the entries without a reason. A file without `[[run]]` is of an older version and has causes only.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from .same import in_words_of_today, same
 HEAD = """\
 # Known failures. A run against this file fails where a cause is new or gone, where a known one hits more cases or
 # hits them harder, and where a case that passed is refused or did not run. Fill in each reason, and a link to where it
-# is dealt with. What each case gave is in the file beside this one; `conform baseline` writes both.
+# is dealt with. What each case gave is in the file beside this one; `conform triage --write-baseline` writes both.
 """
 BESIDE = ".cases"
 """Suffix that the cases file adds to the name of the causes file."""
@@ -191,7 +191,7 @@ class Baseline:
         if all(self.run_of(e.backend) for e in self.entries):
             return []
         missing = "whether a known cause hits more cases, or hits them harder, or cases no longer run"
-        again = f"conform baseline RUN.json -o {self.path}"
+        again = f"conform triage RUN.json --write-baseline {self.path}"
         return [f"{self.path}: of an older version, which does not show {missing}; write it again: {again}"]
 
     def renewed(self, causes: Sequence[Cause], runs: Sequence[Ran] = ()) -> Baseline:
@@ -325,7 +325,9 @@ def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> t
         selection = Selection.of(selected, backend)
         run = Ran(backend, selection, frozenset(passed), failed)
         if (run.digest, len(passed), len(failed)) != (table["digest"], table["passed"], table["failed"]):
-            raise UsageError(f"{beside}: not as {path} was written with; write both again with conform baseline")
+            raise UsageError(
+                f"{beside}: not as {path} was written with; write both again with conform triage --write-baseline"
+            )
         runs.append(run)
     if read:
         raise UsageError(f"{beside}: {printable(next(iter(read)))} has no [[run]] in {path}")
@@ -381,6 +383,13 @@ def read(path: Path) -> Baseline:
     return parse(text, str(path), cases)
 
 
+def before(path: Path) -> Baseline:
+    """Return the baseline that a new one at `path` replaces, without its runs; UsageError for another file."""
+    if not path.exists():
+        return Baseline(str(path))
+    return Baseline(str(path), _entries(read_text(path), str(path))[0])  # its cases file need not match
+
+
 def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] = ()) -> Baseline:
     """Write the baseline of `causes` and `runs`; reasons and links in the file are preserved.
 
@@ -393,10 +402,7 @@ def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] 
     Raises:
         UsageError: what stands there is no baseline, or the file cannot be written.
     """
-    before = Baseline(str(path))
-    if path.exists():  # its cases file is replaced, so it need not match
-        before = Baseline(str(path), _entries(read_text(path), str(path))[0])
-    made = before.renewed(causes, runs)
+    made = before(path).renewed(causes, runs)
     write_text(Path(f"{path}{BESIDE}"), made.to_cases(), option)
     write_text(path, made.to_toml(), option)
     return made

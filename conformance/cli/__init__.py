@@ -18,7 +18,6 @@ from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
-    "baseline": (".reports", "Write the causes of a run's failures as known, with room for reasons."),
     "build": (".build", "Compare builds of llama.cpp: test, bisect, backtest."),
     "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
@@ -27,8 +26,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "card": (".checks", "Print a device's card: how it rounds, what is allowed, what that would hide."),
     "check-model": (".model", "Is a model right on backends? If not, from which layer, node and step on."),
     "cases": (".cases", "List case ids, smallest first within a family."),
-    "causes": (".reports", "Group the failures of a run by cause."),
-    "findings": (".reports", "Write a page of the causes of runs, with room for a person's words."),
     "golden": (".checks", "Golden outputs: the pinned corpus of expected values."),
     "history": (".reports", "Runs of many nights and machines in one file."),
     "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),
@@ -42,11 +39,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with what was saved."),
     "run": (".run", "Run cases on backends; print what is wrong and the totals."),
-    "show": (".cases", "Print the graphs of a case as a table like ggml's own dump."),
-    "shrink": (".cases", "Cut a failing case down to what still fails in the same way."),
-    "splits": (".cases", "Show how a scheduler divides a graph among its devices."),
+    "show": (".bugs", "Print the graphs of a case, and how a scheduler splits them."),
+    "shrink": (".bugs", "Cut a failing case down to what still fails in the same way."),
     "switch": (".switch", "Hold a backend with a switch of its environment against itself without it."),
     "test-file": (".exchange", "Exchange ops with test-backend-ops."),
+    "triage": (".bugs", "Group the failures of a run into causes; baselines and bug reports."),
     "zoo": (".llama", "Let llama.cpp run every architecture on devices, against its own CPU run."),
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
@@ -54,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("backends", "cases", "run", "repro", "audit", "switch"),
     "Test a build of llama.cpp": ("builds", "build", "zoo", "check-model", "memory", "learn", "card"),
-    "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
+    "From failures to bugs": ("triage", "shrink", "show"),
     "Every night": ("nightly", "campaign", "report", "history", "perf"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
     "Trust the suite": ("golden",),
@@ -65,9 +62,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 RENAMED: dict[str, str] = {
     "backtest": "build backtest",
+    "baseline": "triage RUN.json --write-baseline FILE",
     "bisect": "build bisect RUN CAUSE BUILD…",
+    "causes": "triage RUN.json",
+    "findings": "report",
     "phases": "run --family phases",
     "release": "build test NEW --against OLD",
+    "splits": "show CASE --scheduler SPEC",
 }
 """Name of a command of earlier versions -> the command line that does the same now."""
 

@@ -1,10 +1,9 @@
-"""`conform backends`, `cases`, `show`, `splits` and `shrink`: what there is, and single cases."""
+"""`conform backends` and `conform cases`, and how commands read case files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,29 +11,17 @@ import click
 
 from conformance.backend import registry
 from conformance.backend.interface import describe
-from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import JSON, Case
 from conformance.case.casefile import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
-from conformance.report import graphview
-from conformance.report.runfile import write_json, write_text
-from conformance.report.snippet import cpp, python
-from conformance.run.isolation.isolate import Isolation, open_backend
-from conformance.run.runner import Runner
-from conformance.run.scheduler.backend import SchedBackend
-from conformance.run.scheduler.plan import HEADER
-from conformance.run.scheduler.plan import rows as split_rows
-from conformance.run.session import failures, settings
-from conformance.run.session.select import build, parse_specs, probe
-from conformance.run.session.untrusted import backends_of
-from conformance.run.shrink import shrink as smallest
-from conformance.run.shrink import size
+from conformance.report.runfile import write_json
+from conformance.run.session.select import parse_specs, probe
 from conformance.suite.family import LEVELS
 from conformance.testrun import Chosen
 
 from . import options
-from .options import File, backend_option, chosen, isolation, json_option, say_seed, settings_here
+from .options import backend_option, chosen, json_option, say_seed, settings_here
 from .output import line, table
 
 HEAD = 1 << 16
@@ -85,110 +72,15 @@ def cases(chosen: Chosen) -> None:
         line(i)
 
 
-@click.command()
-@click.argument("what", metavar="CASE|FILE", shell_complete=options.complete_case)
-@click.option("--step", type=int, default=None, help="Only this step.")
-@click.option("--svg", "svg_path", type=File, metavar="FILE", help="Draw the graph (of --step, default the first).")
-def show(what: str, step: int | None, svg_path: Path | None) -> None:
-    """Print the graphs of a case, by id or from a file, as a table like ggml's own dump."""
-    if svg_path and svg_path.exists() and Path(what).exists() and svg_path.samefile(what):
-        raise UsageError(f"--svg {svg_path}: a file to draw into expected, this is the case itself")
-    for case in _cases_of(what):
-        if not case.steps:
-            raise UsageError(f"{case.id}: a live case has no graphs (docs/live.md)")
-        if step is not None:
-            _check_step(case, step)
-        chosen = range(len(case.steps)) if step is None else [step]
-        line(f"{case.id}: {len(case.steps)} step(s), {len(case.persistent)} persistent tensor(s)")
-        for k in chosen:
-            click.echo(f"\nstep {k}")
-            click.echo(graphview.table(case.steps[k].graph))
-        if svg_path:
-            write_text(svg_path, graphview.svg(case.steps[chosen[0]].graph), "--svg")
-            click.echo("")
-            line(f"drawn: {svg_path}")
-            break
-
-
-def _cases_of(what: str) -> list[Case]:
-    path = Path(what)
-    if path.exists():
-        return read_cases(path)
-    if path.suffix == ".gguf":
-        raise UsageError(f"{what}: no such file")
-    return [build(what)]
-
-
-def _check_step(case: Case, step: int) -> None:
-    if not 0 <= step < len(case.steps):
-        raise UsageError(f"--step {step}: {case.id} has steps 0 to {len(case.steps) - 1}")
-
-
-@click.command()
-@click.argument("case_id", metavar="CASE")
-@backend_option
-@click.option("--step", type=int, default=0, show_default=True, help="Which graph of the case.")
-def splits(case_id: str, backends: Sequence[str], step: int) -> None:
-    """Show how a scheduler (--backend 'sched?devices=xdna2,cpu') divides a graph: splits, nodes, copies."""
-    case = build(case_id)
-    _check_step(case, step)
-    for spec in parse_specs(backends or ["sched"]):
-        with closing(open_backend(spec)) as backend:
-            if not isinstance(backend, SchedBackend):
-                raise UsageError(f"splits: a scheduler such as 'sched?devices=xdna2,cpu' expected, {spec} found")
-            plan = backend.plan(case).graphs[case.steps[step].graph]
-            nodes = split_rows(case.steps[step].graph, plan, backend.labels)
-        line(f"{case.id} step {step} on {spec}: {len(plan.assignment.splits)} splits")
-        table(nodes, HEADER)
-
-
-@click.command()
-@click.argument("file", type=CasePath)
-@click.option("--backend", metavar="NAME[?KEY=VALUE]", help="Default: the one that the case was saved for.")
-@options.config_option
-@click.option("--case", "case_id", metavar="ID", help="Which case of a bundle.")
-@click.option("-o", "--output", type=File, metavar="OUT.gguf", help="Default: FILE with -small before its suffix.")
-@click.option("--time-budget", type=float, default=120.0, show_default=True, metavar="SECONDS")
-@isolation
-def shrink(
-    file: Path, backend: str | None, case_id: str | None, output: Path | None, time_budget: float, isolation: Isolation
-) -> None:
-    """Cut the case of FILE down to what still fails in the same way on a backend.
-
-    Writes a case file, and beside it a Python program that builds the case (.py) and a test_case for ggml's own
-    tests/test-backend-ops.cpp (.cpp).
-    """
-    case = _read(file, lambda: casefile.read_one(file, case_id))
-    was = failures.record_of(case)
-    if backend is None and was is None:
-        raise UsageError(f"{file}: was saved for no backend; name one with --backend")
-    if backend is None and was:
-        (spec,) = backends_of(file, [was["backend"]], ["conform", "shrink", str(file)]).values()
-    else:
-        spec = Spec.parse(str(backend))
-    for text in settings.lines_of(settings.in_force(settings_here())):
-        line(text)
-    output = output or file.with_name(f"{file.stem}-small.gguf")
-    with closing(Runner(isolation=isolation)) as runner:
-        small = smallest(runner, spec, case, time_budget=time_budget, progress=lambda text: line(text, err=True))
-    casefile.write(output, [failures.with_result(small.case, small.result)])
-    write_text(output.with_suffix(".py"), python(small.case), "-o")
-    write_text(output.with_suffix(".cpp"), cpp(small.case), "-o")
-    if not small.finished:
-        line(f"stopped after {time_budget:g} s; shrink {output} again to go on", err=True)
-    line(small.result.sentence())
-    line(f"{size(small.case)}, after {small.tried} runs in {small.seconds:.1f} s")
-    line(f"written: {output}, {output.with_suffix('.py').name}, {output.with_suffix('.cpp').name}")
-
-
 def read_cases(path: Path) -> list[Case]:
     """Every case of a file; CaseFileError if it is broken, UsageError if it is something else: the message says what,
     and what to do with that.
     """
-    return _read(path, lambda: casefile.read(path))
+    return read_with(path, lambda: casefile.read(path))
 
 
-def _read(path: Path, read: Callable[[], T]) -> T:
+def read_with(path: Path, read: Callable[[], T]) -> T:
+    """Return what `read` makes of a case file; errors as of `read_cases`."""
     if path.is_dir():
         n = sum(1 for _ in path.glob("*.gguf"))
         raise UsageError(f"{path}: a case file expected, this is a folder; it has {n} .gguf files: {path}/*.gguf")

@@ -1,4 +1,4 @@
-"""Of runs that were: `conform report`, a page; `history`, one file of many; `causes` and `baseline`, their failures."""
+"""`conform report`, a page of runs, and `conform history`, many runs in one file."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from conformance.case.case import JSON
-from conformance.causes import baseline as baseline_file
-from conformance.causes import difference
-from conformance.causes import findings as findings_page
-from conformance.causes.analyse import analyse, failing_backends
-from conformance.causes.cause import assigned
 from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_coverage
-from conformance.judge.verdict import FAILURES, Missing, Verdict, counted
+from conformance.judge.verdict import Missing, Verdict, counted
 from conformance.nightly.summary import unproven
 from conformance.perf import history as stored_runs
 from conformance.perf.history import FEWEST, Change, History, Run, changes, runs, series
@@ -34,14 +28,12 @@ from conformance.report.page import page
 from conformance.report.page.tables import read_history
 from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs
-from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import case_ids
 from conformance.run.session.shard import missing as missing_shards
-from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
-from .options import ExistingFile, File, Folder, config_option, isolation, json_option, repeated_option
-from .output import Group, cause_lines, leave, line, table
+from .options import ExistingFile, File, Folder, json_option
+from .output import Group, leave, line, table
 
 
 @click.command()
@@ -88,11 +80,11 @@ def report(
         raise UsageError(f"-o {output}: a folder that can be written expected: {e.strerror}") from e
     if against:
         line(against.sentence())
-    leave(_outcome(runs) + _shards(runs) + (_lost(runs, base) if base else Outcome()))
+    leave(outcome_of(runs) + _shards(runs) + (_lost(runs, base) if base else Outcome()))
 
 
-def _outcome(runs: Runs) -> Outcome:
-    """The outcome of conformance runs."""
+def outcome_of(runs: Runs) -> Outcome:
+    """Return the outcome of the conformance runs in `runs`."""
     if not runs.of("conformance"):
         return Outcome()
     current = {r.document for r in runs.results} | {r.document for r in runs.missing}
@@ -103,11 +95,12 @@ def _outcome(runs: Runs) -> Outcome:
         for d, backend, n in runs.unlisted()
     ]
     results = [r.value for r in runs.results]
-    judged = judge(results, _missing(runs), waivers=waivers, unproven=_unproven(runs))
+    judged = judge(results, missing_in(runs), waivers=waivers, unproven=_unproven(runs))
     return judged + Outcome.of(Why.MISSING, unlisted)
 
 
-def _missing(runs: Runs) -> list[Missing]:
+def missing_in(runs: Runs) -> list[Missing]:
+    """Return the cases of `runs` without a result."""
     return [m.value for m in runs.missing]
 
 
@@ -126,7 +119,7 @@ def _lost(runs: Runs, base: Runs) -> Outcome:
     for r in base.results:
         if r.value.verdict is Verdict.PASS and not r.value.fresh:
             passed.setdefault(r.value.backend, {})[r.value.case] = None
-    return coverage(lost_coverage(passed, (r.value for r in runs.results), _missing(runs)), passed)
+    return coverage(lost_coverage(passed, (r.value for r in runs.results), missing_in(runs)), passed)
 
 
 def _against(runs: Runs, base: Runs) -> Comparison:
@@ -141,116 +134,6 @@ def _unproven(runs: Runs) -> list[str]:
     machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
     sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]
     return [sentence for m, b, sentence in sentences if (m, b) not in passed]
-
-
-@click.command()
-@click.argument("path", type=ExistingFile, metavar="RUN.json")
-@json_option
-@click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True, help="At most, per backend.")
-@click.option("--again/--no-again", default=True, help="See failures again first, each alone in a fresh process.")
-@click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only where FILE knows it otherwise.")
-@click.option(
-    "--hand-over", "folder", type=Folder, metavar="DIR", help="Keep each one's smallest case and drafts here."
-)
-@repeated_option
-@config_option
-@isolation
-def causes(
-    path: Path,
-    backends: Sequence[str],
-    json_path: Path | None,
-    minutes: float,
-    again: bool,
-    known: Path | None,
-    folder: Path | None,
-    isolation: Isolation,
-) -> None:
-    """Group the failures of RUN.json by cause: shrink some of them, and test what else fails in the same way.
-
-    --json writes RUN.json again, with its causes. Ctrl-C ends the search; what is left is grouped by what is known.
-    Failing cases run on the backends that RUN.json names. One that names a library, another place or a name of your
-    settings runs only if you repeat it as --backend.
-
-    Exit codes: 1 failures; with --baseline a cause that is new or gone, a known one with more cases or larger errors, a
-    failure without a cause, or a case that passed and no longer runs; cases without a result; 3 nothing executed or
-    nothing passed; 5 a run that was stopped, or did not ask for cases of the baseline: see docs/exit-codes.md.
-    """
-    runs = read_runs([path])
-    document = next(iter(runs.of("conformance")), None)
-    if document is None:
-        raise UsageError(f"{path}: a run of `conform run --json` expected, none found")
-    against = baseline_file.read(known) if known else None
-    results = [r.value for r in runs.results]
-    specs = backends_of(path, sorted(failing_backends(results)), ["conform", "causes", str(path)], backends)
-    say = partial(line, err=True)
-    found = analyse(results, specs, isolation=isolation, seconds=60 * minutes, again=again, folder=folder, progress=say)
-    results = assigned(results, found)
-    for text in cause_lines(found):
-        line(text)
-    if json_path:
-        rows = [r.to_json() for r in results]
-        write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
-    outcome = _outcome(runs)
-    if against is None:
-        leave(outcome)
-    for sentence in (*against.unfilled(), *against.unseeing()):
-        line(sentence)
-    selected = document.body.get("selection")
-    differs = difference.compare(against, found, results, missing=_missing(runs), selected=selected)
-    absent = f"{path}: no results, although {known} has {counted(len(against.entries), 'known cause')}"
-    gap = Outcome.of(Why.MISSING, [absent] if against.entries and not results else [])
-    leave(outcome.without(Why.FAILED) + differs.outcome() + gap)
-
-
-@click.command()
-@click.argument("path", type=ExistingFile, metavar="RUN.json")
-@click.option("-o", "--output", type=File, required=True, metavar="FILE", help="Reasons and links in it are kept.")
-@click.option("--allow-incomplete", is_flag=True, help="Also of a run that lacks results of cases it asked for.")
-def baseline(path: Path, output: Path, allow_incomplete: bool) -> None:
-    """Write the causes in RUN.json, which `conform causes` found, to FILE, as known; fill in why, and a link.
-
-    FILE.cases beside it holds what each case gave. Both belong together.
-    """
-    runs = read_runs([path])
-    if not allow_incomplete and (lacking := _lacking(runs)):
-        raise UsageError(
-            f"{path}: {lacking}; finish the run, or write the baseline of it as it is with --allow-incomplete"
-        )
-    if not runs.causes and any(r.value.verdict in FAILURES for r in runs.results):
-        raise UsageError(f"{path}: has failures and no causes; first: conform causes {path} --json {path}")
-    found = [c.value for c in runs.causes]
-    results = [r.value for r in runs.results]
-    ran = baseline_file.ran(results, found, runs.documents[0].body.get("selection") or {})
-    written = baseline_file.write(output, found, "-o", ran)
-    passed, failed = sum(len(r.passed) for r in ran), sum(len(r.failed) for r in ran)
-    causes_, failures = (f"{n:,} {word}{'s' * (n != 1)}" for n, word in
-                         ((len(written.entries), "known cause"), (failed, "failure")))  # fmt: skip
-    line(f"{output}: {causes_} of {failures}; fill in each reason and link")
-    line(f"{output}{baseline_file.BESIDE}: {failed:,} failed, {passed:,} passed; keep it beside {output}")
-    if unknown := sum(r.fails_run for r in results) - failed:
-        line(f"{unknown} failures have no cause, so they stay unknown: a run against {output} fails by them", err=True)
-
-
-def _lacking(runs: Runs) -> str:
-    """What a run asked for and has no result of; empty where it has all."""
-    asked = sum(sum(d.body.get("asked", {}).values()) for d in runs.of("conformance"))
-    shards = ["it is one shard of several" for d in runs.documents if d.body.get("shard")]
-    unlisted = sum(n for _, _, n in runs.unlisted())
-    n = len(runs.missing) + unlisted
-    return f"{n} of {asked} cases that it asked for have no result" if n else "; ".join(shards)
-
-
-@click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
-@click.option("-o", "--output", type=File, required=True, metavar="FILE.md", help="A person's words in it are kept.")
-def findings(paths: Sequence[Path], output: Path) -> None:
-    """Write a page of the causes in runs, which `conform causes` found: what each is, its proof and whom it hits.
-
-    Between the marks after each cause is room for a person's words. They stay with the cause when the page is written
-    again, as its title does.
-    """
-    n = findings_page.write(output, read_runs(paths), "-o")
-    line(f"{output}: {n} causes")
 
 
 _store = click.option("--store", type=File, required=True, metavar="FILE", help="The history, one SQLite file.")

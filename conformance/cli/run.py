@@ -99,7 +99,7 @@ class Shown:
     "minutes",
     type=click.FloatRange(min=0),
     metavar="MINUTES",
-    help="Group failures by cause, for so long per backend at most; conform causes does it later.",
+    help="Group failures by cause, for so long per backend at most; conform triage does it later.",
 )
 @click.option(
     "--minutes",

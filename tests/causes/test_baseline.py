@@ -135,7 +135,7 @@ def test_a_baseline_of_an_older_version_is_read_and_says_what_it_cannot_see(tmp_
     old = read(path)
     assert compare(old, [_cause("a")], [Result("ops/new@1", "npu", Verdict.FAIL, cause="a")]).outcome().exit_code == 0
     (said,) = old.unseeing()
-    assert said.endswith(f"write it again: conform baseline RUN.json -o {path}")
+    assert said.endswith(f"write it again: conform triage RUN.json --write-baseline {path}")
     assert not read(_written(tmp_path)).unseeing()
 
 

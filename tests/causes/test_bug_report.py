@@ -47,7 +47,7 @@ STEPS = "random/nodes=6,steps=4,d=16,w=q4_0,cache=f32@117"
 PLACED = "weight_placement/input-w=q4_0,buffer=1@720"
 RECORDED = "captured/llama-fa-4seq-streams@0"
 WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
-"""What ggml's CPU device gets wrong, docs/findings-ggml.md."""
+"""What ggml's CPU device gets wrong, docs/measurements/findings/ggml.md."""
 GPU = "ggml?device=Vulkan0"
 INFO = DeviceInfo("ggml", "Vulkan0", "a GPU", {"ggml": "0.26.0", "commit": "abc123"})
 

@@ -1,4 +1,4 @@
-"""`conform causes RUN.json --baseline FILE` as a gate: what a backend is known to fail by hides nothing else."""
+"""`conform triage RUN.json --baseline FILE` as a gate: what a backend is known to fail by hides nothing else."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ class Backend:
         self.folder = folder
         self.known = folder / "known.toml"
         run = self.run("")
-        grouped = self.triage(run, "", "--json", folder / "grouped.json")
-        assert grouped[0] == 1, grouped[1]
-        made = conform_here("baseline", folder / "grouped.json", "-o", self.known)
-        assert made.exit_code == 0, made.output
+        made = self.triage(run, "", "--write-baseline", self.known)
+        assert made[0] == 0, made[1]
 
     def config(self, also: str) -> Path:
         """Settings that name a version of it."""
@@ -48,7 +46,7 @@ class Backend:
 
     def triage(self, path: Path, also: str, *options: str | Path) -> tuple[int, str]:
         """The exit code of grouping the failures of a record, and what it prints."""
-        done = conform_here("triage", path, "--config", self.config(also), "--no-again", "--minutes", "5", *options)
+        done = conform_here("triage", path, "--config", self.config(also), "--no-confirm", "--budget", "5m", *options)
         return done.exit_code, done.output
 
     def gate(self, also: str, *options: str) -> tuple[int, str]:
@@ -118,18 +116,15 @@ def test_a_run_of_other_cases_is_not_comparable(backend: Backend) -> None:
 
 
 def test_missing_results_make_no_baseline(backend: Backend) -> None:
-    """A run that lacks results would be known by less than it was asked for; unless the user wants just that."""
-    body = json.loads((backend.folder / "grouped.json").read_text(encoding="utf-8"))
+    """A run that lacks results would be known by less than it was asked for."""
+    body = json.loads(backend.run("").read_text(encoding="utf-8"))
     last = body["results"].pop()
     body["missing"] = [{"backend": "mine", "case": last["case"], "reason": "interrupted"}]
     torn, made = backend.folder / "torn.json", backend.folder / "torn.toml"
     torn.write_text(json.dumps(body), encoding="utf-8")
-    refused = conform_here("baseline", torn, "-o", made)
-    assert refused.exit_code == 2
-    assert "1 of 19 cases that it asked for have no result" in refused.output
-    assert "--allow-incomplete" in refused.output
-    assert not made.exists()
-    assert conform_here("baseline", torn, "-o", made, "--allow-incomplete").exit_code == 0
+    code, said = backend.triage(torn, "", "--write-baseline", made)
+    assert (code, made.exists()) == (2, False)
+    assert "has no result for 1 case; finish the run first" in said
 
 
 @pytest.mark.parametrize(

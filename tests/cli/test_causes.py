@@ -1,4 +1,4 @@
-"""`conform causes` and `conform baseline`: failures of the real ggml become causes, and known causes are no failure."""
+"""`conform triage`: failures of the real ggml become causes, and known causes are no failure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from conformance.causes import rank
 from conformance.causes.cause import Cause
 from conformance.causes.features import features, nodes_of
-from conformance.cli import main, reports
+from conformance.cli import bugs, main
 from conformance.run.session.select import build
 
 TRANSPOSED = ("ops/SUM-f32-ne=5x3,vne=p1023@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1")
-"""ggml reads dense rows of a transposed matrix (docs/findings-ggml.md)."""
+"""ggml reads dense rows of a transposed matrix (docs/measurements/findings/ggml.md)."""
 FINE = ("ops/SUM-f32-ne=1025x3@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12@1")
 
 
@@ -49,7 +49,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def grouped(run_file: Path) -> Path:
     """The same with its causes."""
     path = run_file.with_name("causes.json")
-    done = invoke("causes", run_file, "--json", path, "--no-again", "--hand-over", run_file.with_name("bugs"))
+    done = invoke("triage", run_file, "--json", path, "--no-confirm", "-o", run_file.with_name("bugs"))
     assert done.exit_code == 1, done.output
     return path
 
@@ -73,34 +73,25 @@ def test_known_causes_are_no_failure(run_file: Path, grouped: Path, monkeypatch:
     and what is gone.
     """
     known = grouped.with_name("known.toml")
-    assert invoke("baseline", grouped, "-o", known).exit_code == 0
-    same = invoke("causes", run_file, "--no-again", "--baseline", known)
-    assert same.exit_code == 0, same.output
     found = [Cause.from_json(c) for c in json.loads(grouped.read_text())["causes"]]
-    monkeypatch.setattr(reports, "analyse", lambda *_, **__: found)  # which takes seconds
+    monkeypatch.setattr(bugs, "analyse", lambda *_, **__: found)  # which takes seconds
+    assert invoke("triage", run_file, "--write-baseline", known).exit_code == 0
     text = known.read_text().replace('id = "', 'id = "X')
     known.write_text(text)
-    same = invoke("causes", run_file, "--no-again", "--baseline", known)
+    same = invoke("triage", run_file, "--baseline", known)
     assert same.exit_code == 0, same.output
     known.write_text(text.replace('"transposed"', '"permuted"'))
-    other = invoke("causes", run_file, "--no-again", "--baseline", known)
+    other = invoke("triage", run_file, "--baseline", known)
     assert other.exit_code == 1
     assert "new" in other.output
     assert "gone" in other.output
-
-
-def test_a_baseline_asks_for_causes_first(run_file: Path, tmp_path: Path) -> None:
-    """A run whose failures were not grouped makes no baseline: it would say that nothing fails."""
-    done = invoke("baseline", run_file, "-o", tmp_path / "known.toml")
-    assert done.exit_code == 2
-    assert "first: conform causes" in done.output
 
 
 def test_failures_are_seen_again(tmp_path: Path) -> None:
     """A case that always fails alone is said to."""
     path = tmp_path / "run.json"
     invoke("run", "--backend", "ggml", "--json", path, "--case", TRANSPOSED[0])
-    done = invoke("causes", path, "--minutes", "2")
+    done = invoke("triage", path, "--budget", "2m")
     assert "always" in done.output, done.output
 
 
@@ -120,7 +111,7 @@ def test_grouping_twice_leaves_no_cause_of_before(grouped: Path, tmp_path: Path)
     text = grouped.read_text().replace(document["causes"][0]["id"], "OLD-00000000")
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text(text)
-    invoke("causes", old, "--no-again", "--json", new)
+    invoke("triage", old, "--no-confirm", "--json", new)
     again = json.loads(new.read_text())
     assert [c["id"] for c in again["causes"]] == [c["id"] for c in document["causes"]]
     assert {r["cause"] for r in again["results"]} == {None, *(c["id"] for c in again["causes"])}

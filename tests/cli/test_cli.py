@@ -73,7 +73,7 @@ def test_a_case_file_runs_and_reproduces(tmp_path: Path) -> None:
 def test_show_prints_and_draws(tmp_path: Path) -> None:
     """`show` prints the graph as a table, from an id or a file, and draws it."""
     svg = tmp_path / "g.svg"
-    result = _conform("show", CASE, "--svg", str(svg))
+    result = _conform("show", CASE, "-o", str(svg))
     assert result.exit_code == 0
     assert CASE in result.output
     assert svg.read_text().startswith("<svg")
@@ -245,20 +245,20 @@ def test_progress_is_for_terminals() -> None:
 
 
 def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """`show --svg` into a folder that is not there or takes no files: exit code 2, nothing left beside it."""
+    """`show -o` into a folder that is not there or takes no files: exit code 2, nothing left beside it."""
     cases = CliRunner().invoke(main, ["cases", "--family", "ops"]).output.split()
     case_id = cases[0]
     for path in (tmp_path / "absent" / "x.svg", Path("/proc/x.svg")):
-        done = CliRunner().invoke(main, ["show", case_id, "--svg", str(path)])
+        done = CliRunner().invoke(main, ["show", case_id, "-o", str(path)])
         assert done.exit_code == 2, done.output
         assert "cannot be written" in done.output.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-    fine = CliRunner().invoke(main, ["show", case_id, "--svg", str(tmp_path / "x.svg")])
+    fine = CliRunner().invoke(main, ["show", case_id, "-o", str(tmp_path / "x.svg")])
     assert (fine.exit_code, [p.name for p in tmp_path.iterdir()]) == (0, ["x.svg"])
     case = tmp_path / "case.gguf"
     casefile.write(case, [build(case_id)])
     before = case.read_bytes()
-    assert CliRunner().invoke(main, ["show", str(case), "--svg", str(case)]).exit_code == 2
+    assert CliRunner().invoke(main, ["show", str(case), "-o", str(case)]).exit_code == 2
     assert case.read_bytes() == before
 
 

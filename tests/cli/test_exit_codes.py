@@ -60,7 +60,7 @@ def test_a_baseline_hides_no_situation(tmp_path: Path, situation: str) -> None:
         baseline_file.write(known, [Cause.from_json(cause("q4_K", ["a@1"], "cpu"))], "-o")
     if situation == "no results":
         code, says = 1, "no results, although"
-    done = conform("triage", run, "--no-again", "--baseline", known)
+    done = conform("triage", run, "--no-confirm", "--baseline", known)
     assert (done.returncode, says.removeprefix("1 ") in done.stdout) == (code, True), done.stdout + done.stderr
 
 
@@ -69,7 +69,7 @@ def test_a_report_and_a_plain_triage_say_the_same(tmp_path: Path, situation: str
     """Neither is green where the run was not."""
     body, code, says = SITUATIONS[situation]
     run = written_to(tmp_path / "run.json", body)
-    for words in (("triage", run, "--no-again"), ("report", run, "-o", tmp_path / "page")):
+    for words in (("triage", run, "--no-confirm"), ("report", run, "-o", tmp_path / "page")):
         done = conform(str(words[0]), *words[1:])
         assert (done.returncode, says in done.stdout) == (code, True), done.stdout + done.stderr
     assert (tmp_path / "page" / "index.html").is_file()

@@ -20,7 +20,7 @@ from conformance.cli import main
 
 SUM, ADD = "ops/SUM-f32-ne=5x3@1", "ops/ADD-f32+f32-a=24x5x2,inplace=mid@719"
 ABSENT = "absent"
-"""A backend that is not installed: `conform causes` reads all of its failures, and then has nothing to open."""
+"""A backend that is not installed: `conform triage` reads all of its failures, and then has nothing to open."""
 VALUES: list[JSON] = [
     None, True, False, -1, 0, 7, 2**40, 10**400, 1e308, -0.5, "", "/", "é", "x" * 300, "\x1b[2J", [], {}, [None], [[]],
     {"a": []}, {"kind": "node"}, {"step": 0, "node": "/"}, ["a", "b"],
@@ -93,10 +93,8 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
     (tmp_path / "h.sqlite").unlink(missing_ok=True)
     path.write_text(json.dumps(_changed(_run(), changes), ensure_ascii=form != "UTF-8"), encoding="utf-8")
     for name, *words in (
-        ("triage", "--minutes", "0", "--no-again"),
-        ("findings", "-o", str(made)),
+        ("triage", "--budget", "0.01s", "--no-confirm", "--write-baseline", str(made)),
         ("report", "-o", str(tmp_path / "page")),
-        ("baseline", "-o", str(tmp_path / "known.toml")),
         ("history-import", "--store", str(tmp_path / "h.sqlite")),
     ):
         done = CliRunner().invoke(main, [*NAMES[name], str(path), *words])
@@ -123,7 +121,7 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
     ],
 )
 def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, JSON], field: str) -> None:
-    """`conform causes` says which field is wrong, before anything runs."""
+    """`conform triage` says which field is wrong, before anything runs."""
     run = document([result(SUM, "cpu", "FAIL", **change)])
     done = conform("triage", written_to(tmp_path / "run.json", run))
     assert (done.returncode, done.stdout) == (2, "")
@@ -132,9 +130,9 @@ def test_a_wrong_type_is_named(tmp_path: Path, change: dict[str, JSON], field: s
 
 
 def test_a_smallest_case_is_one_of_its_cause(tmp_path: Path) -> None:
-    """`conform findings` names a cause whose smallest case is another's."""
+    """`conform triage` names a cause whose smallest case is another's."""
     run = {**document([result(SUM, "x", "FAIL", cause="p")]), "causes": [cause("p", [SUM], "x", smallest=ADD)]}
-    done = conform("findings", written_to(tmp_path / "run.json", run), "-o", tmp_path / "page.md")
+    done = conform("triage", written_to(tmp_path / "run.json", run))
     assert done.returncode == 2
     assert "causes[0].smallest: the first of its cases expected" in done.stderr
 
@@ -144,7 +142,7 @@ def test_a_divergence_may_lack_any_field(tmp_path: Path, left: str) -> None:
     """Older runs and those of a backend that keeps something have fewer fields."""
     first = {k: v for k, v in _wrong().items() if k != left}
     path = written_to(tmp_path / "run.json", document([result(SUM, ABSENT, "FAIL", first_divergence=first)]))
-    done: Any = CliRunner().invoke(main, [*NAMES["triage"], str(path), "--minutes", "0", "--no-again"])
+    done: Any = CliRunner().invoke(main, [*NAMES["triage"], str(path), "--budget", "0.01s", "--no-confirm"])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
 
 

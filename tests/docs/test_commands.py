@@ -45,7 +45,7 @@ from conformance.cli.options import RUN as OPTIONS
 from conformance.run.session.select import build
 
 KNOWN = ("ops/SUM-f32-ne=5x3,vne=p1023@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1")
-"""What ggml gets wrong for good (docs/findings-ggml.md)."""
+"""What ggml gets wrong for good (docs/measurements/findings/ggml.md)."""
 EMPTY = ("gates.toml", "card.toml", "vulkan.toml", "own.gguf", "capture.json", "venv/bin/python")
 """Files that the parser alone looks at."""
 RAN: set[str] = set()
@@ -79,7 +79,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_architectures() -> Iterator[None]:
-    """`conform causes` counts no architectures: llama.cpp lays most of them out, in a minute and a half."""
+    """`conform triage` counts no architectures: llama.cpp lays most of them out, in a minute and a half."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank, "_laid_out", lambda *_: ({"one": []}, 1))
         yield

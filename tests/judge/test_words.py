@@ -38,7 +38,7 @@ def _decided(path: Path) -> dict[str, Any]:
     words = [word for case in CASES for word in ("--case", case)]
     ran = CliRunner().invoke(main, ["run", "--backend", "broken", *words, "--json", str(path)])
     grouped = path.with_suffix(".causes.json")
-    found = CliRunner().invoke(main, ["causes", str(path), "--minutes", "0", "--no-again", "--json", str(grouped)])
+    found = CliRunner().invoke(main, ["triage", str(path), "--budget", "0.01s", "--no-confirm", "--json", str(grouped)])
     runs = read_runs([path])
     results = [r.value for r in runs.results]
     return {

@@ -311,7 +311,7 @@ def _failed_views(runs: Runs) -> list[str]:
 
 @pytest.mark.parametrize("letter", ["W", "m", "i", "\u6f22", "\U0001f600", "@"])
 def test_a_drawing_by_itself_fits_too(browser: Driver, tmp_path: Path, letter: str) -> None:
-    """In the file of `conform show --svg`, which has no script, long names end inside their box; edges have heads."""
+    """In the file of `conform show -o`, which has no script, long names end inside their box; edges have heads."""
     a = new_tensor(F32, 4, name=letter * 60)
     node = Tensor(F32, a.ne, a.nb, "ADD", src=(a, a), flags=FLAG_COMPUTE, name=letter * 50)
     (tmp_path / "g.svg").write_text(svg(Graph([node])), encoding="utf-8")

@@ -50,8 +50,8 @@ def _record(folder: Path, backend: str) -> Path:
 def _command(folder: Path, command: str, backend: str) -> list[Any]:
     """A command, and the file from which it learns its backend."""
     if command == "triage":
-        return [command, _run(folder, backend), "--minutes", "0.05", "--no-again"]
-    return [command, _saved(folder, backend), *(["--time-budget", "1"] if command == "shrink" else [])]
+        return [command, _run(folder, backend), "--budget", "3s", "--no-confirm"]
+    return [command, _saved(folder, backend), *(["--budget", "1s"] if command == "shrink" else [])]
 
 
 def _refused(done: Any, backend: str) -> None:  # noqa: ANN401  # a completed process
@@ -99,7 +99,9 @@ def test_no_settings_of_the_current_directory_run(
     assert stranger.ran()
 
 
-@pytest.mark.parametrize(("words", "settings"), [(["run", "--case", OP], "a library"), (["splits", OP], "a variable")])
+@pytest.mark.parametrize(
+    ("words", "settings"), [(["run", "--case", OP], "a library"), (["show", OP, "--scheduler", "sched"], "a variable")]
+)
 def test_settings_that_nobody_names_open_nothing(
     tmp_path: Path, stranger: Evil, words: list[str], settings: str
 ) -> None:
@@ -119,9 +121,9 @@ def test_backtest_downloads_no_package_that_the_current_directory_names(tmp_path
 
 
 def test_settings_cannot_take_the_name_of_the_scheduler(tmp_path: Path, stranger: Evil) -> None:
-    """`conform splits` opens `sched` by itself."""
+    """A file may choose `sched`."""
     (tmp_path / "conformance.toml").write_text('[backend.sched]\nadapter = "ggml"\noptions = { lib = "./evil.so" }\n')
-    done = conform("splits", OP, cwd=tmp_path)
+    done = conform("show", OP, "--scheduler", "sched", cwd=tmp_path)
     assert (done.returncode, stranger.ran()) == (2, False)
     assert "[backend.sched]" in done.stderr
 
@@ -142,7 +144,7 @@ def test_no_file_downloads_or_writes(tmp_path: Path, command: str, backend: str)
 def test_a_run_file_is_refused_before_anything_runs(tmp_path: Path, stranger: Evil) -> None:
     """Its other backends do not run first; passes are not run again, so they may be of any backend."""
     evil_ = f"ggml?lib={stranger.library}"
-    done = conform("triage", _run(tmp_path, "cpu", evil_), "--minutes", "0.05", "--no-again")
+    done = conform("triage", _run(tmp_path, "cpu", evil_), "--budget", "3s", "--no-confirm")
     _refused(done, evil_)
     rows = [result(OP, evil_, "PASS"), result(OP, "cpu", "PASS")]
     done = conform("triage", written_to(tmp_path / "run.json", document(rows)))
@@ -168,7 +170,7 @@ PARSES = {
     "release/cases.py": "the name of a result of this process",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "causes/bug_report/writing.py": "to say a device's name; opens nothing",
-    "cli/cases.py": "--backend",
+    "cli/bugs.py": "--backend, --scheduler",
     "cli/llama.py": "--backend",
     "cli/model.py": "--backend",
     "cli/nightly.py": "--backend",

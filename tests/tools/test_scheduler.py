@@ -505,10 +505,10 @@ def test_expected_values_are_of_this_sharing(runner: Runner) -> None:
 def test_splits_shows_the_table() -> None:
     """Every node that computes with its device; only a scheduler has one."""
     case = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p5@0"
-    done = conform_here("splits", case, "--backend", "sched?devices=xdna2:k=32,cpu&buffers=apart")
+    done = conform_here("show", case, "--scheduler", "sched?devices=xdna2:k=32,cpu&buffers=apart")
     assert done.exit_code == 0, done.output
     assert "xdna2" in done.output
     assert "FLASH_ATTN_EXT" in done.output
-    refused = conform_here("splits", case, "--backend", "cpu")
+    refused = conform_here("show", case, "--scheduler", "cpu")
     assert refused.exit_code == 2
     assert "a scheduler such as" in refused.output

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/causes/bench_proofs.py FOLDER SOURCE LIBRARIES DEVICE
 
-FOLDER is what `conform causes RUN.json --hand-over FOLDER` wrote, SOURCE a checkout of llama.cpp or ggml of the
+FOLDER is what `conform triage RUN.json -o FOLDER` wrote, SOURCE a checkout of llama.cpp or ggml of the
 version that LIBRARIES, a folder, was built of. A program shows its fault by exit code 1 or a signal. A folder with
 neither program nor `test_case` says why in its README. Exit code 1 where a program does not show its fault.
 """

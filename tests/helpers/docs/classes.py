@@ -38,7 +38,7 @@ RUN: dict[str, dict[str, Any]] = {entry["command"]: entry for entry in TABLE["ru
 NAMED: dict[str, str] = TABLE["named"]
 SHELL: dict[str, str] = TABLE["shell"]
 FOREIGN: dict[str, str] = TABLE["foreign"]
-EXIT: dict[str, int] = TABLE["exit"]
+EXIT: dict[str, int] = TABLE.get("exit", {})
 EVERY = tuple(c for document in DOCUMENTS for c in commands(document))
 _PLACE = re.compile(rf"(?<![\w.@-])({'|'.join(sorted(map(re.escape, STAND_INS), key=len, reverse=True))})(?![\w.]*\w)")
 _CAPITALS = re.compile(r"[A-Z][A-Z_]+(\.[a-z]+)?")

@@ -18,13 +18,11 @@ from click.testing import Result as Ended
 NAMES: dict[str, tuple[str, ...]] = {
     "backends": ("backends",),
     "backtest": ("build", "backtest"),
-    "baseline": ("baseline",),
     "bisect": ("build", "bisect"),
     "builds": ("builds",),
     "campaign": ("campaign",),
     "cases": ("cases",),
     "check-model": ("check-model",),
-    "findings": ("findings",),
     "gate": ("perf", "gate"),
     "golden-update": ("golden", "update"),
     "golden-verify": ("golden", "verify"),
@@ -35,10 +33,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "report": ("report",),
     "repro": ("repro",),
     "run": ("run",),
+    "show": ("show",),
     "shrink": ("shrink",),
-    "splits": ("splits",),
     "switch": ("switch",),
-    "triage": ("causes",),
+    "triage": ("triage",),
     "zoo": ("zoo",),
 }
 """What a command does -> the words that call it."""

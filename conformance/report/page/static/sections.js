@@ -186,7 +186,7 @@ function comparedCauses() {
     if (!found.has(key)) found.set(key, { cause, backend, n: Object.fromEntries(MATTERS.map((s) => [s, 0])) });
     found.get(key).n[state]++;
   }
-  if (!found.size) return h("p", { class: "quiet" }, "Neither run names a cause of what differs or fails: conform causes RUN.json --json RUN.json finds them.");
+  if (!found.size) return h("p", { class: "quiet" }, "Neither run names a cause of what differs or fails: conform triage RUN.json --json RUN.json finds them.");
   const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
   return comparedTable("cause", rows.map(([key, { cause, backend }]) => [[causeLink(cause, backend, told.get(key)), h("div", { class: "quiet" }, `on ${backend}`)], { cause, backend }]));
 }
