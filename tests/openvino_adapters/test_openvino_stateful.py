@@ -291,6 +291,15 @@ def test_a_variable_keeps_minus_zero(type_: GGMLType) -> None:
     assert np.array_equal(found[1][only].view("<f4"), expected[1][only].view("<f4"))
 
 
+def test_a_weight_copied_into_a_cache_is_there(ov: OpenVinoStateful) -> None:
+    """A cache whose new value is computed from constants alone takes it; the CPU plugin would keep the old one."""
+    weight, cache = (new_tensor(Q8_0, 64, *ne, name=n) for n, ne in (("w", (2, 3)), ("cache", (3, 2))))
+    held = {t: from_floats(Q8_0, _floats(384, seed=i)) for i, t in enumerate((weight, cache))}
+    out = B.cpy(B.permute(weight, 0, 2, 1, 3), cache)
+    case = Case("copy", held, [Step(B.build_forward_expand(out), {}, (out,))])
+    assert np.array_equal(_run(ov, case)[0][0][cache], _run(CpuBackend(), case)[0][0][cache])
+
+
 def test_write_and_reset_in_the_middle(ov: OpenVinoStateful) -> None:
     """What the host writes is what the next step finds; a new session of the same case begins anew."""
     t = Trajectory()

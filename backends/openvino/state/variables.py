@@ -202,9 +202,9 @@ def _logs(plan: Plan) -> list[Logged]:
 
 
 def _bare(x: Value) -> bool:
-    """Return True if `x` is a parameter or constant up to casts, reshapes and concatenation.
+    """Return True if `x` is a parameter up to casts, reshapes and concatenation, or computed from constants alone.
 
-    The CPU plugin (2026.4.1) assigns garbage to a variable that is given such a value.
+    The CPU plugin (2026.4.1) assigns garbage for such a parameter, and never assigns a constant.
     """
     node = x if isinstance(x, Node) else x.get_node()
     kind = node.get_type_name()
@@ -212,7 +212,20 @@ def _bare(x: Value) -> bool:
         return any(map(_bare, node.input_values()))
     if kind in ("Convert", "Reshape", "Broadcast"):
         return _bare(node.input_value(0))
-    return kind in ("Parameter", "Constant")
+    return kind == "Parameter" or _is_constant(node)
+
+
+def _is_constant(node: Node) -> bool:
+    """Return True if a node depends on no parameter and no variable."""
+    stack, seen = [node], set[str]()
+    while stack:
+        node = stack.pop()
+        if node.get_type_name() in ("Parameter", "ReadValue"):
+            return False
+        if node.get_name() not in seen:
+            seen.add(node.get_name())
+            stack += [v.get_node() for v in node.input_values()]
+    return True
 
 
 def name(feed: InputBinding) -> str:
