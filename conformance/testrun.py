@@ -1,7 +1,7 @@
 """A run: which cases on which backends, what came of each pair, and its record.
 
-`conform run`, `conform repro`, pytest and releases take results from `TestRun.play`, campaigns from workers. What was
-asked, what is missing, waivers, the record and the outcome are the same for all.
+`conform run`, `conform repro`, pytest and releases take results from `TestRun.play`, or from workers. What was asked,
+what is missing, waivers, the record and the outcome are the same for all.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from conformance.run.session import expected, writeahead
 from conformance.run.session.precision import advice
 from conformance.run.session.select import (
     FOLDER,
+    LARGEST,
     build,
     case_ids,
     case_name,
@@ -181,6 +182,10 @@ class Chosen:
         return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.fresh_cases]))
                 for s, n in self.levels.items()}  # fmt: skip
 
+    def round(self, n: int) -> list[str]:
+        """Return the ids of the n-th round of new cases beside `fresh_cases`, which are round 0."""
+        return replace(self, fresh_seed=(self.seed_of_fresh + n) % LARGEST).fresh_cases
+
     def listed(self, spec: Spec) -> int:
         """The number of ids that the level of a backend lists, in all shards."""
         return len(self._ids.get(self.levels[spec], ()))
@@ -233,7 +238,8 @@ class TestRun:
         if waivers is None:
             waivers = Waiving(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
         self.waiving, self.in_force = waivers, in_force(settings, waivers)
-        save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
+        self.save_failures = save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
+        """The folder for failing cases."""
         self._folder = save or writeahead.default_folder()
         self.left = self.recovered() if recovers else []
         """Sentences about what an interrupted run left."""
@@ -245,6 +251,8 @@ class TestRun:
             oracle=Oracle(exact=chosen.exact, kept=expected.here(chosen.kept)),
         )
         self.request = Request()
+        self.fresh: set[str] = set(chosen.fresh_cases)
+        """Ids of new cases, whose failures do not fail the run."""
         self.results: list[Result] = []
         self.before: dict[tuple[str, str], Result] | None = None if bases is None else {}
         """Backend and case -> what its result is compared with; None where nothing is."""
@@ -316,7 +324,6 @@ class TestRun:
         Yields:
             The case, None where the journal has its result, and the result.
         """
-        fresh = frozenset(self.chosen.fresh_cases)
         full = self.runner.batch_size(spec)
         start, size = 0, full if ends == inf else FIRST
         while batch := cases[start : start + size]:
@@ -328,7 +335,7 @@ class TestRun:
                 found = next(new, None) if known is None else (None, known)
                 if found is None:  # it stopped before this one
                     return
-                result = replace(found[1], fresh=found[1].case in fresh)
+                result = replace(found[1], fresh=found[1].case in self.fresh)
                 self.results.append(result)
                 if known is not None:
                     self._base(spec, [self._case(case, at)], limit, at)
@@ -347,7 +354,6 @@ class TestRun:
         stop: Callable[[], bool],
         at: Callable[[str], None],
     ) -> Iterator[tuple[Case, Result]]:
-        fresh = frozenset(self.chosen.fresh_cases)
         for group in groups(cases):
             left = ends - self.clock()
             if stop() or left <= 0:
@@ -356,7 +362,7 @@ class TestRun:
             if self.clock() > ends:  # whoever had no time to answer has not failed
                 cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
                 results = results[: next(cut, len(results))]
-            results = [replace(r, fresh=r.case in fresh) for r in results]
+            results = [replace(r, fresh=r.case in self.fresh) for r in results]
             self.keep(results)
             self._base(spec, group[: len(results)], limit, at)
             yield from zip(group, results, strict=False)
@@ -405,6 +411,10 @@ class TestRun:
             UsageError: the record cannot be written.
         """
         written = False
+        asked = {(b, i) for b, ids in self.request.cases.items() for i in ids}
+        for r in self.results:  # of later rounds of fresh cases what ran was requested
+            if r.fresh and (r.backend, r.case) not in asked:
+                self.request.cases.setdefault(r.backend, []).append(r.case)
         try:
             self.missing = self.request.missing(self._rows, why, self.reasons, cause)
             self.waiver_problems = self.waiving.problems(self.results)

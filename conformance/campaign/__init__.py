@@ -1,1 +1,1 @@
-"""A campaign: one run over many workers of Dask. Chunks of cases are tasks; each pair asked for is answered once."""
+"""Spread a run over workers of Dask: chunks of cases are tasks; each requested pair gets one result."""

@@ -1,6 +1,6 @@
 """A task: a chunk of one backend's cases, run on a worker.
 
-Requests and replies are JSON; Dask wraps them in messages of its own, which hold pickles (docs/campaigns.md).
+Requests and replies are JSON; Dask wraps them in messages of its own, which hold pickles (docs/ci.md).
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class Reply:
     """Why the worker cannot run the backend; empty where it can."""
     worker: str = ""
     environment: dict[str, JSON] = field(default_factory=dict)
-    seconds: float = 0.0
-    """Wall time of the task on its worker."""
 
     def pack(self) -> bytes:
         """Return the reply as compressed JSON."""
@@ -81,7 +79,7 @@ _HELD = threading.local()
 
 
 def dask_setup(_worker: object) -> None:
-    """Leave Ctrl-C to the campaign; Dask calls this in each worker that starts on this machine."""
+    """Leave Ctrl-C to the run; Dask calls this in each worker that starts on this machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -96,7 +94,7 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
     """Run a chunk until its time is over."""
     began, rows, why = time.monotonic(), list[JSON](), ""
     try:
-        runner, size = _runner(chunk), 0
+        runner = _runner(chunk)
         size = runner.batch_size(chunk.spec)
         batches = [chunk.cases[k : k + size] for k in range(0, len(chunk.cases), size)]
         for cases in (group for batch in batches for group in groups(map(runner.case, batch))):
@@ -105,17 +103,17 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
             rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
     except ConformanceError as e:
         why = str(e)
-    return Reply(rows, why, worker, environment(), time.monotonic() - began)
+    return Reply(rows, why, worker, environment())
 
 
 def _runner(chunk: Chunk) -> Runner:
-    """This thread's runner; a new one where a campaign has other names or limits than the one before.
+    """This thread's runner; a new one where a run has other names or limits than the one before.
 
     UnavailableError if the worker is of another version or lacks the backend: each case would fail.
     """
     if chunk.version != __version__:
         raise UnavailableError(
-            f"ggml-conformance {chunk.version} expected, as where the campaign runs; this worker has {__version__}"
+            f"ggml-conformance {chunk.version} expected, as where the run was started; this worker has {__version__}"
         )
     key = chunk.isolation, chunk.names
     if getattr(_HELD, "key", None) != key:

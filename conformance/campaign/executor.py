@@ -1,11 +1,12 @@
-"""Runs the cases of a `TestRun` on workers: each pair of backend and case gets one result, whatever dies meanwhile.
+"""Runs the cases of a `TestRun` on workers: each pair of backend and case gets one result, whichever worker dies.
 
-A chunk whose worker died is cut in halves, until one case stands alone. A case that ends `LIVES` workers by itself is
-a CRASH; whatever else a death cost runs again.
+A chunk whose worker died is cut in halves, until one case runs alone. A case that ends `LIVES` workers alone is a
+CRASH; the other cases of a lost chunk run again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import time
 from collections import Counter, deque
@@ -44,33 +45,35 @@ LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A worker: how many tasks it runs at a time, and its devices."""
+class WorkerInfo:
+    """How many tasks a worker runs at a time, and its devices."""
 
     threads: int
     devices: Mapping[str, float] = field(default_factory=dict)
+
+
+class TaskLost(Exception):  # noqa: N818  # an event
+    """A task ended without a result, by no fault of its cases."""
 
 
 class Pool(Protocol):
     """Workers that run chunks."""
 
     ended: queue.Queue[tuple[int, Reply | Exception]]
-    """Number of a chunk, and its reply; WorkerDiedError where its worker died, another error where the chunk is lost by
-    no fault of its cases.
-    """
+    """Number of a chunk, and its reply; WorkerDiedError if its worker died, TaskLost if it has to run again."""
 
-    def workers(self) -> Mapping[str, Offer]:
+    def workers(self) -> Mapping[str, WorkerInfo]:
         """Address -> worker, of those that are here now. UnavailableError if their scheduler cannot be reached."""
 
     def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
-        """Run a chunk on a worker that has `device`, and is one of `workers` where any are named."""
+        """Run a chunk on a worker that has `device`, and is one of `workers` if any are named."""
 
     def cancel(self, number: int) -> None:
         """Forget a chunk."""
 
 
 def device_of(spec: Spec) -> str | None:
-    """The device that a worker must offer to run `spec`; None where each worker can."""
+    """Return the device that a worker must have to run `spec`; None if each worker can run it."""
     name = dict(resolve(spec).options).get("device", "CPU")
     return None if name.upper() == "CPU" else name
 
@@ -85,11 +88,11 @@ class _Backend:
     """Parts of chunks whose worker died; each runs by itself."""
     running: int = 0
     refused: dict[str, str] = field(default_factory=dict)
-    """Worker -> why it cannot run it."""
+    """Worker -> why it cannot run the backend."""
     alone_since: float | None = None
     """When the last worker able to run it left."""
-    said: str = ""
-    """Why, as it was said."""
+    told: str = ""
+    """The reason that was printed."""
 
     @property
     def waiting(self) -> int:
@@ -101,16 +104,15 @@ class _Backend:
 
 
 class Executor:
-    """The workers at a run.
+    """One `TestRun` on workers.
 
     Args:
         pool: the workers.
-        run: takes the results, and knows why there is none; a journal of it has those of an earlier start.
+        run: takes the results; its journal has those of an earlier start.
         asked: cases of each backend, each once.
-        fresh: whether the cases are new.
-        say: takes sentences for people.
+        tell: takes messages.
         show: takes each new result.
-        ends: of `clock`, after which no chunk is handed out.
+        stop: true once no chunk may start.
     """
 
     def __init__(
@@ -119,31 +121,29 @@ class Executor:
         run: TestRun,
         asked: Mapping[Spec, Sequence[str]],
         *,
-        fresh: bool = False,
-        say: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
         show: Callable[[Result], None] = lambda _: None,
-        ends: float = inf,
+        stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pool, self._run, self._fresh, self._say, self._show = pool, run, fresh, say, show
-        self._ends, self._clock = ends, clock
+        self._pool, self._run, self._tell, self._show, self._stop, self._clock = pool, run, tell, show, stop, clock
         self._results = {(s, i): run.take(s, i) for s, ids in asked.items() for i in ids}
         self._backends = {s: _Backend(s, deque(i for i in ids if not self._results[s, i])) for s, ids in asked.items()}
         self._chunks: dict[int, tuple[Chunk, frozenset[str]]] = {}
-        """Tasks that run, and the workers that they are bound to, if any."""
+        """Running tasks, and the workers that they are bound to, if any."""
         self._numbers = 0
         self._alone: Counter[tuple[Spec, str]] = Counter()
         """Deaths of workers that ran one case."""
-        self._workers: Mapping[str, Offer] = {}
-        self._began, self._new = clock(), 0
+        self._workers: Mapping[str, WorkerInfo] = {}
         self.environments: dict[str, dict[str, JSON]] = {}
         """Worker address -> its environment, for workers that finished a task."""
-        self.tasks, self.deaths, self.busy = 0, 0, 0.0
-        """`busy`: seconds of workers, as they count them."""
+        self.deaths = 0
 
     def run(self) -> None:
-        """Hand out and take in until nothing is left, or the time is over. The run has what came, in order, however it
-        ends. UnavailableError if the scheduler is gone for good.
+        """Hand out chunks until nothing is left, or `stop`; then `run.results` has what came, in order.
+
+        Raises:
+            UnavailableError: the scheduler is gone.
         """
         looked = -inf
         try:
@@ -157,17 +157,25 @@ class Executor:
                 except queue.Empty:
                     continue
         finally:
-            self._run.results = [r for r in self._results.values() if r is not None]
+            self._run.results += [r for r in self._results.values() if r is not None]
+            if machine := self._machine():
+                self._run.about["environment"] = machine
 
     def __str__(self) -> str:
-        rate = self._new / max(self._clock() - self._began, 1e-3)
-        threads = sum(w.threads for w in self._workers.values())
         names = ", ".join(f"{b.waiting} of {s}" for s, b in self._backends.items() if b.waiting)
         done = sum(r is not None for r in self._results.values())
+        died = f", {self.deaths} died" if self.deaths else ""
         return (
-            f"{done:,} of {len(self._results):,}, {rate:.0f}/s, {len(self._workers)} workers of "
-            f"{threads} threads{f', {self.deaths} died' if self.deaths else ''}; waiting: {names or 'nothing'}"
+            f"{done:,} of {len(self._results):,} on {len(self._workers)} workers{died}; waiting: {names or 'nothing'}"
         )
+
+    def _machine(self) -> dict[str, JSON]:
+        """Return the workers' environment for the run file; of several kinds of machines a name for them together."""
+        each = {repr(sorted(e.items(), key=str)): e for e in self.environments.values()}.values()
+        if len(each) < 2:
+            return next(iter(each), {})
+        names = "\n".join(sorted(str(e.get("machine")) for e in each))
+        return {"machine": hashlib.sha256(names.encode()).hexdigest()[:12]}
 
     def _look(self) -> None:
         """Refresh the workers; requeue tasks of workers that left, and drop backends that no worker can run."""
@@ -178,18 +186,18 @@ class Executor:
                 self._pool.cancel(number)
                 self._end(number, chunk)
         for b in self._backends.values():
-            if now > self._ends:
+            if self._stop():
                 b.drop()
             if not b.waiting or self._able(b):
                 b.alone_since = None
                 continue
             need = device_of(b.spec)
-            none = f"no worker offers the device {need}: dask worker ADDRESS --resources '{need}=1'"
+            none = f"no worker has the device {need}: dask worker ADDRESS --resources '{need}=1'"
             why = next(iter(b.refused.values()), none if need else "there is no worker")
             b.alone_since = now if b.alone_since is None else b.alone_since
-            if why != b.said and (b.refused or now - b.alone_since > QUIET):
-                b.said = why
-                self._say(f"{b.spec}: {why}")
+            if why != b.told and (b.refused or now - b.alone_since > QUIET):
+                b.told = why
+                self._tell(f"{b.spec}: {why}")
             if (self._workers and set(self._workers) <= set(b.refused)) or now - b.alone_since > PATIENCE:
                 self._run.reasons[str(b.spec), ""] = why
                 b.drop()
@@ -200,14 +208,14 @@ class Executor:
 
     def _feed(self) -> None:
         """Start chunks of the backend that has the most left, until each thread has its share."""
-        while self._clock() <= self._ends and (able := [b for b in self._backends.values() if self._room(b) > 0]):
+        while not self._stop() and (able := [b for b in self._backends.values() if self._room(b) > 0]):
             b = max(able, key=lambda b: b.waiting)
             fair = len(b.left) // max(1, AHEAD * sum(self._workers[w].threads for w in self._able(b)))
             size = min(len(b.left), max(FEW, min(fair, MANY)))
             self._start(b, b.parts.popleft() if b.parts else [b.left.popleft() for _ in range(size)])
 
     def _room(self, b: _Backend) -> int:
-        """How many more chunks of a backend its workers take."""
+        """Return how many more chunks of a backend its workers take."""
         need, here = device_of(b.spec), [self._workers[w] for w in self._able(b)]
         places = sum(o.threads if need is None else int(o.devices[need]) for o in here) if b.waiting else 0
         return AHEAD * places - sum(x.running for x in self._backends.values() if device_of(x.spec) == need)
@@ -221,33 +229,31 @@ class Executor:
         self._pool.start(chunk, device_of(b.spec), bound)
 
     def _take(self, number: int, reply: Reply | Exception) -> None:
-        """Take in what a task gave; one that was given up counts no more."""
+        """Take in the reply of a task; ignore one that was given up."""
         chunk = self._chunks.get(number, (None,))[0]
         if chunk is None:
             return
-        b = self._backends[chunk.spec]
         if isinstance(reply, WorkerDiedError):
-            self._died(b, number, chunk, str(reply))
+            self._died(number, chunk, str(reply))
             return
         if isinstance(reply, Reply):
             self._keep(chunk.spec, [_result(row) for row in reply.rows])
-            self.tasks += 1
-            self.busy += reply.seconds
             self.environments[reply.worker] = reply.environment
             if reply.why:
-                b.refused[reply.worker] = f"{reply.worker}: {reply.why}"
+                self._backends[chunk.spec].refused[reply.worker] = f"{reply.worker}: {reply.why}"
         self._end(number, chunk)
 
-    def _end(self, number: int, chunk: Chunk) -> None:
-        """Forget a task; what it left waits again."""
+    def _end(self, number: int, chunk: Chunk) -> _Backend:
+        """Forget a task; cases without a result wait again."""
         del self._chunks[number]
         b = self._backends[chunk.spec]
         b.running -= 1
         b.left.extendleft(i for i in reversed(chunk.cases) if self._results[b.spec, i] is None)
+        return b
 
-    def _died(self, b: _Backend, number: int, chunk: Chunk, why: str) -> None:
-        del self._chunks[number]
-        b.running -= 1
+    def _died(self, number: int, chunk: Chunk, why: str) -> None:
+        """Run a chunk whose worker died again, in halves; a case alone at most `LIVES` times."""
+        b = self._end(number, replace(chunk, cases=()))
         self.deaths += 1
         half = (len(chunk.cases) + 1) // 2
         if half < len(chunk.cases):
@@ -264,22 +270,22 @@ class Executor:
     def _keep(self, spec: Spec, results: Sequence[Result]) -> None:
         """Write new results down, and failing cases as files."""
         new = [r for r in results if (spec, r.case) in self._results and self._results[spec, r.case] is None]
-        new = [self._run.waiving.apply(spec, replace(r, backend=str(spec), fresh=self._fresh)) for r in new]
+        fresh = self._run.fresh
+        new = [self._run.waiving.apply(spec, replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]
         new = [self._saved(r) for r in new]
         self._run.keep(new)
-        self._new += len(new)
         for r in new:
             self._results[spec, r.case] = r
             self._show(r)
 
     def _saved(self, result: Result) -> Result:
-        folder = self._run.chosen.save_failures
+        folder = self._run.save_failures
         if folder is None or result.verdict not in FAILURES or result.waived:
             return result
         try:
             return replace(result, saved=failures.save(folder, build(result.case), result))
         except (ConformanceError, OSError) as e:
-            self._say(f"{result.case}: could not be saved: {e}")
+            self._tell(f"{result.case}: could not be saved: {e}")
             return result
 
 

@@ -1,4 +1,4 @@
-"""Workers of Dask: a cluster on this machine, jobs of Slurm, or whatever a scheduler has.
+"""Workers of Dask: a cluster on this machine, jobs of Slurm, or those of a scheduler.
 
 `distributed` is imported on use: it is an extra. Its messages hold pickles, so whoever can reach a scheduler can run
 code on it, on its workers and here. The cluster that is started here listens on this machine alone, and takes TLS with
@@ -10,44 +10,28 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import time
+import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.builds.build import probe
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.process import WorkerDiedError
 
 from .chunk import Chunk, Reply, run_chunk
-from .executor import Offer
+from .executor import TaskLost, WorkerInfo, device_of
 
-PATIENCE = 60.0
-"""Seconds in which a scheduler that is gone may come again."""
 ANSWER = 10.0
 """Seconds in which a scheduler must answer."""
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""There is a worker for each core."""
+"""Environment of a worker: there is one for each core."""
 INSTALL = "pip install 'ggml-conformance[campaign]'"
-JOBQUEUE = "pip install dask-jobqueue"
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Which workers."""
-
-    workers: int
-    """To start here, or as jobs; 0 with a scheduler's address."""
-    scheduler: str = ""
-    """Address of a scheduler that has workers."""
-    slurm: bool = False
-    """Start workers as jobs, as the user's jobqueue.yaml says."""
-    devices: tuple[str, ...] = ()
-    """Devices of this machine; each goes to one of the workers started here."""
-    shared: frozenset[str] = frozenset()
-    """Of `devices`, those for which the processor computes: each worker has them."""
+_WORKERS = re.compile(r"(?:(?P<slurm>slurm:)?(?P<n>[1-9][0-9]{0,5}))|(?P<address>\w+://\S+)", re.ASCII)
 
 
 class DaskPool:
@@ -55,20 +39,34 @@ class DaskPool:
 
     def __init__(self, target: Any, address: str) -> None:  # noqa: ANN401  # what Dask's client takes
         """Connect to `target`, a cluster or an address; UnavailableError if there is no answer."""
+        from distributed import Client  # noqa: PLC0415  # an extra
+
         self.ended: queue.Queue[tuple[int, Reply | Exception]] = queue.Queue()
-        self._target, self._address = target, address
+        self._address = address
         self._name = f"conform-{uuid.uuid4().hex[:12]}"
         """New for each start: a task of an earlier one may still run."""
         self._futures: dict[int, Any] = {}
-        self._connect()
-
-    def workers(self) -> Mapping[str, Offer]:
-        """Address -> worker. A scheduler that is gone has `PATIENCE` to come again; all chunks are lost then."""
+        self.client = Client.__new__(Client)
         try:
-            return self._workers()
-        except (OSError, RuntimeError, ValueError, TimeoutError):  # as Dask's client raises them where it is cut off
-            self._again()
-            return self._workers()
+            Client.__init__(self.client, target, timeout=ANSWER, set_as_default=False)
+            self._scheduler = self.client.scheduler_info()["id"]
+        except Exception as e:
+            with suppress(Exception):  # left to the garbage collector, it waits for a lock that the next client holds
+                self.client.close(timeout=ANSWER)
+            # a scheme without its package or its certificates raises whatever Dask's own code stumbles over
+            tls = "; certificates in Dask's configuration, distributed.comm.tls, are needed for tls://"
+            hint = tls if isinstance(e, TypeError) and address.startswith("tls://") else ""
+            raise UnavailableError(f"--workers {address}: a Dask scheduler expected: {e}{hint}") from e
+
+    def workers(self) -> Mapping[str, WorkerInfo]:
+        """Return address -> worker; UnavailableError if the scheduler is gone, or another answers."""
+        try:
+            info = self.client.scheduler_info()
+        except (OSError, RuntimeError, ValueError, TimeoutError) as e:  # as Dask's client raises where it is cut off
+            raise self._gone(e) from e
+        if info["id"] != self._scheduler:  # the client went over to it by itself, and it knows none of the tasks
+            raise self._gone("another scheduler answers")
+        return {a: WorkerInfo(int(w["nthreads"]), dict(w.get("resources") or {})) for a, w in info["workers"].items()}
 
     def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
         """Submit a task under a new name."""
@@ -76,8 +74,7 @@ class DaskPool:
         try:
             future = self.client.submit(run_chunk, chunk.pack(), key=f"{self._name}-{chunk.number}", **words)
         except (OSError, RuntimeError, ValueError) as e:
-            self.ended.put((chunk.number, e))  # `workers` finds out why
-            return
+            raise self._gone(e) from e
         self._futures[chunk.number] = future
         future.add_done_callback(partial(self._done, chunk.number))
 
@@ -95,42 +92,9 @@ class DaskPool:
         with suppress(Exception):
             self.client.close(timeout=ANSWER)
 
-    def _workers(self) -> Mapping[str, Offer]:
-        info = self.client.scheduler_info()
-        if info["id"] != self._scheduler:  # the client went over to it by itself, and it knows none of the tasks
-            raise OSError(f"another scheduler than {self._scheduler} answers")
-        return {a: Offer(int(w["nthreads"]), dict(w.get("resources") or {})) for a, w in info["workers"].items()}
-
-    def _connect(self) -> None:
-        from distributed import Client  # noqa: PLC0415  # an extra
-
-        self.client = Client.__new__(Client)
-        try:
-            Client.__init__(self.client, self._target, timeout=ANSWER, set_as_default=False)
-            self._scheduler = self.client.scheduler_info()["id"]
-        except Exception as e:
-            with suppress(Exception):  # left to the garbage collector, it waits for a lock that the next client holds
-                self.client.close(timeout=ANSWER)
-            # a scheme without its package or its certificates raises whatever Dask's own code stumbles over
-            tls = "; certificates in Dask's configuration, distributed.comm.tls, are needed for tls://"
-            hint = tls if isinstance(e, TypeError) and self._address.startswith("tls://") else ""
-            raise UnavailableError(f"--scheduler {self._address}: a Dask scheduler expected: {e}{hint}") from e
-
-    def _again(self) -> None:
-        lost, self._futures = list(self._futures), {}
-        with suppress(Exception):
-            self.client.close(timeout=1)
-        ends = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self._connect()
-                break
-            except UnavailableError as e:
-                if time.monotonic() > ends:
-                    raise UnavailableError(f"{e}; it is gone for {PATIENCE:.0f} s") from None
-                time.sleep(1)
-        for number in lost:
-            self.ended.put((number, ConnectionError("its scheduler is gone")))
+    def _gone(self, why: object) -> UnavailableError:
+        text = "its scheduler is gone; with --journal the same command goes on"
+        return UnavailableError(f"--workers {self._address}: {text}: {why}")
 
     def _done(self, number: int, future: Any) -> None:  # noqa: ANN401  # Dask's future
         held = self._futures.get(number)
@@ -141,7 +105,7 @@ class DaskPool:
         try:
             reply = self._reply(future)
         except Exception as e:  # noqa: BLE001  # a worker may die between its answer and the moment it is fetched
-            reply = e
+            reply = TaskLost(str(e))
         self.ended.put((number, reply))
         held.release()
 
@@ -151,7 +115,7 @@ class DaskPool:
         if future.status == "finished":
             return Reply.unpack(future.result(timeout=ANSWER))
         if future.status != "error":
-            return ConnectionError(str(future.status))
+            return TaskLost(str(future.status))
         error = future.exception()
         if isinstance(error, KilledWorker):
             last = f"the last was {error.last_worker.address}"
@@ -160,27 +124,30 @@ class DaskPool:
 
 
 @contextmanager
-def connect(where: Where) -> Iterator[DaskPool]:
-    """The workers of `where`, which end with the block where they were started here.
+def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
+    """Start or reach workers; those started here end with the block.
+
+    Args:
+        workers: `N` on this machine, `slurm:N` as jobs, or the address of a scheduler.
+        specs: backends, whose devices the workers of this machine get.
 
     Raises:
-        UsageError: words that exclude each other.
+        UsageError: other text.
         UnavailableError: a package is not installed, or no scheduler answers.
     """
-    if where.scheduler and where.slurm:
-        raise UsageError(
-            "--scheduler and --slurm: one of them expected: a scheduler has its workers, or jobs are started"
-        )
+    found = _WORKERS.fullmatch(workers)
+    if found is None:
+        raise UsageError(f"--workers {workers}: a number, slurm:N or the address of a Dask scheduler expected")
     try:
         import distributed  # noqa: F401, PLC0415  # an extra
     except ImportError as e:
-        raise UnavailableError(f"conform campaign needs Dask, which is not installed here ({e}): {INSTALL}") from e
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the campaign says itself who died
-    if where.scheduler:
-        with closing(DaskPool(where.scheduler, where.scheduler)) as pool:
+        raise UnavailableError(f"--workers needs Dask, which is not installed here ({e}): {INSTALL}") from e
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # messages about workers that died are ours
+    if found["address"]:
+        with closing(DaskPool(workers, workers)) as pool:
             yield pool
         return
-    cluster = _slurm(where.workers) if where.slurm else _local(where)
+    cluster = _slurm(int(found["n"])) if found["slurm"] else _local(_devices(specs, int(found["n"])))
     try:
         with closing(DaskPool(cluster, str(cluster.scheduler_address))) as pool:
             yield pool
@@ -189,8 +156,28 @@ def connect(where: Where) -> Iterator[DaskPool]:
             cluster.close(timeout=ANSWER)
 
 
-def _local(where: Where) -> Any:  # noqa: ANN401  # Dask's cluster
-    """A scheduler in this process, and workers of one thread each: a nanny starts again whichever dies.
+def _devices(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:
+    """Return the devices of each worker: a device goes to one of them, one that the processor emulates to all."""
+    offers: list[dict[str, int]] = [{} for _ in range(workers)]
+    names = dict.fromkeys(filter(None, map(device_of, specs)))
+    for k, device in enumerate(names):
+        shared = any(device_of(s) == device and _in_software(s, device) for s in specs)
+        for offer in offers if shared else [offers[k % workers]]:
+            offer[device] = 1
+    return offers
+
+
+def _in_software(spec: Spec, device: str) -> bool:
+    build = dict(registry.resolve(spec).options).get("lib")
+    try:
+        found = probe(build, registry.environment(spec)).devices if build else ()
+    except (UnavailableError, UsageError):  # the workers refuse it with the same message
+        return False
+    return any(d.name == device and d.software for d in found)
+
+
+def _local(offers: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster
+    """Make a scheduler in this process, and workers of one thread each: a nanny restarts one that dies.
 
     UnavailableError if cryptography is not installed.
     """
@@ -200,24 +187,19 @@ def _local(where: Where) -> Any:  # noqa: ANN401  # Dask's cluster
     try:
         security = Security.temporary()
     except ImportError as e:
-        raise UnavailableError(f"conform campaign runs its workers under TLS, by cryptography ({e}): {INSTALL}") from e
-    offers: list[dict[str, int]] = [{} for _ in range(where.workers)]
-    for k, device in enumerate(where.devices):
-        for offer in offers if device in where.shared else [offers[k % where.workers]]:
-            offer[device] = 1
+        raise UnavailableError(f"--workers N runs its workers under TLS, by cryptography ({e}): {INSTALL}") from e
     common = {"protocol": "tls://", "host": "127.0.0.1", "security": security, "dashboard_address": "127.0.0.1:0"}
     worker = {
         **common,
         "nthreads": 1,
         "dashboard": False,
         "env": {k: os.environ.get(k, v) for k, v in THREADS.items()},
-        "memory_limit": 0,  # the keeper limits the processes of backends
+        "memory_limit": 0,  # processes of backends have their own limit
         "preload": [run_chunk.__module__],
         "silence_logs": logging.CRITICAL,
     }
-    scheduler = {**common, "dashboard": False, "allowed_failures": 0}
     return SpecCluster(
-        scheduler={"cls": Scheduler, "options": scheduler},
+        scheduler={"cls": Scheduler, "options": {**common, "dashboard": False, "allowed_failures": 0}},
         workers={k: {"cls": Nanny, "options": {**worker, "resources": offer}} for k, offer in enumerate(offers)},
         security=security,
         silence_logs=logging.CRITICAL,
@@ -228,5 +210,7 @@ def _slurm(workers: int) -> Any:  # noqa: ANN401  # dask-jobqueue's cluster
     try:
         from dask_jobqueue import SLURMCluster  # noqa: PLC0415  # the user's own choice
     except ImportError as e:
-        raise UnavailableError(f"--slurm needs dask-jobqueue, which is not installed here ({e}): {JOBQUEUE}") from e
+        raise UnavailableError(
+            f"--workers slurm:N needs dask-jobqueue, which is not installed here ({e}): pip install dask-jobqueue"
+        ) from e
     return SLURMCluster(n_workers=workers)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import count
 from math import inf
 from pathlib import Path
 
 import click
 
 from conformance.backend.registry import Spec
+from conformance.campaign.executor import Executor
+from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
@@ -79,14 +83,19 @@ class Shown:
     """Print the reasons for UNSUPPORTED, counted."""
     maxfail: int | None = None
     """Failures at which the run stops."""
-    allowed: float = inf
-    """Minutes after which no case starts."""
+    budget: float = inf
+    """Seconds after which no case starts."""
+    workers: str = ""
+    """Where cases run (`campaign.pool.connect`); empty: here."""
     minutes: float | None = None
     """To group failures by cause; None: they are not."""
 
 
 @click.command()
 @chosen(*options.RUN, options.ONLY_FRESH, options.AGAINST)
+@options.BUDGET.click(help="Start no case after this time, as 90s, 30m, 2h; with --fresh, new cases fill it.")
+@click.option("--workers", default="", metavar="N|ADDRESS|slurm:N",
+              help="Run on N workers of Dask, those of a scheduler, or N jobs of Slurm.")  # fmt: skip
 @click.option(
     "--journal",
     "journal_path",
@@ -101,13 +110,6 @@ class Shown:
     metavar="MINUTES",
     help="Group failures by cause, for so long per backend at most; conform triage does it later.",
 )
-@click.option(
-    "--minutes",
-    "allowed",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="MINUTES",
-    help="Start no case later; what did not run is listed, and with --journal the next start goes on there.",
-)
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
@@ -121,9 +123,10 @@ class Shown:
 @click.argument("files", nargs=-1, type=CasePath)
 def run(
     chosen: Chosen,
+    budget: float | None,
+    workers: str,
     journal_path: Path | None,
     minutes: float | None,
-    allowed: float | None,
     exitfirst: bool,
     maxfail: int | None,
     verbose: bool,
@@ -136,11 +139,13 @@ def run(
     """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
 
     Exit codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a
-    backend that was named (or that is here, where a whole level runs), 5 stopped by --minutes or Ctrl-C: see
+    backend that was named (or that is here, where a whole level runs), 5 stopped by --budget or Ctrl-C: see
     docs/exit-codes.md.
     """
     cases = [c for f in files for c in read_cases(f)] + _imported(test_files, numbers)
-    chosen = replace(chosen, cases=cases, files=[*map(str, files), *map(str, test_files)])
+    chosen = replace(chosen, cases=cases, files=[*map(str, files), *map(str, test_files)], elsewhere=bool(workers))
+    if workers and (chosen.files or chosen.stage or chosen.exact or (chosen.against and chosen.base)):
+        raise UsageError("--workers: cases travel as ids: no FILES, --test-file, --stage, --exact or --against NAME")
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
         **({} if chosen.against is None else {"against": chosen.against}),
@@ -151,8 +156,7 @@ def run(
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
-    shown = Shown(verbose, quiet, reasons or verbose, 1 if exitfirst else maxfail, inf if allowed is None else allowed,
-                  minutes)  # fmt: skip
+    shown = Shown(verbose, quiet, reasons or verbose, 1 if exitfirst else maxfail, budget or inf, workers, minutes)
     leave(Execution(TestRun(chosen, journal=journal), shown, gating=gating).run())
 
 
@@ -243,7 +247,7 @@ class Execution:
         for text in it.left:
             line(text, err=True)
         it.left.clear()
-        self._ends = time.monotonic() + 60 * shown.allowed
+        self._ends = time.monotonic() + shown.budget
         self._failures = 0
         self._progress = Progress()
         self._fault: OSError | None = None
@@ -258,7 +262,7 @@ class Execution:
             if self._is_full():
                 why, cause = f"stopped after {counted(self._failures, 'failure')}", MissingCause.STOPPED
             elif time.monotonic() > self._ends:
-                why, cause = f"time limit (--minutes {self._shown.allowed:g})", MissingCause.TIME_LIMIT
+                why, cause = "time limit (--budget)", MissingCause.TIME_LIMIT
         except KeyboardInterrupt:
             why, cause = "interrupted", MissingCause.INTERRUPTED
             line("interrupted; what ran is recorded", err=True)
@@ -275,9 +279,42 @@ class Execution:
         return self._run.outcome()
 
     def _all(self) -> None:
-        for spec in self._chosen:
+        if self._shown.workers:
+            self._on_workers()
+            return
+        for asked in self._rounds():
+            self._here(asked)
+
+    def _rounds(self) -> Iterator[Mapping[Spec, Sequence[Case | str]]]:
+        """Yield the requested cases, and then rounds of fresh ones until the budget is used, if both were given."""
+        yield self._chosen
+        chosen = self._run.chosen
+        for n in count(1):
+            if not chosen.fresh or self._shown.budget == inf or self._stops():
+                return
+            new = [i for i in chosen.round(n) if i not in self._run.fresh]
+            if not new:
+                return
+            self._run.fresh.update(new)
+            yield dict.fromkeys(self._chosen, new)
+
+    def _on_workers(self) -> None:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
+        try:
+            with connect(self._shown.workers, self._run.chosen.specs) as pool:
+                for asked in self._rounds():
+                    ids = {s: list(map(case_name, cases)) for s, cases in asked.items()}
+                    tell = partial(line, err=True)
+                    work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
+                    with self._progress.of(work.__str__):
+                        work.run()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _here(self, asked: Mapping[Spec, Sequence[Case | str]]) -> None:
+        for spec, cases in asked.items():
             try:
-                self._backend(spec)
+                self._backend(spec, cases)
             except (KeyboardInterrupt, UsageError, CaseFileError, BrokenPipeError):
                 raise
             except BaseException as e:  # noqa: BLE001  # an adapter may raise SystemExit: the next ones run all the same
@@ -296,28 +333,34 @@ class Execution:
             seconds = 60 * self._shown.minutes
             it.explain(analyse(it.results, specs, isolation=it.chosen.isolation, seconds=seconds, progress=say))
 
-    def _backend(self, spec: Spec) -> None:
-        """Each case of one backend, in order: from the journal, or run now and written down."""
-        chosen = self._chosen[spec]
-        if not chosen or self._is_full():
+    def _backend(self, spec: Spec, cases: Sequence[Case | str]) -> None:
+        """Run the cases of one backend in order; the journal may have some results."""
+        if not cases or self._is_full():
             return
-        steps = Steps(str(spec), len(chosen))
+        steps = Steps(str(spec), len(cases))
         with self._progress.of(lambda: str(steps)):
-            for case, result in self._run.play(spec, chosen, ends=self._ends, stop=self._is_full, at=steps.at):
+            for case, result in self._run.play(spec, cases, ends=self._ends, stop=self._is_full, at=steps.at):
                 steps.done += 1
                 if case is not None:  # the journal had the others
-                    if not self._is_full():
-                        self._show(case, result)
-                    self._failures += result.fails_run
+                    self._take(result, case)
+
+    def _take(self, result: Result, case: Case | None = None) -> None:
+        """Print and count a new result."""
+        if not self._is_full():
+            self._show(case, result)
+        self._failures += result.fails_run
+
+    def _stops(self) -> bool:
+        return self._is_full() or time.monotonic() > self._ends
 
     def _is_full(self) -> bool:
         """Whether there are as many failures as the user wants to see."""
         return self._shown.maxfail is not None and self._failures >= self._shown.maxfail
 
-    def _show(self, case: Case, result: Result) -> None:
+    def _show(self, case: Case | None, result: Result) -> None:
         shown = self._shown
         lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
-        was = failures.record_of(case)
+        was = None if case is None else failures.record_of(case)
         if shown.verbose and self._run.runner.locates and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))

@@ -1,4 +1,4 @@
-"""The coordinator of a campaign over simulated workers: each pair asked for is answered once, whatever dies."""
+"""A run over simulated workers: each requested pair gets one result, whatever dies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Run(TestRun):
 
     def over(self, pool: Pool, asked: dict[Spec, Sequence[str]], **words: Any) -> Executor:  # noqa: ANN401  # as of `Executor`
         """Run to the end."""
-        work = Executor(pool, self, asked, say=self.said.append, **words)
+        work = Executor(pool, self, asked, tell=self.said.append, **words)
         work.run()
         return work
 
@@ -54,13 +54,14 @@ class Run(TestRun):
 def _run(pool: SimulatedPool, earlier: Sequence[Result] = (), ends: float = inf) -> tuple[Executor, Run]:
     """A run over simulated workers."""
     run = Run(earlier)
-    return run.over(pool, dict.fromkeys(BACKENDS, IDS), ends=ends, clock=pool.clock), run
+    stop = lambda: pool.now > ends  # noqa: E731
+    return run.over(pool, dict.fromkeys(BACKENDS, IDS), stop=stop, clock=pool.clock), run
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_lost_or_doubled_whatever_dies(seed: int) -> None:
-    """Workers die by chance, the scheduler goes, messages get lost or come late: each pair has one PASS, kept once."""
-    pool = SimulatedPool(seed, faults=Faults(kill=0.03, scheduler=0.003, message=0.01))
+    """Workers die by chance, replies get lost or come late: each pair has one PASS, kept once."""
+    pool = SimulatedPool(seed, faults=Faults(kill=0.03, message=0.01))
     work, run = _run(pool)
     assert set(run.kept.values()) == {1}
     assert [(r.backend, r.case) for r in run.results] == [(str(b), i) for b in BACKENDS for i in IDS]
@@ -126,7 +127,7 @@ def test_a_device_is_a_resource_of_workers() -> None:
     assert device_of(Spec.parse("ggml?device=CPU")) is None
     run, pool = Run(), SimulatedPool(0)
     run.over(pool, {Spec.parse("ggml?device=Vulkan0"): IDS}, clock=pool.clock)
-    reason = "no worker offers the device Vulkan0: dask worker ADDRESS --resources 'Vulkan0=1'"
+    reason = "no worker has the device Vulkan0: dask worker ADDRESS --resources 'Vulkan0=1'"
     assert run.said == [f"ggml?device=Vulkan0: {reason}"]
     assert run.reasons == {("ggml?device=Vulkan0", ""): reason}
 
@@ -152,4 +153,4 @@ def test_a_worker_of_another_version_is_refused() -> None:
     """Another version has other cases under the same ids: it runs nothing, and says both versions."""
     reply = execute(Chunk(1, Spec("cpu"), ["ops/X@1"], Isolation(), version="0.0.1"))
     assert reply.rows == []
-    assert reply.why == f"ggml-conformance 0.0.1 expected, as where the campaign runs; this worker has {__version__}"
+    assert reply.why == f"ggml-conformance 0.0.1 expected, as where the run was started; this worker has {__version__}"

@@ -1,4 +1,4 @@
-"""Campaigns on real workers of Dask, which are killed; skipped where `distributed` is not installed."""
+"""Real workers of Dask, which are killed; skipped if `distributed` is not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +18,12 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.backend.registry import Spec
+from conformance.builds.build import Build, DeviceOf
 from conformance.campaign import pool
 from conformance.campaign.chunk import Chunk
-from conformance.campaign.executor import Executor
-from conformance.campaign.pool import Where, connect
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.campaign.executor import Executor, TaskLost
+from conformance.campaign.pool import connect
+from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import Result
 from conformance.process import words
 from conformance.run.isolation.isolate import Isolation
@@ -47,7 +48,7 @@ def test_killed_workers_cost_nothing() -> None:
     pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
     draw, kills, kept = random.Random(7), 0, 0  # noqa: S311  # a test's own choice
 
-    with connect(Where(2)) as workers:
+    with connect("2") as workers:
 
         class Kept(TestRun):
             def keep(self, results: Sequence[Result]) -> None:
@@ -73,17 +74,28 @@ def test_killed_workers_cost_nothing() -> None:
     assert [_alike(r) for r in run.results] == [_alike(r) for r in expected]
 
 
-def test_a_device_is_one_workers_unless_the_processor_computes_for_it() -> None:
-    """A worker of its own has a graphics card, and no other; a device in software is with each of them."""
+@pytest.mark.parametrize("software", [True, False])
+def test_a_device_is_one_workers_unless_the_processor_computes_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, software: bool
+) -> None:
+    """One worker has a graphics card; each has a device that the processor emulates."""
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
     pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
-    where = Where(2, devices=("CUDA0", "Vulkan0"), shared=frozenset({"Vulkan0"}))
-    with connect(where) as workers:
+
+    def inspect(text: str, _environment: Mapping[str, str | None]) -> Build:
+        if text == "gone":
+            raise UnavailableError("gone: there is no such build")
+        device = DeviceOf("Vulkan0", "GPU", "a card", software, ())
+        return Build(text, tmp_path, "0.9", "", (device,), (), llama=False, left_out=())
+
+    monkeypatch.setattr(pool, "probe", inspect)
+    specs = map(Spec.parse, ("ggml?lib=gone&device=CUDA0", "ggml?lib=here&device=Vulkan0", "ggml?device=CPU"))
+    with connect("2", list(specs)) as workers:
         deadline = time.monotonic() + 60
-        while len(offers := workers.workers()) < 2 and time.monotonic() < deadline:
+        while len(found := workers.workers()) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        devices = sorted(sorted(o.devices) for o in offers.values())
-    assert devices == [["CUDA0", "Vulkan0"], ["Vulkan0"]]
+        devices = sorted(sorted(w.devices) for w in found.values())
+    assert devices == ([["CUDA0", "Vulkan0"], ["Vulkan0"]] if software else [["CUDA0"], ["Vulkan0"]])
 
 
 class _Client:
@@ -104,21 +116,18 @@ class _Client:
         pass
 
 
-def test_another_scheduler_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another scheduler answers at the address, what ran is lost."""
+def test_another_scheduler_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that was started anew at the address has none of the tasks; the journal has their results."""
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=_Client))
     workers = pool.DaskPool("tcp://x", "tcp://x")
-    workers.start(Chunk(5, Spec("cpu"), ["ops/X@1"], Isolation()), None, ())
     assert set(workers.workers()) == {"w"}
-    assert workers.ended.empty()
     monkeypatch.setattr(_Client, "scheduler", "second")
-    assert set(workers.workers()) == {"w"}
-    number, why = workers.ended.get(timeout=1)
-    assert (number, str(why)) == (5, "its scheduler is gone")
+    with pytest.raises(UnavailableError, match="with --journal the same command goes on: another scheduler answers"):
+        workers.workers()
 
 
 def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task ended, and its answer cannot be fetched any more: it is lost, so that the campaign hands it out again."""
+    """A task ended, and its answer cannot be fetched any more: it is lost, so that it is handed out again."""
 
     class Gone(Future[None]):
         status = "finished"
@@ -138,7 +147,7 @@ def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pyte
     workers.start(Chunk(6, Spec("cpu"), ["ops/X@1"], Isolation()), None, ())
     gone.set_result(None)
     number, why = workers.ended.get(timeout=1)
-    assert (number, type(why)) == (6, TimeoutError)
+    assert (number, type(why)) == (6, TaskLost)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "tls://127.0.0.1:9", "foo://x", "inproc://x", "ucx://x:1"])
@@ -146,36 +155,28 @@ def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address without a scheduler, or that Dask cannot use here, is one line that names it; the client is closed."""
     distributed = pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
     monkeypatch.setattr(pool, "ANSWER", 1.0)
-    expected = pytest.raises(UnavailableError, match=f"--scheduler {address}: a Dask scheduler expected")
+    expected = pytest.raises(UnavailableError, match=f"--workers {address}: a Dask scheduler expected")
     before = {id(o) for o in gc.get_objects()}
-    with expected, connect(Where(1, scheduler=address)):
+    with expected, connect(address):
         pass
     mine = [o for o in gc.get_objects() if id(o) not in before and isinstance(o, distributed.Client)]
     assert {c.status for c in mine} <= {"closed", "newly-created"}
 
 
-def test_two_kinds_of_workers_exclude_each_other() -> None:
-    """A scheduler's address and jobs of Slurm: a usage error that says why."""
-    expected = pytest.raises(UsageError, match="--scheduler and --slurm: one of them")
-    with expected, connect(Where(1, scheduler="tcp://127.0.0.1:9", slurm=True)):
-        pass
-
-
 def test_packages_that_are_absent_are_named(tmp_path: Path) -> None:
-    """Without Dask, or dask-jobqueue for --slurm: exit code 2 and one line with the command that installs it."""
-    for absent, option, install in (
-        ("distributed", (), "pip install 'ggml-conformance[campaign]'"),
-        ("dask_jobqueue", ("--slurm",), "pip install dask-jobqueue"),
+    """Without Dask, or dask-jobqueue for slurm:N: exit code 2 and one line with the command that installs it."""
+    for absent, workers, install in (
+        ("distributed", "1", "pip install 'ggml-conformance[campaign]'"),
+        ("dask_jobqueue", "slurm:1", "pip install dask-jobqueue"),
     ):
         if absent == "dask_jobqueue":
             pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
         (tmp_path / f"{absent}.py").write_text("raise ImportError('taken away')\n", encoding="utf-8")
         path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
         ended = subprocess.run(
-            [*words("conformance.cli"), "campaign", "-o", str(tmp_path / "out"), "--backend", "cpu", *option],
+            [*words("conformance.cli"), "run", "--workers", workers, "--backend", "cpu", "--case", "ops/ADD-*"],
             env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         assert ended.returncode == 2
         assert install in ended.stderr
-        assert ended.stderr.count("\n") == 1
         (tmp_path / f"{absent}.py").unlink()

@@ -263,25 +263,25 @@ def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def test_minutes_are_kept_and_what_did_not_run_is_listed(tmp_path: Path) -> None:
-    """--minutes starts no case later; the rest is listed with the reason, in the record too: the run is incomplete."""
+    """--budget starts no case later; the rest is listed with the reason, in the record too: the run is incomplete."""
     path = tmp_path / "run.json"
     ids = FAMILIES["ops"].ids("smoke")[:40]
     words = [w for i in ids for w in ("--case", i)]
-    done = _conform("run", "--backend", "cpu", *words, "--minutes", "1e-9", "--json", str(path))
+    done = _conform("run", "--backend", "cpu", *words, "--budget", "0.000001s", "--json", str(path))
     assert done.exit_code == 5
-    assert f"no result for {len(ids)} cases on cpu: time limit (--minutes 1e-09)" in done.output
+    assert f"no result for {len(ids)} cases on cpu: time limit (--budget)" in done.output
     missing = json.loads(path.read_text(encoding="utf-8"))["missing"]
     assert {m["cause"] for m in missing} == {"time limit"}
     assert [m["case"] for m in missing] == list(ids)
-    assert _conform("run", "--backend", "cpu", *words, "--minutes", "10").exit_code == 0
+    assert _conform("run", "--backend", "cpu", *words, "--budget", "10m").exit_code == 0
 
 
 def test_a_backend_without_time_to_answer_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the end of --minutes cuts off is missing; it is no TIMEOUT of the backend."""
+    """What the end of --budget cuts off is missing; it is no TIMEOUT of the backend."""
     monkeypatch.setattr(Runner, "run", _slow)
     path = tmp_path / "run.json"
     words = [w for i in FAMILIES["ops"].ids("smoke")[:3] for w in ("--case", i)]
-    done = _conform("run", "--backend", "cpu", *words, "--minutes", "0.005", "--json", str(path))
+    done = _conform("run", "--backend", "cpu", *words, "--budget", "0.3s", "--json", str(path))
     assert done.exit_code == 5
     document = json.loads(path.read_text(encoding="utf-8"))
     assert [r["verdict"] for r in document["results"]] == ["PASS"]

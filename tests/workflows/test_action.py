@@ -15,7 +15,7 @@ ACTION = ROOT / "action.yml"
 CALLED = ROOT / ".github" / "workflows" / "test-build.yml"
 CONTAINER = ROOT / "ci" / "container" / "Containerfile"
 GIVEN = {
-    "inputs.build": "build/my llama", "inputs.base": "", "inputs.devices": "", "inputs.minutes": "20",
+    "inputs.build": "build/my llama", "inputs.against": "", "inputs.devices": "", "inputs.budget": "20m",
     "inputs.level": "smoke", "inputs.folder": "report",
 }  # fmt: skip
 VENV = """
@@ -56,7 +56,7 @@ def _words(machine: Machine) -> str:
         (1, "**causes are new**"),
         (2, "it did not come to its end, exit code 2"),
         (3, "nothing passed on a device, so nothing is proven"),
-        (5, "no cause is new so far, and cases were left out: more minutes, or a lower level, run all of them"),
+        (5, "no cause is new so far, and cases were left out: a larger budget, or a lower level, run all of them"),
     ],
 )
 def test_the_action_ends_as_the_release_does(tmp_path: Path, code: int, says: str) -> None:
@@ -71,7 +71,7 @@ def test_the_action_ends_as_the_release_does(tmp_path: Path, code: int, says: st
 
 def test_the_action_hands_its_words_on(tmp_path: Path) -> None:
     """Base and devices become options; a path with a space stays one word."""
-    machine, _ = _act(tmp_path, 0, "", base="npm:x@1", devices="Vulkan0 CPU")
+    machine, _ = _act(tmp_path, 0, "", against="npm:x@1", devices="Vulkan0 CPU")
     given = "conform build test build/my llama --budget 20m --level smoke -o report"
     assert _words(machine) == f"{given} --against npm:x@1 --device Vulkan0 --device CPU"
     (tmp_path / "again").mkdir()
@@ -127,7 +127,7 @@ def test_the_workflow_gives_the_action_what_it_takes() -> None:
     """Each word that the workflow hands to the action is an input of it."""
     (step,) = (s for s in steps(read(CALLED)) if s.get("uses") == "./suite")
     assert set(step["with"]) <= set(read(ACTION)["inputs"])
-    assert {"build", "base", "artifact"} <= set(step["with"])
+    assert {"build", "against", "artifact"} <= set(step["with"])
 
 
 def test_the_driver_is_installed_as_it_stands(tmp_path: Path) -> None:
@@ -157,3 +157,13 @@ def test_the_container_file_is_whole(tmp_path: Path) -> None:
         done = machine.run({"run": script, "env": {"VERSION": "1.0"}})
         assert done.returncode == 0, done.stderr
     assert "pip install --require-hashes -r /suite/ci/action-requirements.txt" in machine.calls
+
+
+def test_the_sample_of_the_docs_calls_the_action(tmp_path: Path) -> None:
+    """The workflow for a source tree is short, and gives inputs that the action has."""
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    sample = text.partition("```yaml\n")[2].partition("```")[0]
+    assert len(sample.splitlines()) <= 15
+    (tmp_path / "sample.yml").write_text(sample, encoding="utf-8")
+    (step,) = (s for s in steps(read(tmp_path / "sample.yml")) if s.get("uses") == "./suite")
+    assert set(step["with"]) <= set(read(ACTION)["inputs"])

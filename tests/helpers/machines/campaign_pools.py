@@ -1,16 +1,15 @@
-"""Workers for campaigns without Dask: simulated ones that die as a seed says, and one that runs chunks at once."""
+"""Workers without Dask: simulated ones that die as a seed says, and one that runs chunks at once."""
 
 from __future__ import annotations
 
 import queue
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from conformance.campaign.chunk import Chunk, Reply, execute
-from conformance.campaign.executor import Offer
+from conformance.campaign.executor import TaskLost, WorkerInfo
 from conformance.judge.verdict import Result, Verdict
 from conformance.process import WorkerDiedError
 
@@ -20,14 +19,14 @@ Ended = tuple[int, Reply | Exception]
 class InlinePool:
     """One worker that runs a chunk as soon as it is started, in this process."""
 
-    def __init__(self, offer: Offer | None = None) -> None:
+    def __init__(self, offer: WorkerInfo | None = None) -> None:
         self.ended: queue.Queue[Ended] = queue.Queue()
-        self.offer = Offer(1) if offer is None else offer
+        self.offer = WorkerInfo(1) if offer is None else offer
         self.chunks: list[Chunk] = []
         self.before: Callable[[], None] = lambda: None
         """Called before each chunk."""
 
-    def workers(self) -> Mapping[str, Offer]:
+    def workers(self) -> Mapping[str, WorkerInfo]:
         """The one."""
         return {"here": self.offer}
 
@@ -44,8 +43,8 @@ class InlinePool:
         """Nothing runs."""
 
     @contextmanager
-    def connect(self, *_: object) -> Any:  # noqa: ANN401  # a generator to the decorator
-        """As `campaign.pool.connect`."""
+    def connect(self, *_: object) -> Iterator[InlinePool]:
+        """Stand in for `campaign.pool.connect`."""
         yield self
 
 
@@ -62,10 +61,8 @@ class Faults:
 
     kill: float = 0.0
     """A worker dies."""
-    scheduler: float = 0.0
-    """The scheduler is gone with all tasks."""
     message: float = 0.0
-    """An answer does not arrive."""
+    """A reply does not arrive."""
     killers: frozenset[str] = frozenset()
     """Cases whose worker dies."""
 
@@ -105,9 +102,9 @@ class SimulatedPool:
         """Seconds of the simulation."""
         return self.now
 
-    def workers(self) -> Mapping[str, Offer]:
+    def workers(self) -> Mapping[str, WorkerInfo]:
         """Each has one thread."""
-        return {n: Offer(1) for n in self.names}
+        return {n: WorkerInfo(1) for n in self.names}
 
     def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
         """Give it to any worker, or any of those named."""
@@ -125,11 +122,6 @@ class SimulatedPool:
             self.ended.put(self._late.pop())
         if not self._tasks:
             return
-        if self._random.random() < self.faults.scheduler:
-            for number in list(self._tasks):
-                del self._tasks[number]
-                self.ended.put((number, ConnectionError("gone")))
-            return
         number = self._random.choice(list(self._tasks))
         task = self._tasks[number]
         if task.worker in self.refuses:
@@ -144,11 +136,11 @@ class SimulatedPool:
         task.done += len(batch)
         if task.done == len(task.chunk.cases):
             rows = [Result(i, str(task.chunk.spec), Verdict.PASS).to_json() for i in task.chunk.cases]
-            self._end(number, Reply(rows, "", task.worker, {"machine": "m"}, 0.1))
+            self._end(number, Reply(rows, "", task.worker, {"machine": "m"}))
 
     def _end(self, number: int, reply: Reply | Exception) -> None:
         del self._tasks[number]
         if isinstance(reply, Reply) and self._random.random() < self.faults.message:
             self._late.append((number, reply))  # it comes after its task was given up
-            reply = TimeoutError("no answer")
+            reply = TaskLost("no answer")
         self.ended.put((number, reply))

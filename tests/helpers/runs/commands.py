@@ -20,7 +20,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "backtest": ("build", "backtest"),
     "bisect": ("build", "bisect"),
     "builds": ("builds",),
-    "campaign": ("campaign",),
     "cases": ("cases",),
     "check-model": ("check-model",),
     "gate": ("perf", "gate"),
