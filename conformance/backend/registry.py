@@ -1,4 +1,4 @@
-"""Backends by name, opened by a spec `name?key=value`.
+"""Backends by name, opened by a spec `name?key=value`; `env.NAME=VALUE` sets a variable of the backend's process.
 
 A name is an adapter of the entry-point group `conformance.backends`, or a name that the settings define (`define`): an
 adapter with options and an environment.
@@ -23,6 +23,8 @@ from .strict import error_text
 GROUP = "conformance.backends"
 REFERENCE = "cpu"
 """The adapter that the others are held against."""
+VARIABLE = "env."
+"""Begins the option that sets an environment variable of the backend's process."""
 DISTRIBUTION = "ggml-conformance"
 """Our distribution, whose adapters are not third-party."""
 
@@ -107,15 +109,19 @@ def unpack(packed: Mapping[str, Any]) -> None:
 def resolve(spec: Spec) -> Spec:
     """Return the installed adapter that `spec` names, with all its options."""
     named = _named.get(spec.name)
-    if named is None:
-        return spec
-    return Spec(named.adapter, tuple({**dict(named.options), **dict(spec.options)}.items()))
+    name, options = (spec.name, ()) if named is None else (named.adapter, named.options)
+    own = [(k, v) for k, v in spec.options if not k.startswith(VARIABLE)]
+    return Spec(name, tuple({**dict(options), **dict(own)}.items()))
 
 
 def environment(spec: Spec) -> Mapping[str, str | None]:
-    """Return environment variables for the process of `spec`; None unsets one."""
+    """Return environment variables for the process of `spec`; None unsets one. UsageError for an invalid one."""
     named = _named.get(spec.name)
-    return {} if named is None else dict(named.environment)
+    own = {k.removeprefix(VARIABLE): v for k, v in spec.options if k.startswith(VARIABLE)}
+    for key, value in own.items():
+        if not key.isidentifier() or "\0" in value:
+            raise UsageError(f"{spec}: {VARIABLE}NAME=VALUE expected, {VARIABLE}{key} found")
+    return {**({} if named is None else dict(named.environment)), **own}
 
 
 @cache

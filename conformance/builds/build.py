@@ -48,7 +48,7 @@ class Build:
     features: tuple[str, ...]
     """Features of the CPU device, such as `AVX2` or `LLAMAFILE=1`."""
     llama: bool
-    """True if its llama.cpp can run models, as `conform zoo` does."""
+    """True if its llama.cpp can run models, as the live family `arch` does."""
     left_out: tuple[str, ...]
     """Messages: what it lacks and what is therefore not tested."""
     variants: tuple[str, ...] = ()

@@ -17,7 +17,6 @@ from conformance import __version__
 from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
     "build": (".build", "Compare builds of llama.cpp: test, bisect, backtest."),
     "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
@@ -28,31 +27,27 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "golden": (".checks", "Golden outputs: the pinned corpus of expected values."),
     "history": (".reports", "Runs of many nights and machines in one file."),
     "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),
-    "layout": (".llama", "Compare llama.cpp's graphs with the builder's, node for node."),
     "learn": (".checks", "Measure how a device rounds, and write its card."),
     "make-model": (".llama", "Write a tiny GGUF model with made-up weights that llama.cpp loads."),
     "new-adapter": (".adapter", "Write the package of a new backend: one file that works, and its test."),
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
-    "memory": (".memory", "Measure how often backends hold a model's weights, on their processes."),
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with what was saved."),
     "run": (".run", "Run cases on backends; print what is wrong and the totals."),
     "show": (".bugs", "Print the graphs of a case, and how a scheduler splits them."),
     "shrink": (".bugs", "Cut a failing case down to what still fails in the same way."),
-    "switch": (".switch", "Hold a backend with a switch of its environment against itself without it."),
     "test-file": (".exchange", "Exchange ops with test-backend-ops."),
     "triage": (".bugs", "Group the failures of a run into causes; baselines and bug reports."),
-    "zoo": (".llama", "Let llama.cpp run every architecture on devices, against its own CPU run."),
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Test a backend": ("backends", "cases", "run", "repro", "audit", "switch"),
-    "Test a build of llama.cpp": ("builds", "build", "zoo", "check-model", "memory", "learn", "card"),
+    "Test a backend": ("backends", "cases", "run", "repro"),
+    "Test a build of llama.cpp": ("builds", "build", "check-model", "learn", "card"),
     "From failures to bugs": ("triage", "shrink", "show"),
     "Every night": ("nightly", "report", "history", "perf"),
-    "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
+    "Exchange graphs": ("capture", "import-capture", "make-model", "test-file"),
     "Trust the suite": ("golden",),
     "Write a backend": ("new-adapter",),
 }  # fmt: skip
@@ -60,15 +55,20 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 RENAMED: dict[str, str] = {
+    "audit": "run --family audit --level standard",
     "backtest": "build backtest",
     "baseline": "triage RUN.json --write-baseline FILE",
     "bisect": "build bisect RUN CAUSE BUILD…",
     "campaign": "run --workers N",
     "causes": "triage RUN.json",
     "findings": "report",
+    "layout": "run --family layout --backend ggml",
+    "memory": "run --family memory",
     "phases": "run --family phases",
     "release": "build test NEW --against OLD",
     "splits": "show CASE --scheduler SPEC",
+    "switch": "run --backend 'NAME?env.VARIABLE=VALUE' --against NAME",
+    "zoo": "run --family arch (or scenario, or projector)",
 }
 """Name of a command of earlier versions -> the command line that does the same now."""
 

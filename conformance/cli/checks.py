@@ -1,4 +1,4 @@
-"""`conform audit`, `learn`, `card` and `golden`: checks of what backends claim, of rounding and of pinned values."""
+"""`conform learn`, `card` and `golden`: checks of what backends claim, of rounding and of pinned values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from conformance.backend.registry import build_of
 from conformance.ggml.arithmetic import EXACT
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Result, Totals, counted
-from conformance.live.audit import CASES, ids_of
 from conformance.report.runfile import record, write_json, write_text
 from conformance.run import golden as corpus
 from conformance.run import learn as learning
@@ -24,17 +23,13 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.learn.kept import beside, resume
 from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
-from conformance.run.session.select import case_ids
 from conformance.run.session.settings import Waiving, today
-from conformance.suite.family import LEVELS, Level
-from conformance.testrun import Chosen
+from conformance.suite.family import Level
 
-from . import options
 from .options import (
     ExistingFile,
     File,
     backend_option,
-    chosen,
     config_option,
     isolation,
     json_option,
@@ -43,20 +38,6 @@ from .options import (
     specs_here,
 )
 from .output import Group, leave, line, table
-from .run import run_live
-
-
-@click.command()
-@chosen(options.BACKEND, options.CONFIG, options.WAIVERS, *options.SELECTION[:3], options.SAVE, options.JSON,
-        *options.LIMITS)  # fmt: skip
-def audit(chosen: Chosen) -> None:
-    """Ask a backend about every use of every weight in every buffer type, run it there, and change every op_param once:
-    the live family `audit` of the chosen cases, by default of a small set of decoders (docs/audit.md).
-    """
-    families, globs = chosen.families, chosen.globs
-    inner = case_ids(families, globs, chosen.level or LEVELS[0]) if families or globs else CASES
-    _, outcome = run_live(chosen, [i for case_id in inner for i in ids_of(case_id)])
-    leave(outcome)
 
 
 @click.command()

@@ -1,48 +1,32 @@
-"""`conform capture`, `make-model`, `import-capture`, `layout` and `zoo`: what llama.cpp itself builds and runs."""
+"""`conform capture`, `make-model` and `import-capture`: what llama.cpp itself builds and runs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from conformance.backend.registry import Spec, resolve
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.reference import FOLDERS
 from conformance.ggml.errors import UsageError
 from conformance.ggml.types import TYPES
-from conformance.judge.outcome import Outcome, Why
-from conformance.judge.verdict import counted
-from conformance.live import arch, projector, scenario
-from conformance.live.arch import RUNS
-from conformance.live.llama import GGML, llama_of
+from conformance.live.llama import llama_of
 from conformance.live.projector import capture_projector
 from conformance.live.projectors.encoder import Medium
-from conformance.live.projectors.relations import RELATIONS
-from conformance.live.projectors.table import table as projectors
-from conformance.live.scenarios.desk import Kind
-from conformance.live.scenarios.table import SCENARIOS, Scenario
 from conformance.report.progress import Progress, since
 from conformance.suite import captured
-from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import family
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import Architecture, runnable
 from conformance.suite.zoo.model import table as architectures
-from conformance.testrun import Chosen
 
-from . import options
-from .options import ExistingFile, File, chosen
-from .output import leave, line, table
-from .run import run_live
+from .options import ExistingFile, File
+from .output import line, table
 
-SHOWN = 5
-"""Differences of one setting that `layout` prints."""
 _TYPE = click.Choice(list(TYPES))
 _SWITCH = {"on": "1", "off": "0", None: ""}
 _arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
@@ -83,7 +67,7 @@ _cache_option = click.option("--cache-type", type=_TYPE, default="f16", show_def
 @_seed_option
 @_lib_option
 @click.option("--list", "listing", is_flag=True, help="Show every architecture and whether it runs.")
-@click.option("--projector", metavar="NAME", help="A projector; conform zoo --list-projectors shows them.")
+@click.option("--projector", metavar="NAME", help="A projector; conform cases --family projector shows them.")
 @click.option("--medium", type=click.Choice(get_args(Medium)), default="odd", show_default=True, help="Of --projector.")
 @_output_option
 def capture(
@@ -121,7 +105,7 @@ def capture(
     if sum(source is not None for source in (model, arch, projector)) != 1:
         raise UsageError(
             "capture: a model file, or --arch NAME, or --projector NAME expected; --list shows the architectures, "
-            "conform zoo --list-projectors the projectors"
+            "conform cases --family projector the projectors"
         )
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
@@ -253,138 +237,3 @@ def import_capture(capture: Path, output: Path) -> None:
     case = captured.import_capture(capture)
     casefile.write(output, [case])
     line(f"{output}: {case.id}, {len(case.steps)} steps, {output.stat().st_size:,} bytes")
-
-
-@click.command()
-@click.option(
-    "--arch", "archs", multiple=True, type=click.Choice(tuple(layouts.SETTINGS)), help="Repeatable; default: all."
-)
-@_lib_option
-def layout(archs: Sequence[str], lib: str | None) -> None:
-    """Compare llama.cpp's graphs with the builder's, node for node; exit code 1 where something moved."""
-    rows, differences, library = [], [], llama_of(lib)
-    for name in archs or layouts.SETTINGS:
-        for keys in layouts.SETTINGS[name]:
-            theirs, ours = layouts.pair(name, keys, library)
-            moved = list(layouts.moved(theirs, ours))
-            nodes = sum(len(step.graph) for step in theirs.steps)
-            rows.append((name, keys, len(theirs.steps), nodes, f"{len(moved)} moved" if moved else "equal"))
-            if moved:
-                more = [f"  and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else []
-                differences += ["", f"{name}-{keys}", *(f"  {m}" for m in moved[:SHOWN]), *more]
-    table(rows, ["architecture", "setting", "graphs", "nodes", "layout"])
-    for text in differences:
-        line(text)
-    differ = sum(row[-1] != "equal" for row in rows)
-    leave(Outcome.of(Why.FAILED, [f"{counted(differ, 'setting')} with other graphs"] if differ else []))
-
-
-@click.command()
-@chosen(options.BACKEND, options.CONFIG, options.WAIVERS, options.SHARD, options.JSON, *options.LIMITS)
-@click.option(
-    "--arch",
-    "globs",
-    multiple=True,
-    metavar="GLOB",
-    help="Architectures; repeatable. Default: all that run, or none beside projectors.",
-)
-@click.option("--runs", metavar="RUN,…", help=f"Of {', '.join(RUNS)}; default: all, or none beside verbs.")
-@click.option("--verb", "verb_globs", multiple=True, metavar="GLOB", help="Verbs; repeatable.")
-@click.option("--verbs", "every_verb", is_flag=True, help="Every verb.")
-@click.option("--list-verbs", is_flag=True, help="Show every verb, what it does and for which models.")
-@click.option(
-    "--projector", "projector_globs", multiple=True, metavar="GLOB", help="Projectors of images and sounds; repeatable."
-)
-@click.option("--projectors", "every_projector", is_flag=True, help="Every projector.")
-@click.option("--list-projectors", is_flag=True, help="Show every projector, and what each is asked for.")
-@click.option("--run", "plan", default="p5.d4", show_default=True, metavar="PLAN", help="What each sequence decodes.")
-@_context_option
-@_flash_option
-@click.option("--weight-type", type=_TYPE, default="f32", show_default=True)
-@_cache_option
-@click.option("--all-weights", is_flag=True, help="With weights that llama.cpp has a place for and model files lack.")
-def zoo(
-    chosen: Chosen,
-    globs: Sequence[str],
-    runs: str | None,
-    verb_globs: Sequence[str],
-    every_verb: bool,
-    list_verbs: bool,
-    projector_globs: Sequence[str],
-    every_projector: bool,
-    list_projectors: bool,
-    plan: str,
-    context: int,
-    flash_attn: str | None,
-    weight_type: str,
-    cache_type: str,
-    all_weights: bool,
-) -> None:
-    """Let llama.cpp run every architecture on devices and compare its logits with those of its own CPU run: the live
-    families `arch`, `scenario` (its verbs) and `projector`.
-
-    A verb compares two ways through llama.cpp's functions, both on the device: say, a state saved and loaded, or not.
-    A projector of libmtmd encodes images and sounds, made up as it is itself, on the device and on the CPU.
-
-    Each runs in processes of its own, so a crash or a hang costs one case. Exit codes: as `conform run`.
-    """
-    if list_verbs:
-        table([(v.name, v.does, _kinds(v)) for v in SCENARIOS.values()], ["verb", "what it does", "models"])
-        return
-    if list_projectors:
-        _list_projectors()
-        return
-    if not chosen.backends:
-        raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
-    for text in chosen.backends:
-        if resolve(Spec.parse(text)).name != GGML:
-            raise UsageError(f"{text}: llama.cpp runs on ggml's own backends only: a spec of the adapter {GGML}")
-    verbs = _fitting("verb", ["*"] if every_verb else verb_globs, SCENARIOS)
-    names = _runs(runs or ("" if verbs else ",".join(RUNS)))
-    seen = _fitting("projector", ["*"] if every_projector else projector_globs, projectors())
-    archs = [a for a in runnable(with_variants=True) if any(fnmatchcase(a, g) for g in globs) or not (globs or seen)]
-    if globs and not archs:
-        raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
-    values: dict[str, object] = {
-        "real": "" if all_weights else 1, "w": weight_type, "fa": _SWITCH[flash_attn], "ctx": context,
-        "cache": cache_type, "run": plan,
-    }  # fmt: skip
-    keys = {k: v for k, v in values.items() if k == "real" or v != family.KEYS[k].default}
-    ids = [i for a in archs for i in (*(arch.id_of(a, n, **keys) for n in names), *_scenarios(a, verbs, keys))]
-    ids += [i for name in seen for i in projector.ids_of(name, weight_type)]
-    _, outcome = run_live(chosen, ids)
-    leave(outcome)
-
-
-def _scenarios(name: str, verbs: Sequence[str], keys: Mapping[str, object]) -> list[str]:
-    """The ids of the chosen scenarios of an architecture, in the order of its family."""
-    wanted = {scenario.id_of(name, verb, **keys) for verb in verbs}
-    return [i for i in scenario.ids_of(name, **keys) if i in wanted]
-
-
-def _list_projectors() -> None:
-    """Print every projector, and what each is asked for."""
-    table([(p.name, p.modality, p.type, p.text) for p in projectors().values()],
-          ["projector", "for", "clip.projector_type", "text model"])  # fmt: skip
-    table([(r.name, r.does, ", ".join(r.modalities)) for r in RELATIONS.values()], ["relation", "what it does", "for"])
-
-
-def _fitting(option: str, globs: Sequence[str], names: Iterable[str]) -> list[str]:
-    """The names that fit a glob, in order; UsageError names a glob that fits none."""
-    names = list(names)
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in names):
-            raise UsageError(f"--{option} {glob}: one of {', '.join(names)} expected")
-    return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
-
-
-def _kinds(verb: Scenario) -> str:
-    return "all" if len(verb.kinds) == len(get_args(Kind)) else ", ".join(verb.kinds)
-
-
-def _runs(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")] if text else []
-    for name in names:
-        if name not in RUNS:
-            raise UsageError(f"--runs: one of {', '.join(RUNS)} expected, {name!r} found")
-    return names

@@ -98,8 +98,8 @@ def nightly(
 ) -> None:
     """Run the suite, the audit, speed and its gates in one night; --list prints the parts.
 
-    Not included: zoo, memory, switch, phases and check-model. Gates against an older build need --base. An interrupted
-    night resumes when it is started again with the same options.
+    Not included: live families other than audit, and check-model. Gates against an older build need --base. An
+    interrupted night resumes when it is started again with the same options.
     """
     table: tuple[Part, ...] = ctx.obj or PARTS
     _check(families, backends)

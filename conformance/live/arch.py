@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UnavailableError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.live import LiveFamily, without_steps
+from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import lacks, runnable
@@ -48,6 +49,16 @@ def spell(family: str, arch: str, keys: dict[str, object], seed: int = 1) -> str
 def _ids(level: Level) -> list[str]:
     archs = FEW if level == "smoke" else runnable(with_variants=True)
     return [id_of(arch, run) for arch in archs for run in (("1",) if level == "smoke" else RUNS)]
+
+
+def _unlisted(glob: str) -> list[str]:
+    archs, rest = split_glob(glob)
+    return [] if is_glob(rest) else [f"{NAME}/{a}-{rest}" for a in fitting(archs)]
+
+
+def fitting(glob: str) -> list[str]:
+    """Architectures and variants that run and match a glob."""
+    return [a for a in runnable(with_variants=True) if fnmatchcase(a, glob)]
 
 
 def _build(case_id: str) -> Case:
@@ -167,4 +178,5 @@ FAMILY = LiveFamily(
     _build,
     lacks=lacks,
     player=Player,
+    unlisted=_unlisted,
 )

@@ -76,6 +76,13 @@ def _ids(level: Level) -> list[str]:
     return [i for case_id in (CASES[:1] if level == "smoke" else CASES) for i in ids_of(case_id)]
 
 
+def _unlisted(glob: str) -> list[str]:
+    """The ids of a case that stands in full before `#`, or before a `*` at the end."""
+    inner, hash_, _ = glob.removeprefix(f"{NAME}/").partition("#")
+    inner = inner if hash_ else inner.removesuffix("*")
+    return [] if "@" not in inner or set("*?") & set(inner) else ids_of(inner)
+
+
 def _build(case_id: str) -> Case:
     inner, _, subject = case_id.removeprefix(f"{NAME}/").partition("#")
     _, weights, params = _subjects(inner)
@@ -337,4 +344,5 @@ FAMILY = LiveFamily(
     _build,
     seeded=False,
     player=Auditor,
+    unlisted=_unlisted,
 )

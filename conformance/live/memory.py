@@ -1,9 +1,9 @@
 """The family `memory`: does a backend hold a model's weights once? Measured on its process, whatever it says.
 
 An id is `memory/w=TYPE@1`, of made-up models; `copies=N` says how often the weights may be held, `model=FILE` names a
-model for llama.cpp, where `/` is written `%2F`. A runtime holds much that is no weight: its code, a JIT's kernels. So a
-small and a large model of one kind are measured, and what matters is by how much more the large one takes. llama.cpp on
-a ggml device is compared with its own CPU; for any other adapter `perf.held` measures a decoder.
+model for llama.cpp, where a comma is written `%2C`. A runtime holds much that is no weight: its code, a JIT's
+kernels. So a small and a large model of one kind are measured, and what matters is by how much more the large one
+takes. llama.cpp on a ggml device is compared with its own CPU; for any other adapter `perf.held` measures a decoder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from conformance.backend.registry import Spec, adapter, resolve
 from conformance.case.case import Case
@@ -176,13 +176,6 @@ def measure(request: Request, device: Device) -> Held:
     return Held(parts, found["held"], found["peak"], found["device"])
 
 
-def id_of(weight_type: str, limit: float | None = None, model: Path | None = None) -> str:
-    """The id of a measurement."""
-    more = "" if limit is None else f",copies={limit:g}"
-    more += "" if model is None else f",model={quote(str(model.resolve()), safe='')}"
-    return f"{NAME}/w={weight_type}{more}@1"
-
-
 def _read(case_id: str) -> tuple[str, float | None, Path | None]:
     """Type of the weights, limit and model; UsageError if the id cannot be read."""
     body, _ = split_id(case_id, NAME, "w=TYPE,copies=N,model=FILE")
@@ -232,7 +225,7 @@ class Player:
                 f"{model.name} is a model for llama.cpp, on a ggml device; an adapter runs a made-up one"
             )
         if allowed is None:
-            raise UnavailableError(f"what it may hold of {weight_type} is not stated: give --copies N")
+            raise UnavailableError(f"what it may hold of {weight_type} is not stated: give copies=N in its id")
         held = weights_held(self._spec, partial(open_backend, self._spec, own=True), weight_type)
         return _judged(held.held, held.peak, allowed, {"weights": float(held.nbytes)})
 
@@ -263,7 +256,7 @@ def _judged(held: float, peak: float, limit: float, sizes: Mapping[str, float]) 
 
 
 def _ids(level: Level) -> list[str]:
-    return [id_of(w) for w in (("q4_0",) if level == "smoke" else ("q4_0", "q8_0"))]
+    return [f"{NAME}/w={w}@1" for w in (("q4_0",) if level == "smoke" else ("q4_0", "q8_0"))]
 
 
 FAMILY = LiveFamily(
@@ -273,4 +266,5 @@ FAMILY = LiveFamily(
     _build,
     seeded=False,
     player=Player,
+    columns=("copies", "peak_copies", "limit"),
 )

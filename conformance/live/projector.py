@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.judge.verdict import Result
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.live import LiveFamily, without_steps
+from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level, read_keys, split_id, word
 from conformance.suite.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
 from conformance.suite.zoo.model import lacks
@@ -39,13 +40,21 @@ DOES = (*MEDIA, *RELATIONS)
 _KEYS = {"do": word(*DOES), "w": KEYS["w"]}
 
 
-def ids_of(name: str, w: str = "f32") -> list[str]:
+def ids_of(name: str) -> list[str]:
     """The ids of every run and relation of a projector."""
-    return [f"{NAME}/{name}-do={do}{'' if w == 'f32' else f',w={w}'}@1" for do in DOES]
+    return [f"{NAME}/{name}-do={do}@1" for do in DOES]
 
 
 def _ids(level: Level) -> list[str]:
     return [i for name in (["mlp"] if level == "smoke" else table()) for i in ids_of(name)]
+
+
+def _unlisted(glob: str) -> list[str]:
+    names, rest = split_glob(glob)
+    do, comma, last = rest.removeprefix("do=").partition(",")
+    if not comma or is_glob(last):
+        return []
+    return [f"{NAME}/{n}-do={d},{last}" for n in table() if fnmatchcase(n, names) for d in DOES if fnmatchcase(d, do)]
 
 
 def _read(case_id: str) -> tuple[str, str, str]:
@@ -161,4 +170,5 @@ FAMILY = LiveFamily(
     seeded=False,
     lacks=lacks,
     player=Player,
+    unlisted=_unlisted,
 )

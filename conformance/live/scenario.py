@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from conformance.backend.registry import Spec
@@ -14,12 +15,12 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.live import LiveFamily, without_steps
+from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level, without
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import lacks, runnable
 
-from .arch import FEW, spell
+from .arch import FEW, fitting, spell
 from .llama import Models, device, read_id
 from .pairs import SILENT, judge_pairs, saved_pairs
 from .scenarios.table import SCENARIOS
@@ -36,16 +37,28 @@ def id_of(arch: str, name: str, **keys: object) -> str:
     return spell(NAME, arch, {"real": 1, **keys, "do": name})
 
 
-def ids_of(arch: str, **keys: object) -> list[str]:
-    """The ids of all scenarios; three far from each other come first, by which a model that always dies is known."""
-    names = list(SCENARIOS)
-    first = [names[0], names[len(names) // 2], names[-1]]
-    return [id_of(arch, name, **keys) for name in dict.fromkeys((*first, *names))]
+_NAMES = list(SCENARIOS)
+_ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *_NAMES)))
+"""Three scenarios far from each other come first, by which a model that always dies is known."""
+
+
+def ids_of(arch: str) -> list[str]:
+    """The ids of all scenarios."""
+    return [id_of(arch, name) for name in _ORDER]
 
 
 def _ids(level: Level) -> list[str]:
     archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
     return [i for arch in archs for i in ids_of(arch)]
+
+
+def _unlisted(glob: str) -> list[str]:
+    archs, rest = split_glob(glob)
+    keys, _, last = rest.partition("do=")
+    name, _, seed = last.partition("@")
+    if is_glob(keys) or is_glob(seed):
+        return []
+    return [f"{NAME}/{a}-{keys}do={n}@{seed}" for a in fitting(archs) for n in _ORDER if fnmatchcase(n, name)]
 
 
 def _name(case_id: str) -> str:
@@ -123,4 +136,5 @@ FAMILY = LiveFamily(
     _build,
     lacks=lacks,
     player=Player,
+    unlisted=_unlisted,
 )

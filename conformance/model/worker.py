@@ -87,7 +87,7 @@ class Model(DeviceModel):
         c = self.library.llama
         if c.model_has_encoder(self.model) or not c.model_has_decoder(self.model):
             raise UsageError(
-                "it has an encoder, and models of a decoder alone are checked; `conform zoo` runs its kind"
+                "it has an encoder, and models of a decoder alone are checked; the live family `arch` runs its kind"
             )
 
     def about(self) -> dict[str, Any]:

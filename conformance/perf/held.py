@@ -36,7 +36,7 @@ MEASURED: dict[str, tuple[float, float]] = {
     "npu": (2.85, 1.5),
     "xdna2": (2.8, 2.0),
 }
-"""Adapter -> how often it holds weights of each of `TYPES` (docs/memory.md): the bytes as written, the form it computes
+"""Adapter -> how often it holds weights of each of `TYPES` (docs/live.md): the bytes as written, the form it computes
 with, and copies that the kernels of each program pack for themselves."""
 
 

@@ -24,7 +24,7 @@ from .isolation.isolate import Isolation
 
 LIVE = {
     name: f"conformance.live.{name}"
-    for name in ("audit", "switch", "arch", "scenario", "projector", "memory", "phases")
+    for name in ("audit", "layout", "arch", "scenario", "projector", "memory", "phases")
 }
 """Name of a live family -> the module that exports it as `FAMILY`; imported when it is used."""
 
@@ -52,6 +52,8 @@ class LiveFamily(Family):
     """Opens a player on a backend. A folder, where one is given, takes files of failing cases."""
     columns: Sequence[str] = ()
     """Globs of the metrics that the terminal shows in a table, in this order."""
+    unlisted: Callable[[str], Sequence[str]] = lambda _: ()
+    """Ids of no level that a glob may match."""
 
 
 def is_live(case_id: str) -> bool:
@@ -62,6 +64,18 @@ def is_live(case_id: str) -> bool:
 def without_steps(case_id: str) -> Case:
     """The case of a live id."""
     return Case(case_id, {}, [], family=case_id.partition("/")[0])
+
+
+def split_glob(glob: str) -> tuple[str, str]:
+    """Split a glob or id `family/WHAT-key=value…` into `WHAT` and the rest; two empty texts if it has no keys."""
+    body = glob.partition("/")[2]
+    what, dash, _ = body.partition("=")[0].rpartition("-")
+    return (what, body[len(what) + 1 :]) if dash else ("", "")
+
+
+def is_glob(text: str) -> bool:
+    """True if `text` has wildcards."""
+    return any(sign in text for sign in "*?[")
 
 
 @cache

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
 from conformance.ggml.errors import UsageError
+from conformance.run.isolation.isolate import open_backend
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -31,3 +32,21 @@ def test_another_form_is_refused(text: str) -> None:
     """With what was expected."""
     with pytest.raises(UsageError, match=r"expected|must read"):
         Spec.parse(text)
+
+
+def test_a_spec_may_set_variables_of_its_process() -> None:
+    """Beside those of its name, over which they go; no adapter sees them as options."""
+    before = defined()
+    try:
+        define({"x": Named("ggml", (("device", "OPENVINO0"),), (("A", "1"), ("S", None)))})
+        spec = Spec.parse("x?threads=2&env.S=a=b&env.EMPTY=")
+        assert resolve(spec) == Spec("ggml", (("device", "OPENVINO0"), ("threads", "2")))
+        assert environment(spec) == {"A": "1", "S": "a=b", "EMPTY": ""}
+        assert environment(Spec("x")) == {"A": "1", "S": None}
+    finally:
+        define(before)
+    for text in ("ggml?env.=1", "ggml?env.S-T=1", "ggml?env.A%3DB=1"):
+        with pytest.raises(UsageError, match=r"env\.NAME=VALUE expected"):
+            environment(Spec.parse(text))
+    with pytest.raises(UsageError, match="its devices have processes"):
+        open_backend(Spec.parse("sched?devices=cpu&env.A=1"))

@@ -61,14 +61,6 @@ def _returns(value: object) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def test_layout(patch: Patch) -> None:
-    """What differs in llama.cpp's graph."""
-    graphs = SimpleNamespace(steps=[])
-    patch("llama.layouts.pair", _returns((graphs, graphs)))
-    patch("llama.layouts.moved", _returns([EVIL]))
-    _conform("layout", "--arch", "llama")
-
-
 def test_perf(patch: Patch) -> None:
     """Why a unit was not timed."""
     (unit, *_) = units("smoke", ())

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import conform_here
 from gguf import GGUFReader
 from marks import needs_wheel
 
 from conformance.backend.registry import Spec
-from conformance.cli import main
-from conformance.ggml.errors import BackendError
+from conformance.ggml.errors import BackendError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.live.arch import RUNS, Player, Run, id_of
 from conformance.live.llama import Device
 from conformance.live.pairs import judge_runs, nmse
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.select import build, case_ids
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.recorder import Choice, flips, load_choices, save_choices
 
@@ -165,24 +166,38 @@ def test_the_first_nan_is_charged_to_what_held_it() -> None:
 
 
 @needs_wheel
-def test_the_command(tmp_path: Path) -> None:
-    """A result per architecture and run, in the record of any run; a device that is absent is an error of the user."""
-    out = tmp_path / "zoo.json"
-    command = ["zoo", "--backend", "ggml", "--arch", "mamba", "--runs", "1", "--json", str(out)]
-    result = CliRunner().invoke(main, command)
+def test_a_whole_model_in_a_run(tmp_path: Path) -> None:
+    """A result in the record of any run; a device that is absent is an error of the user."""
+    out = tmp_path / "arch.json"
+    result = conform_here("run", "--backend", "ggml", "--case", "arch/mamb?-real=1,run=p2@1", "--json", out)
     assert result.exit_code == 0, result.output
     (row,) = json.loads(out.read_text(encoding="utf-8"))["results"]
-    assert (row["case"], row["verdict"]) == ("arch/mamba-real=1@1", "PASS")
-    absent = CliRunner().invoke(main, ["zoo", "--backend", "ggml?device=NONE9", "--arch", "llama"])
+    assert (row["case"], row["verdict"]) == ("arch/mamba-real=1,run=p2@1", "PASS")
+    absent = conform_here("run", "--backend", "ggml?device=NONE9", "--case", "arch/llama-*")
     assert (absent.exit_code, "NONE9" in absent.output) == (2, True)
 
 
+def test_keys_of_an_id_go_with_globs_of_architectures() -> None:
+    """Ids that no level lists: each architecture that fits, each scenario, each run of a projector."""
+    assert case_ids([], ["arch/t5*-w=q8_0@1"], "smoke") == [
+        f"arch/{name}-w=q8_0@1" for name in ("t5", "t5-deep-decoder", "t5-v1.0", "t5encoder")
+    ]
+    found = case_ids([], ["scenario/mamba*-cache=q8_0,do=state-s*@1"], "smoke")
+    assert {i.partition("/")[2].partition("-")[0] for i in found} == {"mamba", "mamba2"}
+    assert {"state-same", "state-seq"} <= {i.partition("do=")[2].removesuffix("@1") for i in found}
+    assert case_ids([], ["projector/mlp-do=media-*,w=q8_0@1"], "smoke")[0] == "projector/mlp-do=media-whole,w=q8_0@1"
+    for glob in ("arch/no-such*-w=q8_0@1", "arch/llama*-w=q9@1", "scenario/llama-do=nothing@1", "projector/nothing-*"):
+        with pytest.raises(UsageError):
+            case_ids([], [glob], "smoke")
+
+
 def test_only_ggml_libraries_run_llama_cpp() -> None:
-    """Another adapter is refused before anything runs, and UNSUPPORTED where it is one of several."""
-    result = CliRunner().invoke(main, ["zoo", "--backend", "cpu"])
-    assert result.exit_code == 2
-    assert "llama.cpp runs on ggml's own backends only" in result.output
+    """Another adapter is UNSUPPORTED; an id in a file, which may be a stranger's, runs its graphs and nothing else."""
     runner = Runner()
     (unsupported,) = runner.run(Spec("cpu"), [runner.case("arch/llama-real=1@1")])
+    graphs = replace(build("weight_placement/both-w=q4_0@0"), id="arch/llama-real=1@1", file="stranger.gguf")
+    (ran,) = runner.run(Spec("cpu"), [graphs])
     runner.close()
     assert unsupported.verdict is Verdict.UNSUPPORTED
+    assert "llama.cpp runs on ggml's own backends only" in unsupported.detail
+    assert (ran.verdict, ran.steps) == (Verdict.PASS, len(graphs.steps))

@@ -1,4 +1,4 @@
-"""`conform memory`: what llama.cpp says it holds, what is resident, and weights that are held twice."""
+"""The family `memory`: what llama.cpp says it holds, what is resident, and weights that are held twice."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import conform_here
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.backend.registry import define, defined
-from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.breakdown import Parts, exported, of_log
 from conformance.ggml.lib.llama import Llama
@@ -107,18 +106,14 @@ def load_model(library, request, *args, **options):
         data = file.read()
     if os.environ["FAULT"] == "twice":
         kept.append(data)
-    elif os.environ["FAULT"] == "expanded":
-        kept.append(data * 2)
-    elif os.environ["FAULT"] == "each-program":
-        kept.extend(bytearray(data) for _ in range(3))
     return model
 
 
 load.load_model = load_model
 """
-COPIES = {"meanwhile": (1, 2), "twice": (2, 2), "expanded": (3, 4), "each-program": (4, 5)}
+COPIES = {"meanwhile": (1, 2), "twice": (2, 2)}
 """Fault of a stand-in -> how often its process holds the weights, in the end and at the worst moment: bytes of the file
-while it loads only, kept, in a form of twice the size, or once more for each of three programs."""
+while it loads only, or kept."""
 
 
 @pytest.fixture
@@ -126,7 +121,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """A backend for each fault: the wheel's CPU, whose process keeps more than llama.cpp says; models are smaller."""
     (tmp_path / "sitecustomize.py").write_text(STAND_IN, encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
-    monkeypatch.setattr(memory, "_LARGE", 8192)
+    monkeypatch.setattr(memory, "_LARGE", 4096)
     toml = "".join(
         f'[backend.{name}]\nadapter = "ggml"\noptions = {{ device = "CPU" }}\n'
         f'environment = {{ PYTHONPATH = {json.dumps(path)}, FAULT = "{name}" }}\n'
@@ -147,7 +142,7 @@ def test_weights_held_more_than_once_are_noticed(tmp_path: Path) -> None:
     """
     out = tmp_path / "memory.json"
     words = [word for name in ("ggml", *COPIES) for word in ("--backend", name)]
-    done = CliRunner().invoke(main, ["memory", *words, "--json", str(out)])
+    done = conform_here("run", "--family", "memory", "-v", *words, "--json", out)
     assert done.exit_code == 1, done.output
     found = {r["backend"]: r for r in json.loads(out.read_text(encoding="utf-8"))["results"]}
     for name, (held, peak) in {"ggml": (1, 1), **COPIES}.items():
@@ -163,7 +158,6 @@ def test_weights_held_more_than_once_are_noticed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_said() -> None:
-    """No such device, or no backend: an error of the user."""
-    done = CliRunner().invoke(main, ["memory", "--backend", "ggml?device=NPU9"])
+    """No such device is an error of the user."""
+    done = conform_here("run", "--family", "memory", "--backend", "ggml?device=NPU9")
     assert (done.exit_code, "NPU9" in done.output) == (2, True), done.output
-    assert CliRunner().invoke(main, ["memory"]).exit_code == 2

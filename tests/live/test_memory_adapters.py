@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import conform
+from commands import conform, conform_here
 
 from conformance.perf import held
 from conformance.perf.gates import SHIPPED, loads
@@ -46,10 +46,10 @@ def hoards(tmp_path: Path) -> Path:
 
 
 def test_a_copy_of_the_weights_is_noticed(hoards: Path) -> None:
-    """`conform memory`: the adapter as it is passes; one copy more, or three, does not."""
+    """The adapter as it is passes; one copy more, or three, does not."""
     names = ("openvino-stateless", "once-more", "thrice-more")
     words = [word for name in names for word in ("--backend", name)]
-    done = conform("memory", *words, "--json", "memory.json", cwd=hoards)
+    done = conform("run", "-v", "--family", "memory", *words, "--json", "memory.json", cwd=hoards)
     assert done.returncode == 1, done.stdout + done.stderr
     rows = json.loads((hoards / "memory.json").read_text(encoding="utf-8"))["results"]
     found = {r["backend"]: r["metrics"] for r in rows}
@@ -66,7 +66,8 @@ def test_our_adapters_hold_weights_as_often_as_stated(weight_type: str, tmp_path
     """Within the allowance, and so near to what was measured that one more copy is beyond it."""
     names = ("cpu", "npu", "openvino-stateful", "xdna2")
     words = [word for name in names for word in ("--backend", name)]
-    done = conform("memory", *words, "--weight-type", weight_type, "--json", "memory.json", cwd=tmp_path)
+    case = f"memory/w={weight_type}@1"
+    done = conform("run", "--case", case, *words, "--json", "memory.json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "memory.json").read_text(encoding="utf-8"))["results"]
     found = {r["backend"]: r["metrics"] for r in rows}
@@ -96,17 +97,13 @@ def test_the_gate_measures_weights(hoards: Path) -> None:
 
 
 def test_what_cannot_be_measured_of_an_adapter_is_said(tmp_path: Path) -> None:
-    """A type without allowance, a scheduler, a model for llama.cpp: the reason, and 3; no such adapter: 2."""
-    done = conform("memory", "--backend", "cpu", "--weight-type", "iq2_xs", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "give --copies N" in done.stdout
-    done = conform("memory", "--backend", "sched?devices=cpu,xdna2", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "its own process expected" in " ".join(done.stdout.split())
+    """A type without allowance, a scheduler, a model for llama.cpp: the reason, and exit code 3."""
     (tmp_path / "m.gguf").touch()
-    done = conform("memory", "m.gguf", "--backend", "cpu", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "m.gguf is a model for llama.cpp" in done.stdout
-    done = conform("memory", "--backend", "nobody", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "zoo:" not in done.stderr
+    model = f"model={tmp_path}/m.gguf"
+    for spec, keys, said in (
+        ("cpu", "w=iq2_xs", "give copies=N in its id"),
+        ("sched?devices=cpu,xdna2", "w=q4_0", "its own process expected"),
+        ("cpu", model, "m.gguf is a model for llama.cpp"),
+    ):
+        done = conform_here("run", "-v", "--backend", spec, "--case", f"memory/{keys}@1")
+        assert (done.exit_code, said in " ".join(done.output.split())) == (3, True), done.output

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commands import conform_here
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
@@ -395,26 +396,16 @@ def test_a_projector_that_a_build_does_not_know(tmp_path: Path) -> None:
     assert "cannot load the projector" in reply(lost, ask)["failed"]
 
 
-# --- the command
-
-
 @needs_wheel
-def test_the_command_with_projectors(tmp_path: Path) -> None:
-    """A result for each run and relation of a projector; no architecture runs beside them unless asked."""
-    out = tmp_path / "zoo.json"
-    result = CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--projector", "mlp-*", "--json", str(out)])
+def test_projectors_in_a_run(tmp_path: Path) -> None:
+    """A result for each run and relation of a projector."""
+    out = tmp_path / "projectors.json"
+    words = ("--level", "standard", "--backend", "ggml", "--case", "projector/mlp-norm-*", "--json", out)
+    result = conform_here("run", *words)
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert [r["case"] for r in rows] == player.ids_of("mlp-norm")
     assert {r["verdict"] for r in rows} == {"PASS", "UNSUPPORTED"}
-
-
-def test_the_names_of_projectors() -> None:
-    """A name that fits none is an error of the user, and a list shows them all."""
-    wrong = CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--projector", "nothing"])
-    assert (wrong.exit_code, "--projector nothing: one of adapter, " in wrong.output) == (2, True)
-    shown = CliRunner().invoke(main, ["zoo", "--list-projectors"]).output
-    assert all(name in shown for name in (*table(), *RELATIONS))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from commands import conform
+from commands import conform_here
 from marks import needs_wheel
 from verb_bugs import LLAMA, model
 
 from conformance.backend.registry import Spec
-from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, UnavailableError
 from conformance.judge.verdict import Result, Verdict
 from conformance.live.pairs import Pair, judge_pairs
@@ -41,7 +39,7 @@ def test_an_absent_function_is_named(verb: str, monkeypatch: pytest.MonkeyPatch,
 def test_an_rpc_server_is_asked_for_its_device() -> None:
     """llama.cpp registers the devices behind `rpc=` as the adapter does; the wheel has no RPC, which is said."""
     spec = "ggml?device=RPC0&rpc=127.0.0.1:1"
-    ended = CliRunner().invoke(main, ["zoo", "--arch", "llama", "--verb", "state-same", "--backend", spec])
+    ended = conform_here("run", "--case", id_of("llama", "state-same"), "--backend", spec)
     assert ended.exit_code != 0
     assert "has no RPC device; a build with libggml-rpc expected" in " ".join(ended.output.split())
 
@@ -94,9 +92,10 @@ def test_masked_logits_hide_no_others() -> None:
 @needs_wheel
 def test_shifts_of_a_quantised_cache_are_no_failure_of_the_cpu() -> None:
     """Keys that are turned and stored again have another draw of roundings, which the limit knows."""
-    verbs = ["--verb", "seq-add", "--verb", "seq-add-back", "--verb", "shift"]
-    done = conform("zoo", "--backend", "ggml", "--arch", "llama", "--cache-type", "q8_0", *verbs)
-    assert (done.returncode, "FAIL" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
+    player = Player(Spec("ggml"), Isolation(), None)
+    ids = [id_of("llama", name, cache="q8_0") for name in ("seq-add", "seq-add-back", "shift")]
+    assert [player.play(i).verdict for i in ids] == [Verdict.PASS] * 3
+    player.close()
 
 
 def test_a_pair_is_wider_by_what_it_is_worth() -> None:
@@ -111,13 +110,15 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
 
 
 @needs_wheel
-def test_the_command_with_verbs(tmp_path: Path) -> None:
-    """Verbs stand in the table and in the record as runs do, one of two processes too; what makes no sense for a model,
-    and what llama.cpp refuses, is UNSUPPORTED with the reason; a name that fits none is an error of the user.
+def test_scenarios_in_a_run(tmp_path: Path) -> None:
+    """They stand in the record as any case, one of two processes too; what makes no sense for a model, and what
+    llama.cpp refuses, is UNSUPPORTED with the reason.
     """
-    out = tmp_path / "zoo.json"
-    command = ["zoo", "--backend", "ggml", "--arch", "llama", "--arch", "mamba", "--verb", "state-process", "--json"]
-    result = CliRunner().invoke(main, [*command, str(out), "--verb", "shif?", "--verb", "seq-rm-tail"])
+    out = tmp_path / "scenarios.json"
+    names = ("state-process", "shif?", "seq-rm-tail")
+    archs = ("llama", "mamba")
+    globs = [word for a in archs for n in names for word in ("--case", f"scenario/{a}-real=1,do={n}@1")]
+    result = conform_here("run", "--level", "standard", "--backend", "ggml", *globs, "--json", out)
     assert result.exit_code == 0, result.output
     rows = {r["case"]: r for r in json.loads(out.read_text(encoding="utf-8"))["results"]}
     assert {i: r["verdict"] for i, r in rows.items()} == {
@@ -162,12 +163,6 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(BackendCrashError):
             player.play(i)
     player.close()
-
-
-def test_the_names_of_verbs() -> None:
-    """A name that fits no verb is an error of the user, and a list shows them all."""
-    assert CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--verb", "nothing"]).exit_code == 2
-    assert "state-fragmented" in CliRunner().invoke(main, ["zoo", "--list-verbs"]).output
 
 
 def test_every_verb_has_its_words() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import conform_here as conform
+from marks import needs_wheel
 
 WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
 """Fails on `ggml`."""
@@ -92,4 +94,48 @@ def test_what_cannot_be_compared_with_is_one_line(against: str, says: str) -> No
     """Exit code 2, and nothing runs."""
     done = conform("run", *BOTH, "--against", against)
     assert done.exit_code == 2
+    assert says in done.output
+
+
+STAND_IN = """
+import os
+import numpy as np
+import backends.ggml.session as session
+
+real = session.GgmlSession.compute
+
+
+def compute(self, graph, inputs, outputs):
+    values, last = dict(real(self, graph, inputs, outputs)), list(graph)[-1]
+    if os.environ.get("SWITCH") == "on" or os.environ.get("SWITCH") is None and os.path.exists("always"):
+        values[last] = np.zeros_like(values[last])
+    return values
+
+
+session.GgmlSession.compute = compute
+"""
+"""A library that a variable makes wrong; beside a file called `always` it is wrong without it, too."""
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("value", "always", "code", "says"),
+    [
+        ("on", False, 1, f"new: FAIL {RIGHT} on ggml?env.SWITCH=on, was PASS"),
+        ("off", False, 0, "0 new, 0 changed, 0 gone, 0 still"),
+        ("on", True, 0, "0 new, 0 changed, 0 gone, 1 still"),
+        ("off", True, 0, f"fixed: PASS {RIGHT} on ggml?env.SWITCH=off, was FAIL"),
+    ],
+)
+def test_a_variable_of_a_backend_is_compared_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, always: bool, code: int, says: str
+) -> None:
+    """Each side has a process of its own, since a library reads its environment once."""
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN)
+    if always:
+        (tmp_path / "always").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.chdir(tmp_path)
+    done = conform("run", "--backend", f"ggml?env.SWITCH={value}", "--against", "ggml", "--case", RIGHT)
+    assert done.exit_code == code, done.output
     assert says in done.output

@@ -1,18 +1,19 @@
-"""The builder's graphs are llama.cpp's own, and `conform layout` says what moved where they are not."""
+"""The builder's graphs are llama.cpp's own, and the family `layout` says what moved where they are not."""
 
 from __future__ import annotations
 
 import pytest
-from click.testing import CliRunner
 from marks import needs_wheel
 
 from conformance.backend.registry import Spec
-from conformance.cli import main
+from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.judge.compare import compare
+from conformance.judge.verdict import Verdict
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
-from conformance.suite.decoder import layout
+from conformance.run.runner import Runner
+from conformance.run.session.select import build, case_ids
 from conformance.suite.decoder.layers import B, Sketch
 from conformance.suite.decoder.layout import SETTINGS, moved, pair
 
@@ -30,11 +31,14 @@ SAMPLE = [
     ("lfm2", "l=3,convperiod=3,heads=2,kv=1,head=32,seqs=4,unified=1,run=p4.d1.rm1.d1.add1.p3.d1.cp2.d2"),
     ("lfm2", "fa=0,run=p250.d8"),
 ]
-"""Two of each architecture's settings; `conform layout` compares all."""
+"""Two of each architecture's settings; the family `layout` has all."""
 
 
 def test_the_sample_is_of_every_architecture() -> None:
-    """What is compared here is what the command compares, and nothing is left out."""
+    """What is compared here is what the family has at level standard, and nothing is left out."""
+    ids = case_ids(["layout"], [], "standard")
+    assert set(ids) >= {f"layout/{arch}-{keys}@0" for arch, keys in SAMPLE}
+    assert len(ids) == sum(map(len, SETTINGS.values()))
     assert {arch for arch, _ in SAMPLE} == SETTINGS.keys()
     assert all(keys in SETTINGS[arch] for arch, keys in SAMPLE)
 
@@ -62,7 +66,7 @@ def test_logits_equal_llama_cpp(arch: str) -> None:
 
 
 def test_moves_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that only one side has is named with its neighbour, and what reads it with both sources; exit code 1."""
+    """A node that only one side has is named with its neighbour, and what reads it with both sources."""
     norm = Sketch.norm
 
     def copied(g: Sketch, cur: Tensor, weight: str, name: str, il: int, *, rms: bool = False) -> Tensor:
@@ -70,8 +74,19 @@ def test_moves_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
         return B.cont(cur) if name == "result_norm" else cur
 
     monkeypatch.setattr(Sketch, "norm", copied)
-    monkeypatch.setattr(layout, "SETTINGS", {"llama": ("run=p3",)})
-    ran = CliRunner().invoke(main, ["layout", "--arch", "llama"])
-    assert ran.exit_code == 1
-    assert "after MUL result_norm f32[64, 1, 1, 1], llama.cpp has nothing, the builder CONT result_norm" in ran.output
-    assert "MUL_MAT result_output f32[64, 1, 1, 1]: llama.cpp has src[1] MUL result_norm" in ran.output
+    runner = Runner()
+    (result,) = runner.run(Spec("ggml"), [runner.case("layout/llama-run=p3@0")])
+    runner.close()
+    assert result.verdict is Verdict.FAIL
+    assert result.error is not None
+    assert result.error.words == "MUL result_norm f32[64, 1, 1, 1]: llama.cpp has flags 18, the builder 16"
+    assert result.where is not None
+    assert result.where.node
+    for said in (
+        "after MUL result_norm f32[64, 1, 1, 1], llama.cpp has nothing, the builder CONT result_norm",
+        "MUL_MAT result_output f32[64, 1, 1, 1]: llama.cpp has src[1] MUL result_norm",
+    ):
+        assert said in result.detail
+    for case in ("layout/llama-run=q@0", "layout/nobody-run=p3@0"):
+        with pytest.raises(UsageError):
+            build(case)

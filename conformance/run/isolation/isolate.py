@@ -31,6 +31,7 @@ from conformance.ggml.errors import (
     CaseFileError,
     ConformanceError,
     GraphError,
+    UsageError,
 )
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
@@ -77,6 +78,8 @@ def open_backend(
         BackendError: it did not open in time, or describes itself in wrong types.
     """
     name = resolve(spec).name
+    if is_provided(name) and environment(spec):
+        raise UsageError(f"{spec}: its devices have processes, and may have an environment: NAME:env.VARIABLE=VALUE")
     if not runs_here(spec) or (own and not is_provided(name)):
         entry_of(name)
         return IsolatedBackend(spec, isolation, spares=spares)

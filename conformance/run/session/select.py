@@ -20,7 +20,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation, open_backend
-from conformance.run.live import LIVE, family_or_none, live_family
+from conformance.run.live import LIVE, LiveFamily, family_or_none, live_family
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family, Level
 
@@ -39,9 +39,10 @@ def build(case_id: str) -> Case:
 
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
     """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none). An id that a
-    glob spells out in full is taken even where no level lists it. A family that this installation lacks is left out
-    where none is named (`lacking` says which), and so is a live one that no glob begins with. UsageError for an unknown
-    family, or a glob that matches nothing; UnavailableError if this installation lacks a family that is named.
+    glob spells out in full is taken even where no level lists it, and so is what a live family makes of a glob. A
+    family that this installation lacks is left out where none is named (`lacking` says which), and so is a live one
+    that no glob begins with. UsageError for an unknown family, or a glob that matches nothing; UnavailableError if this
+    installation lacks a family that is named.
     """
     chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
     for f in chosen:
@@ -57,9 +58,14 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     found: set[str] = set()
     unlisted: list[str] = []
     for g in globs:
-        own = [g] if g in place else list(filter(re.compile(translate(g)).match, ids))
+        matches = re.compile(translate(g)).match
+        own = [g] if g in place else list(filter(matches, ids))
         found.update(own)
         if own:
+            continue
+        if more := [i for f in chosen if isinstance(f, LiveFamily) for i in f.unlisted(g) if matches(i)]:
+            build(more[0])
+            unlisted += more
             continue
         if "@" not in g or set("*?") & set(g):
             raise UsageError(f"no case of level {level} matches {g!r}; `conform cases --level full` lists them all")

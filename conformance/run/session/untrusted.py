@@ -84,6 +84,8 @@ def _refusal_in_sched(key: str, value: str) -> str:
 
 
 def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> str:
+    if key.startswith(registry.VARIABLE):
+        return f"its option {printable(key, 40)} sets a variable"
     named = key in places if places is not None else bool(_PLACES & set(re.split(r"[^a-z]+", key.lower())))
     if named:
         return f"its option {printable(key, 40)} names a place"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,12 @@ class Moved:
         return f"step {self.step}, tensor {self.place}: {self.what}"
 
 
+def check(arch: str, keys_text: str) -> tuple[str, dict[str, Any]]:
+    """Return the id of a setting and the values of its keys; UsageError for invalid ones."""
+    case_id = f"layout/{arch}-{keys_text}@0"
+    return case_id, read_keys(case_id, keys_text, keys_of(arch))[0]
+
+
 def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
     """Run a plan over the same weights in llama.cpp and the builder; return its case and ours.
 
@@ -81,8 +88,7 @@ def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
         UsageError: invalid keys, or llama.cpp cannot load the model or run the plan.
         UnavailableError: there is no llama.cpp.
     """
-    case_id = f"layout/{arch}-{keys_text}@0"
-    values, _ = read_keys(case_id, keys_text, keys_of(arch))
+    case_id, values = check(arch, keys_text)
     ours = trajectory_of(case_id, arch, values)
     with tempfile.TemporaryDirectory(prefix="conformance-layout-") as folder:
         model = Path(folder, "model.gguf")

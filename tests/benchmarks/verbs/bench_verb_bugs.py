@@ -24,7 +24,7 @@ from conformance.live.scenarios.table import SCENARIOS
 KINDS = {"llama": "attention", "mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
 """Architecture -> what it remembers."""
 DIES = {"lfm2": ("seq-add", "seq-add-back", "shift", "seq-div", "embeddings-out")}
-"""Architecture -> verbs in which llama.cpp itself dies (docs/suite/verbs.md)."""
+"""Architecture -> verbs in which llama.cpp itself dies."""
 LEAST = 3
 
 

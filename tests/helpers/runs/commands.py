@@ -26,7 +26,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "golden-update": ("golden", "update"),
     "golden-verify": ("golden", "verify"),
     "history-import": ("history", "import"),
-    "memory": ("memory",),
     "nightly": ("nightly",),
     "release": ("build", "test"),
     "report": ("report",),
@@ -34,9 +33,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "run": ("run",),
     "show": ("show",),
     "shrink": ("shrink",),
-    "switch": ("switch",),
     "triage": ("triage",),
-    "zoo": ("zoo",),
 }
 """What a command does -> the words that call it."""
 
