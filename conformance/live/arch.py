@@ -25,8 +25,8 @@ from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import lacks, runnable
 from conformance.suite.zoo.recorder import flips, load_choices
 
+from .comparison import SILENT, TOLERANCE, judge_runs, nmse
 from .llama import Device, Models, device, read_id
-from .pairs import SILENT, TOLERANCE, judge_runs, nmse
 
 NAME = "arch"
 RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2, "unified": 1}}

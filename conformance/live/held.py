@@ -15,7 +15,7 @@ from conformance.process.memory import physical, trim
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.load import load_model
 
-from .scenarios.desk import Desk
+from .scenarios.harness import Harness
 
 _STATUS = Path("/proc/self/status")
 _LINES = 1 << 16
@@ -37,19 +37,19 @@ def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:
     """
     library.log = deque(maxlen=_LINES)
     before, free = _own(), _free(library, device)
-    desk = Desk(library, load_model(library, request, device, mapped=False), request, Path())
+    harness = Harness(library, load_model(library, request, device, mapped=False), request, Path())
     loading = list(library.log)
-    encodes = desk.kind == "encoder"  # which a context is made for
+    encodes = harness.kind == "encoder"  # which a context is made for
     library.log.clear()
-    way = desk.way()
+    context = harness.context()
     lines = [*loading, *library.log]
     if encodes:
-        way.feed((0, desk.tokens(_PROMPT)))
+        context.feed((0, harness.tokens(_PROMPT)))
     else:
-        way.decode((0, desk.tokens(_PROMPT)))
+        context.decode((0, harness.tokens(_PROMPT)))
         for i in range(_STEPS):
-            way.decode((0, desk.tokens(_STEPS, "after")[i : i + 1]))
-    parts = breakdown(library, way.context, lines)
+            context.decode((0, harness.tokens(_STEPS, "after")[i : i + 1]))
+    parts = breakdown(library, context.pointer, lines)
     trim()
     held, after = _own(), _free(library, device)
     return {

@@ -85,7 +85,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Growth:
     """One backend with a small and a large model."""
 
     small: Held
@@ -112,7 +112,7 @@ class Copies:
     """At the worst moment."""
 
 
-def copies(pair: Pair, cpu: Pair) -> Copies:
+def copies(growth: Growth, cpu: Growth) -> Copies:
     """How often `pair` holds the weights that `cpu` holds once; UsageError where `cpu` itself does not.
 
     Caches and buffers of activations are the same in both, and so cancel.
@@ -127,7 +127,7 @@ def copies(pair: Pair, cpu: Pair) -> Copies:
             f"memory: llama.cpp's own CPU holds {cpu.more:,} bytes for {weights:,} bytes of weights; {low:,} to "
             f"{high + max(0, others):,} expected, so this machine's figures say nothing"
         )
-    return Copies(1 + (pair.more - cpu.more) / weights, 1 + (pair.peak - cpu.peak) / weights)
+    return Copies(1 + (growth.more - cpu.more) / weights, 1 + (growth.peak - cpu.peak) / weights)
 
 
 def small(folder: Path, weight_type: str) -> Request:
@@ -233,13 +233,13 @@ class Player:
         little = small(self._folder, weight_type)
         much = of_file(model, little) if model else large(self._folder, weight_type)
         own = Device("CPU", on.lib)
-        cpu = Pair(measure(little, own), measure(much, own))
-        pair = Pair(measure(little, on), measure(much, on))
+        cpu = Growth(measure(little, own), measure(much, own))
+        growth = Growth(measure(little, on), measure(much, on))
         try:
-            found = copies(pair, cpu)
+            found = copies(growth, cpu)
         except UsageError as e:
             raise UnavailableError(str(e)) from None
-        held = pair.large
+        held = growth.large
         sizes = {"resident": held.held, "peak": held.peak, "stated": held.stated, "device": held.device or 0}
         sizes |= {f"{what} in {buffer}": getattr(p, what) for buffer, p in held.parts.items()
                   for what in ("model", "context", "compute")}  # fmt: skip

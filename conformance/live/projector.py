@@ -27,8 +27,8 @@ from conformance.suite.family import Level, read_keys, split_id, word
 from conformance.suite.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
 from conformance.suite.zoo.model import lacks
 
+from .comparison import F32, judge_all, judge_runs, saved
 from .llama import Device, Process, device
-from .pairs import F32, judge_pairs, judge_runs, saved_pairs
 from .projectors.encoder import Load, Medium
 from .projectors.files import write_projector, write_text_model
 from .projectors.relations import MEDIA, RELATIONS
@@ -92,9 +92,7 @@ class Player:
         begun = time.perf_counter()
         if do in RELATIONS:
             reply = self._processes[self._device].ask(relation=do, folder=str(self._folder))
-            result = judge_pairs(
-                do, saved_pairs(reply["pairs"], self._folder / f"{do}.npz"), on_cpu=self._device.on_cpu
-            )
+            result = judge_all(do, saved(reply["comparisons"], self._folder / f"{do}.npz"), on_cpu=self._device.on_cpu)
         else:
             expected = self._reference(do)
             result = judge_runs(self._chunks(self._device, do), expected)

@@ -21,8 +21,8 @@ from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import lacks, runnable
 
 from .arch import FEW, fitting, spell
+from .comparison import SILENT, judge_all, saved
 from .llama import Models, device, read_id
-from .pairs import SILENT, judge_pairs, saved_pairs
 from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
@@ -122,7 +122,7 @@ class Player:
             if part:
                 process.close()
             reply = process.ask(scenario=name, part=part, folder=str(folder), changes=self._models.changes(request))
-        return judge_pairs(name, saved_pairs(reply["pairs"], folder / f"{name}.npz"), on_cpu=self._device.on_cpu)
+        return judge_all(name, saved(reply["comparisons"], folder / f"{name}.npz"), on_cpu=self._device.on_cpu)
 
     def close(self) -> None:
         """End all processes."""

@@ -8,7 +8,7 @@ to run, as a user runs it. Each later request has `changes`, the fields of the r
   choose. The reply is `{"notes": {...}, "spoilt": text}`, the file has an array of results per batch; where watched,
   `choices-` and its name those.
 - `scenario` (a name of `scenarios.table`), `part` and `folder`: a part of the scenario runs. The reply is `{"more":
-  bool, "pairs": [what each compares, ...]}`, with `folder/SCENARIO.npz`.
+  bool, "comparisons": [what each compares, ...]}`, with `folder/SCENARIO.npz`.
 
 Either is `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
 `device` and `rpc`: the reply is that of `held.measure`.
@@ -41,7 +41,7 @@ from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
 from conformance.suite.zoo.worker import Drive, last_words
 
 from .held import measure
-from .scenarios.desk import Desk, RefusedError
+from .scenarios.harness import Harness, RefusedError
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -57,7 +57,7 @@ F32 = NDArray[np.float32]
 def main() -> None:
     """Answer requests to their end."""
     models: list[DeviceModel] = []
-    verbs: dict[str, Callable[[Any], dict[str, Any]]] = {
+    answers: dict[str, Callable[[Any], dict[str, Any]]] = {
         "run": lambda header: models[-1].reply(header),  # noqa: PLW0108  # the last one of then
         "scenario": lambda header: models[-1].scenario(header),  # noqa: PLW0108  # as above
         "load": lambda header: _load(models, header),
@@ -66,7 +66,7 @@ def main() -> None:
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
-            return next(verb(header) for name, verb in verbs.items() if name in header), ()
+            return next(answer_to(header) for name, answer_to in answers.items() if name in header), ()
         except UnavailableError as e:
             return failure(e)
         except ConformanceError as e:
@@ -118,21 +118,21 @@ class DeviceModel:
         """The reply to the request for a part of a scenario."""
         it, folder = SCENARIOS[ask["scenario"]], Path(ask["folder"])
         self.library.log.clear()
-        desk = Desk(self.library, self.model, replace(self._request, **ask["changes"]), folder, ask["part"])
-        if desk.kind not in it.kinds:
-            return {"unsupported": f"makes no sense for a model of kind {desk.kind}"}
+        harness = Harness(self.library, self.model, replace(self._request, **ask["changes"]), folder, ask["part"])
+        if harness.kind not in it.kinds:
+            return {"unsupported": f"makes no sense for a model of kind {harness.kind}"}
         try:
-            with desk.clean():
-                pairs = list(it.play(desk))
+            with harness.clean():
+                comparisons = list(it.play(harness))
         except LacksError as e:
             return {"unsupported": f"this llama.cpp has no {e}"}
         except RefusedError as e:
             return {"unsupported": f"refused: {e}"}
         except ConformanceError as e:
             return {"failed": str(e), "complaints": self.complaints()}
-        arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
+        arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(comparisons) for k in ("actual", "expected")}
         np.savez(folder / f"{it.name}.npz", **arrays)
-        return {"more": it.parts > ask["part"] + 1, "pairs": [p.record() for p in pairs]}
+        return {"more": it.parts > ask["part"] + 1, "comparisons": [p.record() for p in comparisons]}
 
     def _run(self, request: Request, file: Path, watch: dict[str, Any] | None) -> dict[str, Any]:
         """Run the request's plan on a context of its own and write what each batch gave.

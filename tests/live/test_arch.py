@@ -18,8 +18,8 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.live.arch import RUNS, Player, Run, id_of
+from conformance.live.comparison import judge_runs, nmse
 from conformance.live.llama import Device
-from conformance.live.pairs import judge_runs, nmse
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids

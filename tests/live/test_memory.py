@@ -19,7 +19,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.breakdown import Parts, exported, of_log
 from conformance.ggml.lib.llama import Llama
 from conformance.live import memory
-from conformance.live.memory import Held, Pair, copies
+from conformance.live.memory import Growth, Held, copies
 from conformance.suite.zoo.family import prepare, read
 from conformance.suite.zoo.load import load_model, new_context
 
@@ -70,7 +70,7 @@ def _held(weights: int, held: int, device: int | None = None) -> Held:
     return Held({"CPU": Parts(weights, 5, 7)}, held, held + 3, device)
 
 
-CPU = Pair(_held(4 * MIB, 7 * MIB), _held(104 * MIB, 108 * MIB))
+CPU = Growth(_held(4 * MIB, 7 * MIB), _held(104 * MIB, 108 * MIB))
 
 
 @given(st.integers(0, 3 * 100 * MIB), st.integers(0, 500 * MIB), st.sampled_from(["host", "device", "both"]))
@@ -78,11 +78,11 @@ def test_what_is_held_beside_is_counted_in_units_of_weights(beside: int, runtime
     """In either memory; a runtime that takes as much for any model does not count."""
     on_host = {"host": beside, "device": 0, "both": beside // 2}[where]
     device = None if where == "host" else beside - on_host
-    pair = Pair(
+    growth = Growth(
         _held(4 * MIB, 7 * MIB + runtime, None if device is None else 0),
         _held(104 * MIB, 108 * MIB + runtime + on_host, device),
     )
-    assert copies(pair, CPU).held == pytest.approx(1 + beside / (100 * MIB))
+    assert copies(growth, CPU).held == pytest.approx(1 + beside / (100 * MIB))
 
 
 @pytest.mark.parametrize("large", [_held(104 * MIB, 40 * MIB), _held(104 * MIB, 180 * MIB), _held(4 * MIB, 108 * MIB)])

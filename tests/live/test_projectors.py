@@ -31,7 +31,7 @@ from conformance.ggml.lib.mtmd import Mtmd
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.live import projector as player
-from conformance.live.pairs import judge_pairs
+from conformance.live.comparison import judge_all
 from conformance.live.projector import prepare
 from conformance.live.projectors.encoder import Encoder, image_size
 from conformance.live.projectors.files import TOKENS, write_projector
@@ -163,7 +163,7 @@ def related(relation: str, name: str) -> Result:
     e = loaded(name)
     try:
         with e.clean():
-            return judge_pairs(relation, list(RELATIONS[relation].play(e)), on_cpu=True)
+            return judge_all(relation, list(RELATIONS[relation].play(e)), on_cpu=True)
     except ConformanceError as error:
         return Result("", "", Verdict.OVERCLAIM, error=Error(str(error)))
 

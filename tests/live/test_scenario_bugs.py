@@ -1,4 +1,4 @@
-"""Planted bugs: each verb passes without them, and notices at least three."""
+"""Planted bugs: each scenario passes without them, and notices at least three."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 
 import pytest
 from marks import needs_wheel
-from verb_bugs import BUGS, NOTICED, model, noticed, played
+from scenario_bugs import BUGS, NOTICED, model, noticed, played
 
 from conformance.judge.verdict import Verdict
 from conformance.live.scenarios.table import SCENARIOS
 
 LEAST = 3
-"""Bugs that a verb must notice."""
+"""Bugs that a scenario must notice."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,23 +25,23 @@ def _end() -> Iterator[None]:
 
 
 @cache
-def _without(verb: str, arch: str) -> Verdict:
-    return played(verb, arch).verdict
+def _without(scenario: str, arch: str) -> Verdict:
+    return played(scenario, arch).verdict
 
 
 def test_each_verb_has_bugs() -> None:
-    """At least three bugs name each verb, and no bug names what is no verb."""
-    count = Counter(verb for bug in BUGS.values() for verb in bug.verbs.split())
+    """At least three bugs name each scenario, and no bug names what is no scenario."""
+    count = Counter(scenario for bug in BUGS.values() for scenario in bug.scenarios.split())
     assert set(count) <= set(SCENARIOS)
-    assert {verb: count[verb] for verb in SCENARIOS if count[verb] < LEAST} == {}
-    assert all(len(bug.verbs.split()) == len(set(bug.verbs.split())) for bug in BUGS.values())
+    assert {scenario: count[scenario] for scenario in SCENARIOS if count[scenario] < LEAST} == {}
+    assert all(len(bug.scenarios.split()) == len(set(bug.scenarios.split())) for bug in BUGS.values())
 
 
 @needs_wheel
 @pytest.mark.parametrize("what", BUGS)
 def test_a_planted_bug_is_noticed(what: str) -> None:
-    """Each verb that a bug names passes without it and does not with it."""
+    """Each scenario that a bug names passes without it and does not with it."""
     bug = BUGS[what]
-    for verb in bug.verbs.split():
-        assert _without(verb, bug.arch) is Verdict.PASS, verb
-        assert noticed(bug, verb).verdict in NOTICED, verb
+    for scenario in bug.scenarios.split():
+        assert _without(scenario, bug.arch) is Verdict.PASS, scenario
+        assert noticed(bug, scenario).verdict in NOTICED, scenario

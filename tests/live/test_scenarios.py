@@ -1,4 +1,4 @@
-"""Verbs of the zoo: what pairs of results say, what a library may lack, and the command."""
+"""Scenarios of the zoo: what pairs of results say, what a library may lack, and the command."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 from commands import conform_here
 from marks import needs_wheel
-from verb_bugs import LLAMA, model
+from scenario_bugs import LLAMA, model
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, UnavailableError
 from conformance.judge.verdict import Result, Verdict
-from conformance.live.pairs import Pair, judge_pairs
+from conformance.live.comparison import Comparison, judge_all
 from conformance.live.scenario import Player, id_of, ids_of
 from conformance.live.scenarios.table import SCENARIOS
 from conformance.run.isolation.isolate import Isolation
 
 
 @needs_wheel
-@pytest.mark.parametrize("verb", ["state-fresh", "lora-removed", "sampler", "seq-div"])
-def test_an_absent_function_is_named(verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A library that lacks a function of a verb makes it UNSUPPORTED, and the reason names the symbol."""
+@pytest.mark.parametrize("scenario", ["state-fresh", "lora-removed", "sampler", "seq-div"])
+def test_an_absent_function_is_named(scenario: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A library that lacks a function of a scenario makes it UNSUPPORTED, and the reason names the symbol."""
     lacking = {
         "state-fresh": "state_get_size", "lora-removed": "adapter_lora_init", "sampler": "set_sampler",
         "seq-div": "memory_seq_div",
-    }[verb]  # fmt: skip
+    }[scenario]  # fmt: skip
     monkeypatch.setattr(model(LLAMA).library.llama, lacking, None)
-    reply = model(LLAMA).scenario({"changes": {}, "scenario": verb, "part": 0, "folder": str(tmp_path)})
+    reply = model(LLAMA).scenario({"changes": {}, "scenario": scenario, "part": 0, "folder": str(tmp_path)})
     assert reply == {"unsupported": f"this llama.cpp has no llama_{lacking}"}
 
 
@@ -60,32 +60,32 @@ def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_
     assert said in str(reply["unsupported"])
 
 
-def _pair(actual: list[float], expected: list[float], *, exact: bool = False, apart: bool = False) -> Pair:
-    return Pair("x", np.array([actual], np.float32), np.array([expected], np.float32), exact, apart)
+def _pair(actual: list[float], expected: list[float], *, exact: bool = False, apart: bool = False) -> Comparison:
+    return Comparison("x", np.array([actual], np.float32), np.array([expected], np.float32), exact, apart)
 
 
 def test_what_pairs_say() -> None:
     """Bits where they must be equal, else the tolerance; nothing compared, or nothing changed, is VACUOUS."""
     near = [1.0, 2.000001]
-    assert judge_pairs("x", [_pair(near, [1.0, 2.0])], on_cpu=True).verdict is Verdict.PASS
-    assert judge_pairs("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=True).verdict is Verdict.FAIL
-    assert judge_pairs("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=False).verdict is Verdict.PASS
-    assert judge_pairs("x", [_pair([1.0], [1.2])], on_cpu=False).verdict is Verdict.FAIL
-    assert judge_pairs("x", [_pair([1.0], [1.01])], on_cpu=False).verdict is Verdict.PASS
-    assert judge_pairs("x", [_pair([1.0], [1.01])], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all("x", [_pair(near, [1.0, 2.0])], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=False).verdict is Verdict.PASS
+    assert judge_all("x", [_pair([1.0], [1.2])], on_cpu=False).verdict is Verdict.FAIL
+    assert judge_all("x", [_pair([1.0], [1.01])], on_cpu=False).verdict is Verdict.PASS
+    assert judge_all("x", [_pair([1.0], [1.01])], on_cpu=True).verdict is Verdict.FAIL
     assert (
-        judge_pairs("x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict is Verdict.VACUOUS
+        judge_all("x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict is Verdict.VACUOUS
     )
-    assert judge_pairs("x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
-    assert judge_pairs("x", [], on_cpu=True).verdict is Verdict.VACUOUS
+    assert judge_all("x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
+    assert judge_all("x", [], on_cpu=True).verdict is Verdict.VACUOUS
 
 
 def test_masked_logits_hide_no_others() -> None:
     """What a model never gives is left out of the error, and must be the same in both ways."""
     low = float(np.finfo(np.float32).min)
-    assert judge_pairs("x", [_pair([low, 1.0], [low, 1.0])], on_cpu=True).verdict is Verdict.PASS
-    assert judge_pairs("x", [_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict is Verdict.FAIL
-    other = judge_pairs("x", [_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
+    assert judge_all("x", [_pair([low, 1.0], [low, 1.0])], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all("x", [_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict is Verdict.FAIL
+    other = judge_all("x", [_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
     assert (other.verdict, "other tokens are masked" in other.detail) == (Verdict.FAIL, True)
 
 
@@ -103,10 +103,12 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
     right = np.ones((1, 1000), np.float32)
     off = right.copy()
     off[0, 0] += np.float32(0.2)  # NMSE 4e-5
-    assert judge_pairs("x", [Pair("shift", off, right)], on_cpu=True).verdict is Verdict.FAIL
-    assert judge_pairs("x", [Pair("shift", off, right, worth=1e-4)], on_cpu=True).verdict is Verdict.PASS
-    assert judge_pairs("x", [Pair("shift", off, right, worth=1e-5)], on_cpu=True).verdict is Verdict.FAIL
-    assert judge_pairs("x", [Pair("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all("x", [Comparison("shift", off, right)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all("x", [Comparison("shift", off, right, worth=1e-4)], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all("x", [Comparison("shift", off, right, worth=1e-5)], on_cpu=True).verdict is Verdict.FAIL
+    assert (
+        judge_all("x", [Comparison("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict is Verdict.FAIL
+    )
 
 
 @needs_wheel
@@ -165,8 +167,8 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
     player.close()
 
 
-def test_every_verb_has_its_words() -> None:
-    """A verb says what it does in few words, for at least one kind of model; at least 20 hold for a plain decoder."""
+def test_every_scenario_has_its_words() -> None:
+    """A scenario says what it does in few words, for some kind of model; at least 20 hold for a plain decoder."""
     assert all(v.does and v.kinds and len(v.does) < 80 for v in SCENARIOS.values())
     assert sum("attention" in v.kinds for v in SCENARIOS.values()) >= 20
 

@@ -9,8 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from conformance.live.pairs import Pair
-from conformance.live.scenarios.desk import RefusedError
+from conformance.live.comparison import Comparison
+from conformance.live.scenarios.harness import RefusedError
 
 from .encoder import F32, Encoder, Medium
 from .table import Modality
@@ -19,23 +19,23 @@ _BOTH: tuple[Modality, ...] = get_args(Modality)
 _VISION: tuple[Modality, ...] = ("vision",)
 
 
-def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = False) -> Iterator[Pair]:
+def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = False) -> Iterator[Comparison]:
     """A pair for each chunk; one of other shapes where there are more or fewer of them."""
     if len(found) != len(expected):
-        actual, wanted = (np.ones((len(way), 1), np.float32) for way in (found, expected))
-        yield Pair(f"{what}: as many chunks", actual, wanted)
+        actual, wanted = (np.ones((len(context), 1), np.float32) for context in (found, expected))
+        yield Comparison(f"{what}: as many chunks", actual, wanted)
         return
     for i, (rows, others) in enumerate(zip(found, expected, strict=True)):
-        yield Pair(f"{what}, chunk {i} of {len(found)}", rows, others, exact=exact)
+        yield Comparison(f"{what}, chunk {i} of {len(found)}", rows, others, exact=exact)
 
 
-def _apart(what: str, rows: F32, others: F32) -> Iterator[Pair]:
+def _apart(what: str, rows: F32, others: F32) -> Iterator[Comparison]:
     """Two that must differ, where they can be compared."""
     if rows.shape == others.shape:
-        yield Pair(what, rows, others, apart=True)
+        yield Comparison(what, rows, others, apart=True)
 
 
-def twice(e: Encoder) -> Iterator[Pair]:
+def twice(e: Encoder) -> Iterator[Comparison]:
     """A chunk is encoded again, after another one, and in a new context."""
     context = e.context()
     chunks, other = e.chunks(context, e.medium("odd")), e.chunks(context, e.medium("large"))
@@ -46,7 +46,7 @@ def twice(e: Encoder) -> Iterator[Pair]:
     yield from _apart("another medium", between, first[0])
 
 
-def in_turn(e: Encoder) -> Iterator[Pair]:
+def in_turn(e: Encoder) -> Iterator[Comparison]:
     """Media of all sizes, one after the other, each as if alone: graphs grow and shrink."""
     context = e.context()
     order: tuple[Medium, ...] = ("thin", "large", "whole", "odd", "large")
@@ -54,7 +54,7 @@ def in_turn(e: Encoder) -> Iterator[Pair]:
         yield from _same(name, e.look(context, e.medium(name)), e.look(e.context(), e.medium(name)), exact=True)
 
 
-def prompt(e: Encoder) -> Iterator[Pair]:
+def prompt(e: Encoder) -> Iterator[Comparison]:
     """Two media in one prompt, each as if alone."""
     media = e.medium("odd"), e.medium("whole")
     alone = [e.look(e.context(), medium) for medium in media]
@@ -62,7 +62,7 @@ def prompt(e: Encoder) -> Iterator[Pair]:
     yield from _apart("the two", alone[0][0], alone[1][0])
 
 
-def reversed_(e: Encoder) -> Iterator[Pair]:
+def reversed_(e: Encoder) -> Iterator[Comparison]:
     """Chunks of one medium, the last first."""
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
@@ -75,7 +75,7 @@ def reversed_(e: Encoder) -> Iterator[Pair]:
         yield from _apart("two chunks", before, after)
 
 
-def batch(e: Encoder) -> Iterator[Pair]:
+def batch(e: Encoder) -> Iterator[Comparison]:
     """Media of one size in a batch, each as if alone."""
     context = e.context()
     chunks = [e.chunks(context, e.medium("odd", version))[0] for version in "abc"]
@@ -84,7 +84,7 @@ def batch(e: Encoder) -> Iterator[Pair]:
     yield from _apart("two of them", alone[0], alone[1])
 
 
-def tiles(e: Encoder) -> Iterator[Pair]:
+def tiles(e: Encoder) -> Iterator[Comparison]:
     """The tiles of a large one in a batch, each as if alone."""
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
@@ -95,7 +95,7 @@ def tiles(e: Encoder) -> Iterator[Pair]:
     yield from _same("in a batch", e.batch(context, chunks), alone)
 
 
-def frames(e: Encoder) -> Iterator[Pair]:
+def frames(e: Encoder) -> Iterator[Comparison]:
     """Two equal frames, which are merged, are one image; two others are not."""
     context = e.context()
     image, other = e.medium("odd"), e.medium("odd", "other")
@@ -106,10 +106,10 @@ def frames(e: Encoder) -> Iterator[Pair]:
     alone = e.look(context, image)
     yield from _same("two equal frames", [e.encode(context, merged[0])], alone)
     film = e.chunks(context, image, other, between="")
-    yield Pair("another second frame", e.encode(context, film[0]), alone[0], apart=True)
+    yield Comparison("another second frame", e.encode(context, film[0]), alone[0], apart=True)
 
 
-def without_flash(e: Encoder) -> Iterator[Pair]:
+def without_flash(e: Encoder) -> Iterator[Comparison]:
     """Without flash attention."""
     plain, fused = e.context(flash_attn=False), e.context()
     sizes: tuple[Medium, ...] = ("odd", "large")
@@ -117,7 +117,7 @@ def without_flash(e: Encoder) -> Iterator[Pair]:
         yield from _same(name, e.look(fused, e.medium(name)), e.look(plain, e.medium(name)))
 
 
-def threads(e: Encoder) -> Iterator[Pair]:
+def threads(e: Encoder) -> Iterator[Comparison]:
     """With 3 threads."""
     many, one = e.context(n_threads=3), e.context()
     yield from _same("odd", e.look(many, e.medium("odd")), e.look(one, e.medium("odd")))
@@ -130,7 +130,7 @@ class Relation:
     name: str
     does: str
     """What, in a sentence."""
-    play: Callable[[Encoder], Iterator[Pair]]
+    play: Callable[[Encoder], Iterator[Comparison]]
     modalities: tuple[Modality, ...] = _BOTH
 
 

@@ -2,7 +2,7 @@
 
 `load` (`encoder.Load`'s fields) and `device` ("" for the CPU alone): a projector. `run` (a name of `relations.MEDIA`),
 `file`: a medium is encoded; the reply `{"chunks": n}` comes with the file (an array per chunk), or it is
-`{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply `{"pairs": [what each
+`{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply `{"comparisons": [what each
 compares, …]}` comes with `folder/NAME.npz`. Either is `{"unsupported": text}` where the library lacks what it takes.
 `record` (a `Medium`) and `output`: what the CPU computes of it is written as a case file; the reply is empty.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib.mtmd import Mtmd
 from conformance.ggml.lib.rpc import attach
-from conformance.live.scenarios.desk import RefusedError
+from conformance.live.scenarios.harness import RefusedError
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.load import LacksError
 from conformance.suite.zoo.worker import last_words
@@ -92,10 +92,10 @@ def _relation(e: Encoder, name: str, folder: Path) -> dict[str, Any]:
     relation = RELATIONS[name]
     if e.load.modality not in relation.modalities:
         return {"unsupported": f"makes no sense for {e.load.modality}"}
-    pairs = list(relation.play(e))
-    arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
+    comparisons = list(relation.play(e))
+    arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(comparisons) for k in ("actual", "expected")}
     np.savez(folder / f"{name}.npz", **arrays)
-    return {"pairs": [p.record() for p in pairs]}
+    return {"comparisons": [p.record() for p in comparisons]}
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Verbs: two ways through llama.cpp's public functions that must give equal logits, on one library and device."""
+"""Scenarios: two ways through llama.cpp's public functions that must give equal logits, on one library and device."""

@@ -1,4 +1,4 @@
-"""Verbs of adapters: LoRA and control vectors. An adapter is loaded before the contexts, as llama.cpp asks."""
+"""Scenarios of adapters: LoRA and control vectors. An adapter is loaded before the contexts, as llama.cpp asks."""
 
 from __future__ import annotations
 
@@ -6,100 +6,102 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conformance.live.pairs import Pair
+from conformance.live.comparison import Comparison
 
 from . import lora
-from .desk import F32, PROMPT, Desk, Way
+from .harness import F32, PROMPT, Context, Harness
 from .lora import Adapter
 
 
-def _with(desk: Desk, adapters: Sequence[Adapter], text: str = "prompt") -> F32:
+def _with(harness: Harness, adapters: Sequence[Adapter], text: str = "prompt") -> F32:
     """What a new context with these adapters gives."""
-    way = desk.way()
-    lora.put(way, adapters)
-    return _read(way, text)
+    context = harness.context()
+    lora.put(context, adapters)
+    return _read(context, text)
 
 
-def _read(way: Way, text: str = "prompt") -> F32:
+def _read(context: Context, text: str = "prompt") -> F32:
     """A text in an empty memory, always in one batch of one shape."""
-    if way.memory:
-        way.clear()
-    return way.feed((0, way.desk.tokens(PROMPT, text)))
+    if context.memory:
+        context.clear()
+    return context.feed((0, context.harness.tokens(PROMPT, text)))
 
 
-def removed(desk: Desk) -> Iterator[Pair]:
+def removed(harness: Harness) -> Iterator[Comparison]:
     """An adapter is there and then no more."""
-    a = Adapter(lora.load(desk, "a", lora.factors(desk, "a")))
-    way, plain = desk.way(), _read(desk.way())
-    lora.put(way, [a])
-    yield Pair("with the adapter", _read(way), plain, apart=True)
-    lora.put(way, [])
-    yield Pair("without it again", _read(way), plain)
+    a = Adapter(lora.load(harness, "a", lora.factors(harness, "a")))
+    context, plain = harness.context(), _read(harness.context())
+    lora.put(context, [a])
+    yield Comparison("with the adapter", _read(context), plain, apart=True)
+    lora.put(context, [])
+    yield Comparison("without it again", _read(context), plain)
 
 
-def scaled(desk: Desk) -> Iterator[Pair]:
+def scaled(harness: Harness) -> Iterator[Comparison]:
     """Half of an adapter is one whose B is half; none of it is none."""
-    of = lora.factors(desk, "a")
-    a = lora.load(desk, "a", of)
-    half = lora.load(desk, "half", {w: (f[0], f[1] / np.float32(2)) for w, f in of.items()})
-    expected = _with(desk, [Adapter(half)])
-    yield Pair("half of it", _with(desk, [Adapter(a, 0.5)]), expected)
-    yield Pair("half of it and all of it", _with(desk, [Adapter(a)]), expected, apart=True)
-    yield Pair("none of it", _with(desk, [Adapter(a, 0.0)]), _read(desk.way()))
+    of = lora.factors(harness, "a")
+    a = lora.load(harness, "a", of)
+    half = lora.load(harness, "half", {w: (f[0], f[1] / np.float32(2)) for w, f in of.items()})
+    expected = _with(harness, [Adapter(half)])
+    yield Comparison("half of it", _with(harness, [Adapter(a, 0.5)]), expected)
+    yield Comparison("half of it and all of it", _with(harness, [Adapter(a)]), expected, apart=True)
+    yield Comparison("none of it", _with(harness, [Adapter(a, 0.0)]), _read(harness.context()))
 
 
-def both(desk: Desk) -> Iterator[Pair]:
+def both(harness: Harness) -> Iterator[Comparison]:
     """Two adapters at once are one that holds the ranks of both."""
-    one, other = lora.factors(desk, "a"), lora.factors(desk, "b")
+    one, other = lora.factors(harness, "a"), lora.factors(harness, "b")
     # A file's scale is alpha / rank, so that of both together is 1, as that of each.
     twice = {w: (f[0], np.float32(2) * f[1]) for w, f in other.items()}
     of = {w: (np.concatenate([f[0], twice[w][0]]), np.concatenate([f[1], twice[w][1]], 1)) for w, f in one.items()}
-    a, b, ab = (lora.load(desk, name, f) for name, f in (("a", one), ("b", other), ("ab", of)))
-    expected = _with(desk, [Adapter(ab)])
-    yield Pair("both", _with(desk, [Adapter(a), Adapter(b, 2.0)]), expected)
-    yield Pair("both and one", _with(desk, [Adapter(a)]), expected, apart=True)
+    a, b, ab = (lora.load(harness, name, f) for name, f in (("a", one), ("b", other), ("ab", of)))
+    expected = _with(harness, [Adapter(ab)])
+    yield Comparison("both", _with(harness, [Adapter(a), Adapter(b, 2.0)]), expected)
+    yield Comparison("both and one", _with(harness, [Adapter(a)]), expected, apart=True)
 
 
-def many(desk: Desk, n: int) -> Iterator[Pair]:
+def many(harness: Harness, n: int) -> Iterator[Comparison]:
     """Many adapters at once, each with its share of one."""
-    of = lora.factors(desk, "a")
-    adapters = [lora.load(desk, "a", of) for _ in range(n)]
-    yield Pair(f"{n} adapters", _with(desk, [Adapter(a, 1 / n) for a in adapters]), _with(desk, [Adapter(adapters[0])]))
+    of = lora.factors(harness, "a")
+    adapters = [lora.load(harness, "a", of) for _ in range(n)]
+    yield Comparison(
+        f"{n} adapters", _with(harness, [Adapter(a, 1 / n) for a in adapters]), _with(harness, [Adapter(adapters[0])])
+    )
 
 
-def changed(desk: Desk) -> Iterator[Pair]:
+def changed(harness: Harness) -> Iterator[Comparison]:
     """Adapters change between batches of one shape, whose graph may be used again."""
-    a, b = (lora.load(desk, name, lora.factors(desk, name)) for name in ("a", "b"))
+    a, b = (lora.load(harness, name, lora.factors(harness, name)) for name in ("a", "b"))
     settings = [[], [Adapter(a)], [Adapter(b)], [Adapter(b, 0.5)], [Adapter(a), Adapter(b)], []]
-    way, before = desk.way(), None
+    context, before = harness.context(), None
     for i, adapters in enumerate(settings):
-        lora.put(way, adapters)
-        expected = _with(desk, adapters)
+        lora.put(context, adapters)
+        expected = _with(harness, adapters)
         if before is not None:
-            yield Pair(f"settings {i - 1} and {i}", before, expected, apart=True)
-        yield Pair(f"setting {i}", _read(way), expected)
+            yield Comparison(f"settings {i - 1} and {i}", before, expected, apart=True)
+        yield Comparison(f"setting {i}", _read(context), expected)
         before = expected
 
 
-def steered(desk: Desk) -> Iterator[Pair]:
+def steered(harness: Harness) -> Iterator[Comparison]:
     """A control vector is there and then no more."""
-    way, plain = desk.way(), _read(desk.way())
-    lora.steer(way, lora.control(desk, "a"))
-    yield Pair("with the vector", _read(way), plain, apart=True)
-    lora.steer(way, None)
-    yield Pair("without it again", _read(way), plain)
+    context, plain = harness.context(), _read(harness.context())
+    lora.steer(context, lora.control(harness, "a"))
+    yield Comparison("with the vector", _read(context), plain, apart=True)
+    lora.steer(context, None)
+    yield Comparison("without it again", _read(context), plain)
 
 
-def resteered(desk: Desk) -> Iterator[Pair]:
+def resteered(harness: Harness) -> Iterator[Comparison]:
     """Control vectors change between batches of one shape, whose graph may be used again."""
-    way, before = desk.way(), None
+    context, before = harness.context(), None
     for i, name in enumerate(("", "a", "b", "", "b")):
-        vector = lora.control(desk, name) if name else None
-        new = desk.way()
-        for each in (way, new):
+        vector = lora.control(harness, name) if name else None
+        new = harness.context()
+        for each in (context, new):
             lora.steer(each, vector)
         expected = _read(new)
         if before is not None:
-            yield Pair(f"settings {i - 1} and {i}", before, expected, apart=True)
-        yield Pair(f"setting {i}", _read(way), expected)
+            yield Comparison(f"settings {i - 1} and {i}", before, expected, apart=True)
+        yield Comparison(f"setting {i}", _read(context), expected)
         before = expected

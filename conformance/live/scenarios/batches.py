@@ -1,4 +1,4 @@
-"""Verbs of batches: sequences together as each alone, a prompt in pieces as at once."""
+"""Scenarios of batches: sequences together as each alone, a prompt in pieces as at once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conformance.live.pairs import Pair
+from conformance.live.comparison import Comparison
 
-from .desk import AFTER, F32, PROMPT, Desk, Way, joined
+from .harness import AFTER, F32, PROMPT, Context, Harness, joined
 
 
 def _length(seq: int) -> int:
@@ -16,93 +16,95 @@ def _length(seq: int) -> int:
     return 4 + 3 * seq % 8
 
 
-def _alone(way: Way, seq: int, n: int, steps: int = AFTER) -> F32:
+def _alone(context: Context, seq: int, n: int, steps: int = AFTER) -> F32:
     """What a sequence gives by itself: its prompt's last row, and its steps' rows."""
-    if way.memory:
-        way.clear()
-    rows = [way.feed((0, way.desk.tokens(n, f"prompt {seq}")))]
-    tokens = way.desk.tokens(AFTER, f"after {seq}")
-    if way.kind != "encoder":
-        rows += [way.feed((0, tokens[i : i + 1])) for i in range(steps)]
+    if context.memory:
+        context.clear()
+    rows = [context.feed((0, context.harness.tokens(n, f"prompt {seq}")))]
+    tokens = context.harness.tokens(AFTER, f"after {seq}")
+    if context.kind != "encoder":
+        rows += [context.feed((0, tokens[i : i + 1])) for i in range(steps)]
     return joined(*rows)
 
 
-def together(desk: Desk, seqs: Sequence[int], *, unified: bool | None = None, alike: bool = False) -> Iterator[Pair]:
+def together(
+    harness: Harness, seqs: Sequence[int], *, unified: bool | None = None, alike: bool = False
+) -> Iterator[Comparison]:
     """Sequences of different lengths (`alike`: of one length) in one batch, and in each step after it.
 
     Where there is one alone, others might have joined: else both ways would be the same.
     """
-    way, calm = desk.way(max(*seqs, 1) + 1, unified=unified), desk.way()
+    context, calm = harness.context(max(*seqs, 1) + 1, unified=unified), harness.context()
     lengths = {seq: PROMPT if alike else _length(seq) for seq in seqs}
-    rows = [way.feed(*((seq, desk.tokens(lengths[seq], f"prompt {seq}")) for seq in seqs))]
-    after = {seq: desk.tokens(AFTER, f"after {seq}") for seq in seqs}
-    n_steps = AFTER if way.kind != "encoder" else 0
-    rows += [way.feed(*((seq, after[seq][i : i + 1]) for seq in seqs)) for i in range(n_steps)]
+    rows = [context.feed(*((seq, harness.tokens(lengths[seq], f"prompt {seq}")) for seq in seqs))]
+    after = {seq: harness.tokens(AFTER, f"after {seq}") for seq in seqs}
+    n_steps = AFTER if context.kind != "encoder" else 0
+    rows += [context.feed(*((seq, after[seq][i : i + 1]) for seq in seqs)) for i in range(n_steps)]
     for k, seq in enumerate(seqs):
-        yield Pair(f"sequence {seq}", np.stack([r[k] for r in rows]), _alone(calm, seq, lengths[seq]))
+        yield Comparison(f"sequence {seq}", np.stack([r[k] for r in rows]), _alone(calm, seq, lengths[seq]))
 
 
-def needle(desk: Desk, n: int) -> Iterator[Pair]:
+def needle(harness: Harness, n: int) -> Iterator[Comparison]:
     """Many sequences whose texts differ in their first token alone."""
-    way, calm = desk.way(n, unified=True, n_ctx=1024), desk.way(n_ctx=1024)
-    first, text = desk.tokens(n, "needles"), desk.tokens(4, "hay")
-    fed = way.feed(*((seq, np.append(first[seq], text)) for seq in range(n)))
+    context, calm = harness.context(n, unified=True, n_ctx=1024), harness.context(n_ctx=1024)
+    first, text = harness.tokens(n, "needles"), harness.tokens(4, "hay")
+    fed = context.feed(*((seq, np.append(first[seq], text)) for seq in range(n)))
     expected = []
     for seq in range(n):
         calm.clear()
         expected.append(calm.feed((0, np.append(first[seq], text))))
-    yield Pair("each sequence", fed, joined(*expected))
+    yield Comparison("each sequence", fed, joined(*expected))
 
 
-def ubatch(desk: Desk, n: int) -> Iterator[Pair]:
+def ubatch(harness: Harness, n: int) -> Iterator[Comparison]:
     """A prompt in graphs of few tokens, against one graph."""
-    text = desk.tokens(27)
-    way, calm = desk.way(n_ubatch=n), desk.way()
-    fed, expected = way.feed((0, text)), calm.feed((0, text))
-    yield Pair("the prompt", fed, expected)
-    yield Pair("steps after it", way.steps(), calm.steps())
+    text = harness.tokens(27)
+    context, calm = harness.context(n_ubatch=n), harness.context()
+    fed, expected = context.feed((0, text)), calm.feed((0, text))
+    yield Comparison("the prompt", fed, expected)
+    yield Comparison("steps after it", context.steps(), calm.steps())
 
 
-def ubatch_several(desk: Desk) -> Iterator[Pair]:
+def ubatch_several(harness: Harness) -> Iterator[Comparison]:
     """Three prompts in one batch, in graphs of few tokens, against one graph."""
-    spans = [(seq, desk.tokens(11 + seq, f"prompt {seq}")) for seq in range(3)]
-    way, calm = desk.way(3, n_ubatch=6), desk.way(3)
-    yield Pair("the prompts", way.feed(*spans), calm.feed(*spans))
+    spans = [(seq, harness.tokens(11 + seq, f"prompt {seq}")) for seq in range(3)]
+    context, calm = harness.context(3, n_ubatch=6), harness.context(3)
+    yield Comparison("the prompts", context.feed(*spans), calm.feed(*spans))
     for seq in range(3):
-        yield Pair(f"sequence {seq} after it", way.steps(seq), calm.steps(seq))
+        yield Comparison(f"sequence {seq} after it", context.steps(seq), calm.steps(seq))
 
 
-def chunks(desk: Desk) -> Iterator[Pair]:
+def chunks(harness: Harness) -> Iterator[Comparison]:
     """A prompt in two batches and token by token, against one batch."""
-    text, way, calm = desk.tokens(PROMPT), desk.way(), desk.way()
-    pieces, single = way.feed((0, text[:5])), desk.way()
-    pieces = way.feed((0, text[5:]))
+    text, context, calm = harness.tokens(PROMPT), harness.context(), harness.context()
+    pieces, single = context.feed((0, text[:5])), harness.context()
+    pieces = context.feed((0, text[5:]))
     expected = calm.feed((0, text), every=True)
-    yield Pair("two batches", pieces, expected[-1:])
+    yield Comparison("two batches", pieces, expected[-1:])
     rows = joined(*(single.feed((0, text[i : i + 1])) for i in range(PROMPT)))
-    yield Pair("token by token", rows, expected)
+    yield Comparison("token by token", rows, expected)
 
 
-def unified(desk: Desk) -> Iterator[Pair]:
+def unified(harness: Harness) -> Iterator[Comparison]:
     """Sequences in one stream of cells, against a stream each."""
-    spans = [(seq, desk.tokens(_length(seq), f"prompt {seq}")) for seq in range(3)]
-    one, each = desk.way(3, unified=True), desk.way(3)
-    yield Pair("the prompts", one.feed(*spans), each.feed(*spans))
+    spans = [(seq, harness.tokens(_length(seq), f"prompt {seq}")) for seq in range(3)]
+    one, each = harness.context(3, unified=True), harness.context(3)
+    yield Comparison("the prompts", one.feed(*spans), each.feed(*spans))
     for seq in range(3):
-        yield Pair(f"sequence {seq} after it", one.steps(seq), each.steps(seq))
+        yield Comparison(f"sequence {seq} after it", one.steps(seq), each.steps(seq))
 
 
-def sets(desk: Desk, *, unified: bool) -> Iterator[Pair]:
+def sets(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
     """Batches of one shape with other sequences, and of one size in other shapes: a graph may be used again or not."""
     n = 4
-    way, calm = desk.way(n, unified=unified), [desk.way() for _ in range(n)]
+    context, calm = harness.context(n, unified=unified), [harness.context() for _ in range(n)]
     for seq in range(n):
-        text = desk.tokens(PROMPT, f"prompt {seq}")
-        way.feed((seq, text))
+        text = harness.tokens(PROMPT, f"prompt {seq}")
+        context.feed((seq, text))
         calm[seq].feed((0, text))
     shapes = [{0: 1, 1: 1}, {2: 1, 3: 1}, {1: 1, 2: 1}, {0: 2}, {3: 2}, {0: 1, 1: 1, 2: 1, 3: 1}, {0: 2, 1: 2},
               {2: 2, 3: 2}, {1: 4}, {2: 1, 3: 1}, {0: 1, 1: 1}]  # fmt: skip
     for i, shape in enumerate(shapes):
-        spans = [(seq, desk.tokens(k, f"set {i} {seq}")) for seq, k in shape.items()]
+        spans = [(seq, harness.tokens(k, f"set {i} {seq}")) for seq, k in shape.items()]
         expected = joined(*(calm[seq].feed((0, text)) for seq, text in spans))
-        yield Pair(f"batch {i}, of sequences {', '.join(map(str, shape))}", way.feed(*spans), expected)
+        yield Comparison(f"batch {i}, of sequences {', '.join(map(str, shape))}", context.feed(*spans), expected)

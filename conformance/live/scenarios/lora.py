@@ -15,7 +15,7 @@ from gguf import GGUFReader, GGUFWriter
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 
-from .desk import F32, Desk, RefusedError, Way
+from .harness import F32, Context, Harness, RefusedError
 
 _WEIGHT = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls)).+\.weight")
 _LEAST = 16
@@ -41,11 +41,11 @@ def _matrices(model: str) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, *ne) for name, ne in shapes if len(ne) == 2 and min(ne) >= _LEAST and _WEIGHT.fullmatch(name))  # type: ignore[misc]  # two
 
 
-def factors(desk: Desk, name: str, rank: int = 4) -> Factors:
+def factors(harness: Harness, name: str, rank: int = 4) -> Factors:
     """Random factors for every matrix; RefusedError where the model's weights are in no file."""
     out: Factors = {}
-    for weight, ne0, ne1 in _matrices(desk.request.model):
-        stream = Stream(desk.request.stream, f"lora {name} {weight}")
+    for weight, ne0, ne1 in _matrices(harness.request.model):
+        stream = Stream(harness.request.stream, f"lora {name} {weight}")
         a, b = stream.normal(rank * ne0, ne0**-0.5), stream.normal(rank * ne1, 0.3)
         out[weight] = a.reshape(rank, ne0), b.reshape(ne1, rank)
     if not out:
@@ -53,13 +53,13 @@ def factors(desk: Desk, name: str, rank: int = 4) -> Factors:
     return out
 
 
-def load(desk: Desk, name: str, of: Factors) -> int:
+def load(harness: Harness, name: str, of: Factors) -> int:
     """`llama_adapter_lora_init` of a file written here; UsageError if llama.cpp refuses it."""
-    path = desk.folder / f"{name}.gguf"
-    _write(path, str(desk.request.params["arch"]), of)
-    adapter: int | None = desk.call("adapter_lora_init")(desk.model, bytes(path))
+    path = harness.folder / f"{name}.gguf"
+    _write(path, str(harness.request.params["arch"]), of)
+    adapter: int | None = harness.call("adapter_lora_init")(harness.model, bytes(path))
     if not adapter:
-        raise UsageError(f"llama_adapter_lora_init returned NULL: {desk.library.reason()}")
+        raise UsageError(f"llama_adapter_lora_init returned NULL: {harness.library.reason()}")
     return adapter
 
 
@@ -77,35 +77,37 @@ def _write(path: Path, arch: str, of: Factors) -> None:
     writer.close()
 
 
-def put(way: Way, adapters: Sequence[Adapter]) -> None:
+def put(context: Context, adapters: Sequence[Adapter]) -> None:
     """Let a context have these adapters and no others; UsageError if llama.cpp refuses."""
-    call = way.desk.call
-    if way.desk.library.llama.set_adapters_lora is None:  # until b8100 or so one by one
-        call("clear_adapter_lora")(way.context)
-        status = sum(call("set_adapter_lora")(way.context, a.pointer, a.scale) for a in adapters)
+    call = context.harness.call
+    if context.harness.library.llama.set_adapters_lora is None:  # until b8100 or so one by one
+        call("clear_adapter_lora")(context.pointer)
+        status = sum(call("set_adapter_lora")(context.pointer, a.pointer, a.scale) for a in adapters)
     else:
         pointers = (ctypes.c_void_p * len(adapters))(*(a.pointer for a in adapters))
         scales = (ctypes.c_float * len(adapters))(*(a.scale for a in adapters))
-        status = call("set_adapters_lora")(way.context, pointers, len(adapters), scales)
+        status = call("set_adapters_lora")(context.pointer, pointers, len(adapters), scales)
     if status:
-        raise UsageError(f"llama_set_adapters_lora of {len(adapters)} returned {status}: {way.desk.library.reason()}")
+        raise UsageError(
+            f"llama_set_adapters_lora of {len(adapters)} returned {status}: {context.harness.library.reason()}"
+        )
 
 
-def control(desk: Desk, name: str) -> F32:
+def control(harness: Harness, name: str) -> F32:
     """A random control vector: a row for each layer from the second on."""
-    n_layer = desk.call("model_n_layer")(desk.model)
-    rows = Stream(desk.request.stream, f"control {name}").normal((n_layer - 1) * desk.n_embd, 3.0)
-    return rows.astype(np.float32).reshape(n_layer - 1, desk.n_embd)
+    n_layer = harness.call("model_n_layer")(harness.model)
+    rows = Stream(harness.request.stream, f"control {name}").normal((n_layer - 1) * harness.n_embd, 3.0)
+    return rows.astype(np.float32).reshape(n_layer - 1, harness.n_embd)
 
 
-def steer(way: Way, vector: F32 | None) -> None:
+def steer(context: Context, vector: F32 | None) -> None:
     """`llama_set_adapter_cvec`; None takes it away. UsageError if llama.cpp refuses."""
-    n_embd = way.desk.n_embd
+    n_embd = context.harness.n_embd
     if vector is None:
-        status = way.desk.call("set_adapter_cvec")(way.context, None, 0, n_embd, 0, 0)
+        status = context.harness.call("set_adapter_cvec")(context.pointer, None, 0, n_embd, 0, 0)
     else:
         data = np.ascontiguousarray(vector)
         arguments = (data.ctypes.data, data.size, n_embd, 1, data.shape[0])
-        status = way.desk.call("set_adapter_cvec")(way.context, *arguments)
+        status = context.harness.call("set_adapter_cvec")(context.pointer, *arguments)
     if status:
-        raise UsageError(f"llama_set_adapter_cvec returned {status}: {way.desk.library.reason()}")
+        raise UsageError(f"llama_set_adapter_cvec returned {status}: {context.harness.library.reason()}")

@@ -1,4 +1,4 @@
-"""Verbs of inputs and outputs: embeddings in, which results are asked for, pooling, samplers on the device."""
+"""Scenarios of inputs and outputs: embeddings in, which results are asked for, pooling, samplers on the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 from gguf import GGUFReader
 
 from conformance.ggml.errors import UsageError
-from conformance.live.pairs import Pair
+from conformance.live.comparison import Comparison
 
-from .desk import AFTER, F32, PROMPT, Desk, RefusedError
+from .harness import AFTER, F32, PROMPT, Harness, RefusedError
 
 OTHERWISE = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "scales embeddings of tokens alone"),
@@ -21,78 +21,78 @@ MEAN, CLS, LAST, NONE = 1, 2, 3, 0
 """`enum llama_pooling_type`."""
 
 
-def embeddings_in(desk: Desk) -> Iterator[Pair]:
+def embeddings_in(harness: Harness) -> Iterator[Comparison]:
     """Rows of the token embedding in place of tokens; RefusedError where llama.cpp takes them for something else."""
-    arch = str(desk.request.params.get("arch"))
+    arch = str(harness.request.params.get("arch"))
     if arch in OTHERWISE:
         raise RefusedError(f"{arch} {OTHERWISE[arch]}")
-    table = next((t for t in GGUFReader(desk.request.model).tensors if t.name == "token_embd.weight"), None)
+    table = next((t for t in GGUFReader(harness.request.model).tensors if t.name == "token_embd.weight"), None)
     if table is None or table.data.dtype != np.float32:
         raise RefusedError("the model's file holds no token embedding in F32")
-    text = desk.tokens(PROMPT)
+    text = harness.tokens(PROMPT)
     rows: F32 = np.array(table.data)[text]
-    way, calm = desk.way(), desk.way()
-    yield Pair("the prompt", way.feed((0, rows)), calm.feed((0, text)))
-    yield Pair("steps after it", way.steps(), calm.steps())
+    context, calm = harness.context(), harness.context()
+    yield Comparison("the prompt", context.feed((0, rows)), calm.feed((0, text)))
+    yield Comparison("steps after it", context.steps(), calm.steps())
 
 
-def every(desk: Desk) -> Iterator[Pair]:
+def every(harness: Harness) -> Iterator[Comparison]:
     """The results of all tokens, against those of the last, and of a few."""
-    text = desk.tokens(PROMPT)
-    all_of = desk.way().feed((0, text), every=True)
-    yield Pair("the last token", desk.way().feed((0, text)), all_of[-1:])
-    yield Pair("the last of 4", desk.way().feed((0, text[:4])), all_of[3:4])
-    few = desk.way().feed((0, text[:4]), (0, text[4:9]), (0, text[9:]))
-    yield Pair("three tokens", few, all_of[[3, 8, PROMPT - 1]])
+    text = harness.tokens(PROMPT)
+    all_of = harness.context().feed((0, text), every=True)
+    yield Comparison("the last token", harness.context().feed((0, text)), all_of[-1:])
+    yield Comparison("the last of 4", harness.context().feed((0, text[:4])), all_of[3:4])
+    few = harness.context().feed((0, text[:4]), (0, text[4:9]), (0, text[9:]))
+    yield Comparison("three tokens", few, all_of[[3, 8, PROMPT - 1]])
 
 
-def asked(desk: Desk) -> Iterator[Pair]:
+def asked(harness: Harness) -> Iterator[Comparison]:
     """Embeddings are asked for, and then no more."""
-    way, calm, text = desk.way(), desk.way(), desk.tokens(PROMPT)
-    desk.call("set_embeddings")(way.context, True)  # C's signature
-    way.decode((0, text))
-    desk.call("set_embeddings")(way.context, False)
-    way.clear()
-    yield Pair("the prompt", way.feed((0, text)), calm.feed((0, text)))
-    yield Pair("steps after it", way.steps(), calm.steps())
+    context, calm, text = harness.context(), harness.context(), harness.tokens(PROMPT)
+    harness.call("set_embeddings")(context.pointer, True)  # C's signature
+    context.decode((0, text))
+    harness.call("set_embeddings")(context.pointer, False)
+    context.clear()
+    yield Comparison("the prompt", context.feed((0, text)), calm.feed((0, text)))
+    yield Comparison("steps after it", context.steps(), calm.steps())
 
 
-def pooling(desk: Desk, pooling_type: int) -> Iterator[Pair]:
+def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
     """A pooled result is that of its tokens, computed on the host; of two sequences each."""
-    if not desk.request.embeddings:
+    if not harness.request.embeddings:
         raise RefusedError("this model gives logits")
-    spans = [(seq, desk.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
-    pooled = desk.way(2, more={"pooling_type": pooling_type}).feed(*spans)
-    rows = desk.way(2, more={"pooling_type": NONE}).feed(*spans, every=True)
+    spans = [(seq, harness.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
+    pooled = harness.context(2, more={"pooling_type": pooling_type}).feed(*spans)
+    rows = harness.context(2, more={"pooling_type": NONE}).feed(*spans, every=True)
     of = [rows[:7], rows[7:]]
     by = {MEAN: lambda r: r.mean(0), CLS: lambda r: r[0], LAST: lambda r: r[-1]}
-    yield Pair("both sequences", pooled, np.stack([by[pooling_type](r) for r in of]).astype(np.float32))
+    yield Comparison("both sequences", pooled, np.stack([by[pooling_type](r) for r in of]).astype(np.float32))
 
 
 LEFT = "needed for sampler"
 """In the line that llama.cpp logs of a sampler that it leaves to the host, as the device lacks an op of it."""
 
 
-def greedy(desk: Desk) -> Iterator[Pair]:
+def greedy(harness: Harness) -> Iterator[Comparison]:
     """A greedy sampler on the device takes the largest of the logits that another context gives."""
-    call = desk.call
+    call = harness.call
     chain = call("sampler_chain_init")(call("sampler_chain_default_params")())
     call("sampler_chain_add")(chain, call("sampler_init_greedy")())
-    way, calm = desk.way(), desk.way()
-    if not call("set_sampler")(way.context, 0, chain):
+    context, calm = harness.context(), harness.context()
+    if not call("set_sampler")(context.pointer, 0, chain):
         raise RefusedError("llama_set_sampler returned false")
-    if left := [line for line in desk.library.log if LEFT in line]:
+    if left := [line for line in harness.library.log if LEFT in line]:
         raise RefusedError(left[-1])
-    token = desk.tokens(PROMPT)
+    token = harness.tokens(PROMPT)
     found, expected = [], []
     for _ in range(AFTER + 1):
         n = len(token)
-        way.decode((0, token))
-        found.append(call("get_sampled_token_ith")(way.context, n - 1))
+        context.decode((0, token))
+        found.append(call("get_sampled_token_ith")(context.pointer, n - 1))
         logits = calm.feed((0, token))[0]
         expected.append(int(logits.argmax()))
         if found[-1] < 0:
             raise UsageError("llama_get_sampled_token_ith gave no token, though a sampler is set")
         token = np.array([expected[-1]])
-    rows = [np.eye(desk.n_vocab, dtype=np.float32)[tokens] for tokens in (found, expected)]
-    yield Pair("the tokens", rows[0], rows[1], exact=True)
+    rows = [np.eye(harness.n_vocab, dtype=np.float32)[tokens] for tokens in (found, expected)]
+    yield Comparison("the tokens", rows[0], rows[1], exact=True)

@@ -1,4 +1,4 @@
-"""Verbs of states: what was saved and loaded decodes as if nothing had happened."""
+"""Scenarios of states: what was saved and loaded decodes as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.ggml.errors import UsageError
-from conformance.live.pairs import Pair
+from conformance.live.comparison import Comparison
 
-from .desk import PROMPT, Desk, Way
+from .harness import PROMPT, Context, Harness
 
 PARTIAL, ON_DEVICE = 1, 2
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY` and `_ON_DEVICE`."""
@@ -27,198 +27,200 @@ class State:
     """Sequence -> the position of its next token."""
 
 
-def save(way: Way) -> State:
+def save(context: Context) -> State:
     """`llama_state_get_data`."""
-    return State(_got(way, "state_get", ()), tuple(way.next))
+    return State(_got(context, "state_get", ()), tuple(context.next))
 
 
-def load(way: Way, state: State) -> None:
+def load(context: Context, state: State) -> None:
     """`llama_state_set_data`; UsageError if it did not take all."""
-    _set(way, "state_set_data", state.data, ())
-    way.next[: len(state.next)] = state.next
+    _set(context, "state_set_data", state.data, ())
+    context.next[: len(state.next)] = state.next
 
 
-def save_seq(way: Way, seq: int, flags: int | None = None) -> State:
+def save_seq(context: Context, seq: int, flags: int | None = None) -> State:
     """`llama_state_seq_get_data`, with flags `_ext`."""
-    return State(_got(way, "state_seq_get", (seq,) if flags is None else (seq, flags)), (way.next[seq],))
+    return State(_got(context, "state_seq_get", (seq,) if flags is None else (seq, flags)), (context.next[seq],))
 
 
-def load_seq(way: Way, seq: int, state: State, flags: int | None = None) -> None:
+def load_seq(context: Context, seq: int, state: State, flags: int | None = None) -> None:
     """`llama_state_seq_set_data`, with flags `_ext`; UsageError if it did not take all."""
     if flags is None:
-        _set(way, "state_seq_set_data", state.data, (seq,))
+        _set(context, "state_seq_set_data", state.data, (seq,))
     else:
-        _set(way, "state_seq_set_data_ext", state.data, (seq, flags))
-    way.next[seq] = state.next[0]
+        _set(context, "state_seq_set_data_ext", state.data, (seq, flags))
+    context.next[seq] = state.next[0]
 
 
-def _got(way: Way, stem: str, rest: tuple[int, ...]) -> NDArray[np.uint8]:
+def _got(context: Context, stem: str, rest: tuple[int, ...]) -> NDArray[np.uint8]:
     ext = "_ext" if len(rest) > 1 else ""
-    call = way.desk.call
-    data = np.zeros(call(f"{stem}_size{ext}")(way.context, *rest), np.uint8)
-    n = call(f"{stem}_data{ext}")(way.context, data.ctypes.data, data.size, *rest)
+    call = context.harness.call
+    data = np.zeros(call(f"{stem}_size{ext}")(context.pointer, *rest), np.uint8)
+    n = call(f"{stem}_data{ext}")(context.pointer, data.ctypes.data, data.size, *rest)
     if n != data.size:
         raise UsageError(f"llama_{stem}_data{ext} wrote {n} bytes of {data.size}")
     return data
 
 
-def _set(way: Way, name: str, data: NDArray[np.uint8], rest: tuple[int, ...]) -> None:
-    n = way.desk.call(name)(way.context, data.ctypes.data, data.size, *rest)
+def _set(context: Context, name: str, data: NDArray[np.uint8], rest: tuple[int, ...]) -> None:
+    n = context.harness.call(name)(context.pointer, data.ctypes.data, data.size, *rest)
     if n != data.size:
-        raise UsageError(f"llama_{name} read {n} bytes of {data.size}: {way.desk.library.reason()}")
+        raise UsageError(f"llama_{name} read {n} bytes of {data.size}: {context.harness.library.reason()}")
 
 
-def _begun(desk: Desk, n_seq_max: int = 1, *, unified: bool | None = None) -> Way:
+def _begun(harness: Harness, n_seq_max: int = 1, *, unified: bool | None = None) -> Context:
     """A context that has read a prompt: of each sequence its own."""
-    way = desk.way(n_seq_max, unified=unified)
-    way.feed(*((seq, desk.tokens(PROMPT + seq, f"prompt {seq}")) for seq in range(n_seq_max)))
-    return way
+    context = harness.context(n_seq_max, unified=unified)
+    context.feed(*((seq, harness.tokens(PROMPT + seq, f"prompt {seq}")) for seq in range(n_seq_max)))
+    return context
 
 
-def _into(way: Way, into: Way, what: str) -> Iterator[Pair]:
-    """The state of `way` in `into`, and where it must go on."""
-    state = save(way)
+def _into(context: Context, into: Context, what: str) -> Iterator[Comparison]:
+    """The state of `context` in `into`, and where it must go on."""
+    state = save(context)
     load(into, state)
-    expected = way.steps()
-    yield Pair(what, into.steps(), expected, exact=True)
-    empty = way.desk.way()
-    yield Pair("an empty context", empty.steps(), expected, apart=True)
+    expected = context.steps()
+    yield Comparison(what, into.steps(), expected, exact=True)
+    empty = context.harness.context()
+    yield Comparison("an empty context", empty.steps(), expected, apart=True)
 
 
-def same(desk: Desk) -> Iterator[Pair]:
+def same(harness: Harness) -> Iterator[Comparison]:
     """Into the context that it came from, which has read other tokens since."""
-    way = _begun(desk)
-    state = save(way)
-    expected = way.steps()
-    way.clear(data=True)
-    way.feed((0, desk.tokens(PROMPT - 4, "other")))
-    load(way, state)
-    yield Pair("after loading", way.steps(), expected, exact=True)
+    context = _begun(harness)
+    state = save(context)
+    expected = context.steps()
+    context.clear(data=True)
+    context.feed((0, harness.tokens(PROMPT - 4, "other")))
+    load(context, state)
+    yield Comparison("after loading", context.steps(), expected, exact=True)
 
 
-def fresh(desk: Desk) -> Iterator[Pair]:
+def fresh(harness: Harness) -> Iterator[Comparison]:
     """Into a new context."""
-    yield from _into(_begun(desk), desk.way(), "in a new context")
+    yield from _into(_begun(harness), harness.context(), "in a new context")
 
 
-def larger(desk: Desk) -> Iterator[Pair]:
+def larger(harness: Harness) -> Iterator[Comparison]:
     """Into a context of more cells."""
-    yield from _into(_begun(desk), desk.larger(2), "in a larger context")
+    yield from _into(_begun(harness), harness.larger(2), "in a larger context")
 
 
-def several(desk: Desk) -> Iterator[Pair]:
+def several(harness: Harness) -> Iterator[Comparison]:
     """Of three sequences, into a new context."""
-    way, into = _begun(desk, 3), desk.way(3)
-    load(into, save(way))
+    context, into = _begun(harness, 3), harness.context(3)
+    load(into, save(context))
     for seq in range(3):
-        yield Pair(f"sequence {seq}", into.steps(seq), way.steps(seq), exact=True)
+        yield Comparison(f"sequence {seq}", into.steps(seq), context.steps(seq), exact=True)
 
 
-def process(desk: Desk) -> Iterator[Pair]:
+def process(harness: Harness) -> Iterator[Comparison]:
     """Into a new process: the first part leaves a file, the second one reads it."""
-    file = desk.folder / "left.npz"
-    if desk.part == 0:
-        way = _begun(desk)
-        state = save(way)
-        np.savez(file, data=state.data, next=np.array(state.next), expected=way.steps())
+    file = harness.folder / "left.npz"
+    if harness.part == 0:
+        context = _begun(harness)
+        state = save(context)
+        np.savez(file, data=state.data, next=np.array(state.next), expected=context.steps())
         return
     with np.load(file) as kept:
-        way = desk.way()
-        load(way, State(kept["data"], tuple(kept["next"].tolist())))
-        yield Pair("in a new process", way.steps(), kept["expected"], exact=True)
+        context = harness.context()
+        load(context, State(kept["data"], tuple(kept["next"].tolist())))
+        yield Comparison("in a new process", context.steps(), kept["expected"], exact=True)
 
 
-def seq(desk: Desk) -> Iterator[Pair]:
+def seq(harness: Harness) -> Iterator[Comparison]:
     """One of two sequences is removed and comes back; the other notices nothing."""
-    way, calm = _begun(desk, 2), _begun(desk, 2)
-    state = save_seq(way, 0)
-    way.rm(0)
-    load_seq(way, 0, state)
-    yield Pair("the sequence that came back", way.steps(0), calm.steps(0))
-    yield Pair("the other sequence", way.steps(1), calm.steps(1))
+    context, calm = _begun(harness, 2), _begun(harness, 2)
+    state = save_seq(context, 0)
+    context.rm(0)
+    load_seq(context, 0, state)
+    yield Comparison("the sequence that came back", context.steps(0), calm.steps(0))
+    yield Comparison("the other sequence", context.steps(1), calm.steps(1))
 
 
-def seq_other(desk: Desk) -> Iterator[Pair]:
+def seq_other(harness: Harness) -> Iterator[Comparison]:
     """A sequence comes back under another id, in place of what that one had."""
-    way = _begun(desk, 2)
-    load_seq(way, 1, save_seq(way, 0))
-    expected = way.steps(0)
-    yield Pair("the other id", way.steps(1), expected)
+    context = _begun(harness, 2)
+    load_seq(context, 1, save_seq(context, 0))
+    expected = context.steps(0)
+    yield Comparison("the other id", context.steps(1), expected)
 
 
-def seq_unified(desk: Desk) -> Iterator[Pair]:
+def seq_unified(harness: Harness) -> Iterator[Comparison]:
     """As `seq_other`, where both sequences share one stream of cells."""
-    way = _begun(desk, 2, unified=True)
-    load_seq(way, 1, save_seq(way, 0))
-    expected = way.steps(0)
-    yield Pair("the other id", way.steps(1), expected)
+    context = _begun(harness, 2, unified=True)
+    load_seq(context, 1, save_seq(context, 0))
+    expected = context.steps(0)
+    yield Comparison("the other id", context.steps(1), expected)
 
 
-def seq_device(desk: Desk) -> Iterator[Pair]:
+def seq_device(harness: Harness) -> Iterator[Comparison]:
     """A sequence's state stays on the device meanwhile."""
-    way, calm = _begun(desk, 2), _begun(desk, 2)
-    state = save_seq(way, 0, ON_DEVICE)
-    way.steps(0, name="other")
-    load_seq(way, 0, state, ON_DEVICE)
-    yield Pair("the sequence that came back", way.steps(0), calm.steps(0))
-    yield Pair("the other sequence", way.steps(1), calm.steps(1))
+    context, calm = _begun(harness, 2), _begun(harness, 2)
+    state = save_seq(context, 0, ON_DEVICE)
+    context.steps(0, name="other")
+    load_seq(context, 0, state, ON_DEVICE)
+    yield Comparison("the sequence that came back", context.steps(0), calm.steps(0))
+    yield Comparison("the other sequence", context.steps(1), calm.steps(1))
 
 
-def checkpoint(desk: Desk) -> Iterator[Pair]:
+def checkpoint(harness: Harness) -> Iterator[Comparison]:
     """A partial state, as servers keep it of what cannot go back; rejected drafts are removed after it is loaded."""
-    way, calm = _begun(desk), _begun(desk)
-    state = save_seq(way, 0, PARTIAL)
-    way.feed((0, desk.tokens(4, "drafts")))
-    load_seq(way, 0, state, PARTIAL)
-    way.rm(0, PROMPT)
-    yield Pair("after rejected drafts", way.steps(), calm.steps())
+    context, calm = _begun(harness), _begun(harness)
+    state = save_seq(context, 0, PARTIAL)
+    context.feed((0, harness.tokens(4, "drafts")))
+    load_seq(context, 0, state, PARTIAL)
+    context.rm(0, PROMPT)
+    yield Comparison("after rejected drafts", context.steps(), calm.steps())
 
 
-def file(desk: Desk) -> Iterator[Pair]:
+def file(harness: Harness) -> Iterator[Comparison]:
     """A prompt-cache file, with its tokens."""
-    way, into = _begun(desk), desk.way()
-    path, tokens = bytes(desk.folder / "session.bin"), desk.tokens(PROMPT, "prompt 0").astype(np.int32)
-    if not desk.call("state_save_file")(way.context, path, tokens.ctypes.data, tokens.size):
-        raise UsageError(f"llama_state_save_file returned false: {desk.library.reason()}")
+    context, into = _begun(harness), harness.context()
+    path, tokens = bytes(harness.folder / "session.bin"), harness.tokens(PROMPT, "prompt 0").astype(np.int32)
+    if not harness.call("state_save_file")(context.pointer, path, tokens.ctypes.data, tokens.size):
+        raise UsageError(f"llama_state_save_file returned false: {harness.library.reason()}")
     found, count = np.zeros(2 * PROMPT, np.int32), ctypes.c_size_t()
     arguments = (found.ctypes.data, found.size, ctypes.byref(count))
-    if not desk.call("state_load_file")(into.context, path, *arguments):
-        raise UsageError(f"llama_state_load_file returned false: {desk.library.reason()}")
-    into.next = list(way.next)
+    if not harness.call("state_load_file")(into.pointer, path, *arguments):
+        raise UsageError(f"llama_state_load_file returned false: {harness.library.reason()}")
+    into.next = list(context.next)
     yield _same_tokens(found[: count.value], tokens)
-    yield Pair("from the file", into.steps(), way.steps(), exact=True)
+    yield Comparison("from the file", into.steps(), context.steps(), exact=True)
 
 
-def seq_file(desk: Desk) -> Iterator[Pair]:
+def seq_file(harness: Harness) -> Iterator[Comparison]:
     """A file of one sequence, read as another."""
-    way, into = _begun(desk, 2), desk.way(2)
-    path, tokens = bytes(desk.folder / "sequence.bin"), desk.tokens(PROMPT + 1, "prompt 1").astype(np.int32)
-    if not desk.call("state_seq_save_file")(way.context, path, 1, tokens.ctypes.data, tokens.size):
-        raise UsageError(f"llama_state_seq_save_file returned 0: {desk.library.reason()}")
+    context, into = _begun(harness, 2), harness.context(2)
+    path, tokens = bytes(harness.folder / "sequence.bin"), harness.tokens(PROMPT + 1, "prompt 1").astype(np.int32)
+    if not harness.call("state_seq_save_file")(context.pointer, path, 1, tokens.ctypes.data, tokens.size):
+        raise UsageError(f"llama_state_seq_save_file returned 0: {harness.library.reason()}")
     found, count = np.zeros(2 * PROMPT, np.int32), ctypes.c_size_t()
     arguments = (found.ctypes.data, found.size, ctypes.byref(count))
-    if not desk.call("state_seq_load_file")(into.context, path, 0, *arguments):
-        raise UsageError(f"llama_state_seq_load_file returned 0: {desk.library.reason()}")
-    into.next[0] = way.next[1]
+    if not harness.call("state_seq_load_file")(into.pointer, path, 0, *arguments):
+        raise UsageError(f"llama_state_seq_load_file returned 0: {harness.library.reason()}")
+    into.next[0] = context.next[1]
     yield _same_tokens(found[: count.value], tokens)
-    yield Pair("from the file", into.steps(0), way.steps(1))
+    yield Comparison("from the file", into.steps(0), context.steps(1))
 
 
-def _same_tokens(found: NDArray[np.int32], tokens: NDArray[np.int32]) -> Pair:
-    return Pair("the tokens of the file", found[None].astype(np.float32), tokens[None].astype(np.float32), exact=True)
+def _same_tokens(found: NDArray[np.int32], tokens: NDArray[np.int32]) -> Comparison:
+    return Comparison(
+        "the tokens of the file", found[None].astype(np.float32), tokens[None].astype(np.float32), exact=True
+    )
 
 
-def fragmented(desk: Desk) -> Iterator[Pair]:
+def fragmented(harness: Harness) -> Iterator[Comparison]:
     """A sequence comes back where too few free cells lie beside each other: between those of another."""
-    way, n = desk.way(3, unified=True, n_ctx=256), 20
-    way.feed((2, desk.tokens(205, "rest")))
-    texts = [desk.tokens(n, f"long {seq}") for seq in (0, 1)]
-    way.feed(*((seq, texts[seq][i : i + 1]) for i in range(n) for seq in (0, 1)))
-    state = save_seq(way, 0)
-    expected = way.steps(0)
-    way.rm(0)
-    load_seq(way, 0, state)
-    calm = desk.way(n_ctx=256)
+    context, n = harness.context(3, unified=True, n_ctx=256), 20
+    context.feed((2, harness.tokens(205, "rest")))
+    texts = [harness.tokens(n, f"long {seq}") for seq in (0, 1)]
+    context.feed(*((seq, texts[seq][i : i + 1]) for i in range(n) for seq in (0, 1)))
+    state = save_seq(context, 0)
+    expected = context.steps(0)
+    context.rm(0)
+    load_seq(context, 0, state)
+    calm = harness.context(n_ctx=256)
     calm.feed((0, texts[1]))
-    yield Pair("between the cells of another", way.steps(0), expected)
-    yield Pair("the other", way.steps(1), calm.steps())
+    yield Comparison("between the cells of another", context.steps(0), expected)
+    yield Comparison("the other", context.steps(1), calm.steps())

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
-from conformance.live.pairs import Pair
+from conformance.live.comparison import Comparison
 
 from . import adapters, batches, contexts, encoders, memories, outputs, states
-from .desk import PROMPT, Desk, Kind
+from .harness import PROMPT, Harness, Kind
 
 _ALL: tuple[Kind, ...] = get_args(Kind)
 _MEMORY: tuple[Kind, ...] = ("attention", "recurrent", "hybrid", "encoder-decoder")
@@ -29,7 +29,7 @@ class Scenario:
     """What, in a sentence."""
     kinds: tuple[Kind, ...]
     """Which models it makes sense for."""
-    play: Callable[[Desk], Iterator[Pair]]
+    play: Callable[[Harness], Iterator[Comparison]]
     parts: int = 1
     """Processes that it takes, one after the other."""
 

@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 TOLERANCE = 5e-4
 """NMSE of a step's logits, as for a free run against a recording."""
 CLOSE = 1e-5
-"""NMSE of two ways on a CPU, whose kernels are the same: sums in another order. A pair whose keys were rounded once
+"""NMSE of two ways on a CPU, whose kernels are the same: sums in another order. One whose keys were rounded once
 more is `worth` something beside."""
 SILENT = "every result is 0"
 MASKED = -1e30
@@ -26,7 +26,7 @@ MASKED = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Comparison:
     """Results of two ways: `[rows, n]` each."""
 
     what: str
@@ -73,55 +73,56 @@ def _failed(result: Result, step: int, what: str, name: str = "") -> Result:
     return replace(result, verdict=Verdict.FAIL, where=where).noted(what)
 
 
-def saved_pairs(said: Sequence[Mapping[str, Any]], file: Path) -> list[Pair]:
-    """The pairs of a reply, with their values from the file beside it."""
+def saved(said: Sequence[Mapping[str, Any]], file: Path) -> list[Comparison]:
+    """The comparisons of a reply, with their values from the file beside it."""
     with np.load(file) as arrays:
-        return [Pair(**p, actual=arrays[f"actual{i}"], expected=arrays[f"expected{i}"]) for i, p in enumerate(said)]
+        return [
+            Comparison(**p, actual=arrays[f"actual{i}"], expected=arrays[f"expected{i}"]) for i, p in enumerate(said)
+        ]
 
 
-def judge_pairs(name: str, pairs: Sequence[Pair], *, on_cpu: bool) -> Result:
-    """PASS where all pairs of a scenario agree; FAIL names the first that does not; VACUOUS if nothing was compared or
-    changed.
+def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> Result:
+    """PASS if all comparisons agree; FAIL names the first that does not; VACUOUS if nothing was compared or changed.
 
-    `on_cpu`: two ways must agree within `CLOSE` there, and to the bit where the pair says so; else within `TOLERANCE`.
-    Either is wider by what the pair is `worth`.
+    `on_cpu`: they must agree within `CLOSE` there, and to the bit if they are `exact`; else within `TOLERANCE`. Either is
+    wider by what the comparison is `worth`.
     """
-    if all(pair.apart for pair in pairs):
+    if all(each.apart for each in comparisons):
         return _vacuous("nothing was compared")
     worst = used = 0.0
-    for i, pair in enumerate(pairs):
-        error = _error(pair)
-        if pair.apart:
+    for i, each in enumerate(comparisons):
+        error = _error(each)
+        if each.apart:
             if error <= TOLERANCE:
-                return _vacuous(f"{pair.what}: the two ways must differ, NMSE {error:.2g} found")
+                return _vacuous(f"{each.what}: the two ways must differ, NMSE {error:.2g} found")
             continue
-        if not pair.expected.any():
-            return _vacuous(f"{pair.what}: {SILENT}")
-        exact = on_cpu and pair.exact
-        tolerance = 0.0 if exact else (CLOSE if on_cpu else TOLERANCE) + pair.worth
+        if not each.expected.any():
+            return _vacuous(f"{each.what}: {SILENT}")
+        exact = on_cpu and each.exact
+        tolerance = 0.0 if exact else (CLOSE if on_cpu else TOLERANCE) + each.worth
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
         if error > tolerance:
             must = "equality to the bit" if exact else f"at most {tolerance:.2g}"
-            what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(pair)
-            return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{pair.what}: {what}", name)
-    return Result("", "", Verdict.PASS, used, worst, steps=len(pairs))
+            what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(each)
+            return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{each.what}: {what}", name)
+    return Result("", "", Verdict.PASS, used, worst, steps=len(comparisons))
 
 
 def _vacuous(why: str) -> Result:
     return Result("", "", Verdict.VACUOUS, error=Error(why, why))
 
 
-def _error(pair: Pair) -> float:
+def _error(it: Comparison) -> float:
     """NMSE of what is not masked; inf where not the same is."""
-    masked = pair.expected <= MASKED
-    if pair.actual.shape != masked.shape or not np.array_equal(pair.actual <= MASKED, masked):
+    masked = it.expected <= MASKED
+    if it.actual.shape != masked.shape or not np.array_equal(it.actual <= MASKED, masked):
         return inf
-    return nmse(pair.actual[~masked], pair.expected[~masked])
+    return nmse(it.actual[~masked], it.expected[~masked])
 
 
-def _why_infinite(pair: Pair) -> str:
-    if pair.actual.shape != pair.expected.shape:
-        return f"results of shape {list(pair.expected.shape)} expected, {list(pair.actual.shape)} found"
-    if not np.isfinite(pair.expected).all():
+def _why_infinite(it: Comparison) -> str:
+    if it.actual.shape != it.expected.shape:
+        return f"results of shape {list(it.expected.shape)} expected, {list(it.actual.shape)} found"
+    if not np.isfinite(it.expected).all():
         return "NaN or infinity in what it is compared with"
-    return "NaN or infinity" if not np.isfinite(pair.actual).all() else "other tokens are masked"
+    return "NaN or infinity" if not np.isfinite(it.actual).all() else "other tokens are masked"

@@ -1,4 +1,4 @@
-"""Where a verb works: a loaded model, contexts on it, and what came of two ways."""
+"""The harness of scenarios: a loaded model, and contexts on it with their calls."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class RefusedError(UsageError):
 
 
 @dataclass
-class Desk:
-    """A model and what verbs need beside it."""
+class Harness:
+    """A model and what scenarios need beside it."""
 
     library: Llama
     model: int
@@ -63,9 +63,9 @@ class Desk:
     request: Request
     folder: Path
     part: int = 0
-    """Which of a verb's processes this is."""
+    """Which of a scenario's processes this is."""
     contexts: list[int] = field(default_factory=list)
-    """`llama_context *` of every way; each lives until the verb is done."""
+    """`llama_context *` of each context; it lives until the scenario is done."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -81,11 +81,11 @@ class Desk:
 
     def _remembers(self) -> bool:
         """Whether a context has a memory: one of a model that encodes, or fills in text everywhere, has none."""
-        way = new_context(self.library, self.model, replace(self.request, n_seq_max=1))
+        context = new_context(self.library, self.model, replace(self.request, n_seq_max=1))
         try:
-            return bool(self.call("get_memory")(way))
+            return bool(self.call("get_memory")(context))
         finally:
-            self.library.llama.free(way)
+            self.library.llama.free(context)
 
     @property
     def n_vocab(self) -> int:
@@ -97,11 +97,11 @@ class Desk:
         """Elements of a row between layers."""
         return int(self.call("model_n_embd")(self.model))
 
-    def larger(self, times: int) -> Way:
+    def larger(self, times: int) -> Context:
         """A context of more cells; RefusedError where that alone makes it another model."""
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
             raise RefusedError("the rotations of this model depend on how many cells there are")
-        return self.way(n_ctx=times * self.request.n_ctx)
+        return self.context(n_ctx=times * self.request.n_ctx)
 
     def turned(self, times: int) -> float:
         """What it is worth that keys were read, turned and stored again so many times: a draw of roundings each."""
@@ -118,14 +118,14 @@ class Desk:
         """`n` tokens, always the same ones for a name and a number."""
         return Stream(self.request.stream, f"verb {name}").integers(n, 0, self.n_vocab)
 
-    def way(
+    def context(
         self,
         n_seq_max: int = 1,
         *,
         unified: bool | None = None,
         more: Mapping[str, object] | None = None,
         **changes: Any,  # noqa: ANN401  # fields of a request
-    ) -> Way:
+    ) -> Context:
         """A new context; `changes` are fields of `Request`, `more` of `llama_context_params`.
 
         Its sequences have a stream of cells each where the architecture can have that, or as `unified` says;
@@ -135,9 +135,9 @@ class Desk:
             raise RefusedError("this architecture runs in one stream of cells alone")
         one = self.request.unified if unified is None else unified
         request = replace(self.request, **{"n_seq_max": n_seq_max, "unified": one, **changes})
-        context = new_context(self.library, self.model, request, more=more)
-        self.contexts.append(context)
-        return Way(self, context, request)
+        pointer = new_context(self.library, self.model, request, more=more)
+        self.contexts.append(pointer)
+        return Context(self, pointer, request)
 
     @contextmanager
     def clean(self) -> Iterator[None]:
@@ -145,24 +145,24 @@ class Desk:
         try:
             yield
         finally:
-            for context in self.contexts:
-                self.library.llama.free(context)
+            for pointer in self.contexts:
+                self.library.llama.free(pointer)
             self.contexts.clear()
 
 
-class Way:
+class Context:
     """One context, and where each of its sequences stands. An encoder-decoder has read the same text for each."""
 
-    def __init__(self, desk: Desk, context: int, request: Request) -> None:
-        self.desk, self.context, self.request = desk, context, request
+    def __init__(self, harness: Harness, pointer: int, request: Request) -> None:
+        self.harness, self.pointer, self.request = harness, pointer, request
         self.next = [0] * request.n_seq_max
         """Sequence -> the position of its next token."""
-        self.kind = desk.kind
-        owned = desk.call("get_memory")(context) if self.kind != "encoder" else 0
+        self.kind = harness.kind
+        owned = harness.call("get_memory")(pointer) if self.kind != "encoder" else 0
         self.memory: int = owned or 0
         """`llama_memory_t`."""
         if self.kind == "encoder-decoder":
-            self.encode(*((seq, desk.tokens(7, "source")) for seq in range(request.n_seq_max)))
+            self.encode(*((seq, harness.tokens(7, "source")) for seq in range(request.n_seq_max)))
 
     def feed(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32], every: bool = False) -> F32:
         """Decode (or encode) in one batch new tokens of sequences, each at its next position.
@@ -180,11 +180,11 @@ class Way:
         n, ends = sum(lengths), np.cumsum(lengths) - 1
         if encodes and self.pooled:
             owners = sorted({s for seqs, _ in spans for s in (seqs if isinstance(seqs, tuple) else (seqs,))})
-            return self._results("get_embeddings_seq", owners, self.desk.n_embd)
+            return self._results("get_embeddings_seq", owners, self.harness.n_embd)
         at = list(range(n)) if every else ends.tolist()
         if self.request.embeddings:
-            return self._results("get_embeddings_ith", at, self.desk.n_embd)
-        return self._results("get_logits_ith", at, self.desk.n_vocab)
+            return self._results("get_embeddings_ith", at, self.harness.n_embd)
+        return self._results("get_logits_ith", at, self.harness.n_vocab)
 
     def decode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
         """As `feed`, where nobody reads the results."""
@@ -196,7 +196,7 @@ class Way:
 
     def steps(self, seq: int = 0, n: int = AFTER, name: str = "after") -> F32:
         """Decode `n` tokens of a sequence one by one: `[n, n_vocab]`. An encoder reads them together."""
-        tokens = self.desk.tokens(n, name)
+        tokens = self.harness.tokens(n, name)
         if self.kind == "encoder":
             return self.feed((seq, tokens))
         return np.concatenate([self.feed((seq, tokens[i : i + 1])) for i in range(n)])
@@ -204,7 +204,7 @@ class Way:
     @property
     def pooled(self) -> bool:
         """Whether a sequence has one result for all its tokens."""
-        return self.request.embeddings and self.desk.call("pooling_type")(self.context) > 0
+        return self.request.embeddings and self.harness.call("pooling_type")(self.pointer) > 0
 
     def _run(self, function: str, spans: Sequence[tuple[Seqs, Any]], *, every: bool) -> None:
         ids = [s if isinstance(s, tuple) else (s,) for s, _ in spans]
@@ -224,7 +224,7 @@ class Way:
         n = len(pos)
         parts = (
             [pos, pos, pos, [0] * n]
-            if embeds and self.desk.call("model_rope_type")(self.desk.model) in MROPE
+            if embeds and self.harness.call("model_rope_type")(self.harness.model) in MROPE
             else [pos]
         )
         at = np.array(parts, np.int32)
@@ -234,13 +234,13 @@ class Way:
         wants = np.array(outputs, np.int8)
         a = [ctypes.c_void_p(x.ctypes.data) for x in (values, at, counts, starts, wants)]
         token, embd = (None, a[0]) if embeds else (a[0], None)
-        status = self.desk.call(function)(self.context, Batch(n, token, embd, *a[1:]))
+        status = self.harness.call(function)(self.pointer, Batch(n, token, embd, *a[1:]))
         if status:
-            raise UsageError(f"llama_{function} of {n} tokens returned {status}: {self.desk.library.reason()}")
+            raise UsageError(f"llama_{function} of {n} tokens returned {status}: {self.harness.library.reason()}")
 
     def _results(self, name: str, at: Sequence[int], n: int) -> F32:
         """Rows of `n` elements, as a getter of llama.cpp has them; UsageError where it has none."""
-        pointers = [self.desk.call(name)(self.context, i) for i in at]
+        pointers = [self.harness.call(name)(self.pointer, i) for i in at]
         if not all(pointers):
             raise UsageError(f"llama_{name} returned NULL for {at[pointers.index(None)]}")
         return np.stack([np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in pointers])
@@ -254,7 +254,7 @@ class Way:
             RefusedError: it cannot, and `may_refuse` says that it need not.
             UsageError: it cannot.
         """
-        if not self.desk.call("memory_seq_rm")(self.memory, seq, p0, p1):
+        if not self.harness.call("memory_seq_rm")(self.memory, seq, p0, p1):
             error = RefusedError if may_refuse else UsageError
             raise error(f"llama_memory_seq_rm({seq}, {p0}, {p1}) returned false")
         if p1 < 0:
@@ -263,26 +263,26 @@ class Way:
 
     def cp(self, source: int, to: int) -> None:
         """`llama_memory_seq_cp` of all tokens."""
-        self.desk.call("memory_seq_cp")(self.memory, source, to, -1, -1)
+        self.harness.call("memory_seq_cp")(self.memory, source, to, -1, -1)
         self.next[to] = self.next[source]
 
     def keep(self, seq: int) -> None:
         """`llama_memory_seq_keep`."""
-        self.desk.call("memory_seq_keep")(self.memory, seq)
+        self.harness.call("memory_seq_keep")(self.memory, seq)
         self.next = [p if s == seq else 0 for s, p in enumerate(self.next)]
 
     def add(self, seq: int, delta: int, p0: int = 0, p1: int = -1) -> None:
         """`llama_memory_seq_add`; RefusedError if this memory says that it cannot shift."""
-        can_shift = self.desk.call("memory_can_shift")
+        can_shift = self.harness.call("memory_can_shift")
         if not can_shift(self.memory):
             raise RefusedError("llama_memory_can_shift returned false")
-        self.desk.call("memory_seq_add")(self.memory, seq, p0, p1, delta)
+        self.harness.call("memory_seq_add")(self.memory, seq, p0, p1, delta)
         if p1 < 0 or p1 >= self.next[seq]:
             self.next[seq] += delta
 
     def clear(self, *, data: bool = False) -> None:
         """`llama_memory_clear`."""
-        self.desk.call("memory_clear")(self.memory, data)
+        self.harness.call("memory_clear")(self.memory, data)
         self.next = [0] * len(self.next)
 
 

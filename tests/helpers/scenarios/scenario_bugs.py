@@ -1,4 +1,4 @@
-"""Bugs of llama.cpp and of a device under it, each with the verbs that must notice it."""
+"""Bugs of llama.cpp and of a device under it, each with the scenarios that must notice it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.llama import Llama
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
-from conformance.live.pairs import judge_pairs
-from conformance.live.scenarios.desk import Desk
+from conformance.live.comparison import judge_all
+from conformance.live.scenarios.harness import Harness
 from conformance.live.scenarios.table import SCENARIOS
 from conformance.live.worker import DeviceModel
 from conformance.suite.zoo.family import prepare, read
@@ -39,34 +39,34 @@ class Bug:
     """llama.cpp's functions, and how each is spoilt."""
     arch: str
     """And what its id says of the context."""
-    verbs: str
+    scenarios: str
     """Names, which must notice it."""
 
 
-def _f(name: str, spoil: Spoil, verbs: str, arch: str = LLAMA) -> Bug:
-    return Bug(lambda: {name: spoil}, arch, verbs)
+def _f(name: str, spoil: Spoil, scenarios: str, arch: str = LLAMA) -> Bug:
+    return Bug(lambda: {name: spoil}, arch, scenarios)
 
 
-def _d(make: Callable[[], Device], verbs: str, arch: str = LLAMA) -> Bug:
-    return Bug(lambda: {"init_from_model": f.device(make())}, arch, verbs)
+def _d(make: Callable[[], Device], scenarios: str, arch: str = LLAMA) -> Bug:
+    return Bug(lambda: {"init_from_model": f.device(make())}, arch, scenarios)
 
 
-def _always(make: Callable[[], Fault], verbs: str, arch: str = LLAMA) -> Bug:
-    return _d(lambda: d.always(make), verbs, arch)
+def _always(make: Callable[[], Fault], scenarios: str, arch: str = LLAMA) -> Bug:
+    return _d(lambda: d.always(make), scenarios, arch)
 
 
-def _where(holds: Callable[[d.Params], bool], make: Callable[[], Fault], verbs: str, arch: str = LLAMA) -> Bug:
-    return _d(lambda: d.where(holds, make), verbs, arch)
+def _where(holds: Callable[[d.Params], bool], make: Callable[[], Fault], scenarios: str, arch: str = LLAMA) -> Bug:
+    return _d(lambda: d.where(holds, make), scenarios, arch)
 
 
-def _flagged(verbs: str, **spoils: Callable[[list[bool]], Spoil]) -> Bug:
+def _flagged(scenarios: str, **spoils: Callable[[list[bool]], Spoil]) -> Bug:
     """Of several functions, which share a flag."""
 
     def make() -> dict[str, Spoil]:
         flag: list[bool] = []
         return {name: spoil(flag) for name, spoil in spoils.items()}
 
-    return Bug(make, LLAMA, verbs)
+    return Bug(make, LLAMA, scenarios)
 
 
 def _threads(params: d.Params) -> bool:
@@ -407,24 +407,24 @@ BUGS: dict[str, Bug] = {
 @cache
 def model(arch: str) -> DeviceModel:
     """A model in this process, for all tests."""
-    folder = Path(mkdtemp(prefix="conformance-verbs-"))
+    folder = Path(mkdtemp(prefix="conformance-scenarios-"))
     keys = f"{arch}," if "=" in arch else f"{arch}-"
     request = prepare(folder / "model.gguf", *read(f"zoo/{keys}real=1@1"))
     return DeviceModel(request, "")
 
 
-def played(verb: str, arch: str = LLAMA) -> Result:
-    """A verb in this process, all its parts; OVERCLAIM where llama.cpp reports an error."""
+def played(scenario: str, arch: str = LLAMA) -> Result:
+    """A scenario in this process, all its parts; OVERCLAIM where llama.cpp reports an error."""
     it = model(arch)
-    pairs = []
+    comparisons = []
     try:
-        for part in range(SCENARIOS[verb].parts):
-            desk = Desk(it.library, it.model, it._request, Path(it._request.model).parent, part)
-            with desk.clean():
-                pairs += list(SCENARIOS[verb].play(desk))
+        for part in range(SCENARIOS[scenario].parts):
+            harness = Harness(it.library, it.model, it._request, Path(it._request.model).parent, part)
+            with harness.clean():
+                comparisons += list(SCENARIOS[scenario].play(harness))
     except ConformanceError as e:
         return Result("", "", Verdict.OVERCLAIM, error=Error(str(e)))
-    return judge_pairs(verb, pairs, on_cpu=True)
+    return judge_all(scenario, comparisons, on_cpu=True)
 
 
 @contextmanager
@@ -446,7 +446,7 @@ def planted(bug: Bug) -> Iterator[None]:
             raise call.error
 
 
-def noticed(bug: Bug, verb: str) -> Result:
-    """What a verb says of a bug."""
+def noticed(bug: Bug, scenario: str) -> Result:
+    """What a scenario says of a bug."""
     with planted(bug):
-        return played(verb, bug.arch)
+        return played(scenario, bug.arch)

@@ -1,8 +1,8 @@
-"""Every planted bug on every verb that reaches it: `python tests/benchmarks/verbs/bench_verb_bugs.py [BUG...]`.
+"""Every bug on every scenario that reaches it: `python tests/benchmarks/scenarios/bench_scenario_bugs.py [BUG...]`.
 
-A bug of a function reaches the verbs that call it, one of a device all of its model's. Each bug has a process of its
-own; a verb in which it dies has noticed. Prints each bug with the verbs that notice it, and each verb with how many
-bugs it notices. Exit code 1 where a named pair is not noticed, or a verb notices fewer than three.
+A bug of a function reaches the scenarios that call it, one of a device all of its model's. Each bug has a process of
+its own; a scenario in which it dies has noticed. Prints each bug with the scenarios that notice it, and each scenario
+with how many bugs it notices. Exit code 1 where a named scenario does not notice, or one notices fewer than three bugs.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "verbs"))
-from verb_bugs import BUGS, NOTICED, Bug, model, noticed, played
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "scenarios"))
+from scenario_bugs import BUGS, NOTICED, Bug, model, noticed, played
 
-from conformance.live.scenarios.desk import Desk
+from conformance.live.scenarios.harness import Harness
 from conformance.live.scenarios.table import SCENARIOS
 
 KINDS = {"llama": "attention", "mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
 """Architecture -> what it remembers."""
 DIES = {"lfm2": ("seq-add", "seq-add-back", "shift", "seq-div", "embeddings-out")}
-"""Architecture -> verbs in which llama.cpp itself dies."""
+"""Architecture -> scenarios in which llama.cpp itself dies."""
 LEAST = 3
 
 
-def verbs_of(arch: str) -> list[str]:
-    """Verbs that make sense for a model and do not kill it."""
+def scenarios_of(arch: str) -> list[str]:
+    """Scenarios that make sense for a model and do not kill it."""
     return [v.name for v in SCENARIOS.values() if KINDS[arch] in v.kinds and v.name not in DIES.get(arch, ())]
 
 
 def worker(arch: str) -> None:
-    """Answer lines of `[what, [verb...]]` by `[verb]` before each verb and `[verb, verdict]` after it, `[]` at the end;
-    the first answer is the verbs that pass without a bug, with the functions that they call.
+    """Answer lines of `[what, [scenario...]]` by `[scenario]` before each and `[scenario, verdict]` after it, `[]` at the
+    end; the first answer is the scenarios that pass without a bug, with the functions that they call.
     """
     model(arch)
     passing = {}
-    true = Desk.call
-    for verb in verbs_of(arch):
+    true = Harness.call
+    for scenario in scenarios_of(arch):
         called: set[str] = {"init_from_model"}
         with_names = lambda self, name, called=called: (called.add(name), true(self, name))[1]  # noqa: E731
-        Desk.call = with_names  # type: ignore[method-assign]
-        if played(verb, arch).verdict == "PASS":
-            passing[verb] = sorted(called)
-    Desk.call = true  # type: ignore[method-assign]
+        Harness.call = with_names  # type: ignore[method-assign]
+        if played(scenario, arch).verdict == "PASS":
+            passing[scenario] = sorted(called)
+    Harness.call = true  # type: ignore[method-assign]
     _say(passing)
     for line in sys.stdin:
-        what, verbs = json.loads(line)
-        for verb in verbs:
-            _say([verb])
-            _say([verb, noticed(BUGS[what], verb).verdict])
+        what, scenarios = json.loads(line)
+        for scenario in scenarios:
+            _say([scenario])
+            _say([scenario, noticed(BUGS[what], scenario).verdict])
         _say([])
 
 
@@ -88,14 +88,14 @@ class Worker:
     def run(self, what: str, bug: Bug) -> dict[str, str]:
         """Verb -> its verdict, of those that reach the bug."""
         functions, found = set(bug.spoils()), dict[str, str]()
-        todo = [verb for verb, called in self.passing.items() if functions & set(called)]
+        todo = [scenario for scenario, called in self.passing.items() if functions & set(called)]
         while todo:
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps([what, todo]) + "\n")
             self.process.stdin.flush()
             while answer := self._answer():
                 found[answer[0]] = answer[1] if len(answer) > 1 else "CRASH"
-            todo = [verb for verb in todo if verb not in found]
+            todo = [scenario for scenario in todo if scenario not in found]
             if answer is None:
                 self.close()
                 self._begin()
@@ -111,16 +111,16 @@ def main(names: list[str]) -> int:
         if bug.arch not in workers:
             workers[bug.arch] = Worker(bug.arch)
         found = workers[bug.arch].run(what, bug)
-        by = [verb for verb, verdict in found.items() if verdict in (*NOTICED, "CRASH")]
+        by = [scenario for scenario, verdict in found.items() if verdict in (*NOTICED, "CRASH")]
         pairs, hits = pairs + len(found), hits + len(by)
         seen.update(by)
-        missed += [f"{what}: {verb}" for verb in bug.verbs.split() if verb not in by]
+        missed += [f"{what}: {scenario}" for scenario in bug.scenarios.split() if scenario not in by]
         sys.stdout.write(f"{bug.arch:8}{what}: {len(by)} of {len(found)}: {' '.join(by)}\n")
         sys.stdout.flush()
     for w in workers.values():
         w.close()
-    few = [verb for verb in SCENARIOS if seen[verb] < LEAST and not names]
-    sys.stdout.write("\n" + "\n".join(f"{seen[verb]:5} {verb}" for verb in SCENARIOS) + "\n")
+    few = [scenario for scenario in SCENARIOS if seen[scenario] < LEAST and not names]
+    sys.stdout.write("\n" + "\n".join(f"{seen[scenario]:5} {scenario}" for scenario in SCENARIOS) + "\n")
     sys.stdout.write(f"{len(names or BUGS)} bugs, {pairs} pairs, {hits} noticed, {time.monotonic() - start:.0f} s\n")
     sys.stdout.writelines(f"not noticed: {line}\n" for line in missed)
     sys.stdout.writelines(f"fewer than {LEAST}: {line}\n" for line in few)
