@@ -86,10 +86,8 @@ class Chosen:
     """The folder for failing cases; fresh ones are always kept."""
     waivers_path: Path | None = None
     """Known failures of the one backend; None: those of the settings."""
-    kept: bool | None = None
-    """Whether expected values are kept on disk; None: by default."""
     exact: bool = False
-    """Whether results say how far they are from values without declared rounding."""
+    """True to also record the NMSE from values without declared rounding."""
     elsewhere: bool = False
     """Whether other machines run them: a backend that is named need not be here."""
     against: str | None = None
@@ -248,7 +246,7 @@ class TestRun:
             isolation=chosen.isolation,
             write_ahead=self._folder,
             waiving=self.waiving,
-            oracle=Oracle(exact=chosen.exact, kept=expected.here(chosen.kept)),
+            oracle=Oracle(exact=chosen.exact, kept=expected.here()),
         )
         self.request = Request()
         self.fresh: set[str] = set(chosen.fresh_cases)

@@ -179,11 +179,6 @@ ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit, warm-up a
                 click.IntRange(min=1), "N")  # fmt: skip
 PERF = Option("--perf", "perf", "Time backends instead, each case once it has passed.", click.BOOL)
 
-KEPT = Option("--kept/--no-kept", "kept",
-              "Take expected values that earlier runs kept on disk, and keep new ones; default: yes.",
-              click.BOOL)  # fmt: skip
-EXACT = Option("--exact", "exact", "Also record the NMSE from values without the rounding that a backend declares.",
-               click.BOOL)  # fmt: skip
 AGAINST = Option("--against", "against",
                  "Run the same cases there, or take its record, and fail only for what is new since.",
                  metavar="NAME|FILE")  # fmt: skip
@@ -193,7 +188,7 @@ SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
 """Options that select case ids."""
 LIMITS = (TIME_LIMIT, MEMORY_LIMIT)
 """Options that set the limits of a worker."""
-RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON, KEPT, EXACT)
+RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON)
 """What `conform run` and `pytest conformance` share."""
 PERF_RUN = (UNIT, ROUNDS)
 """What `conform perf run` and `pytest conformance --perf` share."""

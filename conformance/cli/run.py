@@ -49,8 +49,6 @@ from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
 _CHANGES = (State.NEW, State.CHANGED, State.FIXED)
-CAUSES = 1.0
-"""Minutes to group failures of live families, which are told apart by their messages alone."""
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
@@ -76,11 +74,9 @@ class Shown:
     """Output and stop options of a run."""
 
     verbose: bool = False
-    """Print a line for each result, and how it compares with what was saved."""
+    """Print a line for each result, how it compares with what was saved, and the reasons for UNSUPPORTED, counted."""
     quiet: bool = False
     """Print only what is wrong, and a line of totals for each backend."""
-    reasons: bool = False
-    """Print the reasons for UNSUPPORTED, counted."""
     maxfail: int | None = None
     """Failures at which the run stops."""
     budget: float = inf
@@ -110,15 +106,12 @@ class Shown:
     metavar="MINUTES",
     help="Group failures by cause, for so long per backend at most; conform triage does it later.",
 )
-@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
+@click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
-@click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
+@click.option("-v", "--verbose", is_flag=True, help="A line for each result; reasons for UNSUPPORTED, counted.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
-@click.option("--reasons", is_flag=True, help="Count the reasons for UNSUPPORTED; -v does so too.")
-@click.option("--test-file", "test_files", multiple=True, type=options.ExistingFile, metavar="FILE",
-              help="Also the ops of a file of test-backend-ops; repeatable.")  # fmt: skip
-@click.option("--test-file-of", "numbers", default="", metavar="BUILD",
-              help="Whose numbers of ops that has; default: the wheel's.")  # fmt: skip
+@click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
+              help="Also the ops of a file of test-backend-ops, repeatable.")  # fmt: skip
 @color_option
 @click.argument("files", nargs=-1, type=CasePath)
 def run(
@@ -127,13 +120,11 @@ def run(
     workers: str,
     journal_path: Path | None,
     minutes: float | None,
-    exitfirst: bool,
+    first: bool,
     maxfail: int | None,
     verbose: bool,
     quiet: bool,
-    reasons: bool,
-    test_files: Sequence[Path],
-    numbers: str,
+    test_files: Sequence[str],
     files: Sequence[Path],
 ) -> None:
     """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
@@ -142,10 +133,10 @@ def run(
     backend that was named (or that is here, where a whole level runs), 5 stopped by --budget or Ctrl-C: see
     docs/exit-codes.md.
     """
-    cases = [c for f in files for c in read_cases(f)] + _imported(test_files, numbers)
-    chosen = replace(chosen, cases=cases, files=[*map(str, files), *map(str, test_files)], elsewhere=bool(workers))
-    if workers and (chosen.files or chosen.stage or chosen.exact or (chosen.against and chosen.base)):
-        raise UsageError("--workers: cases travel as ids: no FILES, --test-file, --stage, --exact or --against NAME")
+    cases = [c for f in files for c in read_cases(f)] + _imported(test_files)
+    chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))
+    if workers and (chosen.files or chosen.stage or (chosen.against and chosen.base)):
+        raise UsageError("--workers: cases travel as ids: no FILES, --test-file, --stage or --against NAME")
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
         **({} if chosen.against is None else {"against": chosen.against}),
@@ -156,7 +147,7 @@ def run(
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
-    shown = Shown(verbose, quiet, reasons or verbose, 1 if exitfirst else maxfail, budget or inf, workers, minutes)
+    shown = Shown(verbose, quiet, 1 if first else maxfail, budget or inf, workers, minutes)
     leave(Execution(TestRun(chosen, journal=journal), shown, gating=gating).run())
 
 
@@ -203,16 +194,19 @@ def _wait_for_debugger(spec: Spec, processes: Sequence[int]) -> None:
         pass
 
 
-def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
-    """The cases of test files; a line that no case can say is left out, and said."""
-    if not paths:
+def _imported(files: Sequence[str]) -> list[Case]:
+    """The cases of test files, `FILE` or `FILE@BUILD`, the build whose numbers of ops it has; the wheel's by default. A
+    line that no case can say is left out, and printed.
+    """
+    if not files:
         return []
     from conformance.cli.exchange import read_test_file  # noqa: PLC0415  # loads a library
     from conformance.suite.exchange.build import case_of  # noqa: PLC0415  # as above
 
     cases: dict[str, Case] = {}
-    for path in paths:
-        for found in read_test_file(path, numbers):
+    for text in files:
+        path, _, build = (text, "", "") if Path(text).is_file() else text.partition("@")
+        for found in read_test_file(Path(path), build):
             try:
                 case = case_of(found)
             except UsageError as e:
@@ -220,13 +214,6 @@ def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
             else:
                 cases.setdefault(case.id, case)
     return list(cases.values())
-
-
-def run_live(chosen: Chosen, ids: Sequence[str], *, verbose: bool = False) -> tuple[Sequence[Result], Outcome]:
-    """Run cases of live families, print what is wrong and its causes, and write the record."""
-    it = TestRun(replace(chosen, families=(), globs=ids))
-    outcome = Execution(it, Shown(verbose=verbose, minutes=CAUSES), gating=True).run()
-    return it.results, outcome
 
 
 class Execution:
@@ -405,7 +392,7 @@ class Execution:
         else:
             lines += table_of(groups, it.chosen.lacking).split("\n")
         lines += [] if shown.quiet else _measured(it.results)
-        lines += _refusals(it.results) if shown.reasons else []
+        lines += _refusals(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)
         lines += cause_lines(it.causes or ())
         self._print([*map(printable, lines), *it.notes()])

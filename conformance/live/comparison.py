@@ -84,8 +84,8 @@ def saved(said: Sequence[Mapping[str, Any]], file: Path) -> list[Comparison]:
 def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> Result:
     """PASS if all comparisons agree; FAIL names the first that does not; VACUOUS if nothing was compared or changed.
 
-    `on_cpu`: they must agree within `CLOSE` there, and to the bit if they are `exact`; else within `TOLERANCE`. Either is
-    wider by what the comparison is `worth`.
+    `on_cpu`: they must agree within `CLOSE` there, and to the bit if they are `exact`; else within `TOLERANCE`. Either
+    is wider by what the comparison is `worth`.
     """
     if all(each.apart for each in comparisons):
         return _vacuous("nothing was compared")

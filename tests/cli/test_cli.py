@@ -262,7 +262,7 @@ def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert case.read_bytes() == before
 
 
-def test_minutes_are_kept_and_what_did_not_run_is_listed(tmp_path: Path) -> None:
+def test_a_budget_is_kept_and_what_did_not_run_is_listed(tmp_path: Path) -> None:
     """--budget starts no case later; the rest is listed with the reason, in the record too: the run is incomplete."""
     path = tmp_path / "run.json"
     ids = FAMILIES["ops"].ids("smoke")[:40]

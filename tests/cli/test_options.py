@@ -18,16 +18,14 @@ from conformance.cli.run import run
 RUN_ONLY = {
     "minutes",
     "test_files",
-    "numbers",
-    "allowed",
+    "budget",
     "only_fresh",
     "against",
     "journal_path",
-    "exitfirst",
+    "first",
     "maxfail",
     "verbose",
     "quiet",
-    "reasons",
     "color",
     "files",
 }

@@ -141,9 +141,9 @@ def _bytes(a: Bytes) -> memoryview:
     return np.ascontiguousarray(a).data
 
 
-def here(wanted: bool | None) -> Expected | None:
-    """The values kept on this machine; None where nobody wants them, or `PLACE` says so."""
-    place = None if wanted is False else folder()
+def here() -> Expected | None:
+    """The values kept on this machine; None where `PLACE` says so."""
+    place = folder()
     return None if place is None else Expected(place)
 
 

@@ -178,14 +178,13 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("worth")
 def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--no-kept` and an empty variable keep nothing; without either, one run keeps what the next one takes."""
+    """An empty variable keeps nothing; without it, one run keeps what the next one takes."""
     words = ["run", "--backend", "ggml", "--case", OP]
     monkeypatch.setenv(PLACE, "")
-    assert expected.here(None) is None
-    monkeypatch.delenv(PLACE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert CliRunner().invoke(main, [*words, "--no-kept"]).exit_code == 0
+    assert CliRunner().invoke(main, words).exit_code == 0
     assert not _files(tmp_path)
+    monkeypatch.delenv(PLACE)
     assert CliRunner().invoke(main, words).exit_code == 0
     assert _files(tmp_path / "ggml-conformance" / "expected")
     monkeypatch.setattr(oracle, "run_together", _refuse)

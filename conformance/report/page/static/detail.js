@@ -111,7 +111,7 @@ function numbersOf(i) {
   return [
     ["budget used", used === null ? (checked ? "no budget allows the difference" : "nothing was checked") : [h("span", { title: String(used) }, share(used)), " ", bar]],
     ["NMSE, declared arithmetic", number(t.value("nmse", i), 4)],
-    ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same, or not asked for (--exact)" : number(t.value("nmse_exact", i), 4)],
+    ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same, or not computed" : number(t.value("nmse_exact", i), 4)],
     ["worst tensor", t.value("wrong", i) === null ? "–" : wrongText(t.value("wrong", i))],
     ["stored values", t.value("golden", i) ?? "none of this case"],
     ["steps that ran", number(t.value("steps", i))],
