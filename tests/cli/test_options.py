@@ -18,6 +18,7 @@ from conformance.cli.run import run
 RUN_ONLY = {
     "minutes",
     "test_files",
+    "workers",
     "budget",
     "only_fresh",
     "against",

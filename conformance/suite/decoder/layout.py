@@ -21,6 +21,7 @@ from conformance.suite.zoo.model import Value, open_writer, write_tensors
 
 from . import keys_of, trajectory_of, weights
 from .config import Hparams
+from .plan import parse
 
 _COMMON = (
     "run=p250.d8",
@@ -78,7 +79,9 @@ class Moved:
 def check(arch: str, keys_text: str) -> tuple[str, dict[str, Any]]:
     """Return the id of a setting and the values of its keys; UsageError for invalid ones."""
     case_id = f"layout/{arch}-{keys_text}@0"
-    return case_id, read_keys(case_id, keys_text, keys_of(arch))[0]
+    values, _ = read_keys(case_id, keys_text, keys_of(arch))
+    parse(values["run"])
+    return case_id, values
 
 
 def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
