@@ -8,6 +8,7 @@ or usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import cast
 
 import click
@@ -105,3 +106,5 @@ def main() -> None:
     Exit codes: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input or usage, 3 nothing
     executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C: see docs/exit-codes.md.
     """
+    unset = True if os.environ.get("FORCE_COLOR") else None  # None: on a terminal
+    click.get_current_context().color = False if os.environ.get("NO_COLOR") else unset

@@ -52,23 +52,6 @@ _CHANGES = (State.NEW, State.CHANGED, State.FIXED)
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
-def _color(ctx: click.Context, _param: click.Parameter, when: str) -> None:
-    auto = False if os.environ.get("NO_COLOR") else None  # None: where stdout is a terminal
-    ctx.color = {"auto": auto, "yes": True, "no": False}[when]
-
-
-color_option = click.option(
-    "--color",
-    type=click.Choice(["auto", "yes", "no"]),
-    default="auto",
-    show_default=True,
-    callback=_color,
-    expose_value=False,
-    is_eager=True,
-    help="Colour verdicts; auto: on a terminal, unless NO_COLOR is set.",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Shown:
     """Output and stop options of a run."""
@@ -112,7 +95,6 @@ class Shown:
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
 @click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
               help="Also the ops of a file of test-backend-ops, repeatable.")  # fmt: skip
-@color_option
 @click.argument("files", nargs=-1, type=CasePath)
 def run(
     chosen: Chosen,
@@ -157,7 +139,6 @@ def run(
 @click.option("--debug", is_flag=True,
               help="Print the process of the backend, and begin once a debugger has attached to it or Enter was "
               "pressed; nothing is limited, and nothing runs again to locate a failure.")  # fmt: skip
-@color_option
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
     """Run the cases of FILE again, and print whether verdict, numbers and first divergence are as they were saved.
     Without --backend: on the backend that each was saved for.

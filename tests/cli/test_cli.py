@@ -175,13 +175,23 @@ def test_a_line_for_each_result_and_reasons_counted() -> None:
     assert _conform(*words, "-q").output.splitlines()[:2] == counted
 
 
-def test_colour_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--color yes colours whatever stdout is, no and NO_COLOR do not."""
-    words = ("run", "--backend", "ggml", "--case", CASE, "-v", "--color")
-    assert "\x1b[32m" in CliRunner().invoke(main, [*words, "yes"]).output
-    assert "\x1b" not in CliRunner().invoke(main, [*words, "no"], color=True).output
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in CliRunner().invoke(main, [*words, "auto"], color=True).output
+@pytest.mark.parametrize(
+    ("variables", "colours"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colour_is_asked_for(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colours: bool) -> None:
+    """Verdicts have a colour on a terminal, or where FORCE_COLOR asks for it; NO_COLOR is stronger."""
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(main, ["run", "--backend", "ggml", "--case", CASE, "-v"])
+    assert ("\x1b[32m" in done.output) is colours
 
 
 def test_help_says_whole_sentences() -> None:

@@ -27,7 +27,6 @@ RUN_ONLY = {
     "maxfail",
     "verbose",
     "quiet",
-    "color",
     "files",
 }
 """Options of `conform run` that pytest has by other names or not at all."""
@@ -65,6 +64,7 @@ def test_conform_run_has_no_option_besides() -> None:
     shared = {o.dest for o in RUN} - {"config_path"}
     assert {p.name for p in run.params} == {*shared, *RUN_ONLY, "config_path"}
     assert PERF not in RUN
+    assert sum(isinstance(p, click.Option) for p in run.params) <= 25
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_run(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Result(c.id, str(spec), Verdict.UNSUPPORTED, error=Error(EVIL)) for c in cases]
 
     monkeypatch.setattr("conformance.testrun.Runner.run", refuse)
-    text = _conform("run", "--backend", "cpu", "--case", CASE, "-v", "--color", "no")
+    text = _conform("run", "--backend", "cpu", "--case", CASE, "-v")
     assert "       1  x\\x1b[2J" in text
 
 
@@ -115,7 +115,7 @@ def test_case_files(tmp_path: Path) -> None:
     case = build(CASE)
     case.id = f"ops/{EVIL}@1"
     casefile.write(tmp_path / "c.gguf", [case])
-    plain = ("--backend", "cpu", "--color", "no")
+    plain = ("--backend", "cpu")
     for words in (["show"], ["run", *plain, "-v"], ["repro", *plain], ["show", "--step", "9"]):
         _conform(*words, str(tmp_path / "c.gguf"))
 
