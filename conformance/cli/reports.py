@@ -17,7 +17,6 @@ from conformance.causes.same import same
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_coverage
 from conformance.judge.verdict import Missing, Verdict, counted
-from conformance.nightly.summary import unproven
 from conformance.perf import history as stored_runs
 from conformance.perf.history import FEWEST, Change, History, Run, changes, runs, series
 from conformance.report.compare import Comparison, compare
@@ -27,7 +26,7 @@ from conformance.report.matrix import csv_ops
 from conformance.report.page import page
 from conformance.report.page.tables import read_history
 from conformance.report.runfile import write_json
-from conformance.report.runs import Runs, read_runs
+from conformance.report.runs import Runs, read_runs, unproven
 from conformance.run.session.select import case_ids
 from conformance.run.session.shard import missing as missing_shards
 from conformance.suite.family import LEVELS, Level

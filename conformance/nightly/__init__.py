@@ -1,1 +1,1 @@
-"""The nightly: everything there is to run, in parts, each in a process of its own; it survives failures and kills."""
+"""A night of runs: parts of a TOML file, each a `conform` command in a process of its own."""

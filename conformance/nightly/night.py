@@ -1,224 +1,268 @@
-"""Run the parts one by one: whatever happens to one, the next runs; each is written down at its end."""
+"""Run the parts one after the other, whatever happens to each, and write down after each how it ended."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
+from conformance import shipped
 from conformance.case.case import JSON
+from conformance.case.leftover import write_whole
+from conformance.case.strict import expect, only, parse_toml, read_text
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import shell
 from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.judge.verdict import MissingCause
-from conformance.process import Tail, interrupt, spawn_command
-from conformance.report.progress import Progress
+from conformance.process import Tail, interrupt, spawn_command, words
+from conformance.report.journal import lock
+from conformance.report.progress import Progress, since
+from conformance.run.session.select import new_seed
+from conformance.run.session.shard import Shard
 
-from .parts import Options, Part, Paths, shown
-from .state import Answer, Done, State
-
-LOW = 64 << 20
-"""Free bytes of a disk below which a broken part says that it is full."""
+STATE, LOCK = "night.json", "night.lock"
+CONFORM = tuple(words("conformance.cli"))
+HOUR = 3600.0
+PATIENCE = 15.0
+"""Seconds to wait for the processes of an earlier start."""
 GRACE = 5.0
 """Seconds that a command has after SIGINT to write down what it has."""
-_ANSWER_OF = {
-    Exit.OK: Answer.FINE,
-    Exit.FAILURES: Answer.FAILED,
-    Exit.NOTHING: Answer.NOTHING,
-    Exit.INCOMPLETE: Answer.INCOMPLETE,
-}
-_WHY = {
-    Answer.FAILED: Why.FAILED,
-    Answer.BROKEN: Why.BROKEN,
-    Answer.LATE: Why.TIME_LIMIT,
-    Answer.INCOMPLETE: Why.UNDECIDED,
-    None: Why.INTERRUPTED,
-}
-"""Answer of a part -> what it is for the night; of several nights together one that is fine makes up for NOTHING."""
+LOW = 64 << 20
+"""Free bytes of a disk below which a message names it."""
+KEYS = ("name", "says", "command", "hours", "leaves", "shared", "last")
+_VALUE = re.compile(r"\{(\w+)\}")
+_WHY = {Exit.FAILURES: Why.FAILED, Exit.NOTHING: Why.UNEXECUTED, Exit.INCOMPLETE: Why.UNDECIDED}
+_ENDED = (None, Why.FAILED, Why.UNEXECUTED)
+"""Outcomes of parts that do not run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part; `parts.toml` says what its fields are."""
+
+    name: str
+    says: str
+    command: Sequence[str]
+    """A program and its arguments; `{name}` stands for values."""
+    hours: float
+    leaves: str
+    shared: bool = False
+    last: bool = False
+
+    def words(self, values: Mapping[str, Sequence[object]]) -> list[str]:
+        """Return the command with `values` in place of their names."""
+        return list(self._words(values))
+
+    def _words(self, values: Mapping[str, Sequence[object]]) -> Iterator[str]:
+        for word in self.command:
+            if name := _VALUE.fullmatch(word):
+                if name[1] not in values:
+                    raise UsageError(f"part {self.name}: {word}: one of {', '.join(values)} expected")
+                yield from map(str, values[name[1]])
+            else:
+                yield word.replace("{folder}/", f"{values['folder'][0]}/")
+
+
+def read_parts(path: Path) -> tuple[Part, ...]:
+    """Return the parts of a TOML file; UsageError names the part and the key."""
+    document = parse_toml(read_text(path), str(path))
+    only(document, ("part",), str(path))
+    tables = document.get("part", [])
+    expect(isinstance(tables, list) and bool(tables), str(path), "[[part]] tables", tables)
+    return tuple(_part(t, f"{path}: part {n}") for n, t in enumerate(tables, 1))
+
+
+def _part(table: dict[str, Any], where: str) -> Part:
+    only(table, KEYS, where)
+    for key in ("name", "says", "command", "hours"):
+        expect(key in table, f"{where} {key}", "a value", None)
+    given, name = table["command"], str(table["name"])
+    command = tuple(given) if isinstance(given, list) else (*CONFORM, *str(given).split())
+    return Part(**{"leaves": f"{name}.json", **table, "command": command, "hours": float(table["hours"])})
+
+
+PARTS = read_parts(shipped.path("nightly", "parts.toml"))
+
+
+@dataclass(slots=True)
+class Done:
+    """How a part ended."""
+
+    why: Why | None = Why.INTERRUPTED
+    """Why it did not succeed; None if it did."""
+    says: str = ""
+    """Its last line, or why it could not run."""
+    seconds: float = 0.0
+    command: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """True if the next start does not run it again."""
+        return self.why in _ENDED
 
 
 @dataclass(slots=True)
 class Night:
-    """One start of a nightly."""
+    """A folder with what has run so far; its run files and journals hold the results."""
 
-    options: Options
-    state: State
-    parts: Sequence[Part]
-    """Those that were asked for, in order."""
-    table: Sequence[Part]
-    """All there are."""
-    lock: int
-    others: Sequence[State]
-    """Nights that this one only sums up."""
-    tell: Callable[[str], None]
+    folder: Path
+    asked: dict[str, JSON]
+    """Options that must be the same at each start."""
+    seed: int
+    parts: dict[str, Done] = field(default_factory=dict)
+    exit_code: int | None = None
 
-    def run(self) -> None:
-        """Run what no earlier start brought to its end."""
-        self.state.starts += 1
-        self.state.exit_code = None
-        for part in self.parts:
-            self.state.parts.setdefault(part.name, Done())
-        self.state.save()
-        moved = False
-        for part in self.parts:
-            done = self.state.parts[part.name]
-            if self._elsewhere(part):
-                done.answer, done.says = Answer.ELSEWHERE, "done whole by another shard"
-            elif not done.rounds and (why := part.idle(self.options)):
-                done.answer, done.says = Answer.UNASKED, why
-            elif done.ended and not (part.last and moved):
-                self.tell(f"{part.name}: {done.answer}, by an earlier start")
-            else:
-                self.tell(f"{part.name}: {part.says}")
-                self._part(part, done)
-                self.tell(f"{part.name}: {done.answer}: {done.says}")
-                moved = True
-            self.state.save()
+    @classmethod
+    def begin(cls, folder: Path, asked: dict[str, JSON], seed: int | None) -> Night:
+        """Continue the night in `folder`, or begin one; UsageError if that one had other options."""
+        if not (folder / STATE).exists():
+            return cls(folder, asked, new_seed() if seed is None else seed)
+        night = cls.read(folder)
+        now = {**asked, "seed": night.seed if seed is None else seed}
+        was = {**night.asked, "seed": night.seed}
+        for key, value in now.items():
+            if was.get(key) != value:
+                text = f"was asked for {key} {was.get(key)!r}, this one {value!r}"
+                raise UsageError(f"{folder}: the night there {text}; choose another folder with -o")
+        return night
+
+    @classmethod
+    def read(cls, folder: Path) -> Night:
+        """Return the night in `folder`; UsageError if its state cannot be read."""
+        path = folder / STATE
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            parts = {n: Done(**{**p, "why": p["why"] and Why(p["why"])}) for n, p in row["parts"].items()}
+            return cls(folder, dict(row["asked"]), int(row["seed"]), parts, row["exit_code"])
+        except OSError as e:
+            raise UsageError(f"{path}: cannot be read: {e.strerror}") from e
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise UsageError(f"{path}: no state of a night: {type(e).__name__} {e}") from e
+
+    def save(self) -> None:
+        """Replace the state; UsageError if it cannot be written."""
+        row = {"asked": self.asked, "seed": self.seed, "exit_code": self.exit_code,
+               "parts": {n: asdict(p) for n, p in self.parts.items()}}  # fmt: skip
+        try:
+            write_whole(self.folder / STATE, f"{json.dumps(row, indent=1)}\n")
+        except OSError as e:
+            raise UsageError(f"{self.folder / STATE}: cannot be written: {e.strerror}") from e
 
     def documents(self) -> list[Path]:
-        """The documents of the parts so far, and of all nights that are merged, where they exist."""
-        named = [s.folder / d for s in (*self.others, self.state) for p in s.parts.values() for d in p.documents]
-        return [d for d in named if d.is_file()]
+        """Return the run files of the parts so far."""
+        named = [self.folder / f"{name}.json" for name in self.parts]
+        return [p for p in named if p.is_file()]
 
-    def _elsewhere(self, part: Part) -> bool:
-        """Whether another shard runs it: parts that cannot be shared go whole, one to each shard in turn."""
-        if part.shared or part.last:
-            return False
-        whole = [p.name for p in self.table if not p.shared and not p.last]
-        return whole.index(part.name) % self.options.shard.of != self.options.shard.index - 1
+    def run(
+        self, parts: Sequence[Part], values: Mapping[str, Sequence[object]], tell: Callable[[str], None], held: int
+    ) -> None:
+        """Run the parts that no earlier start ended; `held` is the descriptor of the folder's lock."""
+        self.exit_code, moved = None, False
+        for part in parts:
+            done = self.parts.get(part.name, Done())
+            if done.ended and part.name in self.parts and not (part.last and moved):
+                tell(f"{part.name}: {_word(done)}, by an earlier start")
+                continue
+            tell(f"{part.name}: {part.says}")
+            self.parts[part.name] = Done(seconds=done.seconds)
+            self.save()
+            self.parts[part.name] = self._part(part, values, done.seconds, held)
+            self.save()
+            tell(f"{part.name}: {_word(self.parts[part.name])}: {self.parts[part.name].says}")
+            moved = True
 
-    def _part(self, part: Part, done: Done) -> None:
-        done.answer, done.says = None, ""
-        done.starts += 1
-        if part.last and not self.documents():
-            done.answer, done.says = Answer.BROKEN, "no other part wrote anything"
-        elif part.repeats:
-            self._rounds(part, done)
-        else:
-            self._once(part, done, part.name)
-
-    def _rounds(self, part: Part, done: Done) -> None:
-        answers: list[Answer] = []
-        while (used := done.seconds) < self.options.budget:
-            answers.append(self._once(part, done, f"{part.name}-{done.rounds + 1}"))
-            if answers[-1] not in {Answer.FINE, Answer.NOTHING}:
-                done.seconds = used  # the next start does this round again
-                return
-            done.rounds += 1
-            done.answer = None
-            self.state.save()
-        done.answer = Answer.FINE if Answer.FINE in answers or done.rounds > len(answers) else Answer.NOTHING
-
-    def _once(self, part: Part, done: Done, stem: str) -> Answer:
-        """Run the command of a part once; `stem` is what its files are called."""
-        folder, shard = self.options.folder, self.options.shard
-        stem = stem if shard.of == 1 else f"{stem}-shard{shard.index}"
-        paths = Paths(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
-        command = part.words(self.options, paths)
-        done.command = shown(command)
-        proof = folder / part.leaves if part.leaves else paths.document
-        proof.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
-        if part.kind and paths.document.name not in done.documents:
-            done.documents.append(paths.document.name)
-        self.state.save()
+    def _part(self, part: Part, values: Mapping[str, Sequence[object]], before: float, held: int) -> Done:
+        own = {"document": [self.folder / f"{part.name}.json"], "journal": [self.folder / f"{part.name}.journal"]}
+        command = part.words({**values, **own, "documents": self.documents(), "folder": [self.folder]})
+        if part.leaves:
+            (self.folder / part.leaves).unlink(missing_ok=True)  # of a start that was killed
+        n = len(CONFORM)
+        shown = shell(["conform", *command[n:]] if tuple(command[:n]) == CONFORM else command)
         try:
-            with Progress().of(_counts(stem, paths.journal)):
-                ended = run(command, folder / f"{part.name}.log", part.limit, self.lock)
+            with Progress().of(since(part.name)):
+                ended = run(command, self.folder / f"{part.name}.log", part.hours * HOUR, held)
         except OSError as e:
-            done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
-            return done.answer
-        done.seconds += ended.seconds
-        done.answer, done.says = _judge(part, proof, ended)
-        if done.answer is Answer.BROKEN and (free := shutil.disk_usage(folder).free) < LOW:
-            done.says += f"; the disk of {folder} is full: {free >> 20} MiB are free"
-        return done.answer
+            return Done(Why.BROKEN, f"no process could be started: {e.strerror}", before, shown)
+        why, says = self._judge(part, ended)
+        if why is Why.BROKEN and (free := shutil.disk_usage(self.folder).free) < LOW:
+            says += f"; the disk of {self.folder} is full: {free >> 20} MiB are free"
+        return Done(why, says, before + ended.seconds, shown)
+
+    def _judge(self, part: Part, ended: Ended) -> tuple[Why | None, str]:
+        """Return why a part did not succeed. A traceback ends Python with 1 as failures do: only what it leaves proves
+        that it ran. A part about the others has their exit code, which counts already.
+        """
+        if ended.timed_out:
+            return Why.TIME_LIMIT, f"ended after {ended.seconds:.0f} s"
+        path = self.folder / part.leaves
+        if ended.code not in (0, *_WHY) or (ended.code == Exit.FAILURES and not part.leaves):
+            how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
+            return Why.BROKEN, f"{how}: {ended.last_line}"
+        if not path.exists():
+            return Why.BROKEN, f"exit code {ended.code}, it did not write {part.leaves}: {ended.last_line}"
+        if part.last:
+            return None, ended.last_line
+        if fault := _fault(path):
+            return Why.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
+        return _WHY.get(Exit(ended.code)), ended.last_line
+
+    def outcome(self, parts: Sequence[Part]) -> Outcome:
+        """Return the reasons of all parts."""
+        found = Outcome()
+        for part in parts:
+            done = self.parts.get(part.name, Done())
+            if done.why is not None:
+                found += Outcome.of(done.why, [f"{part.name}: {done.why}: {done.says}".removesuffix(": ")])
+        return found
 
 
-def _judge(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
-    """The answer of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran. Of one
-    that sums up others, any that it leaves is fine: they have answered themselves.
-    """
-    if ended.timed_out:
-        record = "; what it had by then is recorded" if document.is_file() else ""
-        return Answer.LATE, f"ended after {ended.seconds:.0f} s{record}"
-    answer = _ANSWER_OF.get(cast("Exit", ended.code))
-    if answer is None:
-        how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
-        return Answer.BROKEN, f"{how}: {ended.last_line}"
-    if part.kind:
-        fault = _fault(part.kind, document)
-        if fault:
-            return Answer.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
-    elif part.leaves and document.is_file():
-        return Answer.FINE, ended.last_line
-    elif answer is Answer.FAILED:
-        return Answer.BROKEN, f"exit code {ended.code}: {ended.last_line}"
-    return answer, ended.last_line
+def _word(done: Done) -> str:
+    return "fine" if done.why is None else str(done.why)
 
 
-def _fault(kind: str, document: Path) -> str:
-    """What is wrong with the document that a part left; empty where nothing is."""
+def _fault(path: Path) -> str:
+    """Return what is wrong with the run file that a part left; empty if nothing is."""
     try:
-        read: JSON = json.loads(document.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return "it wrote no document"
+        read: JSON = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        return f"its document cannot be read ({e})"
-    other = read.get("kind") if isinstance(read, dict) else None
-    if other != kind:
-        return f"its document is of kind {other}, {kind} expected"
-    missing = read.get("missing")
-    lost = [m for m in missing if _is_lost(m)] if isinstance(missing, list) else []
-    return f"{len(lost):,} cases asked have no result" if lost else ""
+        return f"its run file cannot be read ({e})"
+    missing = read.get("missing") if isinstance(read, dict) else None
+    lost = [m for m in missing or () if not isinstance(m, dict) or m.get("cause") in {None, MissingCause.LOST.value}]
+    return f"{len(lost):,} requested cases have no result" if lost else ""
 
 
-def _is_lost(row: JSON) -> bool:
-    return not isinstance(row, dict) or row.get("cause") in {None, MissingCause.LOST.value}
+def share(parts: Sequence[Part], shard: Shard) -> list[Part]:
+    """Return the parts of a shard: those that are shared out, and in turn one of the others."""
+    whole = [p for p in parts if not p.shared and not p.last]
+    return [p for p in parts if p not in whole or whole.index(p) % shard.of == shard.index - 1]
 
 
-def _counts(stem: str, journal: Path) -> Callable[[], str]:
-    """The progress of a part, for a terminal: its results so far, where it has a journal."""
-    began = time.monotonic()
-
-    def says() -> str:
-        try:
-            lines = journal.read_bytes().count(b"\n")
-        except OSError:
-            lines = 0
-        return f"{stem}: {f'{lines - 1:,} results, ' if lines > 1 else ''}{time.monotonic() - began:.0f} s"
-
-    return says
+def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:
+    """Return the newest folder in `nights` with the same options that did not come to its end."""
+    for path in sorted(nights.glob(f"*/{STATE}"), reverse=True):
+        with suppress(UsageError):
+            night = Night.read(path.parent)
+            if night.exit_code is None and night.asked == asked and seed in {None, night.seed}:
+                return night.folder
+    return None
 
 
-def outcome(
-    states: Sequence[State], names: Sequence[str], missing: Sequence[str] = (), unproven: Sequence[str] = ()
-) -> Outcome:
-    """The outcome of a nightly, or of several merged: that of its parts.
-
-    Args:
-        states: of the nights.
-        names: of all parts.
-        missing: a sentence for each shard or night that is not here.
-        unproven: a sentence for each backend on which nothing passed in all shards together.
-    """
-    found = Outcome.of(Why.SHARD, missing) + Outcome.of(Why.BROKEN, [s.unwritten for s in states if s.unwritten])
-    for name in names:
-        own = [s.parts[name] for s in states if name in s.parts]
-        for p in own:
-            if p.answer in _WHY:
-                found += Outcome.of(_WHY[p.answer], [f"{name}: {p.answer or 'interrupted'}: {p.says}"])
-        answers = {p.answer for p in own}
-        if Answer.NOTHING in answers and Answer.FINE not in answers:
-            found += Outcome.of(Why.UNEXECUTED, [f"{name}: {Answer.NOTHING}"])
-    if not any(p.answer is Answer.FINE for s in states for n, p in s.parts.items() if n in names):
-        found += Outcome.of(Why.UNEXECUTED, ["no part was fine"])
-    return found + Outcome.of(Why.UNPROVEN, unproven)
+def hold(folder: Path) -> int:
+    """Lock `folder` for this process and all that inherit the descriptor; UsageError if another night holds it."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    if not lock(descriptor, PATIENCE):
+        os.close(descriptor)
+        raise UsageError(f"{folder}: another nightly is at work there")
+    return descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +282,11 @@ class Ended:
         return next((line.strip() for line in reversed(self.tail.splitlines()) if line.strip()), "")
 
 
-def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
+def run(command: Sequence[str], log: Path, limit: float, held: int) -> Ended:
     """Run `command` to its end, or for `limit` seconds; append its output to `log`.
 
-    Any exception meanwhile, above all an interrupt, kills the command and everything it started.
-
-    Args:
-        command: a program and its arguments.
-        log: for its output, standard error included; a full disk does not stop the command.
-        limit: seconds.
-        lock: a descriptor that the command and its keeper inherit, so the lock lasts as long as any of them.
+    An exception meanwhile, such as Ctrl-C, ends the command and everything it started. The command and the process
+    that guards it inherit the descriptor `held`, so the lock lasts as long as any of them.
     """
     began = time.monotonic()
     popen = spawn_command(
@@ -256,7 +295,7 @@ def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        pass_fds=(lock,),
+        pass_fds=(held,),
     )
     stream = cast("BinaryIO", popen.stdout)
     tail = Tail(stream, partial(_append, log))
@@ -274,5 +313,5 @@ def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
 
 
 def _append(log: Path, data: bytes) -> None:
-    with suppress(OSError), log.open("ab") as f:
+    with suppress(OSError), log.open("ab") as f:  # a full disk does not stop the command
         f.write(data)

@@ -13,7 +13,8 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
-from conformance.judge.verdict import Missing, Result, Verdict
+from conformance.judge.verdict import Missing, Request, Result, Verdict
+from conformance.run.session.shard import whole
 
 from .runfile import Conformance, Document, Gate, Unit, read_document
 
@@ -269,3 +270,34 @@ def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
         if r.verdict is Verdict.UNSUPPORTED and r.error is not None:
             reasons.setdefault(r.backend, Counter())[r.error.words or r.error.message] += 1
     return reasons
+
+
+def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
+    """Backend -> a sentence, for each on which nothing passed, and nothing failed, in a run that demands it, or in all
+    shards of one together.
+
+    A shard alone says nothing, and neither do some of them, since the cases of the others may have passed.
+    """
+    runs: dict[tuple[str, int], list[Mapping[str, JSON]]] = {}
+    for d in documents:
+        shard = d.get("shard")
+        if isinstance(shard, dict) and shard.get("whole") not in {None, whole(())}:  # which is of fresh cases alone
+            runs.setdefault((shard["whole"], shard["of"]), []).append(d)
+    complete = [run for (_, of), run in runs.items() if {d["shard"]["index"] for d in run} == set(range(1, of + 1))]
+    complete += [[d] for d in documents if d.get("gating") is True]
+    return {backend: sentence for run in complete for backend, sentence in _unproven(run).items()}
+
+
+def _unproven(run: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
+    rows = [r for r in _rows_of(run, "results") if not r.get("fresh")]
+    results = [Result(str(r.get("case")), str(r.get("backend")), Verdict(r["verdict"])) for r in rows]
+    missing = [Missing(str(m.get("backend")), str(m.get("case")), "") for m in _rows_of(run, "missing")]
+    cases: dict[str, dict[str, None]] = {}
+    for backend, case in [*((r.backend, r.case) for r in results), *((m.backend, m.case) for m in missing)]:
+        cases.setdefault(backend, {})[case] = None
+    return Request(cases).unproven(results, missing)
+
+
+def _rows_of(documents: Sequence[Mapping[str, JSON]], name: str) -> list[dict[str, JSON]]:
+    lists = [d.get(name) for d in documents]
+    return [r for rows in lists if isinstance(rows, list) for r in rows if isinstance(r, dict)]

@@ -19,11 +19,6 @@ from conformance.cli import main
 from conformance.cli.run import _measured
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
-from conformance.nightly import summary
-from conformance.nightly.night import outcome
-from conformance.nightly.state import Answer as PartAnswer
-from conformance.nightly.state import Done, State
-from conformance.nightly.summary import Failure
 from conformance.perf.bench import Row
 from conformance.perf.gates import Answer, Gate
 from conformance.perf.history import Run
@@ -126,13 +121,6 @@ def test_history(patch: Patch, tmp_path: Path) -> None:
     patch("reports.History", _returns(SimpleNamespace(close=lambda: None)))
     patch("reports.runs", _returns([run]))
     _conform("history", "list", "--store", str(tmp_path / "h.sqlite"))
-
-
-def test_nightly() -> None:
-    """The summary of a night goes to the terminal, too: failing cases, and what a part said at its end."""
-    state = State(Path(), {"written": "2026"}, "here", {}, parts={"a": Done(PartAnswer.BROKEN, EVIL)})
-    found = [Failure("FAIL", EVIL, EVIL, EVIL, "conform repro x", fresh=False)]
-    _check(summary.summary([state], ["a"], found, [EVIL], outcome([state], ["a"], [EVIL])))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         ("zoo --backend ggml --arch llama --runs 1", "1 PASS"),
         ("perf gate --gate no-such-gate", "no gate matches"),
         ("golden verify --help", "golden"),
-        ("nightly --list", "every listed case"),
+        ("nightly --help", "conformance, seeded"),
         ("nightly --level smoke --backend cpu --case", "No such option"),
     ],
 )

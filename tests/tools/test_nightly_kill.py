@@ -13,9 +13,10 @@ from pathlib import Path
 
 import night_parts
 import pytest
-from night_script import PATIENCE, POSIX, REAL, SCRIPT, killed, lives, night, results, until
+from night_script import NIGHTLY, PATIENCE, POSIX, ended, killed, lives, night, results, until, words_of
 
-from conformance.nightly.state import read
+from conformance.judge.outcome import Why
+from conformance.nightly.night import Night
 
 pytestmark = POSIX
 
@@ -26,7 +27,7 @@ def test_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, seed: int
     was written down ran again.
     """
     chance = random.Random(seed)  # noqa: S311  # where to kill, and the same each time
-    words = ["--parts", "work,fine,history"]
+    command = words_of(tmp_path, "work", "fine", "history")
     ran = tmp_path / "ran"
     kills = 0
     for _ in range(4):
@@ -40,8 +41,8 @@ def test_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, seed: int
                 time.sleep(pause)
             return far
 
-        kills += killed(tmp_path, words, _far)
-    last = night(tmp_path, *words)
+        kills += killed(command, _far)
+    last = ended(command)
     assert last.returncode == 0, last.stdout
     assert kills > 0
     ids = [f"f/{n}@1" for n in range(night_parts.CASES)]
@@ -55,36 +56,25 @@ def test_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, seed: int
     assert set((tmp_path / "imported").read_text().splitlines()[-1].split()) == {"work.json", "fine.json"}
 
 
-def test_rounds_are_gone_on_with(tmp_path: Path) -> None:
-    """A kill in a round ends neither the part nor its numbering: the next start uses the rest of the time."""
-    words = ["--parts", "rounds", "--time-budget", "2"]
-    assert killed(tmp_path, words, (tmp_path / "rounds-2.json").exists)
-    assert read(tmp_path).parts["rounds"].answer is None
-    assert night(tmp_path, *words).returncode == 0
-    done = read(tmp_path).parts["rounds"]
-    assert done.seconds >= 2
-    assert done.documents == [f"rounds-{n}.json" for n in range(1, done.rounds + 1)]
-    assert all((tmp_path / d).exists() for d in done.documents)
-
-
 def test_a_kill_leaves_no_process_behind(tmp_path: Path) -> None:
     """SIGKILL of the nightly alone ends what it had started; the next start waits for that, and does the part again."""
     pid = tmp_path / "pid"
-    assert killed(tmp_path, ["--parts", "sleeps"], pid.exists)
+    command = words_of(tmp_path, "sleeps")
+    assert killed(command, pid.exists)
     first = int(until(pid.read_text))
     until(lambda: not lives(first))
     pid.unlink()
-    assert killed(tmp_path, ["--parts", "sleeps"], pid.exists)
-    assert read(tmp_path).parts["sleeps"].starts == 2
+    assert killed(command, pid.exists)
+    assert Night.read(tmp_path).parts["sleeps"].why is Why.INTERRUPTED
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    """It says so by exit code and summary, leaves nothing running, and the next start goes on."""
+    """It says so by exit code and a line, leaves nothing running, and the next start goes on."""
     pid = tmp_path / "pid"
-    words = ["--parts", "fine,sleeps,history"]
     before = signal.signal(number, signal.SIG_DFL)  # `nohup` hands on that it is ignored
-    child = subprocess.Popen([*SCRIPT, "-o", str(tmp_path), *words], stdout=subprocess.PIPE, text=True)
+    command = words_of(tmp_path, "fine", "sleeps", "history")
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     signal.signal(number, before)
     with child as popen:
         inner = int(until(lambda: pid.exists() and pid.read_text()))
@@ -92,22 +82,20 @@ def test_an_interrupt_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -
         said, _ = popen.communicate(timeout=PATIENCE)
     assert popen.returncode == 5
     assert not lives(inner)
-    assert "interrupted; start it again" in said
-    text = (tmp_path / "summary.md").read_text()
-    assert "**sleeps** on" in text
-    assert "was interrupted\n- **history** on" in text
-    assert "was never reached" in text
-    again = night(tmp_path, "--parts", "fine")
+    assert f"interrupted; the same command goes on in {tmp_path}" in said
+    assert "history: interrupted" in said
+    again = night(tmp_path, "fine")
     assert "fine: fine, by an earlier start" in again.stdout
 
 
 def test_a_real_night_killed_and_gone_on_with(tmp_path: Path) -> None:
-    """The real script over a small family: killed in the middle of its cases, its results are those of a plain run."""
-    words = ["--level", "smoke", "--family", "gqa", "--backend", "ggml", "--parts", "conformance", "--time-budget", "0"]
+    """The real parts over a small family: killed in the middle of its cases, its results are those of a plain run."""
+    small = ["--level", "smoke", "--family", "gqa", "--backend", "ggml"]
+    command = [*NIGHTLY, "-o", str(tmp_path / "night"), *small, "--part", "conformance"]
     journal = tmp_path / "night" / "conformance.journal"
-    assert killed(tmp_path / "night", words, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3, REAL)
-    done = night(tmp_path / "night", *words, script=REAL)
+    assert killed(command, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3)
+    done = ended(command)
     assert done.returncode == 0, done.stdout + done.stderr
-    plain = ["run", "--level", "smoke", "--family", "gqa", "--backend", "ggml", "--json", str(tmp_path / "plain.json")]
-    subprocess.run([sys.executable, "-m", "conformance.cli", *plain], check=True, capture_output=True, timeout=120)
+    plain = ["run", *small, "--json", str(tmp_path / "plain.json")]
+    subprocess.run([sys.executable, "-m", "conformance.cli", *plain], check=True, capture_output=True, timeout=300)
     assert results(tmp_path / "night", "conformance.json") == results(tmp_path, "plain.json")

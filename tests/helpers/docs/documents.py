@@ -20,7 +20,7 @@ DOCUMENTS = tuple(
 
 Place = Literal["console", "sh", "indented", "table", "prose"]
 
-PROGRAMS = ("conform", "pytest", "python", "pip", "ci/nightly", "mkdocs")
+PROGRAMS = ("conform", "pytest", "python", "pip", "mkdocs")
 """What makes inline code a command; a block's line is one whatever it begins with."""
 ELISION = "…"
 _FENCE = re.compile(r' *```(\w*)(?: title="([^"]*)")?')

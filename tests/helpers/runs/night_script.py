@@ -14,21 +14,30 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from night_parts import write_parts
 
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = [sys.executable, str(Path(__file__).with_name("night_parts.py"))]
-REAL = [sys.executable, str(ROOT / "ci" / "nightly")]
+NIGHTLY = [sys.executable, "-m", "conformance.cli", "nightly"]
 T = TypeVar("T")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="the nightly ends groups of processes, which are POSIX")
 PATIENCE = 60.0
 """Seconds after which a test that waits for something gives up."""
 
 
-def night(folder: Path, *words: str, script: Sequence[str] = SCRIPT, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a nightly of the small parts to its end."""
-    command = [*script, "-o", str(folder), *words]
-    outside = {k: v for k, v in os.environ.items() if k != "GITHUB_STEP_SUMMARY"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env={**outside, **env})
+def words_of(folder: Path, *names: str) -> list[str]:
+    """Return the command of a night of small parts in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [word for name in names for word in ("--part", name)]
+    return [*NIGHTLY, str(write_parts(folder)), "-o", str(folder), *parts]
+
+
+def night(folder: Path, *names: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a night of small parts to its end."""
+    return ended([*words_of(folder, *names), *more])
+
+
+def ended(command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
 
 
 def until(said: Callable[[], T]) -> T:
@@ -50,9 +59,9 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
-def killed(folder: Path, words: Sequence[str], when: Callable[[], bool], script: Sequence[str] = SCRIPT) -> bool:
-    """Start a nightly and SIGKILL it once `when` says so; whether it was killed before its end."""
-    with subprocess.Popen([*script, "-o", str(folder), *words], stdout=subprocess.DEVNULL) as popen:
+def killed(command: Sequence[str], when: Callable[[], bool]) -> bool:
+    """Start a command and SIGKILL it once `when` says so; return True if it was killed before its end."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as popen:
         until(lambda: when() or popen.poll() is not None)
         popen.kill()
         return popen.wait() == -signal.SIGKILL
