@@ -1,4 +1,4 @@
-"""Writes `conformance/suite/ops/pairs.json`: rows of the tables' `pairs` that show each two values of two axes.
+"""Writes `conformance/suite/ops/pairs.json`: rows of covering arrays of the grids of the tables and of `dispatch.py`.
 
 `python ci/pairs.py` after a grid is new; rows of grids that stand there are kept, so no case of theirs changes.
 A row is taken only if ggml takes its graph, which the declarations say when it is built. So a package for covering
@@ -8,51 +8,81 @@ arrays (allpairspy, covertable) does not fit: their constraints judge parts of a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import combinations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from itertools import chain, combinations, product
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError
 from conformance.suite.family import with_seed
 from conformance.suite.grid import Grid
-from conformance.suite.ops import NAME, PAIRS, build
-from conformance.suite.ops.bench import TABLES
+from conformance.suite.ops import KNOWN, NAME, PAIRS, build, size
+from conformance.suite.ops.bench import TABLES, parse
+from conformance.suite.ops.dispatch import DISPATCH, LARGEST
 
 Row = tuple[int, ...]
-Pair = tuple[int, int, int, int]
-"""Two axes and a value of each."""
+Cell = tuple[tuple[int, int], ...]
+"""Axes, by their position in a row, and a value of each."""
 TRIES = 400
-"""Completions of a pair: the legal one that shows the most missing pairs becomes a row. Without one, ggml lacks it."""
+"""Completions of a cell: the legal one that shows the most missing cells becomes a row. Without one, ggml lacks it."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def shown(row: Row) -> set[Pair]:
-    """The pairs of a row."""
-    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
+def axes_of(grid: Grid) -> list[tuple[int, ...]]:
+    """Return the positions whose values are combined: each two, and three where the grid says so."""
+    triples = [tuple(i for i, name in enumerate(grid.digits) if name in names) for names in grid.triples]
+    return [*combinations(range(len(grid.sizes)), 2), *triples]
 
 
-def cover(sizes: Sequence[int], name: str, legal: Callable[[Row], bool]) -> list[Row]:
-    """Legal rows that show every pair that any of its tried completions shows; the same for the same `name`."""
-    missing = {
-        (i, a, j, b): None
-        for i, j in combinations(range(len(sizes)), 2)
-        for a in range(sizes[i])
-        for b in range(sizes[j])
+def cells(sizes: Sequence[int], axes: Iterable[Sequence[int]]) -> dict[Cell, None]:
+    """Return each combination of values of each combination of axes."""
+    return {
+        tuple(zip(each, values, strict=True)): None
+        for each in axes
+        for values in product(*(range(sizes[i]) for i in each))
     }
+
+
+def shown(row: Row, axes: Iterable[Sequence[int]]) -> set[Cell]:
+    """Return the cells of a row."""
+    return {tuple((i, row[i]) for i in each) for each in axes}
+
+
+def completions(sizes: Sequence[int], name: str, cell: Cell) -> list[Row]:
+    """Return rows that show `cell`; the same for the same `name`."""
+    given = dict(cell)
+    words = Stream(name, str(tuple(chain.from_iterable(cell)))).words(TRIES * len(sizes)).reshape(TRIES, -1).tolist()
+    rows = ([0] * len(sizes), *([int(w) % n for w, n in zip(ws, sizes, strict=True)] for ws in words))
+    return [tuple(given.get(i, part) for i, part in enumerate(row)) for row in rows]
+
+
+def cover(sizes: Sequence[int], axes: Sequence[Sequence[int]], name: str, legal: Callable[[Row], bool]) -> list[Row]:
+    """Return legal rows that show every cell that any of its tried completions shows."""
+    missing = cells(sizes, axes)
     rows: list[Row] = []
     while missing:
-        pair = next(iter(missing))
-        i, a, j, b = pair
-        words = Stream(name, str(pair)).words(TRIES * len(sizes)).reshape(TRIES, -1).tolist()
-        completions = [tuple(int(w) % n for w, n in zip(ws, sizes, strict=True)) for ws in ([0] * len(sizes), *words)]
-        completions = [tuple({i: a, j: b}.get(k, part) for k, part in enumerate(row)) for row in completions]
-        completions.sort(key=lambda row: -len(shown(row) & missing.keys()))
-        row = next(filter(legal, completions), None)
-        for each in {pair} if row is None else shown(row):
-            missing.pop(each, None)
+        cell = next(iter(missing))
+        ranked = sorted(completions(sizes, name, cell), key=lambda row: -len(shown(row, axes) & missing.keys()))
+        row = next(filter(legal, ranked), None)
+        if row is None:  # nor is there one for what holds it
+            missing = {each: None for each in missing if not set(cell) <= set(each)}
+        else:
+            seen = shown(row, axes)
+            missing = {each: None for each in missing if each not in seen}
         rows += [] if row is None else [row]
     return rows
+
+
+def values_first(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, those first that show values of single axes which none before shows."""
+    left, ordered = list(rows), list[Row]()
+    unseen = {value for row in rows for value in enumerate(row)}
+    while unseen:
+        row = max(left, key=lambda row: len(unseen & set(enumerate(row))))
+        unseen -= set(enumerate(row))
+        left.remove(row)
+        ordered.append(row)
+    return ordered + left
 
 
 def text(row: Row) -> str:
@@ -60,9 +90,16 @@ def text(row: Row) -> str:
     return "".join(DIGITS[part] for part in row)
 
 
+def is_small(grid: Grid, row: Row) -> bool:
+    """Return whether the shapes in the id of a row have no more elements than a row may cost."""
+    return size(parse(with_seed(NAME, next(grid.rows(text(row)))), KNOWN)) <= LARGEST
+
+
 def is_legal(grid: Grid, row: Row) -> bool:
-    """Whether ggml takes the graph of a row."""
+    """Return whether a row is small enough, and ggml takes its graph."""
     try:
+        if not is_small(grid, row):
+            return False
         build(with_seed(NAME, next(grid.rows(text(row))))).validate()
     except ConformanceError:
         return False
@@ -73,13 +110,18 @@ def main() -> None:
     """Write the file anew, with what it holds of the tables' grids."""
     kept = json.loads(PAIRS.read_text(encoding="ascii")) if PAIRS.is_file() else {}
     table = {}
-    for grid in (each for t in TABLES for each in t.pairs):
+    for grid in (*(each for t in TABLES for each in t.pairs), *DISPATCH):
         name = str(grid)
         if name not in kept:
-            rows = cover(grid.sizes, name, partial(is_legal, grid))
+            rows = values_first(cover(grid.sizes, axes_of(grid), name, cache(partial(is_legal, grid))))
             kept[name] = " ".join(map(text, rows))
-            print(f"{len(rows)} rows of {name}")
+            print(f"{len(rows)} rows of {name}", flush=True)
         table[name] = kept[name]
+        _write(kept)
+    _write(table)
+
+
+def _write(table: Mapping[str, str]) -> None:
     PAIRS.write_text(json.dumps(table, indent=0) + "\n", encoding="ascii", newline="\n")
 
 

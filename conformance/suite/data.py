@@ -145,7 +145,8 @@ def hadamard(n: int) -> NDArray[np.float32]:
 
 _STD = {
     "q4_0": 0.44, "q4_1": 0.48, "q5_0": 0.44, "q5_1": 0.49, "q8_0": 0.44, "mxfp4": 0.84, "q2_K": 0.32, "q3_K": 0.26,
-    "q4_K": 0.20, "q5_K": 0.20, "q6_K": 0.25,
+    "q4_K": 0.20, "q5_K": 0.20, "q6_K": 0.25, "iq4_nl": 0.40, "q1_0": 0.76, "q2_0": 0.47, "tq1_0": 0.63, "tq2_0": 0.54,
+    "iq4_xs": 0.23, "iq1_s": 0.69, "iq2_xxs": 0.64, "iq2_xs": 0.67, "iq2_s": 0.67, "iq3_xxs": 0.42, "iq3_s": 0.21,
 }  # fmt: skip
 """Block type -> measured root mean square of `random_blocks`."""
 

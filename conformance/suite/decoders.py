@@ -19,6 +19,7 @@ from functools import partial
 from .decoder import elements, make
 from .family import Family, Table, ids_of, with_seed
 from .grid import Keys, grid, points
+from .ops.bench import BLOCKS_32, BLOCKS_256, FLOATS
 
 
 def _family(name: str, summary: str, table: Table, *, by_size: bool = True) -> Family:
@@ -30,6 +31,7 @@ _GROWING: Keys = {"l": 1, "embd": 32, "heads": 2, "kv": 1, "ff": 32, "vocab": 32
 _growing = partial(grid, "llama", **_GROWING)
 _long = partial(grid, "llama", l=1, embd=2048, heads=2, kv=1, head=64, ff=64, vocab=32)
 """Projections with rows long enough for accelerators (2,048), everything else small."""
+_SUPERBLOCKS = f"{BLOCKS_256} q1_0 q2_0 tq1_0 tq2_0 iq4_xs iq1_s iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
 _CACHES = "cache=f16 cache=bf16 cache=f32 cache=q8_0,head=32 cache=q4_0,head=32"
 _CACHES_V = "cache=f16 cache=bf16 cache=f32 cache=q8_0,cache_v=f16,head=32 cache=q4_0,cache_v=f32,head=32"
 """A transposed V cannot be quantised."""
@@ -40,6 +42,8 @@ _SHIFT: Keys = {"run": "at250.d1.shift9.p30.d2.back4.d2"}
 """A full context removes its first tokens: K in the cache is rotated to the new positions."""
 _BLOCKS: Keys = {"ctx": 768, "run": "at200.p9.p20.d1.p250.d1.p240.d1"}
 """Prompts of four sizes and tokens in three blocks of cells; uncached programs recompile."""
+_AGAIN: Keys = {"run": "at250.p3.d2.p33.d1.p5"}
+"""Prompt, token, prompt: weights that the first product of one token laid out anew serve many tokens."""
 _ALL = "p250.15(d12.p244).d6"
 """Zero to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
@@ -68,6 +72,9 @@ _KV_GROWTH: Table = {
         _growing(write="cpy", fa=1, **_CROSS),
         _growing(seqs=4, write="cpy", fa=0, run="at253.p2+3+1+4.d3"),
         _growing(head=64, cache="q4_0", rot=1, run="at253.p2.d3"),
+        _growing(w="q8_0", run="at253.p3.d2.p5"),
+        grid("gpt-oss", **_GROWING, w="q4_0", run="at252.p3.d1.p5"),
+        grid("gemma2", **_GROWING | {"l": 2}, base=1000000, baseswa=10000, run="at253.p3.d1"),
     ),
     "standard": (
         grid("llama", cache=points(_CACHES), write="set_rows cpy", **_CROSS),
@@ -102,6 +109,12 @@ _KV_GROWTH: Table = {
         _growing(fa="1 0", write="cpy", ctx=1024, ubatch=1024, run="p257.d1.p512.d1"),
         grid("gemma2", **_GROWING | {"l": 2}, fa="1 0", ctx=1024, ubatch=1024, run="p513.d1"),
         _growing(fa="1 0", borders=points(_BORDERS)),
+        _growing(w=f"{FLOATS} {BLOCKS_32} iq4_nl", **_AGAIN),
+        grid("llama", l=1, embd=256, heads=4, kv=2, head=64, ff=256, vocab=256, w=_SUPERBLOCKS, **_AGAIN),
+        grid("gpt-oss", **_GROWING, w=f"f16 bf16 {BLOCKS_32}", **_AGAIN),
+        grid("gpt-oss", l=1, embd=256, heads=4, kv=2, head=64, ff=256, vocab=256, w=_SUPERBLOCKS, run="at252.p3.d1.p5"),
+        grid("gemma2", base=1000000, baseswa=10000, fa="1 0", run="at240.p3.d1.p40.d2"),
+        grid("gemma2", base=1000000, baseswa=10000, **_SHIFT),
     ),
     "full": (
         _growing(fa="0 1", seqs="1 4", ctx=4096, run=_ALL),

@@ -7,6 +7,7 @@ is `SUB-f16-a=13x5,b=13,va=off,vb=rows`.
 - Keywords are the keys of the id, in its order: `from_` is `from`, and `**KEYS` inserts a dictionary of them.
 - `points` lists texts of several keys that change together; such an axis has its own name.
 - `shapes("64", "1 3", "4")` is `64x1x4 64x3x4`, and `operands("f32 f16", "i32")` is `f32+i32 f16+i32`.
+- `grid("f32+f32", a="{k}x7", b="{k}x{n}").where(k="32 64", n="1 9")` fills in the values of further axes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,23 @@ class Grid:
     heads: tuple[Axis, ...]
     """The words before the keys, joined by `-`."""
     axes: tuple[Axis, ...]
+    free: tuple[Axis, ...] = ()
+    """Axes whose values replace `{name}` in the values of the others."""
+    triples: tuple[frozenset[str], ...] = ()
+    """Three axes each, of which a covering array shows each combination, not only each pair."""
+
+    def where(self, **axes: str) -> Grid:
+        """Return the grid with further axes, whose values replace `{name}` in the ids."""
+        return replace(self, free=tuple(_axis(name, values) for name, values in axes.items()))
+
+    def triple(self, *names: str) -> Grid:
+        """Return the grid, of which a covering array shows each combination of the axes `names`."""
+        return replace(self, triples=(*self.triples, frozenset(names)))
+
+    @property
+    def digits(self) -> list[str]:
+        """Name of the axis of each digit of a row."""
+        return [a.name for a in (*self.heads, *self.axes, *self.free) for words in a.parts if len(words) > 1]
 
     @property
     def sizes(self) -> list[int]:
@@ -55,7 +73,7 @@ class Grid:
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
         """Alternatives of each part of each axis."""
-        return tuple(chain.from_iterable(axis.parts for axis in (*self.heads, *self.axes)))
+        return tuple(chain.from_iterable(axis.parts for axis in (*self.heads, *self.axes, *self.free)))
 
     def __iter__(self) -> Iterator[str]:
         return map(self._id, product(*self.parts))
@@ -69,10 +87,12 @@ class Grid:
     def _id(self, parts: Sequence[str]) -> str:
         left = iter(parts)
         heads, keys = ([_text(axis, left) for axis in axes] for axes in (self.heads, self.axes))
-        return "-".join(filter(None, (*heads, ",".join(filter(None, keys)))))
+        text = "-".join(filter(None, (*heads, ",".join(filter(None, keys)))))
+        return text.format_map({axis.name: next(left) for axis in self.free}) if self.free else text
 
     def __str__(self) -> str:
-        return "; ".join(map(str, (*self.heads, *self.axes)))
+        triples = (f"triple: {' '.join(sorted(names))}" for names in self.triples)
+        return "; ".join((*map(str, (*self.heads, *self.axes, *self.free)), *triples))
 
 
 def _text(axis: Axis, parts: Iterator[str]) -> str:

@@ -50,8 +50,9 @@ KEYS: dict[str, Key] = {
     **keys("l=2 embd=64 heads=4 kv=2 head=16 headv=0 ff=96 vocab=64"),
     **keys(f"norm={'|'.join(NORMS)} eps=1e-5 tied=0|1 w=f32|{_TYPES}"),
     **keys(" ".join(f"{role}=|{_TYPES}" for role in ROLES)),
-    **keys(f"rope={'|'.join(ROPES).lower()} freqs=0|1 base=10000.0 alibi=0.0 qkvbias=0|1 outbias=0|1 ffnbias=0|1"),
-    **keys("qkv=split|fused qknorm=0|1 scaledq=0|1 softcap=0.0 sinks=0|1 swa=0 swaperiod=2 conv=0 convperiod=2"),
+    **keys(f"rope={'|'.join(ROPES).lower()} freqs=0|1 base=10000.0 baseswa=0.0 alibi=0.0"),
+    **keys("qkvbias=0|1 outbias=0|1 ffnbias=0|1 qkv=split|fused qknorm=0|1 scaledq=0|1 softcap=0.0 sinks=0|1"),
+    **keys("swa=0 swaperiod=2 conv=0 convperiod=2"),
     **keys(f"ffn={'|'.join(FFNS)} experts=0 used=2 gating={'|'.join(GATINGS)} expertnorm=1|0 expertscale=0.0"),
     **keys("probsbias=0|1 postnorm=0|1 residualfirst=0|1"),
     "embdscale": text("0", "a number, or sqrt for the root of embd"),
@@ -64,7 +65,8 @@ KEYS: dict[str, Key] = {
 _AS_THEY_ARE = {
     "l": "n_layer", "embd": "n_embd", "heads": "n_head", "kv": "n_head_kv", "head": "n_embd_head",
     "headv": "n_embd_head_v", "ff": "n_ff", "vocab": "n_vocab", "norm": "norm", "eps": "eps", "base": "freq_base",
-    "alibi": "alibi", "softcap": "attn_softcap", "swa": "n_swa", "swaperiod": "swa_period", "conv": "n_shortconv",
+    "baseswa": "freq_base_swa", "alibi": "alibi", "softcap": "attn_softcap", "swa": "n_swa", "swaperiod": "swa_period",
+    "conv": "n_shortconv",
     "convperiod": "conv_period", "ffn": "ffn", "experts": "n_expert", "used": "n_expert_used", "gating": "gating",
     "expertscale": "expert_scale", "logitcap": "final_softcap",
 }  # fmt: skip

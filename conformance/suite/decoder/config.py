@@ -55,6 +55,8 @@ class Hparams:
     """Frequency factors `rope_freqs.weight`, as in Llama 3."""
     n_ctx_orig: int = 8192
     freq_base: float = 10000.0
+    freq_base_swa: float = 0.0
+    """That of layers with a sliding window; 0: the same."""
     alibi: float = 0.0
     """`max_bias` of the ALiBi slopes; 0 for none."""
 
@@ -131,6 +133,10 @@ class Hparams:
     def is_recr(self, il: int) -> bool:
         """Return True if layer `il` is a short convolution."""
         return self.n_shortconv > 0 and _but_each(self.conv_period, il)
+
+    def base_of(self, il: int) -> float:
+        """Return the frequency base of layer `il`."""
+        return self.freq_base_swa if self.freq_base_swa and self.is_swa(il) else self.freq_base
 
     def is_swa(self, il: int) -> bool:
         """Return True if layer `il` attends through the sliding window."""

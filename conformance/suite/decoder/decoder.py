@@ -5,7 +5,7 @@ Follows `models/*.cpp`, `llama-graph.cpp` and, for the shift, `llama_kv_cache::b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conformance.ggml.graph import Graph
@@ -122,34 +122,37 @@ def _inp_rs(g: Sketch) -> None:
         g.input("rs_s_copy", I32, len(g.place.recr.s_copy))
 
 
-def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: Sequence[Tensor]) -> Decode:
-    """Build the graph that rotates K caches with the same number of cells.
+def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: Mapping[int, Tensor]) -> Decode:
+    """Build the graph that rotates the K caches of layers, all with the same number of cells.
 
     Inputs: `k_shift`, the shift of each cell of all streams; `attn_inp_k_rot`, if K is rotated by a Hadamard matrix.
     """
-    inputs = {"k_shift": new_tensor(I32, caches[0].ne[1] * caches[0].ne[2])}
+    first = next(iter(caches.values()))
+    inputs = {"k_shift": new_tensor(I32, first.ne[1] * first.ne[2])}
     size = n_rot(h, c)[0]
     if size:
         inputs["attn_inp_k_rot"] = new_tensor(F32, size, size, name="attn_inp_k_rot")
     for t in inputs.values():
         B.set_input(t)
     gf, results = Expansion(), []
-    for cache in caches:
-        results.append(_shift(h, weights, cache, inputs["k_shift"], inputs.get("attn_inp_k_rot")))
+    for il, cache in caches.items():
+        results.append(_shift(h, weights, cache, il, inputs["k_shift"], inputs.get("attn_inp_k_rot")))
         gf.expand(results[-1])
     return Decode(gf.graph(), inputs, tuple(results))
 
 
-def _shift(h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, k_shift: Tensor, rot: Tensor | None) -> Tensor:
+def _shift(
+    h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, il: int, k_shift: Tensor, rot: Tensor | None
+) -> Tensor:
     """Build `build_rope_shift`; llama.cpp has none for quantised caches without Hadamard matrix."""
     nb1, nb2 = row_size(cache.type, h.n_embd_head), row_size(cache.type, h.n_embd_gqa)
     k = B.view_3d(cache, h.n_embd_head, h.n_head_kv, cache.ne[1] * cache.ne[2], nb1, nb2, 0)
     if not cache.type.is_quantized:
-        return rope(h, weights, k, k_shift, inplace=True)
+        return rope(h, weights, k, k_shift, il, inplace=True)
     k_f32 = B.cast(k, F32)
     if rot is not None:
         k_f32 = hadamard(k_f32, rot)
-    k_f32 = rope(h, weights, k_f32, k_shift)
+    k_f32 = rope(h, weights, k_f32, k_shift, il)
     if rot is not None:
         k_f32 = hadamard(k_f32, rot)
     return B.cpy(k_f32, k)

@@ -81,12 +81,14 @@ class Sketch:
         return cur if bias is None else self.cb(B.add(cur, bias), biased or name, il)
 
 
-def rope(h: Hparams, weights: Mapping[str, Tensor], cur: Tensor, pos: Tensor, *, inplace: bool = False) -> Tensor:
-    """Apply `ggml_rope_ext`, or `ggml_rope_ext_inplace`, with the model's parameters."""
+def rope(
+    h: Hparams, weights: Mapping[str, Tensor], cur: Tensor, pos: Tensor, il: int, *, inplace: bool = False
+) -> Tensor:
+    """Apply `ggml_rope_ext`, or `ggml_rope_ext_inplace`, with the parameters of layer `il`."""
     turn = B.rope_ext_inplace if inplace else B.rope_ext
     freqs = weights.get("rope_freqs.weight")
     mode = ROPE_TYPE[h.rope]
-    return turn(cur, pos, freqs, h.n_embd_head, mode, h.n_ctx_orig, h.freq_base, 1.0, 0.0, 1.0, 32.0, 1.0)
+    return turn(cur, pos, freqs, h.n_embd_head, mode, h.n_ctx_orig, h.base_of(il), 1.0, 0.0, 1.0, 32.0, 1.0)
 
 
 def inverse(x: float) -> float:
@@ -113,8 +115,8 @@ def attention(g: Sketch, cur: Tensor, il: int) -> Tensor:
         k = g.norm(k, f"blk.{il}.attn_k_norm", "Kcur_normed", il, rms=True)
     if h.rope != "NONE":
         pos = g.inputs["inp_pos"]
-        q = g.cb(rope(h, g.weights, q, pos), "Qcur_rope", il)
-        k = g.cb(rope(h, g.weights, k, pos), "Kcur_rope", il)
+        q = g.cb(rope(h, g.weights, q, pos, il), "Qcur_rope", il)
+        k = g.cb(rope(h, g.weights, k, pos, il), "Kcur_rope", il)
     if h.scaled_q:
         q = B.scale(q, inverse(root(h.n_embd_head)))
     rot_k, rot_v = (g.inputs.get(keyed(f"attn_inp_{x}_rot", swa=swa)) for x in "kv")

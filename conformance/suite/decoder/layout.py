@@ -128,6 +128,7 @@ def metadata(arch: str, h: Hparams) -> dict[str, Value]:
     optional: dict[str, tuple[bool, Value]] = {
         "attention.sliding_window": (h.n_swa > 0, h.n_swa),
         "attention.sliding_window_pattern": (h.n_swa > 0, h.swa_period),
+        "rope.freq_base_swa": (h.freq_base_swa > 0, h.freq_base_swa),
         "attn_logit_softcapping": (h.attn_softcap > 0, h.attn_softcap),
         "final_logit_softcapping": (h.final_softcap > 0, h.final_softcap),
         "expert_count": (h.n_expert > 0, h.n_expert),

@@ -83,7 +83,7 @@ class Trajectory(Player):
     def _shift(self, cells: Cells) -> None:
         """Add the step that rotates K to new positions before a batch: `llama_kv_cache::update`."""
         swa = cells is not self.memory.base
-        caches = [k for il, k in self.cache.k.items() if self.h.is_swa(il) == swa]
+        caches = {il: k for il, k in self.cache.k.items() if self.h.is_swa(il) == swa}
         if caches and self.h.rope != "NONE":
             values: dict[str, Callable[[], NDArray[Any]]] = {
                 "k_shift": lambda: cells.shift,

@@ -26,6 +26,7 @@ from . import matmul, attention, rope, rows, elementwise, recurrent, views, wind
 
 # isort: on
 from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse, sources
+from .dispatch import DISPATCH
 
 __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 
@@ -34,7 +35,7 @@ KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 ENOUGH = 64
 """Elements that reveal most bugs; smoke has smaller cases only for traits no larger one has."""
 PAIRS = shipped.path("suite", "ops", "pairs.json")
-"""Covering arrays of strength 2, written by `ci/pairs.py`; existing rows retain their cases."""
+"""Covering arrays, written by `ci/pairs.py`; existing rows retain their cases."""
 LAID = shipped.path("suite", "ops", "layouts.json")
 """Layout cases missing from the tables (`layouts.py`), by level, written by `ci/layouts.py`."""
 LONG = 2048
@@ -78,13 +79,13 @@ def _rank(case_id: str) -> tuple[bool, bool]:
     return size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
 
 
-def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return a small set of cases that has every trait.
+def _cross_section(case_ids: Sequence[str], chosen: Iterable[str]) -> tuple[str, ...]:
+    """Return a small set of cases that has, together with those `chosen`, every trait.
 
     Takes, by rank and size, each case with a new trait; then drops every case whose traits the others have too.
     """
     selection: dict[str, set[tuple[str, ...]]] = {}
-    counts: Counter[tuple[str, ...]] = Counter()
+    counts = Counter(trait for case_id in chosen for trait in set(_traits(_read(case_id))))
     for case_id in sorted(case_ids, key=_rank):
         traits = set(_traits(_read(case_id)))
         if not traits <= counts.keys():
@@ -116,14 +117,28 @@ def tabled(level: Level) -> Sequence[str]:
         _ids(row for table in TABLES for row in getattr(table, name)) for name in ("smoke", "standard", "wide", "full")
     )
     if level == "smoke":
-        return _bysize(always | set(_cross_section(_bysize(standard))))
-    paired = _ids(body for table in TABLES for pairs in table.pairs for body in pairs.rows(_paired()[str(pairs)]))
+        once = _ids(body for each in DISPATCH for body in each.rows(_with_new_values(_paired()[str(each)])))
+        chosen = always | once
+        return _bysize(chosen.union(_cross_section(_bysize(standard), chosen)))
+    grids = (*(each for table in TABLES for each in table.pairs), *DISPATCH)
+    paired = _ids(body for each in grids for body in each.rows(_paired()[str(each)]))
     return _bysize(always | standard | paired | wide | (full if level == "full" else set()))
+
+
+def _with_new_values(table: str) -> str:
+    """Return the rows that have a value of an axis which no row before them has."""
+    seen: set[tuple[int, str]] = set()
+    kept = []
+    for row in table.split():
+        if not seen.issuperset(enumerate(row)):
+            seen.update(enumerate(row))
+            kept.append(row)
+    return " ".join(kept)
 
 
 @cache
 def _paired() -> dict[str, str]:
-    """Map each grid of `OpCases.pairs` to its rows that run, for `Grid.rows`."""
+    """Map each grid of `OpCases.pairs` and `DISPATCH` to its rows that run, for `Grid.rows`."""
     kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
     return kept
 

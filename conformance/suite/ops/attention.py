@@ -21,12 +21,12 @@ from conformance.suite.grid import grid, operands, points, shapes
 
 from .bench import BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, Bench, Timed, cases, same
 
-_HIDE = "hide=causal|holes|bias|blind|junk|seen|finite"
+_HIDE = "hide=causal|holes|bias|blind|junk|seen|some|finite"
 """Key: what a mask hides. `causal`: the future. `holes`: also a third of the past. `bias`: the same, with finite values
 elsewhere. `blind`: all of one row. `junk`: the last cells, where K and V contain NaN and infinities, from every row.
-`seen`: the future; every row sees one infinity in V. `finite`: nothing; hidden cells have a large negative number
-instead of -inf, and every second row has only that. Products are integers then, which float32 represents exactly beside
-it."""
+`some`: the same cells, from every second row. `seen`: the future; every row sees one infinity in V. `finite`: nothing;
+hidden cells have a large negative number instead of -inf, and every second row has only that. Products are integers
+then, which float32 represents exactly beside it."""
 _JUNK = 5
 """Number of cells that `junk` hides."""
 
@@ -38,8 +38,19 @@ def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
     unseen = causal(n_kv - n - _JUNK, dead=0.3)
     return {
         "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n),
-        "finite": _finite(holes),
+        "some": _every_second(unseen), "finite": _finite(holes),
     }[kind]  # fmt: skip
+
+
+def _every_second(mask: Fill) -> Fill:
+    """Return `mask`, of which every second row hides nothing."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = mask(s, ne).reshape(-1, ne[0]).copy()
+        x[::2] = 0.0
+        return x
+
+    return filled
 
 
 def _finite(mask: Fill) -> Fill:
@@ -132,6 +143,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         grid(_SAME_FLOATS, q="32x3x4", k="32x16x2", mask="16x3", hide="seen", sinks="- 1"),
     ),
     wide=(
+        grid(_SAME_FLOATS, q="64x4x4", k="64x40x2", mask="40x4", hide="some", sinks="- 1"),
+        grid(_FEW, q="64x5x4", k="64x32x2", mask="32x5", hide="holes", scale="40.0", softcap="10.0 1.0"),
         grid(operands("iq4_nl nvfp4 q2_0 q1_0 f16", "iq4_nl nvfp4 q2_0 q1_0"), q="128x3x4", k="128x32x2", mask="32x3"),
         grid(same(f"{BLOCKS_256} {RARE}"), q="256x3x4", k="256x16x2", mask="16x3"),
         grid(_SAME_FLOATS, q="64x9x4 64x1x4", k="64x32x2", mask="32x9", hide="finite", max_bias="- 8.0"),
@@ -143,6 +156,7 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
     smoke=(
         "FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",
         "FLASH_ATTN_EXT-f32+f32-q=32x4x2,k=32x16x2,mask=16x4,hide=blind",
+        "FLASH_ATTN_EXT-f16+f16-q=64x5x4,k=64x32x2,mask=32x5,hide=holes,scale=40.0,softcap=10.0",
         "FLASH_ATTN_EXT-f32+f32-q=64x3x6x4,k=64x32x3x4,mask=32x5x6x2,hide=bias,vm=off",
     ),
     full=(
@@ -182,7 +196,7 @@ def _flash_attn(bench: Bench) -> Tensor:
     _, n_kv, heads_kv, _ = v["k"]
     dv = v["dv"] or dk
     exact = v["hide"] == "finite"
-    cells = _junk(normal()) if v["hide"] == "junk" else _whole(-2, 3) if exact else normal()
+    cells = _junk(normal()) if v["hide"] in {"junk", "some"} else _whole(-2, 3) if exact else normal()
     cells_v = _infinite(normal()) if v["hide"] == "seen" else cells
     q = bench.operand("Qcur-0", F32, v["q"], _whole(-2, 3) if exact else normal(1.5), v["vq"])
     k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)

@@ -42,6 +42,7 @@ _ARITHMETIC = "ADD SUB MUL DIV"
     wide=(
         grid("f32+f32 f16+f16 bf16+bf16 f16+f32", a="67x3", data="range both"),
         grid("ADD", operands(RARE_STORED, "f32"), a="256x3x2"),
+        grid("f32+f32 f16+f16", a="16x6x4x2", vb="p0132 p0321 p2310 p3012"),
         grid("ADD", operands(RARE, "f32"), a="256x3", cast="f32"),
         grid("f32+f32", a="255x3 256x3 511x3 512x3 65537"),
         grid("f32+f32", shape=points("a=513x3,b=513 a=3x65537,b=3 a=3x65537,b=1x65537")),

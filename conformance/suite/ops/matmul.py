@@ -26,7 +26,7 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
 
 @cases(
     "MUL_MAT",
-    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales",
+    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales|sums",
     types="a b",
     standard=(
         grid(_ANY, a="256x16", b="256x1 256x2 256x4 256x7 256x16"),
@@ -74,6 +74,8 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         grid(_FIVE, shape=points("a=256x513,b=256x3 a=256x3,b=256x513 a=256x257,b=256x512 a=256x511,b=256x255")),
         grid(operands("f32 q4_0", "f32"), shape=points("a=32x65540,b=32x2 a=32x2,b=32x65540 a=65792x2,b=65792x2")),
         "MUL_MAT-q4_0+f32-a=4096x4112,b=4096x1",
+        grid(operands(FLOATS, "f32"), a="1024x8", b="1024x1 1024x9 1024x33", data="sums"),
+        grid("f16+f16 bf16+bf16", a="1024x8", b="1024x1 1024x33", data="sums"),
         grid(_ANY, a="256x16", b="256x5x3 256x1x4x2"),
     ),
     smoke=(
@@ -88,6 +90,7 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         "MUL_MAT-q4_K+f32-a=2048x4,b=2048x65",
         grid("q4_0+f32", shape=points("a=256x3,b=256x513 a=256x513,b=256x3 a=4096x4112,b=4096x1")),
         "MUL_MAT-q4_0+f32-a=256x16,b=256x5x3",
+        grid("f16+f32", a="1024x8", b="1024x1 1024x33", data="sums"),
     ),
     full=(
         grid(_ANY, a="4096x128", b="4096x1 4096x4 4096x64"),
@@ -158,6 +161,7 @@ def _check_hadamard(bench: Bench) -> None:
     smoke=(
         "MUL_MAT_ID-f16+f32-as=256x6x8,n_used=6,n_tokens=1,n_b=3,vas=pad,vb=slab,vids=rows",
         "MUL_MAT_ID-q4_0+f32-as=256x6x8,n_used=2,n_tokens=5,vids=pad",
+        "MUL_MAT_ID-q4_0+f32-as=32x3x257,n_used=257",
     ),
     standard=(
         grid(_ANY, as_="256x5x4", shape=points("n_used=1,n_tokens=7 n_used=2,n_tokens=1 n_used=4,n_tokens=5")),
@@ -172,7 +176,8 @@ def _check_hadamard(bench: Bench) -> None:
         grid(
             operands("f32 q4_0", "f32"),
             shape=points(
-                "as=32x5x257,n_used=2,n_tokens=33 as=32x513x4,n_used=2,n_tokens=3 as=32x3x4,n_used=2,n_tokens=513"
+                "as=32x5x257,n_used=2,n_tokens=33 as=32x513x4,n_used=2,n_tokens=3 as=32x3x4,n_used=2,n_tokens=513",
+                "as=32x3x257,n_used=257 as=32x32776x3,n_used=2,n_tokens=3",
             ),
         ),
     ),

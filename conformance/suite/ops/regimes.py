@@ -187,6 +187,8 @@ _WORDS: _Words = {
     "range": lambda op, types: _range(op, types[0], "a"),
     "both": lambda op, types: _range(op, types[0], "a", "b"),
     "positive": lambda _op, _types: {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _positive)},
+    "sums": lambda _op, _types: {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _filled(uniform(7.0, 14.0)))},
+    "far": lambda _op, _types: {"": {"a": _filled(normal(1.0, 12.0))}},
     "casts": lambda _op, _types: {"": dict.fromkeys("ab", _filled(_casts))},
     # ggml does not write the quants of IQ4_NL for a block of zeros
     "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
@@ -195,7 +197,8 @@ _WORDS: _Words = {
 """Value of the key `data` -> its regimes, from the op and its types.
 
 `range`: the first operand over its range; `both`: two of them alike. `positive`: no cancellation. `casts`: limits of
-F16 and BF16. `borders`: limits of the quantisers. `scales`: blocks with the smallest and with the largest scales.
+F16 and BF16. `sums`: sums of 1,024 products exceed the largest F16. `far`: a mean of twelve deviations. `borders`:
+limits of the quantisers. `scales`: blocks with the smallest and with the largest scales.
 """
 
 
