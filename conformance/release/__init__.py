@@ -1,1 +1,1 @@
-"""A build of llama.cpp that somebody ships, tested whole, and against the build before."""
+"""Test a build of llama.cpp on all its devices, compared with another build."""

@@ -54,7 +54,7 @@ class Fault:
 
 
 def read(path: Path) -> list[Fault]:
-    """The faults of a file; UsageError names the entry (the first is 1) and the key."""
+    """Return the faults of a file; UsageError names the entry (the first is 1) and the key."""
     document = parse_toml(read_text(path), str(path))
     only(document, ("fault",), str(path))
     tables = document.get("fault", [])

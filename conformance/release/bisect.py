@@ -1,4 +1,4 @@
-"""The first build that has a cause."""
+"""Find the first build that has a cause."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Tried:
 
     @property
     def has(self) -> bool:
-        """Whether it has the fault; one that refuses the case has not."""
+        """True if the case fails; a build that refuses it does not have the fault."""
         return fails(self.result)
 
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """What was tried, in the order of the builds."""
+    """The builds that ran, in their order."""
 
     tried: Sequence[Tried]
 
@@ -37,7 +37,7 @@ class Bisection:
         return len({t.has for t in self.tried}) > 1
 
     def sentence(self) -> str:
-        """The answer."""
+        """Return the answer in a line."""
         builds = [t.build.name for t in self.tried]
         bad = [t.has for t in self.tried]
         if not any(bad):

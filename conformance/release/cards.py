@@ -25,14 +25,14 @@ from conformance.suite.family import LEVELS, Level
 from .target import BESIDE, CPU, RPC, Target
 
 LEARNING = 1 / 3
-"""Of the time, at most."""
+"""Share of the time for measuring, at most."""
 LEARNING_BESIDE = 1 / 6
-"""The same where there is a base: whatever a card allows, an error that both builds have is not new."""
+"""The same with a base: an error that both builds have is not new, whatever a card allows."""
 _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
 
 def folder() -> Path:
-    """The folder of cards that nobody named: below the user's caches, beside the builds."""
+    """Return the default folder of cards, in the user's cache beside the builds."""
     return cache().parent / "cards"
 
 
@@ -77,7 +77,7 @@ class Cards:
         return self.folder / f"{_PLAIN.sub('-', words).strip('-')[:80]}-{sha256(words.encode()).hexdigest()[:8]}.toml"
 
     def _card(self, build: Build, spec: Spec, keys: Mapping[str, Sequence[str]], seconds: float) -> tuple[Path, int]:
-        """The file of a card, and how many of the keys that the level uses it has not."""
+        """Return the file of a card, and how many keys of the level it lacks."""
         path, end = self.path(build, spec), self.clock() + seconds
         runner = Runner(isolation=self.isolation)
         try:
@@ -98,7 +98,7 @@ class Cards:
         return path, 0
 
     def _begun(self, path: Path, anew: Card) -> Card:
-        """What an earlier run has of a card; `anew` where that is nothing, cannot be read, or is of other libraries."""
+        """Return the card of an earlier run; `anew` if there is none, it is damaged or of other libraries."""
         try:
             return resume(path, anew)
         except ConformanceError as e:

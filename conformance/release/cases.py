@@ -30,7 +30,7 @@ from conformance.testrun import TestRun
 from .target import Target
 
 LOCATING = 0.5
-"""Of the time to find causes, to find the first wrong node of each failure."""
+"""Share of the time for causes in which the first wrong node of each failure is found."""
 LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
 """Elements of a dimension from which a kernel divides it otherwise."""
 QUICK = 4.0
@@ -48,7 +48,7 @@ class Cases:
     clock: Callable[[], float] = time.monotonic
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
-        """By the form of each fault (`causes.analyse`), once the node at fault of each failure is known."""
+        """Return the causes of failures, after locating the failing node of each."""
         begun = self.clock()
         located = self._located(results, begun + seconds * LOCATING)
         left = max(0.0, begun + seconds - self.clock())
@@ -56,7 +56,7 @@ class Cases:
         return analyse(located, specs, isolation=self.isolation, seconds=left, progress=self.progress)
 
     def _located(self, results: Sequence[Result], end: float) -> list[Result]:
-        """The results; of failures with where they begin: each runs again alone, as a sweep only asks whether it fails.
+        """Return the results with the place of each failure: each runs again alone, as a sweep does not locate.
 
         What ends with an error in a case of one node begins there, and need not run; nor need wrong numbers once the
         time is over.
@@ -85,7 +85,7 @@ class Cases:
         return again if again.verdict is result.verdict else result
 
     def again(self, spec: Spec, case_id: str) -> Result:
-        """On a runner of its own."""
+        """Run a case alone, on a new runner."""
         runner = Runner(isolation=self.isolation)
         try:
             (result,) = runner.run(spec, [runner.case(case_id)])
@@ -171,12 +171,12 @@ def _dimensions(shape: re.Match[str]) -> str:
 
 
 def _subject(case_id: str) -> str:
-    """The op of a case, or the model of a trajectory."""
+    """Return the op of a case, or the model of a trajectory."""
     return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
 
 
 def _only_node(case: Case) -> Place | None:
-    """The place of the node that computes, where a case has but one."""
+    """Return the place of the only node that computes; None if there are several."""
     nodes = [(k, i, n) for k, s in enumerate(case.steps) for i, n in enumerate(s.graph) if computes(n)]
     if len(nodes) != 1:
         return None

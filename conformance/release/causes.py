@@ -1,4 +1,4 @@
-"""The causes of what differs between two builds, each once, with the devices that have it."""
+"""Causes of the differences between two builds, each once, with the devices that have it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ RIGHT = 3
 Where the time is over, once.
 """
 AFTER = "after "
-"""Of `Cause.seen`, where another case must run before."""
+"""Prefix of `Cause.seen` if another case must run first."""
 
 
 class Kind(Protocol):
-    """What finds causes."""
+    """A search for causes."""
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
-        """The causes of the failures in `results`."""
+        """Return the causes of the failures in `results`."""
 
     def again(self, spec: Spec, case_id: str) -> Result:
-        """The result of a case by itself, in a new process."""
+        """Run a case alone, in a new process."""
 
 
 def fails(result: Result) -> bool:
-    """Whether something is wrong."""
+    """True if the result is a failure."""
     return result.verdict in FAILURES
 
 
 @dataclass(slots=True)
 class Found:
-    """A cause, and where it is."""
+    """A cause and its devices."""
 
     cause: Cause
     state: State
@@ -49,7 +49,7 @@ class Found:
     note: str = ""
     """Why it is not called new or fixed, where it might have been."""
     shared: bool = False
-    """Of one that is still there: a case of it fails in the same way on the base."""
+    """True if a case of a STILL cause fails in the same way on the base."""
     cases: dict[str, list[str]] = field(default_factory=dict)
     """Backend, by its name in results -> ids of its cases that fail by it."""
 
@@ -79,7 +79,7 @@ class Causes:
         self._progress, self._clock = progress, clock
         self._end = clock() + seconds
         self._known: dict[Hashable, Found] = {}
-        """What a failure is (`_key`) -> the cause that explains it."""
+        """Key of a failure (`_key`) -> its cause."""
         self._found: list[Found] = []
 
     def add(self, target: Target, kind: Kind, build: Sequence[Result], base: Sequence[Result], share: float) -> None:
@@ -126,7 +126,7 @@ class Causes:
         return same
 
     def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
-        """Whether a cause that one side has comes again there, and never on the other; else what it is, and why."""
+        """Run the smallest case again on both sides; return the state that this shows, and a note."""
         sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
         own, other = sides.get(state, (None, None))
         if state is State.FIXED and self._clock() >= self._end:
@@ -179,7 +179,7 @@ class Causes:
 
 
 def _key(target: Target, state: State, result: Result) -> Hashable:
-    """What is the same of one fault in several setups of a device: the case, the verdict and the innermost message."""
+    """Return what one fault shares in several setups of a device: case, verdict and innermost message."""
     message = "" if result.verdict is Verdict.FAIL else "" if result.error is None else innermost(result.error)
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
 
@@ -189,17 +189,17 @@ class Difference:
     """Results of one target, by what they say of the two builds; each list has what passes, too, to tell causes by."""
 
     new: list[Result]
-    """Of the build, without what fails on the base as well."""
+    """Results of the build without failures that the base has too."""
     still: list[Result]
-    """Of the build, without what fails there only."""
+    """Results of the build without failures that it alone has."""
     fixed: list[Result]
-    """Of the base, without what fails on the build as well."""
+    """Results of the base without failures that the build has too."""
     dropped: list[str]
     """Ids of cases that are right on the base, and refused by the build."""
 
 
 def difference(build: Sequence[Result], base: Sequence[Result]) -> Difference:
-    """What changed from `base` to `build`, case by case. Without a base everything that fails is new."""
+    """Compare two builds case by case. Without a base each failure is new."""
     there, here = ({r.case: r for r in results} for results in (base, build))
     both = {i for i, r in here.items() if fails(r) and i in there and fails(there[i])}
     dropped = [

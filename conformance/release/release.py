@@ -26,7 +26,7 @@ from .causes import Causes, Found, Kind, difference, fails
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
-"""What ggml says where it ends itself."""
+"""Matches the messages with which ggml aborts."""
 SMALL = (ops.NAME, tbo.NAME)
 """Families whose cases are one graph of a few nodes: ops, and what upstream's tests have of fused ones."""
 FIRST_SHARE = 0.75
@@ -35,7 +35,7 @@ seconds to compile an op tells more in that time than a part of a trajectory, wh
 """
 LATE = "time limit (--budget)"
 RUNNING = 0.6
-"""Of the time, to run cases; the rest is for causes."""
+"""Share of the time for cases; the rest is for causes."""
 
 
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
@@ -134,17 +134,17 @@ class Release:
             work.run(self.it, share, slow)
 
     def results(self, target: Target) -> tuple[list[Result], list[Result]]:
-        """Of the build, and of its base."""
+        """Return the results of the build and of its base."""
         build = [r for r in self.it.results if r.backend == str(target.build)]
         before = self.it.before or {}
         return build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before]
 
     def ids(self, state: State) -> list[str]:
-        """Of the causes that are new, still there or fixed."""
+        """Return the ids of the causes in a state."""
         return [f.cause.id for f in self.found if f.state is state]
 
     def fails_on_base(self, found: Found) -> bool:
-        """Whether the smallest case of a cause fails on the base of the first device that has it, by itself."""
+        """Run the smallest case of a cause on the base of its first device; True if it fails."""
         target = next(t for t in self.targets if t.name in found.devices)
         return target.base is not None and fails(self.kind.again(target.base, found.cause.smallest))
 
@@ -176,7 +176,7 @@ class Release:
         return [*lines, *(f"{text}: the build lacks it" for text in self.build.left_out)]
 
     def totals(self) -> Mapping[str, Totals]:
-        """Of the build, by device."""
+        """Return the totals of the build by device."""
         return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
 
     def unproven(self) -> list[str]:
@@ -184,7 +184,7 @@ class Release:
         return [t.name for t in self.targets if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
 
     def executed(self) -> bool:
-        """Whether anything ran."""
+        """True if any case ran."""
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
     def outcome(self) -> Outcome:

@@ -1,4 +1,4 @@
-"""What is tested of a build: each of its devices, in the setups in which faults hid before."""
+"""Targets of a build: its devices, each in setups in which faults were found before."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PLACED = {"CPU_REPACK": frozenset({"MUL_MAT", "MUL_MAT_ID"})}
 OPS, TRAJECTORIES, MODELS = "ops", "trajectories", "models"
 ALL = frozenset({OPS, TRAJECTORIES, MODELS})
 KERNELS = frozenset({OPS})
-"""What runs where a setup chooses other kernels of the same device: trajectories tell nothing more."""
+"""Kinds of cases for a setup with other kernels of the same device: trajectories add nothing."""
 GRAPHS = frozenset({OPS, TRAJECTORIES})
-"""What runs where llama.cpp cannot be told of the setup."""
+"""Kinds of cases for a setup that llama.cpp cannot select."""
 BEHIND = frozenset({OPS, MODELS})
-"""What runs on a device that leaves small products to the CPU: these are rounded as the CPU rounds and the others are
-not, so no one arithmetic judges a trajectory; and weights lie in the CPU's buffers, so there is nothing to audit.
+"""Kinds of cases for a device that leaves small products to the CPU: no single arithmetic judges a trajectory of both,
+and weights are in the CPU's buffers, so there is nothing to audit.
 """
 META = f"{CPU}+{CPU}"
 """The CPU twice, behind a meta device: each half of a tensor is computed by itself, as by `-sm tensor`."""
@@ -39,36 +39,36 @@ class Target:
     """One device in one setup, on the build and, where it is there too, on its base."""
 
     name: str
-    """As `CPU threads=8`."""
+    """Name, such as `CPU threads=8`."""
     build: Spec
     base: Spec | None
     """None: there is no base, or it has no such device."""
     runs: frozenset[str] = ALL
-    """What tells something on it: single ops, trajectories, whole models."""
+    """Kinds of cases that run on it: single ops, trajectories, whole models."""
     software: bool = False
-    """Whether a CPU computes for the device, by a driver that may be at fault itself."""
+    """True if the CPU emulates the device, by a driver that may be at fault itself."""
     first: frozenset[str] = frozenset()
     """Ops that have kernels of their own in this setup: their cases run before others."""
     note: str = ""
-    """By what it is judged, where it is by less than a finished card."""
+    """A note if its card is unfinished."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether kernels of the CPU compute, in this process."""
+        """True if it is the CPU itself."""
         return self.name.partition(" ")[0] == CPU
 
     @property
     def specs(self) -> Sequence[Spec]:
-        """The build's, and the base's."""
+        """The specs of the build and of the base."""
         return (self.build,) if self.base is None else (self.build, self.base)
 
 
 KINDS = ("BLAS", "RPC", "Vulkan", "OpenCL", "OPENVINO", "CUDA", "ROCm", "SYCL", "MTL", "CANN")
-"""How the names of devices begin that a build may have."""
+"""Prefixes of device names that a build may have."""
 
 
 def absent(build: Build) -> list[str]:
-    """Of `KINDS`, those that a build has not, on this machine."""
+    """Return the prefixes of `KINDS` that a build lacks on this machine."""
     return [k for k in KINDS if not any(name.startswith(k) for name, *_ in _setups(build))]
 
 
@@ -128,6 +128,6 @@ def _of_device(device: DeviceOf) -> Iterator[Setup]:
 
 
 def _spec(build: Build, options: Mapping[str, str]) -> Spec:
-    """By the name that was given, which is short, and means the same on another machine where it is a package."""
+    """Name the build as it was given, which is short and means the same on another machine for a package."""
     here = Path(build.name)
     return Spec(ADAPTER, (("lib", str(here.absolute()) if here.exists() else build.name), *options.items()))
