@@ -57,6 +57,8 @@ class Suite:
         self.is_worker = hasattr(config, "workerinput")
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
         self.run = TestRun(self.chosen, recovers=not self.is_worker)
+        if self.is_shared:
+            self.chosen.workers.close()  # others run the cases
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False

@@ -26,7 +26,7 @@ from conformance.report.compare import Pair, Side
 from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import record, write_json
 from conformance.report.runs import read_runs
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected, writeahead
@@ -79,7 +79,8 @@ class Chosen:
     files: Sequence[str] = ()
     """Paths of these files."""
     settings: Settings = field(default_factory=Settings)
-    isolation: Isolation = field(default_factory=Isolation)
+    workers: Workers = field(default_factory=Workers)
+    """Their processes, with their limits."""
     json_path: Path | None = None
     """Where the record goes."""
     save_failures: Path | None = None
@@ -98,8 +99,13 @@ class Chosen:
         """From the values of options by their `dest`; those of limits make the isolation."""
         limits = {f.name for f in fields(Isolation)}
         own = {k: v for k, v in values.items() if k not in limits}
-        isolation = Isolation(**{k: v for k, v in values.items() if k in limits})
-        return cls(**own, settings=settings, isolation=isolation)
+        workers = Workers(Isolation(**{k: v for k, v in values.items() if k in limits}))
+        return cls(**own, settings=settings, workers=workers)
+
+    @property
+    def isolation(self) -> Isolation:
+        """Limits of a worker process."""
+        return self.workers.isolation
 
     @cached_property
     def specs(self) -> list[Spec]:
@@ -114,7 +120,7 @@ class Chosen:
     @cached_property
     def _chosen(self) -> tuple[list[Spec], dict[Spec, str]]:
         if not (self.elsewhere and self.backends):
-            return choose(self.backends, self.stage, self.isolation)
+            return choose(self.backends, self.stage, self.workers)
         specs = parse_specs(self.backends)
         for spec in specs:
             if not registry.is_taken(registry.resolve(spec).name):
@@ -128,7 +134,7 @@ class Chosen:
         """
         if self.against is None or Path(self.against).is_file():
             return None
-        found, lacking = choose([self.against], self.stage, self.isolation)
+        found, lacking = choose([self.against], self.stage, self.workers)
         for why in lacking.values():
             raise UnavailableError(f"--against {self.against}: not available: {why}")
         if found[0] in self.specs:
@@ -243,7 +249,7 @@ class TestRun:
         """Sentences about what an interrupted run left."""
         self.runner = Runner(
             save_failures=save,
-            isolation=chosen.isolation,
+            workers=chosen.workers,
             write_ahead=self._folder,
             waiving=self.waiving,
             oracle=Oracle(exact=chosen.exact, kept=expected.here()),

@@ -20,7 +20,6 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import select
 from conformance.run.session.environment import environment
 from conformance.suite.batch import groups
 
@@ -75,7 +74,7 @@ class Reply:
 
 
 _HELD = threading.local()
-"""Per-thread state between tasks: `runner`, its `key`, and `open`, the backends that were probed."""
+"""Per-thread state between tasks: `runner` and its `key`."""
 
 
 def dask_setup(_worker: object) -> None:
@@ -120,9 +119,7 @@ def _runner(chunk: Chunk) -> Runner:
         if hasattr(_HELD, "runner"):
             _HELD.runner.close()
         registry.unpack(chunk.names)
-        _HELD.key, _HELD.runner, _HELD.open = key, Runner(isolation=chunk.isolation), set()
-    if chunk.spec not in _HELD.open:
-        select.probe(chunk.spec, chunk.isolation)
-        _HELD.open.add(chunk.spec)
+        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation)
     runner: Runner = _HELD.runner
+    runner.backend(chunk.spec)
     return runner

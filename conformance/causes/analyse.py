@@ -15,7 +15,7 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.run.isolation.isolate import Isolation, Spares
+from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
@@ -101,7 +101,7 @@ def _of_backend(
             seen = confirm(spec, results, isolation=isolation, time_budget=seconds * CONFIRMING, progress=progress)
 
     def make() -> Runner:
-        return Runner(isolation=isolation, spares=Spares())
+        return Runner(workers=Workers(isolation, ahead=True))
 
     runner, beside = make(), None
     try:

@@ -19,7 +19,7 @@ from conformance.builds.source import downloaded
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import LIVE, family_or_none
 from conformance.run.session import settings
 from conformance.run.session.select import available, lacking, parse_specs
@@ -227,7 +227,7 @@ def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tupl
     """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
     UnavailableError if it lacks one that is named.
     """
-    specs, absent = available(list(dict.fromkeys(parse_specs(texts))), isolation)
+    specs, absent = available(list(dict.fromkeys(parse_specs(texts))), Workers(isolation))
     reasons = {str(s): why for s, why in absent.items()}
     if reasons and texts:
         raise UnavailableError(missing_backends(reasons))

@@ -30,7 +30,7 @@ from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
 from conformance.perf.trust import MARGIN, SAME, SLOWDOWNS, TRIALS, Tally, Trust, record, shortcomings, trust
 from conformance.perf.units import ROUNDS, units, whole
 from conformance.report.runfile import write_json
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 from conformance.run.session.select import available
@@ -183,7 +183,7 @@ def gate(
     request = gating.loads(read_text(where), str(where))
     chosen = request.matching(gate_globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
-    _, lacking = available(list(dict.fromkeys(specs)), isolation)
+    _, lacking = available(list(dict.fromkeys(specs)), Workers(isolation))
     builds: Pair | None = None
     answers: list[Answer] = []
     with ExitStack() as stack:

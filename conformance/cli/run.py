@@ -34,7 +34,7 @@ from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusals
-from conformance.run.isolation.isolate import Isolation, pids
+from conformance.run.isolation.isolate import Isolation, Workers, pids
 from conformance.run.live import LIVE, live_family
 from conformance.run.session import failures
 from conformance.run.session.select import case_name
@@ -150,7 +150,7 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
         chosen = replace(chosen, backends=list(backends_of(file, texts, ["conform", "repro", str(file)])))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     if debug:
-        chosen = replace(chosen, isolation=Isolation(inf, sys.maxsize))
+        chosen = replace(chosen, workers=Workers(Isolation(inf, sys.maxsize)))
     it = TestRun(chosen, waivers=bare)
     execution = Execution(it, Shown(verbose=True), gating=False)
     if debug:

@@ -26,7 +26,7 @@ from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.perf.measure import Rounds, Subject, Values, play, restore
 from conformance.perf.statistics import FINE, REGRESSED, decide
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import Isolation, Workers, open_backend
 from conformance.run.live import LiveFamily, without_steps
 from conformance.run.scheduler.assign import labels, read_devices
 from conformance.run.scheduler.backend import NAME as SCHED
@@ -95,8 +95,8 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """ConformanceError if the backend cannot be opened."""
-        self._spec, self._isolation = spec, isolation
-        self._backend = open_backend(spec, isolation)
+        self._spec, self._workers = spec, Workers(isolation)
+        self._backend = open_backend(spec, self._workers)
         self._meter: Meter | None = None
         self._lacks = ""
         """Why there is no energy, or not all of it."""
@@ -115,7 +115,7 @@ class Player:
         """
         phase = read(case_id)
         if phase.without:
-            with closing(open_backend(left_out(self._spec, phase.without), self._isolation)) as less:
+            with closing(open_backend(left_out(self._spec, phase.without), self._workers)) as less:
                 return compared(self._backend, less, phase)
         result = measure(self._backend, phase, self._meter)
         counted = f"energy: {self._meter}" if self._meter else "energy: not available"

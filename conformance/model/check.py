@@ -30,7 +30,7 @@ from conformance.judge.judge import Judged
 from conformance.live.llama import Device
 from conformance.process.memory import resident
 from conformance.run.divergence import describe, sentence
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import Isolation, Workers, open_backend
 from conformance.run.oracle import Oracle
 
 from . import figures, graphs, locate
@@ -126,7 +126,7 @@ class Check:
     @contextmanager
     def _opened(self, spec: Spec) -> Iterator[Backend]:
         self.say(f"{spec}: opening it")
-        with closing(open_backend(spec, self.isolation)) as backend:
+        with closing(open_backend(spec, Workers(self.isolation))) as backend:
             yield backend
 
     def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:

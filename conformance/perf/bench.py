@@ -28,7 +28,7 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import Isolation, Workers, open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 
@@ -107,7 +107,7 @@ class Bench:
 
     def opener(self, spec: Spec) -> Opener:
         """Starts a backend of its own for a measurement, in its own process."""
-        return partial(open_backend, spec, self._isolation, own=True)
+        return partial(open_backend, spec, Workers(self._isolation), own=True)
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
         """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.

@@ -292,6 +292,10 @@ class Worker:
         pid = worker_pid(self._child)
         return self._child.pid if pid is None else pid
 
+    def lives(self) -> bool:
+        """True if the child has not ended."""
+        return not self.death and not ended(self._child, 0)
+
     def close(self) -> None:
         """Close the wire and wait for the child; end it where it does not end by itself."""
         self.death = self.death or "its process has ended"

@@ -14,7 +14,7 @@ from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Result, Totals, Verdict, counted
 from conformance.live import arch, audit, scenario
 from conformance.report.compare import State
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.select import case_ids
 from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES, ops, tbo
@@ -85,7 +85,7 @@ class Release:
     def __post_init__(self) -> None:
         bases = {t.build: t.base for t in self.targets if t.base is not None}
         self.it = TestRun(
-            Chosen(isolation=self.isolation),
+            Chosen(workers=Workers(self.isolation)),
             bases=bases,
             waivers=Waiving({}, today()),
             clock=self.clock,

@@ -34,7 +34,7 @@ from conformance.suite.relations import claim
 
 from . import blame, cost, divergence, judgement, live, recorded, relate, stored
 from .execute import Execution, StepValues, execute
-from .isolation.isolate import Isolation, Spares, open_backend
+from .isolation.isolate import Isolation, Workers, open_backend
 from .oracle import Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.handover import Scheduler
 from .session import failures, select
@@ -61,16 +61,15 @@ class Runner:
         write_ahead: Path | None = None,
         waiving: Waiving | None = None,
         oracle: Oracle | None = None,
-        spares: Spares | None = None,
+        workers: Workers | None = None,
     ) -> None:
         """Open no backend yet.
 
         `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
-        failing ones that no id makes again. `oracle` computes expected values, and is closed with the runner. `spares`:
-        processes that start before they are needed, for runs that often end one.
+        failing ones that no id makes again. `oracle` computes expected values, and is closed with the runner. `workers`
+        has the processes of its backends, and is closed with it; None: new ones, within the limits of `isolation`.
         """
-        self._isolation = replace(isolation or Isolation())
-        self._spares = spares
+        self._workers = workers or Workers(isolation)
         self.problems: list[str] = []
         """Errors beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
@@ -98,7 +97,7 @@ class Runner:
 
     def _open(self, spec: Spec, *, own: bool) -> Backend:
         """Open a backend once more, if `own` in a process of its own whatever it is; errors as `open_backend`."""
-        return open_backend(spec, self._isolation, own=own, spares=self._spares)
+        return open_backend(spec, self._workers, own=own)
 
     def _opened(self, spec: Spec) -> Backend:
         """The backend behind `spec`; ConformanceError if it cannot be opened, then always the same."""
@@ -131,8 +130,7 @@ class Runner:
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
         self._end_players()
-        if self._spares is not None:
-            self._spares.close()
+        self._workers.close()
         self._end("the oracle", self.oracle)
 
     def renew(self) -> None:
@@ -200,7 +198,7 @@ class Runner:
         """The player of a live family on a backend; ConformanceError if it cannot be opened, then always the same."""
         if (spec, family) not in self._players:
             try:
-                self._players[spec, family] = live.live_family(family).player(spec, self._isolation, self._save)
+                self._players[spec, family] = live.live_family(family).player(spec, self._workers.isolation, self._save)
             except UsageError:
                 raise
             except ConformanceError as e:
@@ -213,11 +211,11 @@ class Runner:
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
         """While this lasts, no request to a backend may take longer; a shorter limit of its own holds."""
-        self._isolation.bound = seconds
+        self._workers.bound = seconds
         try:
             yield
         finally:
-            self._isolation.bound = inf
+            self._workers.bound = inf
 
     @contextmanager
     def looking(self, *, locates: bool, tells_kept: bool) -> Iterator[None]:
@@ -303,7 +301,7 @@ class Runner:
 
     def too_costly(self, cases: Sequence[Case]) -> str:
         """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
-        limits = self._isolation
+        limits = self._workers.isolation
         return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
 
     def _by_itself(self, spec: Spec, case: Case) -> bool:

@@ -20,7 +20,7 @@ from handwritten import Sizes
 from tabulate import tabulate
 
 from conformance.backend.registry import Named, Spec, define
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import Isolation, Workers, open_backend
 from conformance.suite.decoder import make
 
 GOAL = 0.5
@@ -57,7 +57,7 @@ def main(folder: Path, weights: str, past: int, rounds: int, steps: int, layers:
     count = warm + rounds * (steps + 1)
     case = make(case_id(s, weights, "", f"p{past - count // 2}.d{count}"))
     names = [*PAIRS.values(), "ggml-cpu", *PAIRS]
-    opened = {name: open_backend(Spec.parse(name), Isolation(time_limit=600)) for name in names}
+    opened = {name: open_backend(Spec.parse(name), Workers(Isolation(time_limit=600))) for name in names}
     sessions = {name: backend.open(case) for name, backend in opened.items()}
     place = dict.fromkeys(names, 0)
     prompt: dict[str, float] = {}

@@ -30,7 +30,7 @@ from conformance.ggml.types import F32
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process.memory import resident
 from conformance.report.runfile import record
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session.select import available
@@ -207,7 +207,7 @@ def test_a_broken_adapter_is_told_of_and_in_nobodys_way() -> None:
         ("constructor", "raise"), ("constructor", "sysexit"), ("info", "own"), ("info", "none"),
         ("buffer_types", "odd"),
     )]  # fmt: skip
-    have, lacking = available([*wicked, CPU], Isolation(20))
+    have, lacking = available([*wicked, CPU], Workers(Isolation(20)))
     assert have == [CPU]
     assert list(lacking) == wicked
     words = ("raised", "expected", "iterable", "of another form", "died", "sys.exit")

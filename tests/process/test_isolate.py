@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ from conformance.process import service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import ERRORS, unpack_error
 from conformance.run.execute import Memory, execute
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Spares, open_backend, unpack_arithmetic
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers, open_backend, unpack_arithmetic
 from conformance.run.isolation.worker import pack_error
 
 ADAPTER = '''
@@ -130,7 +130,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def backend() -> Iterator[IsolatedBackend]:
     """The fake, isolated, with a time limit that no healthy request meets."""
-    with_limit = IsolatedBackend(Spec("fake"), Isolation(30))
+    with_limit = IsolatedBackend(Spec("fake"), Workers(Isolation(30)))
     yield with_limit
     with_limit.close()
 
@@ -265,9 +265,9 @@ def test_an_exit_is_a_death(backend: IsolatedBackend) -> None:
 
 def test_no_answer_in_time() -> None:
     """A hang is ended at the limit, with its own error, and the next case runs."""
-    limits = Isolation(60)
-    backend = IsolatedBackend(Spec("fake"), limits)
-    limits.bound = 2
+    workers = Workers(Isolation(60))
+    backend = IsolatedBackend(Spec("fake"), workers)
+    workers.bound = 2
     try:
         start = time.monotonic()
         with pytest.raises(BackendTimeoutError, match="within 2 s"):
@@ -292,13 +292,13 @@ def test_a_bound_ends_a_request_before_the_time_limit() -> None:
     """While a bound is set, a request that takes longer is a timeout; without it the limit holds again. A new process
     has all of the limit to begin.
     """
-    limits = Isolation(30)
-    backend = IsolatedBackend(Spec("fake"), limits)
-    limits.bound = 0.2
+    workers = Workers(Isolation(30))
+    backend = IsolatedBackend(Spec("fake"), workers)
+    workers.bound = 0.2
     for _ in range(2):
         with pytest.raises(BackendTimeoutError, match=r"computing .*no answer within 0\.2 s"):
             run(backend, add("sleep 600"))
-    limits.bound = 600.0
+    workers.bound = 600.0
     assert run(backend, add("sleep 0.5")) == [11.0]
     backend.close()
 
@@ -325,7 +325,7 @@ def test_prints_do_not_touch_the_wire(backend: IsolatedBackend) -> None:
 def test_failing_to_open(mode: str, error: type[ConformanceError], words: str) -> None:
     """A backend that cannot be opened says so where it is opened."""
     with pytest.raises(error, match=words):
-        IsolatedBackend(Spec("fake", (("mode", mode),)), Isolation(3 if mode == "hang" else 60))
+        IsolatedBackend(Spec("fake", (("mode", mode),)), Workers(Isolation(3 if mode == "hang" else 60)))
 
 
 def test_options_of_any_text_arrive() -> None:
@@ -384,8 +384,8 @@ def test_several_at_a_time() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found on Linux only")
 def test_a_spare_starts_before_it_is_needed() -> None:
     """Where a process had to be replaced, the next one waits; one that dies as it waits is no crash; none outlives."""
-    spares = Spares()
-    backend = IsolatedBackend(Spec("fake"), spares=spares)
+    workers = Workers(ahead=True)
+    backend = IsolatedBackend(Spec("fake"), workers)
     before = set(children(os.getpid()))
     for _ in range(3):
         with pytest.raises(BackendCrashError):
@@ -394,8 +394,30 @@ def test_a_spare_starts_before_it_is_needed() -> None:
         waiting = set(children(os.getpid())) - before
         assert len(waiting) == 2, "the one at work and the one that waits"
         os.kill(max(waiting), signal.SIGKILL)
-    spares.close()
     backend.close()
+    workers.close()
+    assert not set(children(os.getpid())) - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found on Linux only")
+def test_an_unused_process_is_handed_on() -> None:
+    """A run takes the process of a probe; one that computed, or died as it waited, is not taken again."""
+    before, workers = set(children(os.getpid())), Workers()
+
+    def pid(*, uses: bool) -> int:
+        with closing(open_backend(Spec("fake"), workers)) as opened:
+            assert isinstance(opened, IsolatedBackend)
+            assert not uses or run(opened, add()) == [11]
+            return opened.pid
+
+    first = pid(uses=False)
+    assert pid(uses=True) == first
+    second = pid(uses=False)
+    assert second != first
+    os.kill(second, signal.SIGKILL)
+    assert pid(uses=True) != second
+    pid(uses=False)
+    workers.close()
     assert not set(children(os.getpid())) - before
 
 

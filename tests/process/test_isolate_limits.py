@@ -20,7 +20,7 @@ from conformance.ggml.errors import BackendCrashError, BackendError, BackendTime
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes
 from conformance.ggml.types import F32
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planted adapter forks and finds its wire in /proc")
 
@@ -159,7 +159,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 def backend(request: pytest.FixtureRequest) -> Iterator[IsolatedBackend]:
     """The adapter in a process that may hold 600 MiB; where one hangs, ten seconds are enough to know."""
     limit = 10.0 if "limit" in request.node.name else 120.0
-    backend = IsolatedBackend(Spec("evil"), Isolation(limit, 600 << 20))
+    backend = IsolatedBackend(Spec("evil"), Workers(Isolation(limit, 600 << 20)))
     yield backend
     backend.close()
 

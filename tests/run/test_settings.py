@@ -17,7 +17,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend, runs_here
+from conformance.run.isolation.isolate import IsolatedBackend, open_backend, runs_here
 from conformance.run.session import settings
 from conformance.run.session.select import available, parse_specs, stage_of, staged
 from conformance.suite import FAMILIES
@@ -173,7 +173,7 @@ def seeing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_is_there_before_the_adapter() -> None:
     """Variables are set, and others taken away, in the worker before the adapter is imported; here nothing changes."""
     registry.define({"x": Named("seeing", environment=(("SEEN", "set"), ("GONE", None)))})
-    backend = IsolatedBackend(Spec("x"), Isolation(30))
+    backend = IsolatedBackend(Spec("x"))
     try:
         assert backend.info().description == "set gone"
     finally:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, ConformanceError, UsageError
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers
 from conformance.run.runner import Runner
 
 from .faults import ROOT, Fault, original
@@ -159,9 +159,9 @@ class Folder:
 class Injected(IsolatedBackend):
     """The adapter behind `spec`, with the changed sources of a folder."""
 
-    def __init__(self, spec: Spec, folder: Folder, isolation: Isolation) -> None:
+    def __init__(self, spec: Spec, folder: Folder, workers: Workers) -> None:
         self._folder = folder
-        super().__init__(spec, isolation)
+        super().__init__(spec, workers)
 
     def _alive(self) -> Any:  # noqa: ANN401  # a private class of `isolate`
         with self._folder.environment():
@@ -193,7 +193,7 @@ class Injector(Runner):
             return super()._open(spec, own=own)
         adapter, folder = Spec(Spec.parse(plant.of).name, spec.options), self.folder(plant)
         try:
-            return Injected(adapter, folder, self._isolation)
+            return Injected(adapter, folder, Workers(self._workers.isolation))
         except (BackendCrashError, BackendTimeoutError):
             raise
         except ConformanceError as e:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import inf
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ from conformance.process.memory import default_limit
 from conformance.run.scheduler.backend import SchedBackend, attached
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Isolation:
     """Limits of the process that a backend runs in."""
 
@@ -48,8 +48,6 @@ class Isolation:
     """Seconds that one request may take."""
     memory_limit: int | None = None
     """Bytes that the process may hold; `memory.default_limit` where None."""
-    bound: float = field(default=inf, compare=False)
-    """Seconds that one request may take at present, where they are fewer; opening the backend is none."""
 
 
 _PARSED = 1 << 28
@@ -66,11 +64,10 @@ def runs_here(spec: Spec) -> bool:
     return is_provided(name) or (name == REFERENCE and not environment(spec))
 
 
-def open_backend(
-    spec: Spec, isolation: Isolation | None = None, *, own: bool = False, spares: Spares | None = None
-) -> Backend:
-    """Open the backend behind `spec` in a process of its own, one of `spares` if given; what `runs_here` in this one.
-    With `own` the reference gets a process, too.
+def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = False) -> Backend:
+    """Open the backend behind `spec` in a process of `workers`; what `runs_here` in this one.
+
+    With `own` the reference gets a process, too. Closing a backend that nobody asked anything returns its process.
 
     Raises:
         UsageError: the name or an option is unknown.
@@ -82,8 +79,8 @@ def open_backend(
         raise UsageError(f"{spec}: its devices have processes, and may have an environment: NAME:env.VARIABLE=VALUE")
     if not runs_here(spec) or (own and not is_provided(name)):
         entry_of(name)
-        return IsolatedBackend(spec, isolation, spares=spares)
-    return attached(create(spec), partial(open_backend, isolation=isolation, own=own, spares=spares))
+        return IsolatedBackend(spec, workers)
+    return attached(create(spec), partial(open_backend, workers=workers, own=own))
 
 
 def pids(backend: Backend) -> list[int]:
@@ -107,11 +104,13 @@ class _Process:
             parse=_parse,
         )
         self.hello: _Reply = {}
+        self.is_fresh = True
+        """Whether it was asked for nothing since its backend is open."""
 
     def ready(self) -> _Process:
         """Itself, as soon as the backend is open. ConformanceError if it does not open."""
         try:
-            self.hello, _ = self.ask(None, (), "opening the backend")
+            self.hello = self.hello or self.ask(None, (), "opening the backend")[0]
         except ConformanceError:
             self.worker.close()
             raise
@@ -123,6 +122,7 @@ class _Process:
         """Send a request, if there is one, and wait for the reply, whose byte arrays must have `sizes`.
         ConformanceError of the adapter's own, BackendCrashError or BackendTimeoutError.
         """
+        self.is_fresh = header is None
         try:
             reply, found = self.worker.ask(header, blobs, sizes=sizes)
         except WorkerTimeoutError as e:
@@ -132,34 +132,42 @@ class _Process:
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
 
-def _start(spec: Spec, limits: Isolation) -> _Process:
-    return _Process(spec, limits).ready()
+class Workers:
+    """The worker processes of a run that wait for use, and the limits of all."""
 
+    def __init__(self, isolation: Isolation | None = None, *, ahead: bool = False) -> None:
+        """Start no process yet. If `ahead`, the next of a backend that was replaced starts while one works."""
+        self.isolation = isolation or Isolation()
+        self.bound = inf
+        """Seconds that one request may take at present, where they are fewer; opening the backend is none."""
+        self._ahead = ahead
+        self._waiting: dict[Spec, list[_Process]] = {}
+        """Of each backend that was opened before."""
 
-class Spares:
-    """The next process of each backend that had to be replaced once: it starts while another works."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[Spec, _Process] = {}
-        self._known: set[Spec] = set()
-        """Backends that were opened before."""
-
-    def take(self, spec: Spec, limits: Isolation) -> _Process:
-        """A process whose backend is open; ConformanceError as of `_Process.ready`."""
-        start = partial(_Process, spec, limits)
-        waiting, process = self._waiting.pop(spec, None), None
-        if waiting is not None:
-            with suppress(ConformanceError):  # it may have died as it waited, of no fault that another has
-                process = waiting.ready()
-        process = process or start().ready()
-        if spec in self._known:
-            self._waiting[spec] = start()
-        self._known.add(spec)
+    def take(self, spec: Spec) -> _Process:
+        """Return a process whose backend is open; ConformanceError as of `_Process.ready`."""
+        known, process = spec in self._waiting, None
+        waiting = self._waiting.setdefault(spec, [])
+        while waiting and process is None:
+            found = waiting.pop()
+            if found.worker.lives():  # it may have died as it waited, of no fault that another has
+                with suppress(ConformanceError):
+                    process = found.ready()
+        process = process or _Process(spec, self.isolation).ready()
+        if self._ahead and known and not waiting:
+            waiting.append(_Process(spec, self.isolation))
         return process
 
+    def give(self, spec: Spec, process: _Process) -> None:
+        """Take back a process; end it if it was used."""
+        if process.is_fresh:
+            self._waiting.setdefault(spec, []).append(process)
+        else:
+            process.worker.close()
+
     def close(self) -> None:
-        """End those that nobody took."""
-        for process in self._waiting.values():
+        """End the processes that nobody took."""
+        for process in itertools.chain.from_iterable(self._waiting.values()):
             process.worker.close()
         self._waiting.clear()
 
@@ -186,10 +194,10 @@ class IsolatedBackend(Backend):
     ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
     """
 
-    def __init__(self, spec: Spec, limits: Isolation | None = None, *, spares: Spares | None = None) -> None:
+    def __init__(self, spec: Spec, workers: Workers | None = None) -> None:
         self._spec = spec
-        self._limits = limits or Isolation()
-        self._spares = spares
+        self._workers = workers or Workers()
+        self._shares = workers is not None
         self._ids = itertools.count()
         self._process: _Process | None = None
         self._sessions: list[_IsolatedSession] = []
@@ -321,17 +329,19 @@ class IsolatedBackend(Backend):
         return Rise(_field(reply, "held", fits, wanted), _field(reply, "peak", fits, wanted))
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, or return it to the workers that were given if nobody used it."""
         self._closed = True
+        if self._process is not None and self._shares:
+            self._workers.give(self._spec, self._process)
+            self._process = None
         self.renew()
 
     def _alive(self) -> _Process:
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.worker.death:
-            take = self._spares.take if self._spares else _start
-            self._process = take(self._spec, self._limits)
-        self._process.worker.time_limit = min(self._limits.time_limit, self._limits.bound)
+            self._process = self._workers.take(self._spec)
+        self._process.worker.time_limit = min(self._workers.isolation.time_limit, self._workers.bound)
         return self._process
 
 

@@ -19,7 +19,7 @@ from conformance.case.case import JSON, Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import Workers, open_backend
 from conformance.run.live import LIVE, LiveFamily, family_or_none, live_family
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family, Level
@@ -124,13 +124,13 @@ class Probe:
     stages: tuple[str, ...]
 
 
-def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
-    """Open `spec` as a run would, read how it describes itself, and close it. UsageError for an unknown name, or an
-    option that it does not take; UnavailableError if this machine lacks it, or the adapter is broken; the message says
-    why.
+def probe(spec: Spec, workers: Workers | None = None) -> Probe:
+    """Open `spec` as a run would, and read how it describes itself; its process waits in `workers`. UsageError for an
+    unknown name, or an option that it does not take; UnavailableError if this machine lacks it, or the adapter is
+    broken; the message says why.
     """
     try:
-        with closing(open_backend(spec, isolation)) as backend:
+        with closing(open_backend(spec, workers)) as backend:
             return Probe(backend.info(), backend.buffer_types(), backend.stages)
     except UnavailableError:
         raise
@@ -142,15 +142,13 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
         raise UnavailableError(f"could not be started: {e}") from e
 
 
-def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends that this machine has, and why it lacks the others; each is opened as a run would. UsageError for an
-    unknown name or option.
-    """
+def available(specs: Sequence[Spec], workers: Workers | None = None) -> tuple[list[Spec], dict[Spec, str]]:
+    """Return the backends that this machine has, and why it lacks the others; errors as of `probe`."""
     have: list[Spec] = []
     lack: dict[Spec, str] = {}
     for spec in specs:
         try:
-            probe(spec, isolation)
+            probe(spec, workers)
         except UnavailableError as e:
             lack[spec] = str(e)
         else:
@@ -199,11 +197,8 @@ def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: in
     return list(found)
 
 
-# -- stages: points in a backend at which it can return values, so that a failure says where it began ------------------
-#
-# A translating backend may return the values of its translation, before anything is compiled (`translate`), beside
-# those of the compiled program (`run`). A stage is an option of the backend, `name?stage=translate`, so a result, a
-# saved failure and `conform repro` name it as any other option.
+# -- stages: a translating backend may return the values of its translation, before anything is compiled, by an option
+# (`name?stage=translate`), so a result, a saved failure and `conform repro` name it ----------------------------------
 
 OPTION = "stage"
 RUN = "run"
@@ -251,21 +246,21 @@ def case_name(case: Case | str) -> str:
 
 
 def choose(
-    texts: Sequence[str], stage: str | None, isolation: Isolation | None = None
+    texts: Sequence[str], stage: str | None, workers: Workers | None = None
 ) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends of a run that this machine has, and why it lacks the others; each is opened as the run would. All
+    """The backends of a run that this machine has, and why it lacks the others; each is probed. All
     installed ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
     UsageError for an unknown name, option or stage, or a named backend that does not have the stage.
     """
     specs = parse_specs(texts)
     if stage is None:
-        return available(specs, isolation)
+        return available(specs, workers)
     able: list[Spec] = []
     lack: dict[Spec, str] = {}
     known: dict[str, None] = {}
     for spec in specs:
         try:
-            have = probe(spec, isolation).stages
+            have = probe(spec, workers).stages
         except UnavailableError as e:
             lack[spec] = str(e)
             continue
@@ -278,5 +273,5 @@ def choose(
             lack[spec] = f"has no stage {stage}"
     if not able and stage not in known and known:
         raise UsageError(f"--stage {stage}: no backend has it; stages: {', '.join(known)}")
-    here, absent = available(able, isolation)
+    here, absent = available(able, workers)
     return here, {**lack, **absent}
