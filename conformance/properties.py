@@ -35,7 +35,7 @@ def given_ids(family: str, level: Level = "standard", **more: Any) -> Callable[[
     """A decorator of a test of one case id: `hypothesis.given` with the ids of a family.
 
     Args:
-        family: as `conform cases --family` takes it.
+        family: as `conform list cases --family` takes it.
         level: whose ids are drawn, beside others of the same form with another seed.
         more: settings of hypothesis, such as `max_examples=20`. No deadline unless one stands here, since the first
             case of a backend starts its process.

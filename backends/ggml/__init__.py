@@ -64,7 +64,7 @@ class GgmlBackend(Backend):
             makes none, unlike the llama.cpp of a recording.
         products: type that the device rounds the operands of matrix products to; other than `float32`, the tolerance
             is wider.
-        card: a file of `conform learn`: the measured precision profile of the device.
+        card: a file of `conform precision`: the measured precision profile of the device.
         requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
         variant: the CPU library to load, such as `haswell`, of a build with several; the best one if empty.
         rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback` starts one of the same build,

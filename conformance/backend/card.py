@@ -1,4 +1,4 @@
-"""Precision profile of a device, measured op by op (`conform learn`), as a TOML file.
+"""Precision profile of a device, measured op by op (`conform precision`), as a TOML file.
 
 suite = "0.1.0"
 device = "Vulkan0"
@@ -83,7 +83,7 @@ class Card:
         if found != (self.device, self.description):
             raise UsageError(
                 f"{where}: a card of {info.device}, {info.description!r}, expected, one of {self.device}, "
-                f"{self.description!r}, found; `conform learn` writes one"
+                f"{self.description!r}, found; `conform precision` writes one"
             )
 
     def to_toml(self) -> str:

@@ -7,6 +7,7 @@ or usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own 
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import os
 from typing import cast
@@ -19,18 +20,14 @@ from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": (".build", "Compare builds of llama.cpp: test, bisect, backtest."),
-    "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
-    "backends": (".cases", "List the backends: what executes, or why one is not available."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
-    "card": (".checks", "Print a device's card: how it rounds, what is allowed, what that would hide."),
     "check-model": (".model", "Is a model right on backends? If not, from which layer, node and step on."),
-    "cases": (".cases", "List case ids, smallest first within a family."),
-    "golden": (".checks", "Golden outputs: the pinned corpus of expected values."),
+    "doctor": (".doctor", "Check the installation: packages, backends, what is missing."),
+    "golden": (".checks", "Verify or update the golden outputs."),
+    "list": (".listing", "List backends, case ids or builds of llama.cpp."),
     "history": (".reports", "Runs of many nights and machines in one file."),
-    "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),
-    "learn": (".checks", "Measure how a device rounds, and write its card."),
-    "make-model": (".llama", "Write a tiny GGUF model with made-up weights that llama.cpp loads."),
     "new-adapter": (".adapter", "Write the package of a new backend: one file that works, and its test."),
+    "precision": (".checks", "Learn or show how a device rounds."),
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "How fast backends are."),
     "report": (".reports", "Write a page and other reports from run files."),
@@ -38,17 +35,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": (".run", "Run cases on backends; print what is wrong and the totals."),
     "show": (".bugs", "Print the graphs of a case, and how a scheduler splits them."),
     "shrink": (".bugs", "Cut a failing case down to what still fails in the same way."),
-    "test-file": (".exchange", "Exchange ops with test-backend-ops."),
     "triage": (".bugs", "Group the failures of a run into causes; baselines and bug reports."),
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Test a backend": ("backends", "cases", "run", "repro"),
-    "Test a build of llama.cpp": ("builds", "build", "check-model", "learn", "card"),
+    "Test a backend": ("run", "repro", "list", "doctor"),
+    "Test a build of llama.cpp": ("build", "check-model", "precision"),
     "From failures to bugs": ("triage", "shrink", "show"),
     "Every night": ("nightly", "report", "history", "perf"),
-    "Exchange graphs": ("capture", "import-capture", "make-model", "test-file"),
+    "Exchange graphs": ("capture",),
     "Trust the suite": ("golden",),
     "Write a backend": ("new-adapter",),
 }  # fmt: skip
@@ -57,17 +53,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 RENAMED: dict[str, str] = {
     "audit": "run --family audit --level standard",
+    "backends": "list backends",
     "backtest": "build backtest",
     "baseline": "triage RUN.json --write-baseline FILE",
     "bisect": "build bisect RUN CAUSE BUILD…",
+    "builds": "list builds BUILD",
     "campaign": "run --workers N",
+    "card": "precision FILE",
+    "cases": "list cases",
     "causes": "triage RUN.json",
     "findings": "report",
+    "import-capture": "capture CAPTURE.json",
     "layout": "run --family layout --backend ggml",
+    "learn": "precision BACKEND",
+    "make-model": "capture ARCH --model",
     "memory": "run --family memory",
     "phases": "run --family phases",
     "release": "build test NEW --against OLD",
     "splits": "show CASE --scheduler SPEC",
+    "test-file": "list cases --format test-file",
     "switch": "run --backend 'NAME?env.VARIABLE=VALUE' --against NAME",
     "zoo": "run --family arch (or scenario, or projector)",
 }
@@ -88,7 +92,8 @@ class Commands(Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0], __package__)
-        return cast("click.Command", getattr(module, cmd_name.replace("-", "_")))
+        name = cmd_name.replace("-", "_")
+        return cast("click.Command", getattr(module, f"{name}_" if name in vars(builtins) else name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
         """The commands by what one wants to do. From the table: no module is imported for `--help`."""

@@ -1,28 +1,18 @@
-"""`conform backends` and `conform cases`, and how commands read case files."""
+"""How commands read case files and models."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from conformance.backend import registry
-from conformance.backend.interface import describe
 from conformance.case import casefile
-from conformance.case.case import JSON, Case
+from conformance.case.case import Case
 from conformance.case.casefile import ARCHITECTURE
-from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
-from conformance.report.runfile import write_json
-from conformance.run.session.select import parse_specs, probe
-from conformance.suite.family import LEVELS
-from conformance.testrun import Chosen
-
-from . import options
-from .options import backend_option, chosen, json_option, say_seed, settings_here
-from .output import line, table
+from conformance.ggml.errors import CaseFileError, UsageError
 
 HEAD = 1 << 16
 """Bytes of a file that are read to say what it is."""
@@ -32,44 +22,6 @@ T = TypeVar("T")
 
 CasePath = click.Path(path_type=Path, exists=True)
 """A case file: a folder is taken too, since `read_cases` can say more of it than a usage text."""
-
-
-@click.command()
-@backend_option
-@json_option
-def backends(backends: Sequence[str], json_path: Path | None) -> None:
-    """List the backends: what executes, its versions and buffer types, or why it is not available."""
-    rows: list[Sequence[str]] = []
-    document: dict[str, JSON] = {}
-    for spec in parse_specs(backends):
-        try:
-            about = probe(spec)
-        except UnavailableError as e:
-            rows.append((str(spec), "not available", str(e), ""))
-            document[str(spec)] = {"available": False, "reason": str(e)}
-            continue
-        info, buffers = about.info, about.buffer_types
-        versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
-        kinds = ", ".join(b.name for b in buffers)
-        rows.append((str(spec), info.device, f"{info.description} ({versions})", kinds))
-        document[str(spec)] = {"available": True, **describe(info), "buffer_types": [describe(b) for b in buffers]}
-    for name, named in ({} if backends else registry.defined()).items():
-        by = f"{named.adapter}, by {settings_here().path}; opened where it is named with --backend"
-        rows.append((name, "not opened", by, ""))
-        document[name] = {"opened": False, "adapter": named.adapter}
-    table(rows, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40])
-    if json_path:
-        write_json(json_path, {"schema": 1, "backends": document})
-
-
-@click.command()
-@chosen(*options.SELECTION)
-def cases(chosen: Chosen) -> None:
-    """List case ids, smallest first within a family."""
-    ids = chosen.at(chosen.level or LEVELS[0])
-    say_seed(chosen)
-    for i in [*ids, *chosen.fresh_cases]:
-        line(i)
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -126,7 +78,7 @@ def architecture_of(model: Path) -> str:
     if head[:4] != b"GGUF":
         raise UsageError(
             f"{model}: this is {_kind(head)}, not a model in GGUF: llama.cpp's convert_hf_to_gguf.py makes one, and "
-            "`conform make-model --arch llama -o tiny.gguf` a tiny one"
+            "`conform capture llama --model -o tiny.gguf` a tiny one"
         )
     name = _architecture(head)
     if name == ARCHITECTURE:

@@ -1,4 +1,4 @@
-"""`conform learn`, `card` and `golden`: checks of what backends claim, of rounding and of pinned values."""
+"""`conform precision` and `golden`: how devices round, and pinned values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
 from conformance.backend.card import Card, read
 from conformance.backend.registry import build_of
 from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Result, Totals, counted
 from conformance.report.runfile import record, write_json, write_text
@@ -27,7 +27,9 @@ from conformance.run.session.settings import Waiving, today
 from conformance.suite.family import Level
 
 from .options import (
+    BUDGET,
     ExistingFile,
+    ExistingFolder,
     File,
     backend_option,
     config_option,
@@ -37,31 +39,51 @@ from .options import (
     smoke_option,
     specs_here,
 )
-from .output import Group, leave, line, table
+from .output import leave, line, table
 
 
 @click.command()
-@click.argument("backend", metavar="BACKEND")
+@click.argument("backend", metavar="BACKEND|FILE")
 @config_option
 @smoke_option
-@click.option("-o", "--output", type=File, metavar="CARD",
-              help="Write the card; until it is whole, CARD.partial, with which the next start goes on.")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True),
-              help="Begin no key after that; the next start with the same -o goes on.")  # fmt: skip
-@click.option("--against", type=ExistingFile, metavar="CARD", help="An earlier card: who became less exact fails.")
+@click.option("-o", "--output", type=File, metavar="FILE", help="Write the profile; a later start goes on.")
+@BUDGET.click()
+@click.option("--against", type=ExistingFile, metavar="FILE", help="Fail for what is less exact than in this profile.")
 @isolation
-def learn(
-    backend: str, level: Level, output: Path | None, minutes: float | None, against: Path | None, isolation: Isolation
+def precision(
+    backend: str, level: Level, output: Path | None, budget: float | None, against: Path | None, isolation: Isolation
 ) -> None:
-    """Measure how a device rounds that declares nothing, and write its card, which the option card=FILE of the adapter
-    ggml takes.
+    """Learn the precision profile of BACKEND, or show one that was written.
+
+    A profile says how a device rounds that declares nothing; the option card=FILE of the adapter ggml takes it.
 
     Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows; 3 where
-    nothing could be measured; 5 where keys are left by --minutes or Ctrl-C: see docs/exit-codes.md.
+    nothing could be measured; 5 where keys are left by --budget or Ctrl-C: see docs/exit-codes.md.
     """
     before = None if against is None else read(against)
+    if Path(backend).is_file():
+        made, left = read(Path(backend)), Outcome()
+    else:
+        made, left = _learned(backend, level, output, budget, isolation)
+    _show(made)
+    worse = [] if before is None or against is None else learning.worse(before, made, str(against))
+    for text in worse:
+        line(text)
+    findings = 0 if Path(backend).is_file() else sum(bool(e.finding) for e in made.entries.values())
+    leave(
+        Outcome.of(Why.FAILED, [counted(findings, "finding")] if findings else [])
+        + Outcome.of(Why.FAILED, [f"{counted(len(worse), 'key')} less exact than {against}"] if worse else [])
+        + left
+        + Outcome.of(Why.UNEXECUTED, [] if made.entries else ["no key was measured"])
+    )
+
+
+def _learned(
+    backend: str, level: Level, output: Path | None, budget: float | None, isolation: Isolation
+) -> tuple[Card, Outcome]:
+    """Measure the keys that no earlier start did; the outcome says which are left."""
     (spec,), _ = specs_here([backend], isolation)
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    end = math.inf if budget is None else time.monotonic() + budget
     keys = plain(level)
     runner = Runner(isolation=isolation)
     made = learning.begin(runner.backend(spec), build_of(spec))
@@ -80,25 +102,15 @@ def learn(
     finally:
         runner.close()
     left = len(learning.left(made, keys))
-    made = made if left else _whole(output, made)
-    show_card(made)
-    worse = [] if before is None or against is None else learning.worse(before, made, str(against))
-    for text in worse:
-        line(text)
-    findings = sum(bool(e.finding) for e in made.entries.values())
-    where = f"; {beside(output)} is a card that the next start goes on with" if output else ""
-    word = "interrupted" if interrupted else "time limit (--minutes)"
+    where = f"; the next start goes on with {beside(output)}" if output else ""
+    word = "interrupted" if interrupted else "time limit (--budget)"
     why = f"{word}: {left} of {len(keys)} keys are not measured{where}"
-    leave(
-        Outcome.of(Why.FAILED, [counted(findings, "finding")] if findings else [])
-        + Outcome.of(Why.FAILED, [f"{counted(len(worse), 'key')} less exact than {against}"] if worse else [])
-        + Outcome.of(Why.INTERRUPTED if interrupted else Why.TIME_LIMIT, [why] if left else [])
-        + Outcome.of(Why.UNEXECUTED, [] if made.entries else ["no key was measured"])
-    )
+    outcome = Outcome.of(Why.INTERRUPTED if interrupted else Why.TIME_LIMIT, [why] if left else [])
+    return (made if left else _whole(output, made)), outcome
 
 
 def _whole(output: Path | None, made: Card) -> Card:
-    """A card on which all keys stand, so that no other is allowed anything; written to where it goes."""
+    """Return a profile with all keys, so that no other is allowed anything, and write it to where it goes."""
     made = replace(made, others=False)
     if output is not None:
         write_text(output, made.to_toml(), "-o")
@@ -107,84 +119,66 @@ def _whole(output: Path | None, made: Card) -> Card:
 
 
 def _keep(output: Path | None, made: Card, key: str) -> None:
-    """Write a card that has `key` since now beside where it goes to, and print what that became."""
+    """Write a profile that has `key` since now beside where it goes to, and print what that became."""
     if output is not None:
         write_text(beside(output), made.to_toml(), "-o")
     if (entry := made.entries.get(key)) is not None:
         line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
 
 
-@click.command()
-@click.argument("file", metavar="CARD", type=ExistingFile)
-def card(file: Path) -> None:
-    """Print a card that `conform learn` wrote: how the device rounds, what is allowed, and what that would hide."""
-    show_card(read(file))
-
-
-def show_card(card: Card) -> None:
-    """Print a card: a line for each key that float32 rounding does not explain, and the number of the others."""
-    line(f"{card.device}: {card.description}, {', '.join(f'{k} {v}' for k, v in card.versions.items())}")
+def _show(made: Card) -> None:
+    """Print a profile: a line for each key that float32 rounding does not explain, and the number of the others."""
+    line(f"{made.device}: {made.description}, {', '.join(f'{k} {v}' for k, v in made.versions.items())}")
     rows, exact = [], 0
-    for key, e in card.entries.items():
+    for key, e in made.entries.items():
         exact += e.rounding == EXACT.name and not e.bound and not e.finding
         if e.rounding != EXACT.name or e.bound or e.finding:
             op, _, types = key.partition("-")
             rows.append((op, types, e.rounding, f"{e.residual:.1e}", f"{e.bound:.1e}" if e.bound else "–", e.blind))
     table(rows, ["op", "types", "rounding", "residual", "bound", "blind to"], disable_numparse=True)
     line(f"{exact} more keys are exact up to float32 rounding")
-    for key, e in card.entries.items():
+    for key, e in made.entries.items():
         if e.finding:
             line(f"no rounding: {key}: {e.finding}")
 
 
-@click.group(cls=Group)
-def golden() -> None:
-    """Golden outputs: the pinned corpus of expected values."""
-
-
-_corpus = click.option("--corpus", "folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
-                       metavar="DIR", help="Golden outputs to take; default: those that come along.")  # fmt: skip
-
-
-@golden.command()
+@click.command()
+@click.argument("do", type=click.Choice(["verify", "update"]), metavar="verify|update")
 @backend_option
-@_corpus
+@click.option("--corpus", "folder", type=ExistingFolder, metavar="DIR", help="Default: those of the package.")
+@click.option("--add", multiple=True, metavar="GLOB", help="With update: take these cases of any level, repeatable.")
+@click.option("--remove", multiple=True, metavar="GLOB", help="With update: give up these cases, repeatable.")
 @json_option
-@isolation
-def verify(backends: Sequence[str], folder: Path | None, json_path: Path | None, isolation: Isolation) -> None:
-    """Compute every golden value again on the reference and on the real ggml; with --backend, judge backends by them.
+def golden(
+    do: str, backends: Sequence[str], folder: Path | None, add: Sequence[str], remove: Sequence[str],
+    json_path: Path | None,
+) -> None:  # fmt: skip
+    """Compute the golden outputs again: the pinned corpus of expected values.
 
-    Exit code 1 where a value differs, 2 where a file is damaged.
+    verify: on the reference and the real ggml, or judge each --backend by them. Exit code 1 where a value differs, 2
+    where a file is damaged. update: accept values where the reference and the real ggml agree within budget; a file
+    whose values are the same keeps its bytes.
     """
-    if not backends:
-        _golden(corpus.verify(folder), json_path)
-    specs, _ = specs_here(backends, isolation)
-    waiving = Waiving(settings_here().waivers_of(specs, None), today())
-    _golden(list(corpus.judge(specs, folder, isolation, waiving)), json_path)
-
-
-@golden.command()
-@_corpus
-@click.option("--add", multiple=True, metavar="GLOB", help="Take these cases of any level, too; repeatable.")
-@click.option("--remove", multiple=True, metavar="GLOB", help="Give up these cases; repeatable.")
-@json_option
-def update(folder: Path | None, add: Sequence[str], remove: Sequence[str], json_path: Path | None) -> None:
-    """Compute the golden values again; one is accepted only where the reference and the real ggml agree within budget.
-
-    The file is the list of its cases. One whose values are the same keeps its bytes.
-    """
-    line(f"golden: what is accepted goes to {corpus.writable(folder)}", err=True)
-    _golden(corpus.update(folder, add=add, remove=remove), json_path)
-
-
-def _golden(results: list[Result], json_path: Path | None) -> NoReturn:
-    backends: dict[str, list[Result]] = {}
+    if do == "update":
+        if backends:
+            raise UsageError("golden update: --backend: only with verify")
+        line(f"golden: what is accepted goes to {corpus.writable(folder)}", err=True)
+        results = corpus.update(folder, add=add, remove=remove)
+    elif add or remove:
+        raise UsageError("golden verify: --add, --remove: only with update")
+    elif backends:
+        specs, _ = specs_here(backends)
+        waiving = Waiving(settings_here().waivers_of(specs, None), today())
+        results = list(corpus.judge(specs, folder, None, waiving))
+    else:
+        results = corpus.verify(folder)
+    by_backend: dict[str, list[Result]] = {}
     for r in results:
-        backends.setdefault(r.backend, []).append(r)
+        by_backend.setdefault(r.backend, []).append(r)
         if r.verdict in FAILURES:
             line(r.sentence())
     if json_path:
         write_json(json_path, record(results))
-    for name, own in backends.items():
+    for name, own in by_backend.items():
         line(f"{name}: {Totals.of(own)}")
     leave(judge(results))

@@ -1,11 +1,11 @@
-"""`conform capture`, `make-model` and `import-capture`: what llama.cpp itself builds and runs."""
+"""`conform capture`: what llama.cpp builds and runs, as a case."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import click
 
@@ -15,8 +15,7 @@ from conformance.case.reference import FOLDERS
 from conformance.ggml.errors import UsageError
 from conformance.ggml.types import TYPES
 from conformance.live.llama import llama_of
-from conformance.live.projector import capture_projector
-from conformance.live.projectors.encoder import Medium
+from conformance.live.projector import capture_projector, medium_of
 from conformance.report.progress import Progress, since
 from conformance.suite import captured
 from conformance.suite.zoo import family
@@ -24,166 +23,115 @@ from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import Architecture, runnable
 from conformance.suite.zoo.model import table as architectures
 
-from .options import ExistingFile, File
+from .options import File
 from .output import line, table
 
 _TYPE = click.Choice(list(TYPES))
 _SWITCH = {"on": "1", "off": "0", None: ""}
-_arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
-_set_option = click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A metadata key of the architecture; repeatable."
-)
-_seed_option = click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, show_default=True)
 _lib_option = click.option(
-    "--lib", metavar="BUILD", help="A build with llama.cpp, as `conform builds` reads it; default: the wheel's."
+    "--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's."
 )
-_output_option = click.option("-o", "--output", type=File, metavar="FILE.gguf")
-_context_option = click.option("--context", type=click.IntRange(1), default=256, show_default=True,
-                               help="Cells of one stream.")  # fmt: skip
-_flash_option = click.option("--flash-attn", type=click.Choice(["on", "off"]),
-                             help="Default: on, where the architecture can.")  # fmt: skip
-_cache_option = click.option("--cache-type", type=_TYPE, default="f16", show_default=True)
 
 
 @click.command()
-@click.argument("model", required=False, type=ExistingFile)
-@_arch_option
-@_set_option
-@click.option("--weight-type", type=_TYPE, default="f32", help="Of the made-up matrices.")
-@click.option("--real", is_flag=True, help="Leave out weights that llama.cpp can do without, as model files do.")
-@click.option("--run", "plan", metavar="PLAN", help="Such as p250.d8; instead of --prefill and --decode.")
-@click.option("--prefill", type=click.IntRange(1), default=5, show_default=True, help="Tokens of each sequence.")
-@click.option("--decode", type=click.IntRange(0), default=4, show_default=True, help="Steps after it.")
-@click.option("--sequences", type=click.IntRange(1, 64), default=1, show_default=True)
-@_context_option
-@click.option("--ubatch", type=click.IntRange(1), default=512, show_default=True, help="Tokens of one graph, at most.")
-@_flash_option
-@click.option("--unified-kv", is_flag=True, help="All sequences share one stream of cells.")
-@_cache_option
-@click.option("--cache-type-v", type=_TYPE, help="Where V's is another.")
+@click.argument("source", required=False, metavar="MODEL.gguf|ARCH|ID|CAPTURE.json")
+@click.option("--run", metavar="PLAN", help="Tokens and steps, as p250.d8; default: p5.d4.")
+@click.option("--sequences", "seqs", type=click.IntRange(1, 64), metavar="N", help="Sequences; default: 1.")
+@click.option("--context", "ctx", type=click.IntRange(1), metavar="N", help="Cells of one stream; default: 256.")
+@click.option("--flash-attn", "fa", type=click.Choice(["on", "off"]), help="Default: on, where the architecture can.")
+@click.option("--cache-type", "cache", type=_TYPE, metavar="TYPE", help="Type of the KV cache; default: f16.")
+@click.option("--nodes", type=click.IntRange(0), metavar="N", help="Record every node of this many graphs.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Metadata of an architecture, repeatable.")
+@click.option("--weight-type", "w", type=_TYPE, metavar="TYPE", help="Of an architecture's matrices; default: f32.")
+@click.option("--model", "whole", is_flag=True, help="Write the model of an architecture, not what runs.")
 @click.option("--weights", type=click.Choice(["embedded", "reference"]), default="embedded", show_default=True,
-              help="Of MODEL.gguf: in the case file, or left in MODEL.gguf, named there with digests.")  # fmt: skip
-@click.option("--nodes", type=click.IntRange(0), default=0, help="Record every node of this many graphs.")
-@_seed_option
+              help="Put the weights of MODEL.gguf into the case, or refer to them.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, metavar="N", help="Of tokens and weights.")
 @_lib_option
-@click.option("--list", "listing", is_flag=True, help="Show every architecture and whether it runs.")
-@click.option("--projector", metavar="NAME", help="A projector; conform cases --family projector shows them.")
-@click.option("--medium", type=click.Choice(get_args(Medium)), default="odd", show_default=True, help="Of --projector.")
-@_output_option
+@click.option("-o", "--output", type=File, metavar="FILE.gguf", help="The case file, or with --model the model.")
 def capture(
-    model: Path | None,
-    arch: str | None,
-    settings: Sequence[str],
-    weight_type: str,
-    real: bool,
-    plan: str | None,
-    prefill: int,
-    decode: int,
-    sequences: int,
-    context: int,
-    ubatch: int,
-    flash_attn: str | None,
-    unified_kv: bool,
-    cache_type: str,
-    cache_type_v: str | None,
-    weights: str,
-    nodes: int,
-    seed: int,
-    lib: str | None,
-    listing: bool,
-    projector: str | None,
-    medium: Medium,
-    output: Path | None,
-) -> None:
-    """Record what llama.cpp runs: MODEL.gguf, or --arch NAME with made-up weights, as a case file.
+    source: str | None, output: Path | None, whole: bool, weights: str, seed: int, lib: str | None,
+    settings: Sequence[str], **given: Any,  # noqa: ANN401  # of the other options
+) -> None:  # fmt: skip
+    """Record what llama.cpp runs as a case file.
 
-    With --projector NAME: what libmtmd computes of an image or a sound.
+    MODEL.gguf runs with its own weights, ARCH (llama, qwen3, …) with made-up ones, ID is a case of the families zoo or
+    projector, CAPTURE.json a capture with its .npz beside it. Without any: list the architectures.
     """
-    if listing:
-        _list()
+    if source is None:
+        rows = [(a.name, _note(a), a.lacks or "runs") for a in architectures().values()]
+        table(rows, ["architecture", "", "llama_decode"])
+        line(f"{len(runnable(with_variants=True))} of {len(rows)} run")
         return
-    if sum(source is not None for source in (model, arch, projector)) != 1:
-        raise UsageError(
-            "capture: a model file, or --arch NAME, or --projector NAME expected; --list shows the architectures, "
-            "conform cases --family projector the projectors"
-        )
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
-    if projector is not None:
-        others = {
-            "--set": settings,
-            "--real": real,
-            "--run": plan,
-            "--nodes": nodes,
-            "--weights": weights == "reference",
-        }
-        _refuse(others, "not with --projector")
-        with Progress().of(since(f"libmtmd runs {projector}")):
-            capture_projector(projector, medium, output, llama_of(lib), weight_type)
-        _report(output, casefile.read_one(output))
-        return
-    plan = plan or f"p{prefill}" + (f".d{decode}" if decode else "")
-    library = llama_of(lib)
-    if model is not None:
-        arch_only = {"--set": settings, "--real": real, "--weight-type": weight_type != "f32"}
-        _refuse(arch_only, "only with --arch; a model file has its own")
-        stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
-        with Progress().of(since(f"llama.cpp runs {model.name}")):
-            case = family.record_model(
-                Request(
-                    id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
-                    stream=f"{stem}@{seed}",
-                    model=str(model.resolve()),
-                    lib=library,
-                    plan=plan,
-                    n_ctx=context,
-                    n_seq_max=sequences,
-                    n_ubatch=ubatch,
-                    unified=unified_kv,
-                    flash_attn=flash_attn != "off",
-                    type_k=cache_type,
-                    type_v=cache_type_v or cache_type,
-                    nodes=nodes,
-                    by_reference=weights == "reference",
-                    family="model",
-                    params={"model": model.name, "seqs": str(sequences), "run": plan},
-                    seed=seed,
-                    provenance={"model": model.name},
-                )
-            )
+    given = {k: v for k, v in given.items() if v is not None} | ({"set": _settings(settings)} if settings else {})
+    path = Path(source)
+    if weights == "reference" and not path.is_file():
+        raise UsageError("capture: --weights reference: only with a model file; made-up weights are seeds anyway")
+    if path.is_file() and path.suffix != ".json":
+        _refuse({**given, "model": whole}, ("set", "w", "model"), "only with an architecture; a model file has its own")
+        case = _recorded(path, given, seed, lib, by_reference=weights == "reference")
+    elif path.suffix == ".json" or "/" in source:
+        _refuse({**given, "model": whole}, (*given, "model"), "only with a model file or an architecture")
+        case = _named(source, output, lib)
     else:
-        if weights == "reference":
-            raise UsageError("capture: --weights reference: only with a model file; --arch has weights as seeds anyway")
-        values = {
-            "seqs": sequences, "unified": "1" if unified_kv else "", "fa": _SWITCH[flash_attn],
-            "cache": cache_type, "cache_v": cache_type_v, "ctx": context, "ubatch": ubatch, "w": weight_type,
-            "real": int(real), "nodes": nodes, "set": _settings(settings), "run": plan,
-        }  # fmt: skip
-        with Progress().of(since(f"llama.cpp runs {arch}")):
-            case = family.make(_zoo_id(str(arch), values, seed), library)
+        case_id = _zoo_id(source, {**given, "fa": _SWITCH[given.get("fa")]}, seed)
+        if whole:
+            request, name, keys, _ = family.read(case_id, llama_of(lib))
+            family.make_model(output, request, name, keys)
+            line(f"{output}: {name}, {output.stat().st_size:,} bytes")
+            return
+        with Progress().of(since(f"llama.cpp runs {source}")):
+            case = family.make(case_id, llama_of(lib))
     casefile.write(output, case)
-    _report(output, case)
-
-
-def _refuse(given: Mapping[str, object], why: str) -> None:
-    """UsageError if the user gave an option that says nothing here."""
-    if wrong := [option for option, value in given.items() if value]:
-        raise UsageError(f"capture: {', '.join(wrong)}: {why}")
-
-
-def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:
-    """The id of an architecture's case: keys that are empty, or have their default, are left out."""
-    keys = [f"{key}={value}" for key, value in values.items() if value and value != family.KEYS[key].default]
-    return f"zoo/{arch}{'-' if keys else ''}{','.join(keys)}@{seed}"
-
-
-def _report(output: Path, case: Case) -> None:
     nodes = sum(len(s.graph) for s in case.steps)
     text = f"{output}: {case.id}, {len(case.steps)} steps, {nodes} nodes, {output.stat().st_size:,} bytes"
     if case.references:
         files = ", ".join(sorted({r.file for r in case.references.values()}))
         text += f"; {len(case.references)} weights are in {files}: keep it beside, or name its folder in {FOLDERS}"
     line(text)
+
+
+def _recorded(model: Path, given: Mapping[str, Any], seed: int, lib: str | None, *, by_reference: bool) -> Case:
+    """Record a model file, with its own weights."""
+    stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
+    seqs, plan, cache = given.get("seqs", 1), given.get("run", "p5.d4"), given.get("cache", "f16")
+    request = Request(
+        id=f"model/{stem}-seqs={seqs},run={plan}@{seed}", stream=f"{stem}@{seed}", model=str(model.resolve()),
+        lib=llama_of(lib), plan=plan, n_ctx=given.get("ctx", 256), n_seq_max=seqs,
+        flash_attn=given.get("fa") != "off", type_k=cache, type_v=cache, nodes=given.get("nodes", 0),
+        by_reference=by_reference, family="model", params={"model": model.name, "seqs": str(seqs), "run": plan},
+        seed=seed, provenance={"model": model.name},
+    )  # fmt: skip
+    with Progress().of(since(f"llama.cpp runs {model.name}")):
+        return family.record_model(request)
+
+
+def _named(source: str, output: Path, lib: str | None) -> Case:
+    """Read a capture, or record a case by its id."""
+    if source.endswith(".json"):
+        return captured.import_capture(Path(source))
+    with Progress().of(since(f"llama.cpp runs {source}")):
+        if source.partition("/")[0] == family.FAMILY.name:
+            return family.make(source, llama_of(lib))
+        name, medium, w = medium_of(source)
+        capture_projector(name, medium, output, llama_of(lib), w)
+        return casefile.read_one(output)
+
+
+def _refuse(given: Mapping[str, object], wrong: Iterable[str], why: str) -> None:
+    """Raise UsageError if the user gave an option that has no effect here."""
+    options = {p.name: p.opts[0] for p in click.get_current_context().command.params}
+    options |= {"set": "--set", "model": "--model"}
+    if found := [options[name] for name in wrong if given.get(name)]:
+        raise UsageError(f"capture: {', '.join(found)}: {why}")
+
+
+def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:
+    """The id of an architecture's case: keys that are empty, or have their default, are left out."""
+    keys = [f"{key}={value}" for key, value in values.items() if value and value != family.KEYS[key].default]
+    return f"zoo/{arch}{'-' if keys else ''}{','.join(keys)}@{seed}"
 
 
 def _settings(settings: Sequence[str]) -> str:
@@ -200,40 +148,5 @@ def _settings(settings: Sequence[str]) -> str:
     return "+".join(items)
 
 
-def _list() -> None:
-    rows = [(a.name, _note(a), a.lacks or "runs") for a in architectures().values()]
-    table(rows, ["architecture", "", "llama_decode"])
-    line(f"{len(runnable(with_variants=True))} of {len(rows)} run")
-
-
 def _note(arch: Architecture) -> str:
     return "encodes only" if arch.encodes else f"a variant of {arch.of}" if arch.of else ""
-
-
-@click.command("make-model")
-@_arch_option
-@_set_option
-@click.option("--type", "type_name", type=_TYPE, default="f32", show_default=True, help="Of the matrices.")
-@_seed_option
-@_lib_option
-@_output_option
-def make_model(
-    arch: str | None, settings: Sequence[str], type_name: str, seed: int, lib: str | None, output: Path | None
-) -> None:
-    """Write a tiny model with made-up weights, in a GGUF file that llama.cpp loads."""
-    if arch is None or output is None:
-        raise UsageError("make-model: --arch NAME and -o MODEL.gguf expected")
-    case_id = _zoo_id(arch, {"w": type_name, "set": _settings(settings)}, seed)
-    request, name, keys, _ = family.read(case_id, llama_of(lib))
-    family.make_model(output, request, name, keys)
-    line(f"{output}: {name}, {output.stat().st_size:,} bytes")
-
-
-@click.command("import-capture")
-@click.argument("capture", type=ExistingFile)
-@click.option("-o", "--output", required=True, type=File, metavar="FILE.gguf")
-def import_capture(capture: Path, output: Path) -> None:
-    """Turn a capture (JSON beside its .npz) into a case file with expected outputs."""
-    case = captured.import_capture(capture)
-    casefile.write(output, [case])
-    line(f"{output}: {case.id}, {len(case.steps)} steps, {output.stat().st_size:,} bytes")

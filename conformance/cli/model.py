@@ -11,7 +11,7 @@ import click
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.cli.cases import architecture_of
-from conformance.cli.options import ExistingFile, Folder, backend_option, isolation, json_option
+from conformance.cli.options import BUDGET, ExistingFile, Folder, backend_option, isolation, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
@@ -32,6 +32,8 @@ MADE_UP = 8
 """Tokens of a prompt for a model whose vocabulary has no texts."""
 READ = 256
 """Tokens of a text whose perplexity is told: the logits of each are held."""
+SHARE = 1 / 3
+"""Of --budget: the reference in float64 in one arithmetic, and shrinking."""
 SHOWN = 5
 """Changed tokens that are printed."""
 
@@ -39,17 +41,14 @@ SHOWN = 5
 @click.command("check-model")
 @click.argument("model", type=click.Path(path_type=Path))
 @backend_option
-@click.option("--prompt", help=f"Default: {PROMPT!r}.")
-@click.option("--prompt-file", type=ExistingFile, metavar="FILE", help="A prompt in UTF-8.")
+@click.option("--prompt", metavar="TEXT", help=f"Default: {PROMPT!r}.")
 @click.option("--tokens", metavar="N,N,…", help="A prompt as tokens, for a vocabulary without texts.")
-@click.option("--decode", type=click.IntRange(0), default=64, show_default=True, help="Tokens after the prompt.")
-@click.option("--lib", metavar="BUILD", help="Whose CPU is the reference, as `conform builds` reads it; default: the "
-              "wheel's.")  # fmt: skip
-@click.option("--float64-time", type=click.FloatRange(min=0), default=120.0, show_default=True, metavar="SECONDS",
-              help="Processor time of the reference in float64, for each arithmetic.")  # fmt: skip
-@click.option("--shrink-time", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--decode", type=click.IntRange(0), default=64, show_default=True, metavar="N",
+              help="Tokens after the prompt.")  # fmt: skip
+@click.option("--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's.")
+@BUDGET.click(default="6m", show_default=True)
 @click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
-              help="Also the perplexity of the first tokens of a text in UTF-8.")  # fmt: skip
+              help="Also tell the perplexity of a text.")  # fmt: skip
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of what is wrong in DIR.")
 @json_option
 @isolation
@@ -57,12 +56,10 @@ def check_model(
     model: Path,
     backends: Sequence[str],
     prompt: str | None,
-    prompt_file: Path | None,
     tokens: str | None,
     decode: int,
     lib: str | None,
-    float64_time: float,
-    shrink_time: float,
+    budget: float,
     text_file: Path | None,
     output: Path | None,
     json_path: Path | None,
@@ -78,8 +75,8 @@ def check_model(
         raise UsageError(
             f"check-model: --backend NAME expected: conform check-model {shell([str(model)])} --backend ggml"
         )
-    if sum(given is not None for given in (prompt, prompt_file, tokens)) > 1:
-        raise UsageError("check-model: one of --prompt, --prompt-file and --tokens expected, several given")
+    if prompt is not None and tokens is not None:
+        raise UsageError("check-model: --prompt or --tokens expected, both given")
     arch = architecture_of(model)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
     state = ["llama.cpp decodes on its CPU"]
@@ -89,11 +86,11 @@ def check_model(
     with Progress().of(lambda: state[0]):
         flash_attn = known is None or known.flash_attn
         with closing(_load(model, arch, cpu, flash_attn, 10 * isolation.time_limit)) as voice:
-            asked = _prompt(voice, prompt, prompt_file, tokens)
+            asked = _prompt(voice, prompt, tokens)
             played, case = voice.record(asked, decode)
             words = voice.words([*asked, *played.tokens])
             text = None if text_file is None else _text(voice, text_file)
-            check = Check(model, case, asked, played, _device, isolation, float64_time, text, output, shrink_time)
+            check = Check(model, case, asked, played, _device, isolation, budget * SHARE, text, output, budget * SHARE)
             check.say = lambda words: state.__setitem__(0, words)
             _begin(asked, words, played, case)
             with closing(check):
@@ -122,7 +119,7 @@ def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: flo
     try:
         return Voice(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
     except UsageError as e:
-        known = "conform capture --list shows the architectures that it knows, --lib BUILD takes another llama.cpp"
+        known = "conform capture lists the architectures that it knows, --lib BUILD takes another llama.cpp"
         hint = "is the file whole?" if arch in architectures() else known
         raise UsageError(f"{model}: {e}; {hint}" if "cannot load" in str(e) else f"{model}: {e}") from None
 
@@ -133,15 +130,13 @@ def _device(spec: Spec) -> Device:
     return found if found.device else Device(found.name, found.lib, "CPU", found.environment)
 
 
-def _prompt(voice: Voice, prompt: str | None, file: Path | None, tokens: str | None) -> list[int]:
+def _prompt(voice: Voice, prompt: str | None, tokens: str | None) -> list[int]:
     """The tokens of the prompt that the user gave, or of a short one; UsageError if it cannot be read."""
     if tokens is not None:
         try:
             return [int(t) for t in tokens.split(",")]
         except ValueError:
             raise UsageError(f"--tokens {tokens[:40]!r}: numbers joined by commas expected, such as 1,15,7") from None
-    if file is not None:
-        prompt = _utf8(file)
     if prompt is None and not voice.has_words:
         return [t % voice.n_vocab for t in range(1, MADE_UP + 1)]
     return voice.tokens(PROMPT if prompt is None else prompt)

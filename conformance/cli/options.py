@@ -64,7 +64,7 @@ def _record(text: str) -> Path:
     return Path(text)
 
 
-def _backends(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+def complete_backend(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Installed names for the shell; no adapter is imported for it."""
     return [n for n in registry.names() if n.startswith(begun)]
 
@@ -144,7 +144,7 @@ def _simple(kind: object, text: str) -> str | float:
 
 
 BACKEND = Option("--backend", "backends", "Repeatable; default: every installed one that is available.",
-                 metavar="NAME[?KEY=VALUE]", repeatable=True, complete=_backends)  # fmt: skip
+                 metavar="NAME[?KEY=VALUE]", repeatable=True, complete=complete_backend)  # fmt: skip
 CONFIG = Option("--config", "config_path", "Names of backends; default: conformance.toml, if it is here.",
                 ExistingFile, "FILE")  # fmt: skip
 WAIVERS = Option("--waivers", "waivers_path",

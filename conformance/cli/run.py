@@ -115,7 +115,7 @@ def run(
     backend that was named (or that is here, where a whole level runs), 5 stopped by --budget or Ctrl-C: see
     docs/exit-codes.md.
     """
-    cases = [c for f in files for c in read_cases(f)] + _imported(test_files)
+    cases = [c for f in files for c in read_cases(f)] + _ops(test_files)
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))
     if workers and (chosen.files or chosen.stage or (chosen.against and chosen.base)):
         raise UsageError("--workers: cases travel as ids: no FILES, --test-file, --stage or --against NAME")
@@ -175,26 +175,13 @@ def _wait_for_debugger(spec: Spec, processes: Sequence[int]) -> None:
         pass
 
 
-def _imported(files: Sequence[str]) -> list[Case]:
-    """The cases of test files, `FILE` or `FILE@BUILD`, the build whose numbers of ops it has; the wheel's by default. A
-    line that no case can say is left out, and printed.
-    """
+def _ops(files: Sequence[str]) -> list[Case]:
+    """Read the cases of files of test-backend-ops."""
     if not files:
         return []
-    from conformance.cli.exchange import read_test_file  # noqa: PLC0415  # loads a library
-    from conformance.suite.exchange.build import case_of  # noqa: PLC0415  # as above
+    from .testfile import read  # noqa: PLC0415  # loads a library
 
-    cases: dict[str, Case] = {}
-    for text in files:
-        path, _, build = (text, "", "") if Path(text).is_file() else text.partition("@")
-        for found in read_test_file(Path(path), build):
-            try:
-                case = case_of(found)
-            except UsageError as e:
-                line(f"{path}: left out: {e}", err=True)
-            else:
-                cases.setdefault(case.id, case)
-    return list(cases.values())
+    return read(files)
 
 
 class Execution:

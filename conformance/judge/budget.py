@@ -5,7 +5,7 @@ The rows of the table are in the declarations of the ops (`ggml.ops.op.Rounding`
 The expected value is computed in the backend's *declared* arithmetic, so a tolerance covers rounding only: of float32
 sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
 errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
-docs/suite/tolerances.md gives the tolerances that have another reason than rounding.
+docs/suite.md gives the tolerances that have another reason than rounding.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _DISTANCE_QUANTISED = 5e-4
 def _distance(node: Tensor) -> tuple[float, str]:
     """Return NMSE and reason between two arithmetics: at least four times the measured one.
 
-    For quantised weights it is what ggml's own tests allow (docs/suite/tolerances.md).
+    For quantised weights it is what ggml's own tests allow (docs/suite.md).
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":

@@ -5,7 +5,7 @@ has the tolerance of the chain (`Chain`). There are two kinds of error. Float32 
 node and grows a little. Rounding to a coarser type (activations to Q8_0, K to an F16 cache) is a staircase: two correct
 backends whose values differ in the last bit may take different steps, and then round everything that follows
 independently. So a chain is either right to float32, or off by about the size of its roundings (measurements:
-docs/suite/tolerances.md).
+docs/suite.md).
 """
 
 from __future__ import annotations

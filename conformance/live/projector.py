@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import cast, get_args
 
 import numpy as np
 
@@ -148,6 +149,15 @@ def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", ty
             raise UsageError(f"libmtmd ended its process: {' / '.join(e.lines[-3:]) or e.how}") from None
         finally:
             worker.close()
+
+
+def medium_of(case_id: str) -> tuple[str, Medium, str]:
+    """Return projector, medium and type of the matrices of an id such as `projector/mlp-do=media-odd@1`."""
+    name, do, w = _read(case_id)
+    medium = do.removeprefix("media-")
+    if medium not in get_args(Medium):
+        raise UsageError(f"{case_id}: do=media-{{{'|'.join(get_args(Medium))}}} expected, {do} found")
+    return name, cast("Medium", medium), w
 
 
 def prepare(folder: Path, name: str, type_w: str = "f32") -> Load:

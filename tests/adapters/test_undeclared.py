@@ -19,7 +19,7 @@ from conformance.run.session.precision import undeclared
 
 pytestmark = needs_wheel
 CASE = "ops/FLASH_ATTN_EXT-f32+q8_0-q=64x9x4,k=64x32x2,mask=32x9@641"
-LEARN = "conform learn 'faulty-ggml?fault=gpu rounds' -o CARD.toml"
+LEARN = "conform precision 'faulty-ggml?fault=gpu rounds' -o CARD.toml"
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_device_that_declares_nothing_is_judged_by_upstreams_limits(
     """An NMSE of 1e-6 in FLASH_ATTN_EXT is a GPU's rounding and ggml's CPU's fault; 2.5e-3 is a fault of both."""
     ran = conform("run", "--backend", f"faulty-ggml?fault={fault}", "--case", CASE, env=library)
     assert ran.returncode == code, ran.stdout + ran.stderr
-    assert ("conform learn" in ran.stdout) is advised, ran.stdout
+    assert ("conform precision" in ran.stdout) is advised, ran.stdout
     assert fault != "gpu rounds" or LEARN in ran.stdout, ran.stdout
 
 

@@ -97,7 +97,7 @@ def test_an_empty_or_absent_card(tmp_path: Path) -> None:
 def test_a_card_is_of_one_device() -> None:
     """A later version of the library may be held against it, another device not."""
     CARD.check(DeviceInfo("ggml", CARD.device, "a device", {"ggml": "99"}), "card.toml")
-    with pytest.raises(UsageError, match="conform learn"):
+    with pytest.raises(UsageError, match="conform precision"):
         CARD.check(DeviceInfo("ggml", CARD.device, "another device"), "card.toml")
 
 
@@ -151,7 +151,7 @@ def test_the_adapter_takes_a_card(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="do not go with it"):
         open_backend(Spec("ggml", (("card", str(path)), ("products", "f16"))))
     path.write_text(CARD.to_toml(), encoding="utf-8")
-    with pytest.raises(UsageError, match="conform learn"):
+    with pytest.raises(UsageError, match="conform precision"):
         open_backend(Spec("ggml", (("card", str(path)),)))
 
 
@@ -159,10 +159,10 @@ def test_a_card_is_printed(tmp_path: Path) -> None:
     """What rounds, what is allowed, what is no rounding; a broken file is one line and exit code 2."""
     path = tmp_path / "card.toml"
     path.write_text(CARD.to_toml(), encoding="utf-8")
-    done = CliRunner().invoke(main, ["card", str(path)])
+    done = CliRunner().invoke(main, ["precision", str(path)])
     assert done.exit_code == 0
     assert "q4_0+f32@9" in done.output
     assert "operands f16, sums f16x2" in done.output
     assert "no rounding: SUM-f32: half of it is missing" in done.output
     path.write_text("op = 1", encoding="utf-8")
-    assert CliRunner().invoke(main, ["card", str(path)]).exit_code == 2
+    assert CliRunner().invoke(main, ["precision", str(path)]).exit_code == 2

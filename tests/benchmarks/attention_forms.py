@@ -1,4 +1,4 @@
-"""Forms of attention to compare, with any batch, tokens and cells: what each costs stands in docs/openvino/forms.md.
+"""Forms of attention to compare, with any batch, tokens and cells: docs/measurements/attention.md.
 
 `f(c, heads, q, k, v, mask, sinks)`: q (batch, heads, tokens, size), k and v (batch, kv_heads, kv, size or size_v),
 sinks (1, heads, 1, 1), all float32; gives (batch, heads, tokens, size_v). The batch may be dynamic, and differ from 1.

@@ -1,4 +1,4 @@
-"""The tables of `docs/openvino/forms.md`: `python tests/benchmarks/attention_table.py --into docs/openvino/forms.md`.
+"""Write the tables: `python tests/benchmarks/attention_table.py --into docs/measurements/attention.md`.
 
 Each attention form, compiled with static and with dynamic shapes, decoding and taking a prompt: the least time of one
 layer in many runs, the memory that running it took beyond the compiled model and its inputs, whether scores and softmax

@@ -343,8 +343,8 @@ def test_a_library_that_is_no_ggml_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_refused(tmp_path: Path) -> None:
-    """`conform builds` ends with 1 where no build fits, in one line each, without a traceback."""
-    command = [sys.executable, "-m", "conformance.cli", "builds", str(tmp_path / "absent"), str(tmp_path)]
+    """`conform list builds` ends with 1 where no build fits, in one line each, without a traceback."""
+    command = [sys.executable, "-m", "conformance.cli", "list", "builds", str(tmp_path / "absent"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     *lines, last = done.stdout.splitlines()

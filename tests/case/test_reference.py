@@ -162,9 +162,9 @@ def test_a_recording_of_a_model_file(tmp_path: Path) -> None:
     """Recorded by reference the case is the same, smaller by its weights, and passes on ggml."""
     model, whole, light = (str(tmp_path / n) for n in ("m.gguf", "whole.gguf", "light.gguf"))
     run = CliRunner()
-    assert run.invoke(main, ["make-model", "--arch", "llama", "--set", "block_count=1", "-o", model]).exit_code == 0
+    assert run.invoke(main, ["capture", "llama", "--model", "--set", "block_count=1", "-o", model]).exit_code == 0
     for path, how in ((whole, "embedded"), (light, "reference")):
-        done = run.invoke(main, ["capture", model, "-o", path, "--weights", how, "--decode", "1"])
+        done = run.invoke(main, ["capture", model, "-o", path, "--weights", how, "--run", "p5.d1"])
         assert done.exit_code == 0, done.output
     assert "weights are in m.gguf" in done.output
     a, b = casefile.read_one(whole), casefile.read_one(light)
@@ -179,8 +179,6 @@ def test_a_recording_of_a_model_file(tmp_path: Path) -> None:
 
 def test_only_a_model_file_can_be_referred_to(tmp_path: Path) -> None:
     """`--arch` has no file that weights could stay in."""
-    done = CliRunner().invoke(
-        main, ["capture", "--arch", "llama", "--weights", "reference", "-o", str(tmp_path / "a.gguf")]
-    )
+    done = CliRunner().invoke(main, ["capture", "llama", "--weights", "reference", "-o", str(tmp_path / "a.gguf")])
     assert done.exit_code == 2
     assert "only with a model file" in done.output

@@ -81,14 +81,14 @@ def test_show_prints_and_draws(tmp_path: Path) -> None:
 
 def test_cases_lists_ids() -> None:
     """`cases` prints ids and nothing else, so that a shell can use them."""
-    result = _conform("cases", "--family", "ops", "--level", "smoke")
+    result = _conform("list", "cases", "--family", "ops", "--level", "smoke")
     assert result.output.split() == list(FAMILIES["ops"].ids("smoke"))
 
 
 def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
     """Every installed backend stands in the table; ggml's own version is in it."""
     out = tmp_path / "b.json"
-    result = _conform("backends", "--json", str(out))
+    result = _conform("list", "backends", "--json", str(out))
     assert result.exit_code == 0
     document = json.loads(out.read_text())["backends"]
     assert {"cpu", "ggml", "openvino-stateless"} <= set(document)
@@ -126,7 +126,7 @@ def test_a_file_that_is_no_case_is_one_line(tmp_path: Path) -> None:
         _one_line(_conform(command, str(path)))
     capture = tmp_path / "x.json"
     capture.write_text("[1, 2")
-    _one_line(_conform("import-capture", str(capture), "-o", str(tmp_path / "y.gguf")))
+    _one_line(_conform("capture", str(capture), "-o", str(tmp_path / "y.gguf")))
     assert not (tmp_path / "y.gguf").exists()
 
 
@@ -223,7 +223,7 @@ def test_a_shell_completes_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for folder in ("pypi/a==1.0", "pypi/b==2.0", "npm/@a+b@3.0"):
         (cache() / folder).mkdir(parents=True)
-    for words in (["builds"], ["build", "test"], ["build", "test", "x", "--against"]):
+    for words in (["list", "builds"], ["build", "test"], ["build", "test", "x", "--against"]):
         complete = ShellComplete(main, {}, "conform", "_C").get_completions
         assert [(i.value, i.type) for i in complete(words, "pypi:a")] == [("pypi:a==1.0", "plain"), ("pypi:a", "file")]
         assert "npm:@a/b@3.0" in [i.value for i in complete(words, "npm:")]
@@ -256,7 +256,7 @@ def test_progress_is_for_terminals() -> None:
 
 def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """`show -o` into a folder that is not there or takes no files: exit code 2, nothing left beside it."""
-    cases = CliRunner().invoke(main, ["cases", "--family", "ops"]).output.split()
+    cases = CliRunner().invoke(main, ["list", "cases", "--family", "ops"]).output.split()
     case_id = cases[0]
     for path in (tmp_path / "absent" / "x.svg", Path("/proc/x.svg")):
         done = CliRunner().invoke(main, ["show", case_id, "-o", str(path)])

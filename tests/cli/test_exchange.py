@@ -126,20 +126,27 @@ def test_ops_that_ggml_would_not_make_are_refused() -> None:
         ("ops/ADD-f32+f32-a=10x5,b=10x5@1", ""),
     ],
 )
-def test_what_the_program_compares_though_nobody_wrote_it_is_said(tmp_path: Path, case_id: str, says: str) -> None:
+def test_what_the_program_compares_though_nobody_wrote_it_is_said(case_id: str, says: str) -> None:
     """Rows that SET_ROWS leaves, what lies behind a source with gaps, roots of what is below 0; and nothing else."""
-    done = CliRunner().invoke(main, ["test-file", "export", case_id, "-o", str(tmp_path / "ops.txt")])
+    done = CliRunner().invoke(main, ["list", "cases", case_id, "--format", "test-file"])
     assert done.exit_code == 0, done.output
     assert says in done.output
     assert bool(says) is ("1 nodes, " in done.output)
 
 
-def test_export_and_run_from_the_shell(tmp_path: Path) -> None:
-    """What one command writes the other runs, on any backend."""
-    path = str(tmp_path / "ops.txt")
-    wrote = CliRunner().invoke(main, ["test-file", "export", "ops/ROPE-f32-ne=64x3x4,n_dims=32*", "-o", path])
+def test_what_one_command_writes_the_other_runs(tmp_path: Path) -> None:
+    """On any backend; and lines of the program's output, whatever stands around a name."""
+    path = tmp_path / "ops.txt"
+    wrote = CliRunner().invoke(main, ["list", "cases", "ops/ROPE-f32-ne=64x3x4,n_dims=32*", "--format", "test-file"])
     assert wrote.exit_code == 0, wrote.output
-    ran = CliRunner().invoke(main, ["run", "--backend", "cpu", "--test-file", path, "-q"])
+    path.write_text(wrote.stdout)
+    ran = CliRunner().invoke(main, ["run", "--backend", "cpu", "--test-file", str(path), "-q"])
     assert ran.exit_code == 0, ran.output
-    none = CliRunner().invoke(main, ["test-file", "export", "ops/NOTHING-*", "-o", path])
+    name = "SOFT_MAX_BACK(type=f32,ne=[16,16,1,1],scale=1.000000,max_bias=0.000000)"
+    path.write_text(f"Testing 1 devices\n  {name}: \x1b[1;31mFAIL\x1b[0m\n  SQR(type=f99): OK\n  1/2 tests passed\n")
+    copied = CliRunner().invoke(main, ["run", "--backend", "cpu", "--test-file", str(path)])
+    assert (copied.exit_code, "1 PASS" in copied.output) == (0, True), copied.output
+    assert "left out: case 'tbo/SQR(type=f99)@0'" in copied.output
+    assert CliRunner().invoke(main, ["run", "--backend", "cpu", "--case", f"tbo/{name}"]).exit_code == 0
+    none = CliRunner().invoke(main, ["list", "cases", "ops/NOTHING-*", "--format", "test-file"])
     assert (none.exit_code, "matches 'ops/NOTHING-*'" in none.output) == (2, True)

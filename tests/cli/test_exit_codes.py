@@ -175,7 +175,7 @@ def test_an_interrupted_run_is_incomplete(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_in_any_command_is_incomplete(tmp_path: Path) -> None:
-    """Click would end with 1, as failures do: `conform cases` interrupted while it works ends with 5."""
+    """Click would end with 1, as failures do: `conform list cases` interrupted while it works ends with 5."""
     code = (
         "import conformance.testrun as c; from conformance.cli import main\n"
         "def stop(*_, **__): raise KeyboardInterrupt\n"

@@ -66,7 +66,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _learn(path: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["learn", "interrupted-device", "-o", str(path), *words])
+    return CliRunner().invoke(main, ["precision", "interrupted-device", "-o", str(path), *words])
 
 
 def _interrupt() -> None:
@@ -108,7 +108,7 @@ def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
         "t.registry.provide('interrupted-device', t.Device); checks.plain = lambda _: t.KEYS;"
         "t.Device.ends = staticmethod(lambda: os.kill(os.getpid(), signal.SIGKILL)); main(sys.argv[1:])"
     )
-    words = ["learn", "interrupted-device", "-o", str(path)]
+    words = ["precision", "interrupted-device", "-o", str(path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ran = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, timeout=120, check=False)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
@@ -120,7 +120,7 @@ def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
 def test_a_time_that_is_over_leaves_a_card_to_go_on_with(tmp_path: Path) -> None:
     """No key begins after it; exit code 5, and how many keys are left."""
     path = tmp_path / "card.toml"
-    ended = _learn(path, "--minutes", "1e-9")
+    ended = _learn(path, "--budget", "0.000001s")
     assert (ended.exit_code, Device.ran) == (5, []), ended.output
     assert "4 of 4 keys are not measured" in ended.output
     assert not path.exists()

@@ -91,7 +91,7 @@ def test_backends(patch: Patch) -> None:
     info = SimpleNamespace(device=EVIL, description=EVIL, versions={EVIL: EVIL})
     patch("cases.probe", _returns(SimpleNamespace(info=info, buffer_types=[SimpleNamespace(name=EVIL)])))
     patch("cases.describe", _returns({}))
-    _conform("backends", "--backend", "cpu")
+    _conform("list", "backends", "cpu")
 
 
 def test_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_history(patch: Patch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["run", "--backend", EVIL], ["cases", "--case", EVIL], ["show", EVIL], ["run", "--shard", EVIL]]
+    "words", [["run", "--backend", EVIL], ["list", "cases", EVIL], ["show", EVIL], ["run", "--shard", EVIL]]
 )
 def test_errors(words: list[str]) -> None:
     """A wrong word of the command line comes back in one line."""

@@ -62,7 +62,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         cases = [word for case in KNOWN for word in ("--case", case)]
         _in_process(f"conform run --backend ggml {shlex.join(cases)} --json run.json --save-failures kept")
-        _in_process("conform make-model --arch llama -o tiny.gguf")
+        _in_process("conform capture llama --model -o tiny.gguf")
         _in_process("conform history import run.json --store history.sqlite")
     (folder / "ops.txt").touch()
     for night in ("nights", "nightly/2026-11-21"):
@@ -218,10 +218,12 @@ def test_options_in_the_text_exist() -> None:
 
 
 def test_the_numbers_of_cases_in_the_readme_are_true() -> None:
-    """`--level smoke|standard|full`: as many as `conform cases` lists."""
+    """`--level smoke|standard|full`: as many as `conform list cases` lists."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"which cases: ([\d,]+), ([\d,]+) or ([\d,]+) of them", text)
-    listed = [_in_process(f"conform cases --level {level}")[1].count("\n") for level in ("smoke", "standard", "full")]
+    listed = [
+        _in_process(f"conform list cases --level {level}")[1].count("\n") for level in ("smoke", "standard", "full")
+    ]
     assert [int(n.replace(",", "")) for n in shown] == listed
 
 
@@ -300,7 +302,7 @@ def test_a_word_without_a_stand_in_and_a_program_without_a_class_are_noticed() -
 
 def test_what_a_run_does_otherwise_than_shown_is_noticed() -> None:
     """Another exit code and another output are each a sentence with the place; the same is none."""
-    c = Command("README.md", 7, "console", "conform cases", ("a", "…"))
+    c = Command("README.md", 7, "console", "conform list cases", ("a", "…"))
     assert _held(c, (0, "a\nb\n")) == ""
     assert "README.md:7" in _held(c, (0, "b\n"))
     assert "exit code 1, 0 expected" in _held(c, (1, "a\nb\n"))

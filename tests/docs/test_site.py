@@ -26,6 +26,10 @@ else:
     import tomli as tomllib
 
 PACKAGES = ("mkdocs", "material", "mkdocstrings", "mkdocstrings_handlers")
+MANUAL = [p for p in sorted((ROOT / "docs").rglob("*.md")) if "measurements" not in p.parts]
+PAGES, WORDS, README = 26, 24_800, 800
+"""At most; they go down with each page that is merged, towards 25 and 25,000."""
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 LOCK = ROOT / "ci" / "site-requirements.txt"
 needs_mkdocs = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES),
@@ -87,7 +91,7 @@ def test_every_document_is_a_page_with_all_of_its_code(site: Path) -> None:
         text = "".join(_Page(path).text)
         for block in blocks(document):
             assert all(line.strip() in text for line in block.lines), f"{document}:{block.line}"
-    assert "conform golden verify|update" in "".join(_Page(site / "index.html").text)
+    assert "--level smoke|standard|full" in "".join(_Page(site / "index.html").text)
 
 
 @needs_mkdocs
@@ -136,3 +140,27 @@ def test_the_lock_of_the_site_is_within_the_ranges() -> None:
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)])
     assert len(re.findall(r"(?m)^[\w.-]+==", text)) == len(re.findall(r"(?m)^[\w.-]+==.*\\\n +--hash=sha256:", text))
     assert "://" not in text
+
+
+def test_the_manual_is_short() -> None:
+    """The pages that users read, measurements apart, are few and have few words."""
+    assert len(MANUAL) <= PAGES
+    assert sum(len(p.read_text(encoding="utf-8").split()) for p in MANUAL) <= WORDS
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= README
+
+
+def test_links_lead_somewhere() -> None:
+    """Each file that a page links to exists, and so does the heading."""
+    wrong = []
+    for page in (ROOT / d for d in DOCUMENTS):
+        for file, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+            other = (page.parent / file).resolve() if file else page
+            if not other.exists() or (anchor and other.suffix == ".md" and anchor not in _anchors(other)):
+                wrong.append(f"{page.name}: {file}#{anchor}")
+    assert wrong == []
+
+
+def _anchors(page: Path) -> set[str]:
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
+    heads = (re.sub(r"[`*\[\]]|\([^)]*\)", "", h).strip().lower() for h in re.findall(r"(?m)^#+ (.*)", text))
+    return {re.sub(r"[^\w\- ]", "", h).replace(" ", "-") for h in heads}

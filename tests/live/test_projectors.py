@@ -219,7 +219,7 @@ def test_a_projector_that_ends_its_process_costs_its_cases(monkeypatch: pytest.M
 def test_what_it_computes_is_a_case(name: str, steps: int, tmp_path: Path) -> None:
     """A step for each chunk, weights as seeds, and right to the reference in float64 and to ggml, node by node."""
     file = tmp_path / "case.gguf"
-    result = CliRunner().invoke(main, ["capture", "--projector", name, "-o", str(file)])
+    result = CliRunner().invoke(main, ["capture", f"projector/{name}-do=media-odd@1", "-o", str(file)])
     assert result.exit_code == 0, result.output
     assert file.stat().st_size < 40_000_000
     case = casefile.read_one(file)
@@ -230,14 +230,13 @@ def test_what_it_computes_is_a_case(name: str, steps: int, tmp_path: Path) -> No
     assert ran.output.count("1 PASS") == 2
 
 
-def test_a_recording_has_one_source() -> None:
-    """A model file, an architecture or a projector."""
-    both = CliRunner().invoke(main, ["capture", "--arch", "llama", "--projector", "mlp", "-o", "x.gguf"])
-    assert (both.exit_code, "--projector NAME expected" in both.output) == (2, True)
-    idle = CliRunner().invoke(main, ["capture", "--projector", "mlp", "--real", "-o", "x.gguf"])
-    assert (idle.exit_code, "--real: not with --projector" in idle.output) == (2, True)
-    wrong = CliRunner().invoke(main, ["capture", "--projector", "nothing", "-o", "x.gguf"])
-    assert (wrong.exit_code, "projector 'nothing' is unknown" in wrong.output) == (2, True)
+@pytest.mark.parametrize(
+    ("name", "says"), [("mlp-do=media-turn", "media-odd"), ("nothing-do=media-odd", "projector 'nothing' is unknown")]
+)
+def test_a_recording_is_of_one_medium(name: str, says: str) -> None:
+    """A relation and an unknown projector are refused."""
+    done = CliRunner().invoke(main, ["capture", f"projector/{name}@1", "-o", "x.gguf"])
+    assert (done.exit_code, says in done.output) == (2, True), done.output
 
 
 # --- planted bugs

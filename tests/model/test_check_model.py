@@ -42,7 +42,7 @@ DECODE = 4
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of llama in Q8_0: llama.cpp rounds activations."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    made = CliRunner().invoke(main, ["make-model", "--arch", "llama", "--type", "q8_0", "-o", str(path)])
+    made = CliRunner().invoke(main, ["capture", "llama", "--model", "--weight-type", "q8_0", "-o", str(path)])
     assert made.exit_code == 0, made.output
     return path
 
@@ -262,7 +262,7 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         (tmp_path / "none", "there is no such file"),
         (text, "convert_hf_to_gguf.py"),
         (short, "whole"),
-        (strange, "conform capture --list"),
+        (strange, "conform capture"),
     ):
         ran = CliRunner().invoke(main, ["check-model", str(path), "--backend", "ggml"])
         assert (ran.exit_code, words in ran.output, ran.output.count("\n")) == (2, True, 1), ran.output

@@ -21,7 +21,7 @@ PROBE = "probe: asked for beside every other node, "
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of llama in Q4_1."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    made = CliRunner().invoke(main, ["make-model", "--arch", "llama", "--type", "q4_1", "-o", str(path)])
+    made = CliRunner().invoke(main, ["capture", "llama", "--model", "--weight-type", "q4_1", "-o", str(path)])
     assert made.exit_code == 0, made.output
     return path
 
@@ -50,7 +50,7 @@ def test_a_node_is_named_only_where_it_is_wrong_alone(
     model: Path, library: dict[str, str], fault: str, code: int, said: str
 ) -> None:
     """Right logits are right, with the probe as a note; a wrong node is named; else the probe says why none is."""
-    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--shrink-time", "0")
+    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--budget", "9m")
     ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     probed = fault != "none" and said != "wrong from layer 0 on: RMS_NORM"
@@ -69,7 +69,7 @@ def test_a_small_error_is_no_culprit_of_a_large_one(
     model: Path, library: dict[str, str], fault: str, code: int, said: str
 ) -> None:
     """An embedding that is off by little is a note beside what is far off, also where that cannot be located."""
-    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--shrink-time", "0")
+    call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--budget", "9m")
     ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     noted = "over its budget, by too little to explain the result: GET_ROWS embd" in ran.stdout

@@ -216,9 +216,9 @@ def test_a_broken_adapter_is_told_of_and_in_nobodys_way() -> None:
 
 @pytest.mark.parametrize(("at", "how"), [("constructor", "sysexit"), ("info", "own")])
 def test_backends_lists_what_is_broken(at: str, how: str) -> None:
-    """`conform backends` says why it is not available; `conform run` that names it ends with 2 and that sentence."""
+    """`conform list` says why it is not available; `conform run` that names it ends with 2 and that sentence."""
     named = f"hostile?at={at}&how={how}"
-    listed = CliRunner().invoke(main, ["backends", "--backend", "cpu", "--backend", named])
+    listed = CliRunner().invoke(main, ["list", "backends", "cpu", named])
     assert listed.exit_code == 0, listed.output
     assert "not available" in listed.output
     ran = CliRunner().invoke(main, ["run", "--backend", named, "--case", "ops/ADD*"])

@@ -101,7 +101,7 @@ def test_an_installed_name_has_a_level_and_waivers(here: Path) -> None:
 def test_a_wrong_word_is_one_line(text: str, says: str) -> None:
     """Whatever is wrong with the file is one line that names it, the table and the key, and exit code 2."""
     _write(text)
-    result = _conform("backends", "--backend", "cpu")
+    result = _conform("list", "backends", "cpu")
     assert result.exit_code == 2
     lines = result.output.strip().splitlines()
     assert len(lines) == 1
@@ -124,7 +124,7 @@ def test_a_library_is_loaded_only_for_a_backend_that_is_named(here: Path) -> Non
     settings.load(None)
     assert parse_specs([]) == [Spec(n) for n in registry.names()]
     listed = here / "b.json"
-    result = _conform("backends", "--json", str(listed))
+    result = _conform("list", "backends", "--json", str(listed))
     assert result.exit_code == 0, result.output
     assert json.loads(listed.read_text())["backends"]["x"] == {"opened": False, "adapter": "ggml"}
     _, lacking = available([Spec("x")])

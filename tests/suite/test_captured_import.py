@@ -264,7 +264,7 @@ def test_captures_that_are_missing_stop_nothing_else(monkeypatch: pytest.MonkeyP
     result = CliRunner().invoke(main, ["run", "--backend", "cpu", "--family", "gqa", "--family", "captured"])
     assert result.exit_code == 2
     assert len(result.output.strip().splitlines()) == 1
-    result = CliRunner().invoke(main, ["cases"])
+    result = CliRunner().invoke(main, ["list", "cases"])
     assert result.exit_code == 0
     assert "captured: not run: no case files in" in result.stderr
 

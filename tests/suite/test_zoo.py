@@ -136,9 +136,11 @@ def test_model_files_are_recorded(tmp_path: Path) -> None:
     """A model that `make-model` wrote is loaded by llama.cpp; its case has its weights and passes on ggml."""
     model, path = str(tmp_path / "m.gguf"), str(tmp_path / "c.gguf")
     run = CliRunner()
-    made = run.invoke(main, ["make-model", "--arch", "llama", "--set", "block_count=1", "--type", "q8_0", "-o", model])
+    made = run.invoke(
+        main, ["capture", "llama", "--model", "--set", "block_count=1", "--weight-type", "q8_0", "-o", model]
+    )
     assert made.exit_code == 0, made.output
-    options = ["--sequences", "2", "--flash-attn", "off", "--unified-kv", "--cache-type", "f32", "--decode", "1"]
+    options = ["--sequences", "2", "--flash-attn", "off", "--cache-type", "f32", "--run", "p5.d1"]
     assert run.invoke(main, ["capture", model, "-o", path, *options]).exit_code == 0
     replayed = run.invoke(main, ["repro", path, "--backend", "ggml"])
     assert replayed.exit_code == 0, replayed.output
@@ -148,15 +150,15 @@ def test_model_files_are_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "nonsense"], "architecture 'nonsense' is unknown"),
-        (["--arch", "clip"], "clip does not run: an image encoder"),
-        (["--arch", "llama", "--set", "embedding_length=7"], "llama.cpp ended its process"),
-        (["--arch", "llama", "--set", "block_count"], "KEY=VALUE expected"),
-        (["--arch", "llama", "--run", "p5.fly"], "'fly' found"),
-        (["--arch", "llama", "--run", "at9.d1"], "cannot start with made-up caches"),
-        (["--arch", "llama", "--run", "p300"], "a batch of 300 tokens, where there are 256 cells"),
-        (["--arch", "mamba", "--run", "p9.back3.d1"], "cannot forget"),
-        ([], "a model file, or --arch NAME"),
+        (["nonsense"], "architecture 'nonsense' is unknown"),
+        (["clip"], "clip does not run: an image encoder"),
+        (["llama", "--set", "embedding_length=7"], "llama.cpp ended its process"),
+        (["llama", "--set", "block_count"], "KEY=VALUE expected"),
+        (["llama", "--run", "p5.fly"], "'fly' found"),
+        (["llama", "--run", "at9.d1"], "cannot start with made-up caches"),
+        (["llama", "--run", "p300"], "a batch of 300 tokens, where there are 256 cells"),
+        (["mamba", "--run", "p9.back3.d1"], "cannot forget"),
+        (["zoo/llama@0", "--nodes", "1"], "--nodes: only with a model file or an architecture"),
     ],
 )
 def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -169,7 +171,7 @@ def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: list[str], messa
 
 def test_the_list_says_what_runs() -> None:
     """Every architecture stands in it, at least 110 run, and each other has its reason."""
-    done = CliRunner().invoke(main, ["capture", "--list"])
+    done = CliRunner().invoke(main, ["capture"])
     assert done.exit_code == 0
     match = re.search(r"(\d+) of (\d+) run", done.output)
     assert match is not None

@@ -246,7 +246,7 @@ def _flash_attn_ext_axes(w: AxisContext, t: Tensor) -> Axes:
     return at(2, queries)
 
 
-# -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino/forms.md) ----------------------
+# -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino.md) ----------------------
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
     """Return a cache as the model's variable `name`, grown by `new` each run, and its Assign.
 

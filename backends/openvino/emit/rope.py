@@ -164,7 +164,7 @@ def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
     return reshape(c, tile(c, reshape(c, table, (1, *shape)), (n3, *shape)), (n3 * shape[0], shape[1]))
 
 
-# -- the two forms that the CPU plugin fuses to one RoPE layer (docs/openvino/forms.md) -------------------------------
+# -- the two forms that the CPU plugin fuses to one RoPE layer (docs/openvino.md) -------------------------------
 def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_size: int, n_dims: int) -> Value:
     """Rotate channels i and i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
 

@@ -1,4 +1,4 @@
-"""Measure how a device rounds and write its card (docs/cards.md).
+"""Measure how a device rounds and write its card (docs/precision.md).
 
 Plain cases of the family `ops` run on the device: one node over contiguous leaves, with more cases for products. For
 each key (`key_of`) the card gets the known rounding whose reference is nearest to the device's results. The remaining

@@ -16,7 +16,7 @@ def undeclared(arithmetic: Arithmetic) -> bool:
 
 def advice(spec: Spec) -> str:
     """How to measure the precision of the device behind `spec`, in one line."""
-    learn = shell(["conform", "learn", str(spec), "-o", CARD])
+    learn = shell(["conform", "precision", str(spec), "-o", CARD])
     judged = shell(["--backend", str(Spec(spec.name, (*spec.options, ("card", CARD))))])
     return (
         f"{spec} declares no precision, so it is judged by the limits of test-backend-ops (max_nmse_err). Measure it "

@@ -4,7 +4,7 @@
 decoder (`arch`, and keys of a decoder), or for those that apply to any graph, such as `renamed` and `memory`, with
 `graph=random` or `graph=alias` a graph of that family (its keys), with `graph=tbo` one by its name there, with
 `graph=product` a matrix product (keys of `weight_placement`); `after` takes the keys of the family `alias`.
-docs/suite/relations.md describes each.
+docs/suite.md describes each.
 """
 
 from __future__ import annotations

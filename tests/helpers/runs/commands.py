@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from click.testing import Result as Ended
 
 NAMES: dict[str, tuple[str, ...]] = {
-    "backends": ("backends",),
+    "backends": ("list", "backends"),
     "backtest": ("build", "backtest"),
     "bisect": ("build", "bisect"),
-    "builds": ("builds",),
-    "cases": ("cases",),
+    "builds": ("list", "builds"),
+    "cases": ("list", "cases"),
     "check-model": ("check-model",),
     "gate": ("perf", "gate"),
     "golden-update": ("golden", "update"),

@@ -1,0 +1,141 @@
+"""`conform list`: backends, cases and builds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from conformance.backend import registry
+from conformance.backend.interface import describe
+from conformance.builds.build import Build, DeviceOf, probe
+from conformance.case.case import JSON
+from conformance.cli.cases import read_cases
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.outcome import Outcome, Why
+from conformance.report.runfile import write_json
+from conformance.run.session import select
+from conformance.run.session.environment import header
+from conformance.suite.family import LEVELS
+from conformance.testrun import Chosen
+
+from . import options
+from .options import chosen, json_option, settings_here
+from .output import leave, line, table
+
+
+def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str] | list[CompletionItem]:
+    """For the shell: what the first word asks for."""
+    if ctx.params.get("what") == "builds":
+        return options.complete_build(ctx, param, begun)
+    of = options.complete_case if ctx.params.get("what") == "cases" else options.complete_backend
+    return of(ctx, param, begun)
+
+
+@click.command("list")
+@click.argument("what", type=click.Choice(["backends", "cases", "builds"]), default="backends")
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE|BUILD]…", shell_complete=_complete)
+@chosen(options.CONFIG, options.FAMILY, options.LEVEL)
+@click.option("--format", "form", type=click.Choice(["ids", "test-file"]), default="ids", show_default=True,
+              help="Of cases: their ids, or ops for test-backend-ops.")  # fmt: skip
+@click.option("--lib", metavar="BUILD", default="", help="Whose numbers of ops; default: the wheel's.")
+@click.option("-o", "--output", type=options.File, metavar="FILE", help="Write ops for test-backend-ops to FILE.")
+@json_option
+def list_(
+    what: str, names: Sequence[str], chosen: Chosen, form: str, lib: str, output: Path | None, json_path: Path | None
+) -> None:
+    """List backends (default), case ids or builds of llama.cpp.
+
+    NAME is a backend, GLOB matches case ids, FILE holds cases, BUILD is a folder, a library, an archive, an installed
+    distribution, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1: no BUILD can be tested.
+    """
+    if what == "cases":
+        _cases(names, chosen, lib if form == "test-file" else None, output, json_path)
+    elif what == "builds":
+        _builds(names, json_path)
+    else:
+        _backends(names, json_path)
+
+
+def _backends(names: Sequence[str], json_path: Path | None) -> None:
+    """Print what executes for each backend, its versions and buffer types, or why it is not available."""
+    rows: list[Sequence[str]] = []
+    document: dict[str, JSON] = {}
+    for spec in select.parse_specs(names):
+        try:
+            about = select.probe(spec)
+        except UnavailableError as e:
+            rows.append((str(spec), "not available", str(e), ""))
+            document[str(spec)] = {"available": False, "reason": str(e)}
+            continue
+        info, buffers = about.info, about.buffer_types
+        versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
+        kinds = ", ".join(b.name for b in buffers)
+        rows.append((str(spec), info.device, f"{info.description} ({versions})", kinds))
+        document[str(spec)] = {"available": True, **describe(info), "buffer_types": [describe(b) for b in buffers]}
+    for name, named in ({} if names else registry.defined()).items():
+        by = f"{named.adapter}, by {settings_here().path}; opened where it is named"
+        rows.append((name, "not opened", by, ""))
+        document[name] = {"opened": False, "adapter": named.adapter}
+    table(rows, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40])
+    if json_path:
+        write_json(json_path, {"schema": 1, "backends": document})
+
+
+def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path | None, json_path: Path | None) -> None:
+    """Print case ids, smallest first within a family, or, with `lib`, ops in the numbers of that build."""
+    own = [c for name in names if Path(name).is_file() for c in read_cases(Path(name))]
+    globs = [name for name in names if not Path(name).is_file()]
+    level = chosen.level or (LEVELS[0] if lib is None else LEVELS[-1])
+    ids = replace(chosen, globs=globs).at(level) if globs or not own else []
+    if lib is not None:
+        from .testfile import show  # noqa: PLC0415  # loads a library
+
+        show([*own, *map(select.build, ids)], lib, output)
+        return
+    ids = [*(c.id for c in own), *ids]
+    for i in ids:
+        line(i)
+    if json_path:
+        write_json(json_path, {"schema": 1, "cases": ids})
+
+
+def _builds(names: Sequence[str], json_path: Path | None) -> None:
+    """Print version, devices and features of each build, and what it lacks."""
+    if not names:
+        raise UsageError("list builds: BUILD expected, such as a folder of libraries or pypi:NAME==VERSION")
+    fit: list[Build] = []
+    refused: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        try:
+            fit.append(probe(name))
+        except UnavailableError as e:
+            refused[name] = str(e)
+    if fit:
+        table([row for b in fit for row in rows(b)], ["build", "ggml", "number", "llama.cpp", "devices"])
+    for build in fit:
+        line(f"{build.name}: features: {' '.join(build.features) or 'not told'}")
+        for sentence in build.left_out:
+            line(f"{build.name}: left out: {sentence}")
+    for name, why in refused.items():
+        line(f"{name}: refused: {why}")
+    if json_path:
+        results = [*(b.to_json() for b in fit), *({"name": n, "refused": why} for n, why in refused.items())]
+        write_json(json_path, {**header("builds"), "results": results})
+    leave(Outcome.of(Why.FAILED, [] if fit else ["none of these builds can be tested"]))
+
+
+def rows(build: Build) -> list[tuple[str, ...]]:
+    """Return a row for each device; what is true of all stands in the first."""
+    first = (build.name, build.ggml, build.number, "yes" if build.llama else "no")
+    texts = [spell(d) for d in build.devices] or ["none"]
+    return [(*(first if i == 0 else ("",) * len(first)), text) for i, text in enumerate(texts)]
+
+
+def spell(device: DeviceOf) -> str:
+    """Return a device as `Vulkan0 (CPU, in software): llvmpipe …`."""
+    software = ", in software" if device.software else ""
+    return f"{device.name} ({device.type}{software}): {device.description}"
