@@ -17,9 +17,10 @@ from typing import Any
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
-from conformance.causes.cause import Cause, assigned
+from conformance.causes.cause import assigned
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import printable
+from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
 from conformance.report.compare import Pair, Side
@@ -373,7 +374,7 @@ class TestRun:
 
     def _run(self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None]) -> list[Result]:
         at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-        with self.runner.within(limit):
+        with self.runner.deadline(limit):
             return self.runner.run(spec, group)
 
     def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> None:

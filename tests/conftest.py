@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conformance.run.shrink import lanes
+from conformance.run.shrink import workers
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("local", print_blob=True, deadline=None, suppress_health_check=_SLOW)
@@ -20,8 +20,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_lane() -> Iterator[None]:
+def _one_worker() -> Iterator[None]:
     """A search shrinks one case at a time: the other processors run other tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "MOST", 1)
+        patch.setattr(workers, "MOST", 1)
         yield

@@ -15,11 +15,11 @@ from conformance.case.case import Case
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.op import lay_out, set_param
 from conformance.ggml.tensor import VIEW_OPS, Tensor, computes, contiguous_nb
+from conformance.judge.cause import Condition
 from conformance.judge.verdict import Result
 from conformance.run.shrink import cuts, simplify
 from conformance.run.shrink.cuts import Recorded
 
-from .cause import Condition
 from .features import (
     BARE,
     BESIDE,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 
 from conformance.backend import registry
@@ -14,21 +15,24 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.cause import ALWAYS, Cause
+from conformance.judge.evidence import Fault
+from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
-from conformance.run.shrink.lanes import lanes
+from conformance.run.shrink.workers import shrink_workers
+from conformance.run.signature import innermost, signature_of
 from conformance.suite import ops
 
 from .bug_report import write_report
-from .cause import ALWAYS, Cause, in_order, unique_ids
+from .bug_report.proof import plain_devices
+from .cause import digest, in_order, unique_ids
 from .confirm import Seen, confirm
 from .failure import Failure, failure_of
 from .features import name_of
 from .group import Group, Nodes, cause_of
-from .live import of_live
 from .rank import count_architectures
 from .rule import Rule
 from .search import Search
@@ -71,7 +75,7 @@ def analyse(
             found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
-    return in_order([*(cause for cause, _ in found), *of_live(live)])
+    return in_order([*(cause for cause, _ in found), *_of_live(live)])
 
 
 def failing_backends(results: Sequence[Result]) -> set[str]:
@@ -106,10 +110,10 @@ def _of_backend(
     runner, beside = make(), None
     try:
         runner.backend(spec)
-        beside = lanes(spec, make)
+        beside = shrink_workers(spec, make)
         alone = [f for f in failures if not _after(f, seen)]
         left = end - time.monotonic()
-        groups = Search(runner, spec, nodes, seconds=left, progress=progress, lanes=beside).run(alone)
+        groups = Search(runner, spec, nodes, seconds=left, progress=progress, workers=beside).run(alone)
         groups += _poisoned(failures, seen)
         causes = unique_ids([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
         with _interruptible("how many architectures have such nodes is not known", progress):
@@ -158,12 +162,28 @@ def _words(group: Group, seen: Mapping[str, Seen]) -> str:
 def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Path) -> Cause:
     """Write the bug report and return `cause` with its folder."""
     case = group.proof.case
+    spec, result = _alone(case, group.proof.result, spec, runner)
     expectation = None
     with suppress(ConformanceError):  # without it there is no C++, and the folder says so
         expectation = runner.expectation(spec, case)
     info = runner.backend(spec).info()
-    path = write_report(folder, cause, case, group.proof.result, expectation=expectation, info=info)
+
+    def run(variant: Case) -> Result:
+        with runner.quick(locates=False, checks_stale_state=False):
+            return runner.run(spec, [variant])[0]
+
+    path = write_report(folder, cause, case, result, expectation=expectation, info=info, run=run)
     return replace(cause, folder=str(path))
+
+
+def _alone(case: Case, result: Result, spec: Spec, runner: Runner) -> tuple[Spec, Result]:
+    """Return the device of a scheduler that fails in the same way alone, and its result, else the scheduler's."""
+    for device in plain_devices(spec):
+        with suppress(ConformanceError):
+            found = runner.run(device, [case])[0]
+            if signature_of(found) == signature_of(result):
+                return device, found
+    return spec, result
 
 
 def _telling(results: Sequence[Result], failures: Sequence[Failure]) -> list[Result]:
@@ -194,3 +214,32 @@ def _case(result: Result) -> Case | None:
     with suppress(ConformanceError):
         return build(result.case)
     return None
+
+
+def _of_live(results: Sequence[Result]) -> list[Cause]:
+    """Return a cause for each way in which live families fail, which have no graph: by family, verdict and message."""
+    groups: dict[tuple[str, str, Verdict, str], list[str]] = {}
+    for r in results:
+        if r.verdict in _WRONG:
+            family = r.case.partition("/")[0]
+            groups.setdefault((r.backend, family, r.verdict, _message_of(r)), []).append(r.case)
+    causes = []
+    for (backend, family, verdict, message), cases in groups.items():
+        name = f"{family}-{digest(verdict, message)}"
+        sentence = f"{family}: {verdict}: {message} ({counted(len(cases), 'case')})"
+        rank = {"failed": len(cases)}
+        causes.append(Cause(name, sentence, backend, verdict, "", message, (), tuple(cases), rank=rank))
+    return sorted(causes, key=lambda c: (-len(c.cases), c.id))
+
+
+def _message_of(result: Result) -> str:
+    if result.error is not None:
+        return innermost(result.error)
+    where, signature = result.where, signature_of(result)
+    if where is None or signature is None:
+        return "wrong numbers"
+    finite = "" if result.nmse is None or isfinite(result.nmse) else ", not finite"
+    if where.fault is Fault.OUTPUT:
+        since = f"in {where.name}" if where.name else f"from {'a later' if where.step else 'the first'} step on"
+        return f"wrong numbers {since}{finite}"
+    return f"wrong numbers: {signature.op}, {signature.kind}"

@@ -41,7 +41,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,12 @@ from conformance.case.case import JSON
 from conformance.case.strict import Memory, expect, only, parse_json, parse_toml, read_text
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.text import printable
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.wrong import Wrong, is_wrong
 from conformance.report.runfile import write_text
 
-from .cause import Cause, Condition, Known
-from .same import in_words_of_today, same
+from .same import same
 
 HEAD = """\
 # Known failures. A run against this file fails where a cause is new or gone, where a known one hits more cases or
@@ -71,8 +71,28 @@ KNOWABLE = FAILURES - {Verdict.XPASS}
 _ADDRESS = re.compile(r"https?://\S+")
 
 
-KEYS = tuple(f.name for f in fields(Known))
+KEYS = ("id", "sentence", "backend", "verdict", "op", "message", "conditions", "reason", "link")
 """Keys required in each entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A cause as stored in a baseline: without its cases, which the runs have."""
+
+    cause: Cause
+    reason: str = ""
+    link: str = ""
+
+    @classmethod
+    def of(cls, cause: Cause, said: Known | None = None) -> Known:
+        """Make an entry for `cause`, with the reason and link of the earlier entry `said`."""
+        bare = replace(cause, cases=(), seen="", rank={}, folder=None)
+        return cls(bare) if said is None else cls(bare, said.reason, said.link)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Unique key in the file: id and backend."""
+        return self.cause.id, self.cause.backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +196,7 @@ class Baseline:
 
     def where(self, entry: Known) -> str:
         """Return the location of an entry, for messages."""
-        return f"{self.path}: cause {self.entries.index(entry) + 1} ({printable(entry.id)})"
+        return f"{self.path}: cause {self.entries.index(entry) + 1} ({printable(entry.cause.id)})"
 
     def unfilled(self) -> list[str]:
         """Return a message for each entry without a reason."""
@@ -188,7 +208,7 @@ class Baseline:
 
     def unseeing(self) -> list[str]:
         """Return a message if entries have no cases."""
-        if all(self.run_of(e.backend) for e in self.entries):
+        if all(self.run_of(e.cause.backend) for e in self.entries):
             return []
         missing = "whether a known cause hits more cases, or hits them harder, or cases no longer run"
         again = f"conform triage RUN.json --write-baseline {self.path}"
@@ -197,7 +217,7 @@ class Baseline:
     def renewed(self, causes: Sequence[Cause], runs: Sequence[Ran] = ()) -> Baseline:
         """Return the baseline of `causes` and `runs`; known causes retain reason and link."""
         said = {e.key: e for e in self.entries}
-        known = same(self.entries, causes)
+        known = same([e.cause for e in self.entries], causes)
         entries = (Known.of(c, said[known[key]] if (key := (c.id, c.backend)) in known else None) for c in causes)
         return Baseline(self.path, tuple(entries), tuple(runs))
 
@@ -212,8 +232,9 @@ class Baseline:
 
 
 def _table(entry: Known) -> str:
-    pairs = ", ".join(f"[{_quoted(c.key)}, {_quoted(c.value)}]" for c in entry.conditions)
-    values = {k: f"[{pairs}]" if k == "conditions" else _quoted(str(getattr(entry, k))) for k in KEYS}
+    pairs = ", ".join(f"[{_quoted(c.key)}, {_quoted(c.value)}]" for c in entry.cause.conditions)
+    words = {k: _quoted(str(getattr(entry if k in ("reason", "link") else entry.cause, k))) for k in KEYS}
+    values = {**words, "conditions": f"[{pairs}]"}
     return "".join(f"{k} = {v}\n" for k, v in values.items())
 
 
@@ -256,7 +277,7 @@ def _entries(text: str, path: str) -> tuple[tuple[Known, ...], list[dict[str, An
     places: dict[tuple[str, str], int] = {}
     for i, e in enumerate(entries):
         first = places.setdefault(e.key, i)
-        expect(first == i, f"{path}: cause {i + 1} id", f"another than that of cause {first + 1}", e.id)
+        expect(first == i, f"{path}: cause {i + 1} id", f"another than that of cause {first + 1}", e.cause.id)
     return entries, tables["run"]
 
 
@@ -274,8 +295,10 @@ def _known(table: dict[str, Any], where: str) -> Known:
     pairs = table.get("conditions")
     are_pairs = isinstance(pairs, list) and all(map(_is_pair, pairs))
     expect(are_pairs, f"{where} conditions", "a list of pairs of texts", pairs)
-    conditions = tuple(in_words_of_today(Condition(*pair)) for pair in table["conditions"])
-    return Known(**{**table, "verdict": Verdict(table["verdict"]), "conditions": conditions})
+    conditions = tuple(Condition(*pair) for pair in table["conditions"])
+    words = {k: table[k] for k in ("id", "sentence", "backend", "op", "message")}
+    cause = Cause(**words, verdict=Verdict(table["verdict"]), conditions=conditions, cases=())
+    return Known(cause, table["reason"], link)
 
 
 def _is_pair(value: object) -> bool:

@@ -1,43 +1,13 @@
-"""Causes of a run and of a baseline: unique ids, order, and the results that each explains."""
+"""Causes of a run: unique ids, order, and the results that each explains."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 
-from conformance.judge.cause import ALWAYS, ANY_OF, Cause, Condition
+from conformance.judge.cause import Cause
 from conformance.judge.verdict import FAILURES, Result, Verdict
-
-__all__ = ["ALWAYS", "ANY_OF", "Cause", "Condition", "Known", "assigned", "digest", "in_order", "unique_ids"]
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A cause as stored in a baseline."""
-
-    id: str
-    sentence: str
-    backend: str
-    verdict: Verdict
-    op: str
-    message: str
-    conditions: tuple[Condition, ...]
-    reason: str = ""
-    link: str = ""
-
-    @classmethod
-    def of(cls, cause: Cause, said: Known | None = None) -> Known:
-        """Make an entry for `cause`, with the reason and link of the earlier entry `said`."""
-        words = ("", "") if said is None else (said.reason, said.link)
-        return cls(
-            cause.id, cause.sentence, cause.backend, cause.verdict, cause.op, cause.message, cause.conditions, *words
-        )
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Unique key in the file: id and backend."""
-        return self.id, self.backend
 
 
 def unique_ids(causes: Sequence[Cause]) -> list[Cause]:

@@ -19,12 +19,11 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
+from conformance.judge.cause import ALWAYS
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
-
-from .cause import ALWAYS
 
 TRIES = 10
 """Tries of a case alone; at a failure probability of 0.3 all ten fail once in 170,000 times."""
@@ -213,7 +212,7 @@ class _Trial:
 
     def _harms(self, failure: Result, tail: Sequence[str], times: int) -> bool:
         """Return True if `tail` and `times` runs of the case kill a fresh process or fail as before."""
-        self._runner.renew()
+        self._runner.restart()
         return any(self._hurts(failure, i) for i in (*tail, *[failure.case] * times))
 
     def _hurts(self, failure: Result, case_id: str) -> bool:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
+from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, first
 from conformance.judge.verdict import EXECUTED, FAILURES, Missing, Result, Verdict, counted
 from conformance.judge.wrong import worse
 
-from .baseline import Baseline, Ran, Seen, Selection
-from .cause import Cause, Known
+from .baseline import Baseline, Known, Ran, Seen, Selection
 from .failure import is_flaky
 from .same import same
 
@@ -75,7 +75,7 @@ class Difference:
     def outcome(self) -> Outcome:
         """Return one reason per finding, with equal cases combined; no reasons if nothing differs."""
         new = (f"new: {_named(c)} (smallest case of {len(c.cases):,}: {c.smallest})" for c in self.new)
-        gone = (f"gone: {_named(e)}{f' ({e.reason})' if e.reason else ''}" for e in self.gone)
+        gone = (f"gone: {_named(e.cause)}{f' ({e.reason})' if e.reason else ''}" for e in self.gone)
         found = {Why.NEW: new, Why.GONE: gone, Why.WIDER: self._wider(), Why.COVERAGE: self._lost(),
                  Why.UNASKED: map(_unasked, self.unasked)}  # fmt: skip
         return sum((Outcome.of(why, texts) for why, texts in found.items()), Outcome())
@@ -90,7 +90,7 @@ class Difference:
             yield f"coverage lost on {backend}: {why}: {_listed([x.case for x in rows])}"
 
 
-def _named(cause: Cause | Known) -> str:
+def _named(cause: Cause) -> str:
     return f"{cause.id} on {cause.backend}, {cause.verdict}: {cause.sentence}"
 
 
@@ -135,7 +135,7 @@ def compare(
         selected: the `selection` of the run's document; if None, every baseline case without a result is lost.
     """
     rows, absent = list(results), list(missing)
-    known = same(baseline.entries, causes)
+    known = same([e.cause for e in baseline.entries], causes)
     there = set(known.values())
     new = {(c.id, c.backend) for c in causes} - known.keys()
     backends = dict.fromkeys((*(r.backend for r in rows), *(r.backend for r in baseline.runs)))
@@ -151,7 +151,7 @@ def compare(
     gone = (
         e
         for e in baseline.entries
-        if e.key not in there and (not rows or e.backend in executed_on) and not _hits(baseline, e) & uncompared
+        if e.key not in there and (not rows or e.cause.backend in executed_on) and not _hits(baseline, e) & uncompared
     )
     return Difference(
         tuple(c for c in causes if (c.id, c.backend) in new),
@@ -178,8 +178,8 @@ def _run(
 
 
 def _hits(baseline: Baseline, entry: Known) -> set[tuple[str, str]]:
-    ran = baseline.run_of(entry.backend)
-    return set() if ran is None else {(ran.backend, case) for case, s in ran.failed.items() if entry.id in s.causes}
+    ran, name = baseline.run_of(entry.cause.backend), entry.cause.id
+    return set() if ran is None else {(ran.backend, case) for case, s in ran.failed.items() if name in s.causes}
 
 
 def _wider(
@@ -190,7 +190,7 @@ def _wider(
     new: Collection[tuple[str, str]],
 ) -> Iterator[Wider]:
     """Yield failures that neither belong to a new cause nor match the baseline."""
-    ran, entries = baseline.run_of(backend), {e.key: e for e in baseline.entries}
+    ran, entries = baseline.run_of(backend), {e.key: e.cause for e in baseline.entries}
     for case, r in run.results.items():
         key = (r.cause or "", backend)
         if r.verdict not in FAILURES or key in new:
@@ -202,7 +202,7 @@ def _wider(
             yield Wider(backend, case, why, entry.id if entry else "")
 
 
-def _why(ran: Ran, was: Seen | None, r: Result, entry: Known | None, entries: Mapping[tuple[str, str], Known]) -> str:
+def _why(ran: Ran, was: Seen | None, r: Result, entry: Cause | None, entries: Mapping[tuple[str, str], Cause]) -> str:
     """Return how a failing case differs from the baseline; empty if it does not."""
     if was is None:
         return f"{r.verdict} where it passed" if r.case in ran.passed else f"{r.verdict}, not known to fail"

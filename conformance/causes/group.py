@@ -17,15 +17,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from conformance.case.case import Case
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
+from conformance.run.signature import innermost, said
 from conformance.suite.relations import claim
 
 from .ablate import Needs
-from .cause import Cause, Condition, digest
+from .cause import digest
 from .failure import Failure, Kind, is_flaky, size
 from .features import OP, TYPE, Features, features, nodes_of
 from .rule import Rule, common, is_size, meets, property_of
+from .wording import sentence
 
 JOINED = 0.8
 """Minimum share of failures that a joint rule must retain, relative to each rule alone."""
@@ -38,14 +41,6 @@ UNSEEN = "not looked at (time limit), and not of the one cause that is known of 
 """Messages of groups of failures whose cause is unknown."""
 _OF_NO_NODE = (Fault.STALE, Fault.EARLIER, Fault.HANDOVER, Fault.GRAPH, "relation ")
 """Message prefixes of failures without a single failing node."""
-SAID: dict[str, str] = {
-    Fault.STALE: "stale state of the backend",
-    Fault.EARLIER: "stale state of the backend, or chance",
-    Fault.GRAPH: "each node alone is right",
-    Fault.HANDOVER: "between two devices of a scheduler",
-    Fault.OUTPUT: "an output, first wrong node unknown",
-}
-"""Kind of wrong numbers -> its text in the summary."""
 
 
 class Nodes:
@@ -203,9 +198,13 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     result, rule = group.proof.result, group.rule
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(rule)
+    verdict, message = group.kind
+    if result.error is not None and message == innermost(result.error):
+        message = said(result.error)
+    of_nodes = passed if rule.ops else None
     return Cause(
         _id(group, backend),
-        _sentence(group, len(failed), passed),
+        sentence(rule.conditions, verdict, message, len(failed), of_nodes, group.unsure),
         backend,
         result.verdict,
         rule.ops[0] if len(rule.ops) == 1 else "",
@@ -223,17 +222,6 @@ def _id(group: Group, backend: str) -> str:
     name = "+".join(ops[:2]) if ops and (group.is_flaky or len(ops) < SEVERAL) else group.kind[0]
     told = sorted(map(str, group.rule.says)) + list(ops) if group.is_flaky else []
     return f"{name}-{digest(backend.partition('?')[0], *group.kind, *told)}"
-
-
-def _sentence(group: Group, failed: int, passed: int) -> str:
-    rest = ", ".join(str(c) for c in group.rule.conditions if c.key != OP)
-    verdict, message = group.kind
-    said = ", ".join(SAID.get(word, word) for word in message.split(", "))
-    said = f"wrong results{f' ({said})' if said else ''}" if verdict == Verdict.FAIL else f"{verdict}: {said}"
-    what = ", ".join(group.rule.ops) or "a case as a whole"
-    unsure = f"; {group.unsure} of them put here at the time limit" if group.unsure else ""
-    right = f", {passed} pass" if group.rule.ops else ""
-    return f"{what}: {said}{f' with {rest}' if rest else ''} ({failed} fail{unsure}{right})"
 
 
 def relation_rule(name: str) -> Rule:

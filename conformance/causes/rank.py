@@ -13,11 +13,11 @@ from pathlib import Path
 
 import conformance
 from conformance.case.leftover import write_whole
+from conformance.judge.cause import Cause
 from conformance.run.session.select import build
 from conformance.run.session.writeahead import default_folder
 from conformance.suite import FAMILIES
 
-from .cause import Cause
 from .features import OP, Features, features, nodes_of
 from .rule import Rule
 

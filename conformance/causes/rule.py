@@ -13,9 +13,9 @@ from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import I64
+from conformance.judge.cause import ANY_OF, Condition
 from conformance.run.shrink.simplify import TURNED, may_be_simpler, neutral, optional_sources, parameters_of, rank
 
-from .cause import ANY_OF, Condition
 from .features import (
     AND,
     BARE,

@@ -15,42 +15,15 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import product
 
+from conformance.judge.cause import ANY_OF, Cause
 from conformance.report.compare import Key
 
-from .cause import ANY_OF, Cause, Condition, Known
 from .failure import is_flaky
 from .features import BESIDE
 from .rule import Rule, property_of
 
-OLD_WORDS = (
-    ("a type=", "any operand.type="),
-    ("an operand shows=", "any operand.view of="),
-    ("an operand holds=", "any operand.holds="),
-    ("an operand's offset=", "any operand.offset view="),
-    ("an operand is written=", "any operand.written="),
-    (".shows=", ".view of="),
-    ("a part of ", "part of "),
-    (".offset=yes", ".offset view=yes"),
-    (".layout=rows apart", ".layout=strided rows"),
-    (".view=by no op", ".bare view=yes"),
-    (".written=by a node before, whose result it does not read", ".shared buffer=yes"),
-    ("beside=another node", f"{BESIDE}=yes"),
-    ("output=and read later", "output=read by another node"),
-    ("step=same shape", "step=same sizes as before"),
-)
-"""Text of a condition in an old baseline -> its current text."""
 
-
-def in_words_of_today(condition: Condition) -> Condition:
-    """Convert a condition written by an older version to the current names."""
-    text = said = f"{condition.key}={condition.value}"
-    for old, new in OLD_WORDS:
-        text = text.replace(old, new)
-    key, _, value = text.partition("=")
-    return Condition(key, value) if text != said else condition
-
-
-def same(before: Sequence[Cause | Known], after: Sequence[Cause | Known]) -> dict[Key, Key]:
+def same(before: Sequence[Cause], after: Sequence[Cause]) -> dict[Key, Key]:
     """Map the key of each cause in `after` to its match in `before`, if there is one."""
     old, new = ({(c.id, c.backend): c for c in causes} for causes in (before, after))
     found = {key: key for key in new if key in old}
@@ -65,7 +38,7 @@ def same(before: Sequence[Cause | Known], after: Sequence[Cause | Known]) -> dic
     return found
 
 
-def _likeness(a: Cause | Known, b: Cause | Known) -> float | None:
+def _likeness(a: Cause, b: Cause) -> float | None:
     """Return the similarity of two causes, from 0 to 2; None if they do not match."""
     flaky = is_flaky(a.verdict, a.message) and is_flaky(b.verdict, b.message)
     if (a.backend, a.verdict) != (b.backend, b.verdict) or (a.message != b.message and not flaky):

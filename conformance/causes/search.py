@@ -19,17 +19,17 @@ from operator import itemgetter
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
+from conformance.judge.cause import Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
-from conformance.run.shrink.lanes import Lanes
+from conformance.run.shrink.workers import ShrinkWorkers
 from conformance.run.signature import Signature
 from conformance.suite.relations import claim
 
 from . import ablate
 from .ablate import Needs
-from .cause import Condition
 from .failure import Failure, failure_of, size
 from .features import BESIDE, BLOCK, OP, TAIL, YES, features, nodes_of
 from .group import GONE, SEVERAL, UNSEEN, Apart, Group, Nodes, join_all, relation_rule
@@ -52,7 +52,7 @@ SPLITTING = 0.15
 
 
 class Search:
-    """Groups the failures of `spec` within `seconds`; `lanes` run cases in parallel, if given."""
+    """Groups the failures of `spec` within `seconds`; `workers` run cases in parallel, if given."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Search:
         seconds: float = 1800.0,
         progress: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
-        lanes: Lanes | None = None,
+        workers: ShrinkWorkers | None = None,
     ) -> None:
-        self._lanes = lanes
+        self._workers = workers
         self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
         self._whole_end = clock() + seconds
         self._end = self._whole_end - SPLITTING * seconds
@@ -150,7 +150,7 @@ class Search:
 
     def _run(self, case: Case, *, locates: bool = False) -> Result:
         """Return the result of one case in the current process."""
-        with self._runner.looking(locates=locates, tells_kept=False):
+        with self._runner.quick(locates=locates, checks_stale_state=False):
             return self._runner.run(self._spec, [case])[0]
 
     def _recorded(self, case: Case) -> cuts.Recorded:
@@ -287,14 +287,14 @@ class Search:
         Wrong numbers and memory corruption depend on what ran before, so a smallest case that passes alone is no proof.
         """
         if failure.is_flaky:
-            self._runner.renew()
-            if self._lanes is not None:
-                self._lanes.renew()
+            self._runner.restart()
+            if self._workers is not None:
+                self._workers.restart()
         left = self._end - self._clock()
         seconds = min(max(EACH, SHARE * left), left)
-        with self._runner.looking(locates=True, tells_kept=len(failure.case.steps) > 1 or not failure.is_flaky):
+        with self._runner.quick(locates=True, checks_stale_state=len(failure.case.steps) > 1 or not failure.is_flaky):
             small = shrink(
-                self._runner, self._spec, failure.case, time_budget=seconds, accept=outside, lanes=self._lanes
+                self._runner, self._spec, failure.case, time_budget=seconds, accept=outside, workers=self._workers
             )
         result = small.result if not failure.is_flaky and failure.at is not None else self._afresh(small.case)
         found = failure_of(small.case, result)
@@ -311,7 +311,7 @@ class Search:
 
     def _alone(self, failure: Failure) -> Failure | None:
         """Return how the case fails in a fresh process, a crash after some tries; None if it passes."""
-        self._runner.renew()
+        self._runner.restart()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
                 found = failure_of(failure.case, self._seen_alone(failure.case))
@@ -323,11 +323,11 @@ class Search:
 
     def _afresh(self, case: Case) -> Result:
         """Return the result of a case in a fresh process."""
-        self._runner.renew()
+        self._runner.restart()
         return self._seen_alone(case)
 
     def _seen_alone(self, case: Case) -> Result:
-        with self._runner.looking(locates=True, tells_kept=len(case.steps) > 1):
+        with self._runner.quick(locates=True, checks_stale_state=len(case.steps) > 1):
             return self._runner.run(self._spec, [case])[0]
 
     def _split(self, group: Group) -> None:

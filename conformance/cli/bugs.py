@@ -15,9 +15,10 @@ from conformance.case.case import Case
 from conformance.causes import baseline as known_failures
 from conformance.causes import difference
 from conformance.causes.analyse import analyse, failing_backends
-from conformance.causes.cause import Cause, assigned
+from conformance.causes.cause import assigned
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import shell
+from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import Result, counted
 from conformance.report import graphview

@@ -16,7 +16,7 @@ from conformance.ggml.errors import CaseFileError, ConformanceError
 from conformance.ggml.text import printable
 
 if TYPE_CHECKING:  # `--help` imports next to nothing
-    from conformance.causes.cause import Cause
+    from conformance.judge.cause import Cause
     from conformance.judge.outcome import Outcome
 
 CLOSED = 141

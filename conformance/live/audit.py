@@ -146,7 +146,7 @@ class Auditor:
         """Run once; a failure runs again in a fresh process, since an earlier case may have damaged this one. Neither
         looks for something that was kept, in two more processes.
         """
-        with self.runner.looking(locates=True, tells_kept=False):
+        with self.runner.quick(locates=True, checks_stale_state=False):
             return self._run(case, buffer)
 
     def _run(self, case: Case, buffer: int) -> Result:

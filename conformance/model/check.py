@@ -29,8 +29,8 @@ from conformance.judge.evidence import to_json
 from conformance.judge.judge import Judged
 from conformance.live.llama import Device
 from conformance.process.memory import resident
-from conformance.run.divergence import describe, sentence
 from conformance.run.isolation.isolate import Isolation, Workers, open_backend
+from conformance.run.locate import describe, sentence
 from conformance.run.oracle import Oracle
 
 from . import figures, graphs, locate

@@ -21,10 +21,9 @@ from conformance.judge.judge import Judged, judge_step
 from conformance.judge.text import STALE
 from conformance.report.runfile import write_text
 from conformance.report.snippet import cpp, python
-from conformance.run.blame import TOGETHER
-from conformance.run.divergence import OPS, Told, near_tie, sentence
 from conformance.run.execute import StepValues, execute
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.locate import OPS, TOGETHER, Probe, near_tie, sentence
 from conformance.run.runner import Runner
 from conformance.run.session import failures
 from conformance.run.shrink import shrink, size
@@ -166,9 +165,9 @@ def _off(backend: Backend, reference: Backend, run: StepRun) -> list[Judged]:
     return [j for j in _judge(bare, reference, _values(backend, bare)) if j.used > 1]
 
 
-def _told(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Judged]) -> Told:
+def _told(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Judged]) -> Probe:
     outputs = {(0, j.tensor) for j in off}
-    return Told(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, _bare(run.case))
+    return Probe(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, _bare(run.case))
 
 
 def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found, say: Say) -> Found | Sequence[Judged]:

@@ -16,9 +16,9 @@ from math import inf
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.causes.analyse import analyse
-from conformance.causes.cause import Cause
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import computes
+from conformance.judge.cause import Cause
 from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.isolation.isolate import Isolation

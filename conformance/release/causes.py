@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from conformance.backend.registry import Spec
-from conformance.causes.cause import Cause, in_order
+from conformance.causes.cause import in_order
+from conformance.judge.cause import Cause
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.report.compare import State
 from conformance.run.signature import innermost

@@ -8,8 +8,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from conformance.case.case import JSON
-from conformance.causes.cause import Cause, assigned
+from conformance.causes.cause import assigned
 from conformance.ggml.errors import UsageError
+from conformance.judge.cause import Cause
 from conformance.judge.verdict import Request
 from conformance.report.markdown import markdown
 from conformance.report.page import page

@@ -116,7 +116,7 @@ class Release:
         """
         slow: set[str] = set()
         try:
-            with self.it.runner.looking(locates=False, tells_kept=False):
+            with self.it.runner.quick(locates=False, checks_stale_state=False):
                 while (left := [w for w in self.work if w.left]) and self.clock() < end:
                     stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
                     for i, works in enumerate(stages):

@@ -10,7 +10,7 @@ import base64
 import math
 import textwrap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -24,7 +24,17 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.fields import c_enum
 from conformance.ggml.ops.op import DECLARATIONS, Form, Longs
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import FIELDS, FLAG_PARAM, ZERO_PARAMS, Bytes, Tensor, computes, nelements
+from conformance.ggml.tensor import (
+    FIELDS,
+    FLAG_PARAM,
+    VIEW_OPS,
+    ZERO_PARAMS,
+    Bytes,
+    Tensor,
+    computes,
+    contiguous_nb,
+    nelements,
+)
 from conformance.ggml.types import F32, GGMLType
 
 Argument = Tensor | GGMLType | float | int | bool | str | tuple[int, ...] | None
@@ -246,51 +256,61 @@ LONGEST = 400
 """Characters of an id or a name that are kept."""
 
 
-def cpp(case: Case, name: str = "test_shrunk", max_nmse: float | None = None) -> str:
-    """`struct NAME : public test_case` with vars(), build_graph and initialize_tensors, and the line that adds it;
-    with `max_nmse` the error that it allows is another than ggml's default.
+def cpp(
+    case: Case,
+    name: str = "test_shrunk",
+    *,
+    max_nmse: float | None = None,
+    drawn: Collection[Tensor] = (),
+    copies: Tensor | None = None,
+) -> str:
+    """Return `struct NAME : public test_case` for ggml's tests/test-backend-ops.cpp, and the line that adds it.
 
-    That file runs one graph and compares every node of it on two backends, so the steps of a case stand in one graph,
-    one after the other, and where several results are to be seen their sums are added up at the end.
+    That file runs one graph, so the steps of a case stand in one graph, one after the other. A graph of several nodes
+    runs as a whole, and its results are compared.
+
+    Args:
+        case: what it builds.
+        name: of the struct.
+        max_nmse: allowed error; ggml's default if None.
+        drawn: leaves with that file's own random values instead of those of the case.
+        copies: the node that is compared with itself over contiguous copies of its sources, on one device.
     """
     names: dict[Tensor, str] = {}
     leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
+    if sum(data.nbytes for t, data in leaves.items() if t not in drawn) > MOST_DATA:
+        drawn = leaves  # too many for a source file
     body = []
     for t in leaves:
         names[t] = f"x{len(names)}"
-        body.append(f"ggml_tensor * {names[t]} = {cpp_leaf(t)};  // {plain(t.name)}")
-        body.append(f'ggml_set_name({names[t]}, "{names[t]}");')
-        if t.flags & FLAG_PARAM:
-            body.append(f"ggml_set_param({names[t]});")
-    body += _cpp_nodes(case, names)
-    drawn = sum(data.nbytes for data in leaves.values()) > MOST_DATA
-    if drawn:
-        init = ["for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {"]
-        init += ["    init_tensor_uniform(t);  // the case's own values are too many for a source file", "}"]
-    else:
-        init = [line for t, data in leaves.items() for line in _cpp_data(names[t], data)]
-    return "\n".join(
-        [
-            f"// {plain(case.id)}",
-            f"struct {name} : public test_case {{",
-            "    std::string vars() override {",
-            f'        return "{plain(case.id)}";',
-            "    }",
-            "",
-            *([] if max_nmse is None else [f"    double max_nmse_err() override {{ return {max_nmse!r}; }}", ""]),
-            "    ggml_tensor * build_graph(ggml_context * ctx) override {",
-            *(f"        {line}" for line in body),
-            "    }",
-            "",
-            "    void initialize_tensors(ggml_context * ctx) override {",
-            *(f"        {line}" for line in init),
-            "    }",
-            "};",
-            "",
-            f"// in make_test_cases_eval(): test_cases.emplace_back(new {name}());",
-            "",
+        body.append(f"ggml_tensor * {names[t]} = {cpp_leaf(t)};{f'  // {plain(t.name)}' if t.name else ''}")
+        body += [] if t in drawn else [f'ggml_set_name({names[t]}, "{names[t]}");']
+        body += [f"ggml_set_param({names[t]});"] if t.flags & FLAG_PARAM else []
+    whole = sum(computes(n) and n.op not in VIEW_OPS for s in case.steps for n in s.graph) > 1
+    body += _cpp_nodes(case, names, whole=whole, copies=copies)
+    init = [line for t, data in leaves.items() if t not in drawn for line in _cpp_data(names[t], t, data)]
+    allowed = [] if max_nmse is None else [f"double max_nmse_err() override {{ return {max_nmse!r}; }}"]
+    if copies is not None:
+        allowed = [
+            "double err(const float * a, const float *, size_t) override { return a[0]; }",
+            "bool run_whole_graph() override { return true; }",
+            f'std::string op_desc(ggml_tensor *) override {{ return "{copies.op}"; }}',
         ]
-    )
+    elif whole:
+        allowed += [
+            "std::vector<ggml_tensor *> outs;",
+            "bool run_whole_graph() override { return true; }",
+            "std::vector<ggml_tensor *> fusion_test_nodes() override { return outs; }",
+        ]
+    init = ["void initialize_tensors(ggml_context * ctx) override {", "    test_case::initialize_tensors(ctx);",
+            *(f"    {line}" for line in init), "}"] if init else []  # fmt: skip
+    parts = (
+        [f'std::string vars() override {{ return "{plain(case.id)}"; }}'], allowed,
+        ["ggml_tensor * build_graph(ggml_context * ctx) override {", *(f"    {line}" for line in body), "}"], init,
+    )  # fmt: skip
+    inside = [f"    {line}" for part in parts for line in part]
+    end = f"// in make_test_cases_eval(): test_cases.emplace_back(new {name}());"
+    return "\n".join([f"struct {name} : public test_case {{", *inside, "};", end, ""])
 
 
 def plain(text: str) -> str:
@@ -305,7 +325,7 @@ def cpp_leaf(t: Tensor, context: str = "ctx") -> str:
     return f"ggml_new_tensor_4d({context}, {_cpp_type(t.type)}, {', '.join(map(str, t.ne))})"
 
 
-def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
+def _cpp_nodes(case: Case, names: dict[Tensor, str], *, whole: bool, copies: Tensor | None) -> Iterator[str]:
     sinks: list[Tensor] = []
     for k, step in enumerate(case.steps):
         for i, t in enumerate(step.graph):
@@ -314,7 +334,14 @@ def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
             for s, root in named_views(t, f"{k}_{i}", names):
                 yield f"ggml_tensor * {names[s]} = ggml_view_tensor(ctx, {root});"
             yield from cpp_node(t, names)
+            if t is copies:
+                yield from _against_copies(t, names)
+                return
+            if whole and t in step.outputs and t not in _unread(step):
+                yield f"ggml_set_output({names[t]});"
         sinks += results(step)
+    if whole:
+        yield f"outs = {{ {', '.join(names[t] for t in sinks)} }};"
     if len(sinks) == 1:
         yield f"return {names[sinks[0]]};"
         return
@@ -326,10 +353,28 @@ def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
     yield f"return out{len(sinks) - 1};"
 
 
+def _against_copies(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
+    """Yield the same node over contiguous copies, and the squared difference of both as the result."""
+    yield "// the same over contiguous copies"
+    also = dict(names)
+    for i, s in enumerate(t.src):
+        if s is not None and s.nb != contiguous_nb(s.type, s.ne):
+            also[s] = f"c{i}"
+            yield f"ggml_tensor * c{i} = ggml_cont(ctx, {names[s]});"
+    also[t] = "same"
+    yield from cpp_node(t, also)
+    one, other = (n if t.type is F32 else f"ggml_cast(ctx, {n}, GGML_TYPE_F32)" for n in (names[t], "same"))
+    yield f"return ggml_sum(ctx, ggml_sqr(ctx, ggml_sub(ctx, {one}, {other})));  // 0 if both are equal"
+
+
 def results(step: Step) -> list[Tensor]:
     """The nodes whose values are to be seen: outputs, and what no other node reads."""
-    read = {s for n in step.graph for s in n.src if s is not n}
-    return [t for t in step.graph if computes(t) and (t not in read or t in step.outputs)]
+    unread = _unread(step)
+    return [t for t in step.graph if computes(t) and (t in unread or t in step.outputs)]
+
+
+def _unread(step: Step) -> set[Tensor]:
+    return set(step.graph) - {s for n in step.graph for s in n.src if s is not n}
 
 
 def cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
@@ -394,6 +439,14 @@ def cpp_bytes(name: str, data: Bytes) -> Iterator[str]:
     yield "};"
 
 
-def _cpp_data(name: str, data: Bytes) -> Iterator[str]:
-    yield from cpp_bytes(name, data)
-    yield f'ggml_backend_tensor_set(ggml_get_tensor(ctx, "{name}"), {name}.data(), 0, {name}.size());'
+def _cpp_data(name: str, t: Tensor, data: Bytes) -> Iterator[str]:
+    kind = {"f32": "float", "i32": "int32_t", "i64": "int64_t"}.get(t.type.name)
+    values = data.view(t.type.dtype) if kind and t.type.dtype is not None else data
+    if kind and data.any() and np.isfinite(values).all():
+        spelled = ", ".join(f"{x}f" if kind == "float" else str(x) for x in values)
+        yield f"const std::vector<{kind}> {name} = {{"
+        yield from (f"    {line}" for line in textwrap.wrap(spelled, 100))
+        yield "};"
+    else:
+        yield from cpp_bytes(name, data)
+    yield f'ggml_backend_tensor_set(ggml_get_tensor(ctx, "{name}"), {name}.data(), 0, {data.nbytes});'

@@ -7,7 +7,7 @@ demands is `case.demands`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from operator import eq, ge, le
@@ -18,13 +18,13 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.case.demands import COMPARISON, Demand, parse
 from conformance.ggml.arithmetic import EXACT, Arithmetic
-from conformance.ggml.tensor import Tensor, pack
+from conformance.ggml.tensor import Tensor
 from conformance.judge.evidence import Error, Fault
 from conformance.judge.judge import how_wrong, judge_step
 from conformance.judge.verdict import Result, Verdict
 
-from . import divergence, recorded
-from .execute import Execution, StepValues, computed_nodes
+from . import locate, recorded
+from .execute import Execution, computed_nodes
 from .oracle import Expectation, judge_steps
 from .session import select
 
@@ -53,7 +53,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
     wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
     if wrong is not None:
         alone = sum(len(s.graph) for s in case.steps) == 1 or _is_all(wrong.tensor, case)
-        where = divergence.describe(wrong, case, Fault.NODE if alone else Fault.UNLOCATED)
+        where = locate.describe(wrong, case, Fault.NODE if alone else Fault.UNLOCATED)
         ran = replace(ran, verdict=Verdict.FAIL, wrong=how_wrong((*beside, *judged)), where=where)
     elif case.demands and select.stage_of(spec) != select.RUN:
         ran = ran.noted(f"its demands are of a run, not of stage {select.stage_of(spec)}")
@@ -110,17 +110,6 @@ def steps_apply(case: Case) -> bool:
     return len(case.steps) > 1 and bool(case.caches()) and not recorded.is_free_running(case)
 
 
-def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) -> Iterator[StepValues]:
-    """What each step should give, started from the caches that a backend had after the step before, by `found`."""
-    caches = case.caches()
-    with reference.open(case) as session:
-        for k, step in enumerate(case.steps):
-            for t in caches if k else ():
-                session.write(t, found[k - 1].caches[t])
-            outputs = session.compute(step.graph, step.inputs, step.outputs)
-            yield StepValues(dict(outputs), {t: pack(session.read(t), t, 0) for t in caches})
-
-
 def judge_each_step(
     result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
 ) -> Result:
@@ -128,13 +117,13 @@ def judge_each_step(
     `reference`, which is not the backend under test, and that backend compute in `arithmetic`; BackendError if the
     reference failed.
     """
-    wanted = expected_steps(reference, case, execution.steps)
+    wanted = locate.expected_steps(reference, case, execution.steps)
     used = result.budget_used or 0.0
     for k, (want, got) in enumerate(zip(wanted, execution.steps, strict=True)):
         for judged in judge_step(case, k, want.all, got.all, arithmetic):
             used = max(used, judged.used)
             if judged.used > 1:
-                where = divergence.describe(judged, case, Fault.STATE)
+                where = locate.describe(judged, case, Fault.STATE)
                 wrong = replace(result, verdict=Verdict.FAIL, wrong=how_wrong([judged]), where=where, budget_used=used)
                 return wrong.noted("started from its own caches")
     return replace(result, budget_used=used)

@@ -28,7 +28,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.judge.wrong import Wrong
 from conformance.suite.batch import isolated_nodes
 
-from . import divergence
+from . import locate
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, Oracle
 
@@ -282,5 +282,5 @@ def _with_nodes(result: Result, judged: list[Judged], case: Case) -> Result:
         return result
     how = Wrong.worst(w for w in (result.wrong, how_wrong(judged)) if w is not None)
     fed = "recorded values" if has_nodes(case) else "the reference's values"
-    found = replace(result, verdict=Verdict.FAIL, wrong=how, where=divergence.describe(wrong, case), notes=())
+    found = replace(result, verdict=Verdict.FAIL, wrong=how, where=locate.describe(wrong, case), notes=())
     return found.noted(f"fed from {fed}")

@@ -47,7 +47,7 @@ from conformance.suite.relations.claim import (
     read,
 )
 
-from . import divergence
+from . import locate
 from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, execute_apart, nothing
 
 
@@ -285,7 +285,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[i
         if same.used > 1:
             names = [claim.runs[p[0].run].what + (f" ({variant})" if variant else "") for p in (left, right)]
             whole = replace(same, step=claim.runs[left[0].run].first + same.step)
-            where = divergence.describe(whole, case, Fault.GRAPH)
+            where = locate.describe(whole, case, Fault.GRAPH)
             wrong = replace(result, verdict=Verdict.FAIL, wrong=how_wrong([same]), where=where)
             said = f"{claim.says}: expected is what {names[0]} gives, found what {names[1]} gives"
             return wrong.noted(said), (left[0].run, right[0].run)

@@ -32,7 +32,7 @@ from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import blame, cost, divergence, judgement, live, recorded, relate, stored
+from . import cost, judgement, live, locate, recorded, relate, stored
 from .execute import Execution, StepValues, execute
 from .isolation.isolate import Isolation, Workers, open_backend
 from .oracle import Expectation, NoSecondOpinionError, Oracle, part
@@ -50,7 +50,7 @@ class Runner:
 
     locates = True
     """Whether a failing case runs again to find its first wrong node and its stage."""
-    tells_kept = True
+    checks_stale_state = True
     """Whether it also runs on the backend opened anew, to tell a kernel's fault from what the backend kept."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Runner:
         self._workers.close()
         self._end("the oracle", self.oracle)
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Close the backends; the next case opens them anew, where isolated in fresh processes."""
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
@@ -209,7 +209,7 @@ class Runner:
         return found
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def deadline(self, seconds: float) -> Iterator[None]:
         """While this lasts, no request to a backend may take longer; a shorter limit of its own holds."""
         self._workers.bound = seconds
         try:
@@ -218,14 +218,14 @@ class Runner:
             self._workers.bound = inf
 
     @contextmanager
-    def looking(self, *, locates: bool, tells_kept: bool) -> Iterator[None]:
+    def quick(self, *, locates: bool, checks_stale_state: bool) -> Iterator[None]:
         """While this lasts, look no closer at failures than this; opening a backend anew may take a second."""
-        before = self.locates, self.tells_kept
-        self.locates, self.tells_kept = locates and before[0], tells_kept and before[1]
+        before = self.locates, self.checks_stale_state
+        self.locates, self.checks_stale_state = locates and before[0], checks_stale_state and before[1]
         try:
             yield
         finally:
-            self.locates, self.tells_kept = before
+            self.locates, self.checks_stale_state = before
 
     def _results(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> dict[Case, Result]:
         results: dict[Case, Result] = {}
@@ -294,10 +294,10 @@ class Runner:
         for each node of `case`; ConformanceError if it cannot run that.
         """
         backend = self._opened(spec)
-        reference = self._other(spec, backend, case)
+        reference = self._referee(spec, backend, case)
         every = range(len(case.steps))
         ran = execute(backend, case, every_node=every).steps
-        return [(j.step, j.tensor) for j in divergence.divergent(ran, reference, case, every[-1])], ran
+        return [(j.step, j.tensor) for j in locate.divergent(ran, reference, case, every[-1])], ran
 
     def too_costly(self, cases: Sequence[Case]) -> str:
         """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
@@ -339,7 +339,7 @@ class Runner:
             self._replace_damaged(spec, case, result)
             if result.golden is Golden.DIFFERS and result.unlocated:
                 return result  # by the reference, the backend is right
-            stale = blame.is_stale(result)  # then the translation has it too
+            stale = locate.is_stale(result)  # then the translation has it too
             translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
             if translation is None:
                 return result
@@ -365,7 +365,7 @@ class Runner:
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
             if claim.applies(case):
-                tells = (self._tell_sides, self._side_failed) if self.locates and self.tells_kept else ()
+                tells = (self._tell_sides, self._side_failed) if self.locates and self.checks_stale_state else ()
                 return relate.judge(spec, backend, case, self._open, *tells)
             return self._judge(spec, backend, case)
         except ConformanceError as e:
@@ -415,18 +415,18 @@ class Runner:
                 result = recorded.judge_nodes(result, spec, backend, self.oracle, case)
         if result.verdict is Verdict.PASS and judgement.steps_apply(case) and not execution.opaque:
             try:
-                other = self._other(spec, backend, case)
+                other = self._referee(spec, backend, case)
                 result = judgement.judge_each_step(result, other, case, execution, expectation.arithmetic)
             except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
                 result = result.noted(f"step by step: not judged: {recorded.reason(e)}")
         if self.locates and result.verdict is Verdict.FAIL and result.unlocated:
             try:
                 reference = self.oracle.reference_in(backend.arithmetic_in(case))
-                result = divergence.locate(result, backend, reference, case, expectation, execution)
+                result = locate.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
-                known, why = (e.result, e.__cause__ or e) if isinstance(e, divergence.LocatingError) else (result, e)
+                known, why = (e.result, e.__cause__ or e) if isinstance(e, locate.LocatingError) else (result, e)
                 result = known.noted(f"the first wrong node was not found: {recorded.reason(why)}")
-        if self.locates and self.tells_kept and result.verdict is Verdict.FAIL:
+        if self.locates and self.checks_stale_state and result.verdict is Verdict.FAIL:
             try:
                 result = self._tell_kept(spec, backend, case, execution, result)
             except Exception as e:  # noqa: BLE001  # as above
@@ -439,18 +439,18 @@ class Runner:
         """
         if (found := _handover(backend, case)) is not None:
             return _with_handover(result, found)
-        other, arithmetic = self._other(spec, backend, case), backend.arithmetic_in(case)
-        anew = partial(self._anew, spec, arithmetic)
+        other, arithmetic = self._referee(spec, backend, case), backend.arithmetic_in(case)
+        fresh_backend = partial(self._fresh_backend, spec, arithmetic)
         if execution.opaque:
-            stale = blame.stale(anew, other, case, execution.steps, blame.replay(other, case), arithmetic)
+            stale = locate.stale(fresh_backend, other, case, execution.steps, locate.replay(other, case), arithmetic)
         else:
-            stale = blame.stale_state(anew, other, case, arithmetic)
+            stale = locate.stale_state(fresh_backend, other, case, arithmetic)
         if stale is not None and stale.fault is Fault.EARLIER and self._wrong_alone(spec, case, arithmetic):
             stale = None
         if stale is not None:
             return _with_stale(result, stale, case)
         together = result.where is not None and result.where.fault is Fault.GRAPH and not execution.opaque
-        return result.noted(blame.TOGETHER if together else "")
+        return result.noted(locate.TOGETHER if together else "")
 
     def _tell_sides(self, result: Result, sides: Sequence[relate.Side]) -> Result:
         """The same of the two runs of a relation that differ: the first that is wrong by what was kept says so."""
@@ -471,9 +471,9 @@ class Runner:
             return result
         try:
             backend, case = self._opened(side.spec), side.case
-            arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
-            right = blame.replay(other, case, side.before(other))
-            found = blame.stale_step(partial(self._anew, side.spec, arithmetic), case, error.step, right)
+            arithmetic, other = backend.arithmetic_in(case), self._referee(side.spec, backend, case)
+            right = locate.replay(other, case, side.before(other))
+            found = locate.stale_step(partial(self._fresh_backend, side.spec, arithmetic), case, error.step, right)
         except Exception as e:  # noqa: BLE001  # as in `_look_closer`
             return result.noted(f"{_UNTOLD}: {recorded.reason(e)}")
         return result if found is None else replace(result, where=found)
@@ -482,9 +482,11 @@ class Runner:
         backend, case = self._opened(side.spec), side.case
         if (found := _handover(backend, case, side.first)) is not None:
             return _with_handover(result, found)
-        arithmetic, other = backend.arithmetic_in(case), self._other(side.spec, backend, case)
-        right = blame.replay(other, case, side.before(other))
-        stale = blame.stale(partial(self._anew, side.spec, arithmetic), other, case, side.ran, right, arithmetic)
+        arithmetic, other = backend.arithmetic_in(case), self._referee(side.spec, backend, case)
+        right = locate.replay(other, case, side.before(other))
+        stale = locate.stale(
+            partial(self._fresh_backend, side.spec, arithmetic), other, case, side.ran, right, arithmetic
+        )
         if stale is None:
             return None
         return _with_stale(result, stale, case, side.first).noted(f"wrong in the run {side.what!r}")
@@ -494,7 +496,7 @@ class Runner:
         if not recorded.is_free_running(case):
             return False
         right = Result(case.id, str(spec), Verdict.PASS)
-        with self._anew(spec, arithmetic) as fresh:
+        with self._fresh_backend(spec, arithmetic) as fresh:
             return recorded.judge_nodes(right, spec, fresh, self.oracle, case).verdict is Verdict.FAIL
 
     def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
@@ -502,15 +504,15 @@ class Runner:
         result = _failed(error)
         if self.locates and result.verdict is not Verdict.VACUOUS and not self._is_known(spec, case, result.verdict):
             try:
-                anew = partial(self._anew, spec, backend.arithmetic_in(case))
-                found = blame.place(backend, anew, self._other(spec, backend, case), case, error)
+                fresh_backend = partial(self._fresh_backend, spec, backend.arithmetic_in(case))
+                found = locate.place(backend, fresh_backend, self._referee(spec, backend, case), case, error)
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
                 return result.noted(f"the node was not found: {recorded.reason(e)}")
             return result if found is None else replace(result, where=found)
         return result
 
     @contextmanager
-    def _anew(self, spec: Spec, arithmetic: Arithmetic) -> Iterator[Backend]:
+    def _fresh_backend(self, spec: Spec, arithmetic: Arithmetic) -> Iterator[Backend]:
         """The backend behind `spec`, opened once more; the reference in `arithmetic`."""
         backend = self._open(spec, own=False)
         try:
@@ -533,7 +535,7 @@ class Runner:
         """The arithmetic that a backend is tested in, whatever the case."""
         return (self.oracle.second_opinion() if resolve(spec).name == REFERENCE else backend).arithmetic()
 
-    def _other(self, spec: Spec, backend: Backend, case: Case) -> Backend:
+    def _referee(self, spec: Spec, backend: Backend, case: Case) -> Backend:
         """Who the backend is held against: the reference in its arithmetic, or for the reference the real ggml."""
         if resolve(spec).name == REFERENCE:
             return self.oracle.second_opinion()
@@ -543,11 +545,11 @@ class Runner:
 _UNTOLD = "whether something kept is at fault was not found"
 
 
-def _with_stale(result: Result, stale: blame.Stale, case: Case, first: int = 0) -> Result:
+def _with_stale(result: Result, stale: locate.Stale, case: Case, first: int = 0) -> Result:
     """`result` with what is at fault; `first`: where the steps of `case` begin in those of the result."""
     if stale.wrong is None:
         return replace(result, where=replace(result.where or Place(stale.fault), fault=stale.fault))
-    where = divergence.describe(stale.wrong, case, stale.fault)
+    where = locate.describe(stale.wrong, case, stale.fault)
     return replace(result, where=replace(where, step=first + stale.wrong.step))
 
 

@@ -104,9 +104,16 @@ def error_of(error: ConformanceError) -> Error:
 
 
 def innermost(error: Error) -> str:
-    """The innermost message of a failure: how a process died and the assertion among its last words, or the text that
-    nobody passed on; numbers and shapes are `#`.
-    """
+    """Return `said`, with `#` for numbers and shapes: equal for failures that differ in nothing else."""
+    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", _innermost(error))).split())[:_KEPT]
+
+
+def said(error: Error) -> str:
+    """Return the innermost message of a failure: how a process died and its assertion, or the text without wrappers."""
+    return " ".join(_innermost(error).split())[:_KEPT]
+
+
+def _innermost(error: Error) -> str:
     text = _PASSED_ON.sub("", error.words or error.message)
     if error.died:
         lines = error.words.split("\n")
@@ -114,5 +121,4 @@ def innermost(error: Error) -> str:
         said = DAMAGED if _DAMAGED.search(telling[0]) else _TENSOR.sub("", telling[0])
         text = f"{DIED} ({error.died}): {said}" if said else f"{DIED} ({error.died})"
     text = _WRAPPER.sub(lambda m: f"{m[1]}': " if m[1] is not None else "", text)
-    text = _NAMED.sub(lambda m: f"'{m[1]}'" if m[1] else "", _TYPED.sub(r"\1", _VALIDATED.sub(r"\1", text)))
-    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", text)).split())[:_KEPT]
+    return _NAMED.sub(lambda m: f"'{m[1]}'" if m[1] else "", _TYPED.sub(r"\1", _VALIDATED.sub(r"\1", text)))

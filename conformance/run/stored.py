@@ -29,7 +29,7 @@ from conformance.judge.compare import compare
 from conformance.judge.judge import Judged, how_wrong, judge_trajectory
 from conformance.judge.verdict import Golden, Result, Verdict
 
-from . import divergence
+from . import locate
 from .execute import Execution
 from .oracle import Expectation, Oracle
 from .recorded import arithmetic_of, is_free_running, requantises
@@ -164,7 +164,7 @@ def judge(
     whose = f"what {spec} gives" if pinned is None else "the recomputed reference"
     side = "both" if passed and not wrong else "the reference" if passed else "neither" if wrong else "the stored value"
     agrees = "the reference agrees with both" if pinned is None else f"{spec} agrees with {side}"
-    text = f"stored value differs from {whose}: {divergence.sentence(first, case)}; {agrees}"
+    text = f"stored value differs from {whose}: {locate.sentence(first, case)}; {agrees}"
     wrong_by = result.wrong or how_wrong([first])
     return _disagree(replace(result, wrong=wrong_by), f"{label(stored.file)}: {case.id}: {text}")
 

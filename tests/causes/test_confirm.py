@@ -15,9 +15,9 @@ from poison_adapter import flaky, installed, poisoned
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
-from conformance.causes.cause import ALWAYS
 from conformance.causes.confirm import DEADLY, FEW, SURE, TRIES, Seen, confirm, ran_before
 from conformance.ggml.errors import UsageError
+from conformance.judge.cause import ALWAYS
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.suite import ops
@@ -33,9 +33,9 @@ class Process:
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self.renew()
+        self.restart()
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Start another process."""
         self._ran: list[str] = []
 
@@ -50,7 +50,7 @@ class Process:
         self._ran.append(cases[0].id)
         result = Result(cases[0].id, str(spec), self._rule(self._ran))
         if result.verdict in DEADLY:
-            self.renew()
+            self.restart()
         return [result]
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.causes.baseline import Baseline, Selection, ran
-from conformance.causes.cause import Cause, Condition
 from conformance.causes.difference import Difference, compare
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import FAILURES, Missing, Result, Verdict
 from conformance.judge.wrong import Wrong
 

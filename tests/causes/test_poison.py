@@ -97,6 +97,6 @@ def test_damage_is_no_cause(runner: _Runner) -> None:
     assert {f.case.id for g in gone for f in g.failures} == {RIGHT}
     assert {f.case.id for f in fault.failures} == {WRONG}
     assert "b" in {c.key for c in fault.rule.conditions}
-    runner.renew()
+    runner.restart()
     (result,) = runner.run(SPEC, [fault.proof.case])
     assert result.verdict in FAILURES

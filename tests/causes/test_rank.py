@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conformance.causes import rank
-from conformance.causes.cause import Cause, Condition
 from conformance.causes.features import OP, Features
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import Verdict
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from conformance.case.case import Case, Step
 from conformance.causes import ablate
-from conformance.causes.cause import Condition
 from conformance.causes.failure import is_flaky
 from conformance.causes.features import features, nodes_of
 from conformance.causes.rule import Rule, common, meets, rule_of
@@ -19,6 +18,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Tensor, nbytes, new_tensor
 from conformance.ggml.types import F32, I32
+from conformance.judge.cause import Condition
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.oracle import Oracle
 from conformance.run.session.select import build, case_ids

@@ -8,11 +8,11 @@ import pytest
 from trust.copies import Copies
 from trust.faults import FOLDER, Bundle, Fault, read
 
-from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import failure_of
 from conformance.causes.group import Group, Nodes, cause_of
 from conformance.causes.rule import Rule
 from conformance.causes.search import Search
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.session.select import build, case_ids
 

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.causes import rank
-from conformance.causes.cause import Cause
 from conformance.causes.features import features, nodes_of
 from conformance.cli import bugs, main
+from conformance.judge.cause import Cause
 from conformance.run.session.select import build
 
 TRANSPOSED = ("ops/SUM-f32-ne=5x3,vne=p1023@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1")

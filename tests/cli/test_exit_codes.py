@@ -17,7 +17,7 @@ from commands import NAMES, conform
 from run_files import cause, document, head, written_to
 
 from conformance.causes import baseline as baseline_file
-from conformance.causes.cause import Cause
+from conformance.judge.cause import Cause
 
 ROOT = Path(__file__).resolve().parents[2]
 RIGHT = ("ops/ADD-f32+f32-a=33x7@1", "cpu", "PASS")

@@ -21,7 +21,7 @@ from conformance.ggml.types import F16, F32, I64
 from conformance.judge.evidence import Fault
 from conformance.judge.text import STALE
 from conformance.judge.verdict import Result, Verdict
-from conformance.run import blame
+from conformance.run import locate
 from conformance.run.runner import Runner
 from conformance.run.shrink import shrink
 from conformance.run.shrink.cuts import Recorded
@@ -192,7 +192,7 @@ def test_nodes_that_are_wrong_together_are_no_kept_fault(runner: FaultyRunner) -
     result = _run(runner, _together)
     assert result.where is not None
     assert result.where.fault is Fault.GRAPH
-    assert result.detail.endswith(f"each node alone is right; {blame.TOGETHER}")
+    assert result.detail.endswith(f"each node alone is right; {locate.TOGETHER}")
 
 
 def _shows_outputs_alone(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
@@ -333,7 +333,7 @@ def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(
     assert lost.where is not None
     assert (lost.where.fault, lost.where.node) == (Fault.NODE, 1)
     assert "right where nothing reads it" in lost.detail
-    runner.renew()
+    runner.restart()
     kernel = _run(runner, _loses_and_errs, _chain(3))
     assert kernel.where is not None
     assert (kernel.where.fault, kernel.where.node) == (Fault.NODE, 3)

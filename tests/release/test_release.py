@@ -16,8 +16,9 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
 from conformance.case.case import Case
 from conformance.causes import analyse
-from conformance.causes.cause import Cause, assigned
+from conformance.causes.cause import assigned
 from conformance.ggml.errors import UsageError
+from conformance.judge.cause import Cause
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.live import audit

@@ -24,7 +24,7 @@ from conformance.ggml.types import F32, I64
 from conformance.judge.evidence import Fault
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Totals, Verdict
-from conformance.run import divergence
+from conformance.run import locate
 from conformance.run.execute import execute
 from conformance.run.runner import Runner
 from conformance.run.session.failures import file_name
@@ -227,14 +227,14 @@ def test_a_node_behind_views_alone_runs_once(runner: Runner, monkeypatch: pytest
         runs += 1
         found[graph.nodes[-1]][:] = 0
 
-    monkeypatch.setattr(runner, "tells_kept", False)
+    monkeypatch.setattr(runner, "checks_stale_state", False)
     (result,) = _run(runner, FaultyBackend(tamper), case)
     assert runs == 1
     reference = runner.oracle.reference_in(Arithmetic())
     ran = execute(FaultyBackend(tamper), case, every_node=[0]).steps
-    found = divergence.first_divergent(ran, reference, case, 0)
+    found = locate.first_divergent(ran, reference, case, 0)
     assert found is not None
-    assert result.where == divergence.describe(found, case)
+    assert result.where == locate.describe(found, case)
     assert len(case.steps[0].graph) > 1
 
 

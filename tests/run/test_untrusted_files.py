@@ -170,7 +170,6 @@ PARSES = {
     "properties.py": "the argument of an author's test",
     "release/cases.py": "the name of a result of this process",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
-    "causes/bug_report/writing.py": "to say a device's name; opens nothing",
     "cli/bugs.py": "--backend, --scheduler",
     "cli/llama.py": "--backend",
     "cli/model.py": "--backend",

@@ -16,7 +16,7 @@ from conformance.ggml.arithmetic import EXACT, GGML_CPU
 from conformance.ggml.tensor import f32_bits, strided
 from conformance.judge.judge import Chain, Judged, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
-from conformance.run import judgement
+from conformance.run import judgement, locate
 from conformance.run.execute import Execution, StepValues, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
@@ -235,7 +235,7 @@ def test_a_step_is_judged_from_the_caches_it_found() -> None:
     case = _case(_TINY, "at254.d4")
     backend = _imitating()
     found = execute(backend, _faulty(case, 1, FAULTS["K one row late"])).steps
-    wanted = list(judgement.expected_steps(backend, case, found))
+    wanted = list(locate.expected_steps(backend, case, found))
     pairs = zip(wanted, found, strict=True)
     equal = [all(np.array_equal(w.caches[t], f.caches[t]) for t in case.caches()) for w, f in pairs]
     assert equal == [True, False, True, True]

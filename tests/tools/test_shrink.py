@@ -24,7 +24,7 @@ from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, _Search, measure, shrink, simplify
-from conformance.run.shrink.lanes import Lanes
+from conformance.run.shrink.workers import ShrinkWorkers
 from conformance.run.signature import signature_of
 from conformance.suite.decoder import make
 
@@ -194,27 +194,27 @@ def test_every_step_of_the_way_is_smaller_and_fails_alike(runner: Runner, monkey
 
 @pytest.mark.parametrize("fault", ["wrong KV head", "dies", "forgetful"])
 def test_candidates_that_run_ahead_change_nothing(runner: Runner, fault: str) -> None:
-    """With lanes the smallest case, and how many were tried, are those without; what ran in vain is tried again."""
+    """With workers the smallest case, and how many were tried, are those without; what ran in vain is tried again."""
     alone = _shrunk(runner, fault)
     runners = [Runner(), Runner(), Runner()]
     for r in runners:
         r._backends[SPEC] = Planted(fault)
-    beside = Lanes(runners)
-    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=100, lanes=beside)
+    beside = ShrinkWorkers(runners)
+    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=100, workers=beside)
     beside.close()
     assert (measure(found.case), found.tried, found.finished) == (measure(alone.case), alone.tried, True)
     assert [n.op for s in found.case.steps for n in s.graph] == [n.op for s in alone.case.steps for n in s.graph]
 
 
 def test_an_error_in_a_lane_is_no_answer() -> None:
-    """What is raised where a candidate runs reaches the caller, and the lanes work on."""
-    beside = Lanes([Runner(), Runner()])
+    """What is raised where a candidate runs reaches the caller, and the workers go on."""
+    beside = ShrinkWorkers([Runner(), Runner()])
     for _ in range(2):
         found = beside.ahead(lambda _, item: 6 // item, [3, 2, 0, 1])
         assert [next(found), next(found)] == [(3, 2), (2, 3)]
         with pytest.raises(ZeroDivisionError):
             next(found)
-        beside.renew()
+        beside.restart()
     beside.close()
 
 
@@ -265,13 +265,13 @@ def test_the_first_run_counts(runner: Runner) -> None:
 def test_what_is_left_bounds_each_run(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """No candidate may take longer than the budget has left when it starts; one that comes too late is not taken."""
     bounds: list[float] = []
-    within = Runner.within
+    deadline = Runner.deadline
 
     def watched(self: Runner, seconds: float) -> AbstractContextManager[None]:
         bounds.append(seconds)
-        return within(self, seconds)
+        return deadline(self, seconds)
 
-    monkeypatch.setattr(Runner, "within", watched)
+    monkeypatch.setattr(Runner, "deadline", watched)
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
     found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=50, clock=lambda: float(next(ticks)))

@@ -152,7 +152,7 @@ class Trials:
 
     def fresh(self, plant: Fault | Probe) -> Backend:
         """The plant in a process that did nothing before; every other process ends."""
-        self.runner.renew()
+        self.runner.restart()
         return self.runner.backend(plant.spec)
 
     def unchanged(self) -> Backend:
@@ -197,7 +197,7 @@ class Trial:
         goes into `passed`.
         """
         runner = self._trials.runner
-        runner.renew()
+        runner.restart()
         sizes, at = list(PARTS), 0
         while at < len(self.cases):
             size = sizes.pop(0) if len(sizes) > 1 else sizes[0]

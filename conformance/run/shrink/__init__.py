@@ -30,7 +30,7 @@ from conformance.run.signature import Signature, signature_of
 
 from . import cuts, simplify
 from .cuts import Recorded, record
-from .lanes import Lanes
+from .workers import ShrinkWorkers
 
 Pass = Callable[[Recorded, Result], Iterator[Case]]
 
@@ -72,13 +72,13 @@ def shrink(
     accept: Callable[[Case, Result], bool] = lambda _case, _result: True,
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
-    lanes: Lanes | None = None,
+    workers: ShrinkWorkers | None = None,
 ) -> Shrunk:
     """Return the smallest case found that fails on `spec` as `case` does.
 
     After `time_budget` seconds it returns the smallest case so far; the remaining time limits each run but the first.
     Only cases that `accept` takes, with their results, replace the case. `progress` receives a line per success.
-    `lanes` run candidates in parallel, if given. UsageError if `case` does not fail on `spec`, or exceeds the cost
+    `workers` run candidates in parallel, if given. UsageError if `case` does not fail on `spec`, or exceeds the cost
     limits.
     """
     start = clock()
@@ -88,7 +88,7 @@ def shrink(
     signature = signature_of(result)
     if signature is None:
         raise UsageError(f"{case.id} does not fail on {spec}: {result.verdict}; there is nothing to shrink")
-    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept, lanes)
+    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept, workers)
     progress(f"{signature}: {size(case)}")
     finished = search.run(progress)
     return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished)
@@ -110,12 +110,12 @@ class _Search:
         result: Result,
         left: Callable[[], float],
         accept: Callable[[Case, Result], bool],
-        lanes: Lanes | None,
+        workers: ShrinkWorkers | None,
     ) -> None:
         self.case, self.result = case, result  # the smallest so far
         self.tried = 0
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
-        self._accept, self._lanes = accept, lanes
+        self._accept, self._workers = accept, workers
         self._seen: set[bytes] = set()
         self._started: deque[bytes] = deque()
         """Digests in `_seen` whose results were not examined yet."""
@@ -143,7 +143,7 @@ class _Search:
     def _look_closer(self) -> None:
         """Run the smallest case again to locate its failure, if that was skipped and time remains."""
         if (self._of_node or self._of_message) and (left := self._left()) > 0:
-            with suppress(ConformanceError), self._runner.within(left):
+            with suppress(ConformanceError), self._runner.deadline(left):
                 (result,) = self._runner.run(self._spec, [self.case])
                 if self._left() > 0 and self._signature.covers(signature_of(result)):
                     self.result = result
@@ -173,9 +173,9 @@ class _Search:
     def _ran(self, candidates: Iterator[Case]) -> Iterator[tuple[Case, Result | None]]:
         """Yield valid and new candidates with their results; None if a run was impossible."""
         new = (c for c in candidates if not self._late() and self._is_new(c))
-        if self._lanes is None:
+        if self._workers is None:
             return ((c, self._run(self._runner, c)) for c in new)
-        return self._lanes.ahead(self._run, new)
+        return self._workers.ahead(self._run, new)
 
     def _is_new(self, candidate: Case) -> bool:
         try:
@@ -193,12 +193,12 @@ class _Search:
         left = self._left()
         if left < 0:
             return None
-        locates, tells_kept = (
+        locates, checks_stale_state = (
             self._runner.locates and not self._of_message,
-            self._runner.tells_kept and not self._of_node,
+            self._runner.checks_stale_state and not self._of_node,
         )
         try:
-            with runner.within(left), runner.looking(locates=locates, tells_kept=tells_kept):
+            with runner.deadline(left), runner.quick(locates=locates, checks_stale_state=checks_stale_state):
                 return runner.run(self._spec, [candidate])[0]
         except ConformanceError:
             return None

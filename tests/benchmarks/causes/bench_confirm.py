@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "runs")
 from poison_adapter import WAYS, flaky, installed, poisoned
 
 from conformance.backend.registry import Spec
-from conformance.causes.cause import ALWAYS
 from conformance.causes.confirm import DEADLY, Seen, confirm
+from conformance.judge.cause import ALWAYS
 from conformance.judge.verdict import Result
 from conformance.run.runner import Runner
 from conformance.suite import ops

@@ -4,7 +4,7 @@
 
 FOLDER is what `conform triage RUN.json -o FOLDER` wrote, SOURCE a checkout of llama.cpp or ggml of the
 version that LIBRARIES, a folder, was built of. A program shows its fault by exit code 1 or a signal. A folder with
-neither program nor `test_case` says why in its README. Exit code 1 where a program does not show its fault.
+neither program nor `test_case` says why in its draft. Exit code 1 where a program does not show its fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from conformance.causes.bug_report.compiled import headers_in, prove
+from prove import headers_in, prove
+
 from conformance.ggml.errors import UnavailableError
 
 LINKED = ("libggml.so", "libggml-base.so")
@@ -37,7 +38,7 @@ def _tried(handed: Path, headers: Path, libraries: Path, device: str) -> tuple[s
     if (handed / "test_case.cpp").exists():
         return TEST_CASE, ""
     if not program.exists():
-        lines = (handed / "README.md").read_text(encoding="utf-8").splitlines()
+        lines = (handed / "issue.md").read_text(encoding="utf-8").splitlines()
         return NEITHER, next((line for line in lines if line.startswith("Neither ")), "NO REASON")
     linked = [libraries / name for name in LINKED]
     try:

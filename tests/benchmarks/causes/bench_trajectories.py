@@ -58,10 +58,10 @@ def _drawn(results: Sequence[Result], runner: Runner, n: int, seed: int) -> list
 
 def _shrunk(runner: Runner, spec: Spec, result: Result, seconds: float) -> tuple[str, str]:
     wanted, case = signature_of(result), runner.case(result.case)
-    runner.renew()
+    runner.restart()
     try:
         small = shrink(runner, spec, case, time_budget=seconds)
-        runner.renew()
+        runner.restart()
         (seen,) = runner.run(spec, [small.case])
     except ConformanceError as e:
         return RIGHT, str(e)

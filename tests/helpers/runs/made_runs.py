@@ -10,7 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from conformance.case.case import JSON
-from conformance.causes.cause import Cause, Condition, assigned, in_order
+from conformance.causes.cause import assigned, in_order
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Numbers, Place
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run.session.select import case_ids

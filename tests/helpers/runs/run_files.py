@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.causes.cause import Cause, Condition
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Totals, Verdict
 

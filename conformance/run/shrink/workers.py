@@ -16,10 +16,10 @@ from conformance.run.runner import Runner
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 MOST = 2
-"""Maximum lanes; libraries have their own threads, so more would compete for processors."""
+"""Maximum workers; libraries have their own threads, so more would compete for processors."""
 
 
-class Lanes:
+class ShrinkWorkers:
     """Runners in parallel; a thread waits for each, and the backend computes in its own process."""
 
     def __init__(self, runners: Iterable[Runner]) -> None:
@@ -44,11 +44,11 @@ class Lanes:
         for item, future in waiting:
             yield item, future.result()
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Wait for running cases, then close the backends: the next cases run in fresh processes."""
         wait(self._busy)
         for runner in self._runners:
-            runner.renew()
+            runner.restart()
 
     def close(self) -> None:
         """Wait for running cases, then end the processes."""
@@ -69,7 +69,7 @@ class Lanes:
             self._free.put(runner)
 
 
-def lanes(spec: Spec, make: Callable[[], Runner]) -> Lanes | None:
-    """Return one lane per processor, at most `MOST`; None for one processor or if not isolated."""
+def shrink_workers(spec: Spec, make: Callable[[], Runner]) -> ShrinkWorkers | None:
+    """Return one worker per processor, at most `MOST`; None for one processor or if not isolated."""
     n = min(MOST, os.cpu_count() or 1)
-    return Lanes(make() for _ in range(n)) if n > 1 and not runs_here(spec) else None
+    return ShrinkWorkers(make() for _ in range(n)) if n > 1 and not runs_here(spec) else None

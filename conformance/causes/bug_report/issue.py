@@ -1,0 +1,148 @@
+"""Write the draft of an issue, under the headings of llama.cpp's bug template.
+
+Text that others may have written (ids, names, messages) stands in code spans and fences that it cannot end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from conformance.backend.interface import DeviceInfo
+from conformance.case.case import Case
+from conformance.causes.rule import Rule
+from conformance.causes.wording import clause, telling, when
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.text import printable
+from conformance.judge.cause import ALWAYS, Cause
+from conformance.judge.verdict import Result, Verdict
+from conformance.report.markdown import code, inline
+from conformance.run.session.environment import environment
+from conformance.run.signature import said
+
+from .proof import Proof
+
+HOW = {
+    Verdict.FAIL: "silent wrong results",
+    Verdict.CRASH: "crash",
+    Verdict.TIMEOUT: "hang",
+    Verdict.OVERCLAIM: "accepted by supports_op, then compute fails",
+}
+"""Verdict -> what the title says."""
+MOST_LINES = 80
+"""Maximum lines of a draft; a longer proof is attached."""
+LONGEST = 1000
+"""Maximum characters of a message or a line of prose."""
+NODES = 8
+"""Maximum nodes of the graph that a draft shows."""
+TITLED = 2
+"""Conditions that a title names."""
+COMPILED = """Compile and run it (GGML: a checkout of ggml, LIB: the folder of its libraries):
+```
+c++ -std=c++17 program.cpp -I GGML/include -L LIB -Wl,-rpath,LIB -lggml -lggml-base -o program
+./program DEVICE LIB
+```"""
+
+
+def title(cause: Cause) -> str:
+    """Return the title of a cause: `CONT: silent wrong results when src0 is transposed`."""
+    ops = ", ".join(Rule(cause.conditions).ops) or cause.op or "a graph"
+    few = Rule(cause.conditions).but(set(cause.conditions) - set(telling(cause.conditions)[:TITLED])).conditions
+    return _prose(f"{ops}: {HOW.get(cause.verdict, 'fails')}{when(few)}", 120)
+
+
+def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None) -> str:
+    """Return the draft, at most `MOST_LINES` lines: where, what happens, the smallest proof and its reach."""
+    where = environment()
+    filled = (
+        ("Name and Version", _version(info)),
+        ("Operating systems", _prose(str(where["system"]))),
+        ("GGML backends", _prose(info.device if info else result.backend)),
+        ("Hardware", _prose(info.description if info and info.description else str(where["cpu"]))),
+        ("Models", _hit(cause)),
+    )
+    head = ["<!-- A draft. Check it, and say it in your own words before you send it. -->", f"# {title(cause)}", ""]
+    head += [line for heading, text in filled for line in (f"### {heading}", text)]
+    body = ["### Problem description & steps to reproduce", *_problem(cause, case, result, what)]
+    name, text = ("test_case.cpp", what.test_case) if what.test_case else ("program.cpp", what.program)
+    proof = _fenced(text.rstrip(), "cpp")
+    if len(head) + len(body) + proof.count("\n") >= MOST_LINES:
+        proof = f"(attached: {name})"
+    return "\n".join([*head, *body, *([proof] if text else []), ""])
+
+
+def _version(info: DeviceInfo | None) -> str:
+    versions = info.versions if info is not None else {}
+    found = [f"{_prose(name)} {code(v, 80)}" for name, v in versions.items() if name != "library"]  # a local path
+    return ", ".join(found) or "Not known."
+
+
+def _hit(cause: Cause) -> str:
+    return f"llama.cpp: {cause.hits}." if cause.rank.get("architectures") else "No model is known to be hit."
+
+
+def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[str]:
+    yield _prose(cause.sentence)
+    yield ""
+    yield from _numbers(result)
+    if what.limit:
+        yield _prose(what.limit)
+    passed = cause.rank.get("passed", 0)
+    others = f"{passed or 'no'} passing nodes meet them"
+    if clauses := [clause(c) for c in telling(cause.conditions)]:
+        yield f"Conditions ({others}): {', '.join(code(c, 120) for c in clauses)}."
+    if cause.seen and cause.seen != ALWAYS:
+        yield f"It does not fail every time: {_prose(cause.seen)}."
+    yield f"\nThe smallest graph{'s' if len(case.steps) > 1 else ''}:"
+    yield _fenced("\n".join(_nodes(case)))
+    if what.test_case:
+        yield "This `test_case` fails in tests/test-backend-ops.cpp:"
+    elif what.program:
+        yield f"{_prose(what.why)} program.cpp ends with 1 where the device is wrong. {COMPILED}"
+    else:
+        yield _prose(what.why)
+
+
+def _numbers(result: Result) -> Iterator[str]:
+    """Yield what the backend said, or the worst wrong element."""
+    where = result.where
+    if result.error is not None:
+        yield code(said(result.error), LONGEST)
+    elif where is not None and (n := where.numbers) is not None:
+        apart = f", {n.special} NaN or Inf out of place" if n.special else ""
+        yield (
+            f"{_prose(where.op)} {code(where.tensor or '')}, element {list(n.index)}: expected `{n.expected:.9g}`, "
+            f"got `{n.found:.9g}` (NMSE {n.nmse:.2g}{apart})."
+        )
+    elif result.notes:
+        yield code("; ".join(result.notes), LONGEST)
+
+
+def _nodes(case: Case) -> Iterator[str]:
+    lines = [
+        f"{f'step {k}: ' if len(case.steps) > 1 else ''}{n.name}: {n.op} {_shape(n)} of "
+        + ", ".join(_shape(s) for s in n.src if s is not None)
+        for k, step in enumerate(case.steps)
+        for n in step.graph
+    ]
+    yield from lines[:NODES]
+    if len(lines) > NODES:
+        yield f"and {len(lines) - NODES} more"
+
+
+def _shape(t: Tensor) -> str:
+    return f"{t.type.name}{list(t.ne)}" + ("" if t.view_src is None else f" nb={list(t.nb)} offs={t.view_offs}")
+
+
+def _prose(text: str, most: int = LONGEST) -> str:
+    """Return a line of prose without markup, mentions and links."""
+    line = inline(printable(text, most), most)
+    return line.replace("\\@", "@&#8203;").replace("\\#", "#&#8203;").replace("://", ":&#8203;//")
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """Return a code block whose fence is longer than any run of backticks in it."""
+    lines = [printable(line) for line in text.split("\n")]
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}{language}", *lines, fence])

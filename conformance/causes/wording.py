@@ -1,0 +1,100 @@
+"""Put a cause into words, once and from its typed parts; nothing parses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from conformance.judge.cause import ANY_OF, Condition
+from conformance.judge.evidence import Fault
+from conformance.judge.verdict import Verdict
+from conformance.suite.relations import claim
+
+from .features import LAYOUT, OP
+from .rule import is_size, property_of
+
+KINDS = {
+    Fault.STALE: "stale state",
+    Fault.EARLIER: "stale state, or by chance",
+    Fault.GRAPH: "each node alone is right",
+    Fault.HANDOVER: "copied between two devices",
+    Fault.OUTPUT: "first wrong node unknown",
+}
+"""Kind of wrong results -> its text."""
+_OPERANDS = {
+    "type": "is {}", LAYOUT: "{}", "view of": "is {}", "offset view": "is a view with an offset",
+    "bare view": "is a view without an op", "broadcast": "is broadcast", "holds": "holds {}",
+    "shared buffer": "lies in a buffer that an earlier node writes",
+    "tail of a block": "has rows that end within a block",
+}  # fmt: skip
+"""Property of an operand -> what a clause says after the operand."""
+_OTHERS = {
+    ("in place", "yes"): "it runs in place",
+    ("in place", "no"): "it does not run in place",
+    ("another node", "yes"): "the graph has another node",
+    ("output", "read by another node"): "another node reads the output",
+    ("output", "shown by a view"): "a view of the result is the output",
+    ("step", "same sizes as before"): "the step before had the same sizes",
+    ("step", "other sizes than before"): "the step before had other sizes",
+}
+
+
+def sentence(
+    conditions: Sequence[Condition], verdict: str, message: str, failed: int, passed: int | None, unsure: int = 0
+) -> str:
+    """Return a line such as `ADD, CONT: wrong results when src0 is broadcast (6 fail, 2 pass)`.
+
+    Args:
+        conditions: the rule.
+        verdict: of the smallest case.
+        message: kinds of wrong results, separated by commas; else what the backend said.
+        failed: failing cases.
+        passed: passing nodes that the rule holds for; None if there is no single failing node.
+        unsure: cases assigned at the time limit.
+    """
+    kinds = ", ".join(KINDS.get(word, word) for word in message.split(", ") if word)  # type: ignore[call-overload]
+    how = f"wrong results{f' ({kinds})' if kinds else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
+    counts = [f"{failed} fail", *([] if passed is None else [f"{passed} pass"])]
+    if unsure:
+        counts.insert(1, f"{unsure} of them put here at the time limit")
+    return f"{subject(conditions)}: {how}{when(conditions)} ({', '.join(counts)})"
+
+
+def subject(conditions: Iterable[Condition]) -> str:
+    """Return the ops of a rule, or what else it is about."""
+    for c in conditions:
+        if c.key == OP:
+            return c.value.replace(ANY_OF, ", ")
+        if c.key == claim.KEY:
+            return f"relation {c.value}"
+    return "a whole graph"
+
+
+def when(conditions: Sequence[Condition], most: int | None = None) -> str:
+    """Return ` when …` with the clauses of a rule, or of its first `most` conditions; empty without any."""
+    clauses = [clause(c) for c in telling(conditions)][:most]
+    *first, last = clauses or [""]
+    return f" when {', '.join(first)}{' and ' if first else ''}{last}" if last else ""
+
+
+def telling(conditions: Sequence[Condition]) -> list[Condition]:
+    """Return the conditions that a reader needs: no op, and beside other properties no small sizes."""
+    rest = [c for c in conditions if c.key not in {OP, claim.KEY}]
+    large = [c for c in rest if not is_size(c) or int(c.value.removeprefix("> ")) >= 31]  # a block
+    return large if any(not is_size(c) for c in rest) else rest
+
+
+def clause(c: Condition) -> str:
+    """Return a condition as a clause: `src0 is transposed`, `max_bias != 0`."""
+    name, values = property_of(c), c.value.split(ANY_OF)
+    if name == c.key and not c.key.startswith("src["):
+        return _OTHERS.get((c.key, c.value)) or (
+            f"{c.key} {c.value}" if c.value[:1] in "<>=!" else f"{c.key} = {' or '.join(values)}"
+        )
+    operand = c.key.removesuffix(f".{name}") if name != c.key else c.key
+    who = {"any source": "a source", "any operand": "an operand", "result": "the result"}.get(operand)
+    who = who or operand.replace("[", "").replace("]", "")
+    if name == c.key:
+        return f"{who} is given"
+    if name == LAYOUT:
+        values = [f"has {v}" if "rows" in v else f"is {v}" for v in values]
+    return f"{who} {_OPERANDS[name].format(' or '.join(values))}" if name in _OPERANDS else f"{who}.{name} {c.value}"
