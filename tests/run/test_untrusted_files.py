@@ -171,7 +171,6 @@ PARSES = {
     "release/cases.py": "the name of a result of this process",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "cli/bugs.py": "--backend, --scheduler",
-    "cli/llama.py": "--backend",
     "cli/model.py": "--backend",
     "cli/nightly.py": "--backend",
     "cli/perf.py": "names of ours",
