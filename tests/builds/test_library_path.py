@@ -33,7 +33,7 @@ def test_a_path_is_no_name_for_the_loader(here: Path, text: str) -> None:
     """With another library of its name on the loader's path the one that is named runs, and says where it lies."""
     decoy = evil(here.parent / "decoy" / "libggml.so")
     env = {"LD_LIBRARY_PATH": str(decoy.library.parent)}
-    done = conform("list", "backends", f"ggml?lib={text}", "--json", here.parent / "out.json", cwd=here, env=env)
+    done = conform("backends", f"ggml?lib={text}", "--json", here.parent / "out.json", cwd=here, env=env)
     assert (done.returncode, decoy.ran()) == (0, False), done
     (about,) = json.loads((here.parent / "out.json").read_text(encoding="utf-8"))["backends"].values()
     loaded = Path(about["versions"]["library"])
@@ -46,7 +46,7 @@ def test_builds_takes_the_folder_that_is_named(here: Path) -> None:
     decoy = evil(here.parent / "decoy" / "libggml.so")
     env = {"LD_LIBRARY_PATH": str(decoy.library.parent)}
     for text in (".", "libggml.so"):
-        done = conform("list", "builds", text, cwd=here, env=env)
+        done = conform("builds", text, cwd=here, env=env)
         assert (done.returncode, decoy.ran()) == (0, False), done
         assert "CPU (CPU)" in done.stdout
 

@@ -89,8 +89,8 @@ def test_golden(patch: Patch) -> None:
 def test_backends(patch: Patch) -> None:
     """What an adapter says of itself."""
     info = SimpleNamespace(device=EVIL, description=EVIL, versions={EVIL: EVIL})
-    patch("cases.probe", _returns(SimpleNamespace(info=info, buffer_types=[SimpleNamespace(name=EVIL)])))
-    patch("cases.describe", _returns({}))
+    patch("listing.select.probe", _returns(SimpleNamespace(info=info, buffer_types=[SimpleNamespace(name=EVIL)])))
+    patch("listing.describe", _returns({}))
     _conform("list", "backends", "cpu")
 
 

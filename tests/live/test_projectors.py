@@ -231,7 +231,7 @@ def test_what_it_computes_is_a_case(name: str, steps: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("mlp-do=media-turn", "media-odd"), ("nothing-do=media-odd", "projector 'nothing' is unknown")]
+    ("name", "says"), [("mlp-do=media-turn", "media-turn"), ("nothing-do=media-odd", "projector 'nothing' is unknown")]
 )
 def test_a_recording_is_of_one_medium(name: str, says: str) -> None:
     """A relation and an unknown projector are refused."""
