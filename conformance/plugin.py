@@ -235,7 +235,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     suite = session.config.stash[SUITE]
     if not suite.is_shared:  # there workers collect
         try:
-            suite.begin(session, filter(None, map(_key, session.items)))
+            suite.begin(session, filter(None, (_key(i) or plugin_perf.case_of(i) for i in session.items)))
         except UsageError as e:
             raise pytest.UsageError(str(e)) from None
 
@@ -334,12 +334,11 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
     perf = config.stash.get(plugin_perf.PERF, None)
     for spec, result in perf.results() if perf else ():
         suite.results[spec, result.case] = result
-        suite.planned.setdefault(spec, []).append(result.case)
     run.results = [r for k, r in suite.results.items() if suite.is_shared or k[1] in suite.planned.get(k[0], ())]
     if config.option.collectonly:
         run.request = Request()
     try:
-        run.finish(*_why(suite, session, exitstatus), perf.document(suite.chosen.lacking) if perf else None)
+        run.finish(*_why(suite, session, exitstatus))
     except UsageError as e:
         run.faults.append(str(e))
     if exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED} and not config.option.collectonly:

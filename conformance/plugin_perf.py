@@ -8,16 +8,16 @@ options mean what they always mean; with `--benchmark-disable` cases must pass a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.perf.bench import Bench, Row, document
+from conformance.perf.bench import Bench, Row
 from conformance.perf.measure import Rounds
 from conformance.perf.units import ROUNDS, Unit, units
 from conformance.run.session.environment import environment
@@ -51,17 +51,13 @@ class Perf:
             self._rows.update({(unit, r.backend): r for r in rows})
         return self._rows[unit, spec]
 
-    def document(self, unavailable: dict[str, str]) -> dict[str, JSON]:
-        """The document of all rows."""
-        return document(self.rows, self._level, unavailable)
-
     def results(self) -> Iterator[tuple[Spec, Result]]:
-        """The results of the cases behind the tests that ran."""
+        """The results of the units that were measured."""
         return ((r.backend, r.result) for r in self.rows)
 
     def _measure(self, unit: Unit, specs: list[Spec]) -> list[Row]:
         if not self._timing:
-            return [Row(unit, s, self._bench.result(unit, s), reason="nothing is timed in this run") for s in specs]
+            return [Row(unit, s, replace(self._bench.result(unit, s), case=unit.id)) for s in specs]
 
         def buy(r: Rounds) -> None:
             r.more(self._rounds)
@@ -127,7 +123,7 @@ class Clock:
 def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[[Result], None]) -> None:
     """Replay a row as a benchmark of as many rounds; a failure raises in it, as a benchmarked function's does."""
     if row.result.verdict in {Verdict.UNSUPPORTED, Verdict.XFAIL}:
-        pytest.skip(row.reason)
+        pytest.skip(row.result.sentence())
     seconds = cycle(row.seconds or [0.0])
 
     def target() -> None:
@@ -135,11 +131,9 @@ def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[
             check(row.result)
         except pytest.fail.Exception as e:
             raise AssertionError(e.msg) from None  # pytest-benchmark knows ordinary exceptions only
-        assert not row.broke, row.reason
         clock.now += next(seconds)
 
-    apart = {"unit", "backend", "seconds", "elapsed"}  # the benchmark's name and data have these
-    benchmark.extra_info.update({k: v for k, v in row.to_json().items() if k not in apart})
+    benchmark.extra_info.update({"case": row.result.case, "verdict": str(row.result.verdict), **row.result.metrics})
     pedantic: Any = benchmark.pedantic
     pedantic(target, rounds=len(row.seconds) or 1)
 
@@ -147,6 +141,12 @@ def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[
 def is_empty(item: pytest.Item) -> bool:
     """Whether it is a test of units for which there is none, or no `--perf`."""
     return not {"perf_timed", "perf_memory"}.isdisjoint(getattr(item, "fixturenames", ())) and _key(item) is None
+
+
+def case_of(item: pytest.Item) -> tuple[Spec, str] | None:
+    """Return backend and id of the unit that a test measures."""
+    key = _key(item)
+    return None if key is None else (key[1], key[0].id)
 
 
 def _key(item: pytest.Item) -> tuple[Unit, Spec] | None:

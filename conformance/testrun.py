@@ -404,13 +404,12 @@ class TestRun:
         """Take over the causes of its failures."""
         self.causes, self.results = causes, assigned(self.results, causes)
 
-    def finish(self, why: str, cause: MissingCause, extra: Mapping[str, JSON] | None = None) -> None:
+    def finish(self, why: str, cause: MissingCause) -> None:
         """Find what is missing, and write the record.
 
         Args:
             why: why a pair has no result, where nothing more is known of it.
             cause: what `why` is.
-            extra: of the document, instead of what a run's record holds.
 
         Raises:
             UsageError: the record cannot be written.
@@ -424,7 +423,7 @@ class TestRun:
             self.missing = self.request.missing(self._rows, why, self.reasons, cause)
             self.waiver_problems = self.waiving.problems(self.results)
             if (path := self.chosen.json_path) is not None:
-                write_json(path, {**(self._record() if extra is None else extra), **self.chosen.extra()})
+                write_json(path, {**self._record(), **self.chosen.extra()})
                 written = True
         finally:
             if self._partial is not None and (message := self._partial.close(written=written)):

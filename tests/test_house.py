@@ -43,7 +43,7 @@ BUDGETS = {
     "conformance/backend": 3_260, "conformance/builds": 710, "conformance/campaign": 660, "conformance/case": 2_100,
     "conformance/causes": 3_500, "conformance/cli": 3_290, "conformance/ggml": 8_240, "conformance/judge": 2_280,
     "conformance/live": 4_720,
-    "conformance/model": 1_440, "conformance/nightly": 330, "conformance/perf": 2_560, "conformance/process": 1_160,
+    "conformance/model": 1_440, "conformance/nightly": 330, "conformance/perf": 2_100, "conformance/process": 1_160,
     "conformance/release": 1_220, "conformance/report": 3_450, "conformance/run": 8_200, "conformance/suite": 11_830,
     "conformance/*.py": 1_190, "tests": 48_000,
 }  # fmt: skip
@@ -56,7 +56,7 @@ ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend", "backe
 
 
 RECORDS = {
-    "conformance": {"report.runfile"}, "journal": {"report.journal"}, "perf": {"perf.bench", "cli.perf"},
+    "conformance": {"report.runfile"}, "journal": {"report.journal"},
     "check-model": {"cli.model"}, "builds": {"cli.listing"},
 }  # fmt: skip
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,

@@ -88,9 +88,7 @@ def triage(
     of the baseline. See docs/exit-codes.md.
     """
     runs = read_runs([path])
-    document = next(iter(runs.of("conformance")), None)
-    if document is None:
-        raise UsageError(f"{path}: a run of `conform run --json` expected, none found")
+    document = runs.documents[0]
     against = known_failures.read(known) if known else None
     if new:
         known_failures.before(new)  # another file there is refused before the search

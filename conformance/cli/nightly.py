@@ -19,7 +19,7 @@ from conformance.run.session import settings
 from conformance.run.session.select import family_named
 from conformance.run.session.shard import Shard
 
-from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, ExistingFile, ExistingFolder, Folder
+from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, ExistingFile, Folder
 from .output import leave, line, table
 
 FOLDER = Path("nightly")
@@ -39,8 +39,7 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(sig
 @SEED.click(help="Seed of generated cases, to repeat a night; default: a new one.")
 @SHARD.click()
 @BUDGET.click(help="Time of fresh random cases: 90s, 30m, 2h.", default="15m", show_default=True)
-@click.option("--against", type=ExistingFolder, metavar="VENV",
-              help="Virtual environment with the build that gates compare with.")  # fmt: skip
+@click.option("--against", metavar="NAME", help="Backend that performance gates compare with.")
 def nightly(
     file: Path | None,
     folder: Path | None,
@@ -51,7 +50,7 @@ def nightly(
     seed: int | None,
     shard: Shard,
     budget: float,
-    against: Path | None,
+    against: str | None,
 ) -> None:
     """Run the parts of a night: every case, golden outputs, audit, speed and its gates, and a page.
 
@@ -85,9 +84,9 @@ def nightly(
             "shard": [shard],
             "seed": [night.seed],
             "budget": [f"{budget:f}s"],
-            "against": ["--base", against] if against else [],
+            "against": ["--against", against] if against else [],
             "store": [store],
-            "history": ["--history", store] if store.is_file() else [],
+            "history": ["--store", store] if store.is_file() else [],
         }
         interrupted = Outcome()
         before = {n: signal.signal(n, signal.default_int_handler) for n in SIGNALS}

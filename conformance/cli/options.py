@@ -190,13 +190,13 @@ LIMITS = (TIME_LIMIT, MEMORY_LIMIT)
 """Options that set the limits of a worker."""
 RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON)
 """What `conform run` and `pytest conformance` share."""
-PERF_RUN = (UNIT, ROUNDS)
+PERF_RUN = (ROUNDS,)
 """What `conform perf run` and `pytest conformance --perf` share."""
 
 
 def add_to(group: pytest.OptionGroup) -> None:
     """Give pytest its options."""
-    for o in (*RUN, PERF, *PERF_RUN):
+    for o in (*RUN, PERF, UNIT, *PERF_RUN):
         o.pytest(group)
 
 

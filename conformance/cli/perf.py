@@ -1,348 +1,391 @@
-"""`conform perf`: how fast backends are, and whether that is within limits.
-
-`run` measures; `gate`, `compare` and `aa` judge.
-"""
+"""`conform perf`: time backends and judge their speed. A case is timed only once it has passed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from inspect import signature
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar
 
 import click
 
-from conformance.backend.registry import Spec, adapter, resolve
-from conformance.case.case import JSON
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
 from conformance.case.strict import read_text
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.text import printable
-from conformance.judge.outcome import Outcome, Why
+from conformance.judge.evidence import Error
+from conformance.judge.outcome import Why, judge
+from conformance.judge.verdict import Missing, MissingCause, Request, Result, Verdict
 from conformance.perf import gates as gating
-from conformance.perf.bench import CASE_COLUMNS, COLUMNS, Bench, Row, case_cells, cells, document
-from conformance.perf.bench import outcome as outcome_of_units
-from conformance.perf.compare import BASE, HEAD, Pair
-from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge
-from conformance.perf.measure import Rounds
-from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
-from conformance.perf.trust import MARGIN, SAME, SLOWDOWNS, TRIALS, Tally, Trust, record, shortcomings, trust
-from conformance.perf.units import ROUNDS, units, whole
+from conformance.perf.bench import Bench, Row
+from conformance.perf.calibrate import MARGIN, SLOWDOWNS, calibrate, record, result_of
+from conformance.perf.gates import BUDGET, Gate, Judge
+from conformance.perf.statistics import REGRESSED, UNDECIDED
+from conformance.perf.units import FAMILY, ROUNDS, Unit, units, whole
+from conformance.report import runfile
 from conformance.report.runfile import write_json
+from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.runner import Runner
-from conformance.run.session.environment import header
-from conformance.run.session.select import available
+from conformance.run.session.environment import environment
+from conformance.run.session.select import available, build, record_of
+from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
 from . import options
-from .options import (
-    ExistingFile,
-    ExistingFolder,
-    backend_option,
-    complete_case,
-    isolation,
-    json_option,
-    smoke_option,
-    specs_here,
-)
+from .cases import read_cases
+from .options import ExistingFile, backend_option, isolation, json_option, smoke_option, specs_here
 from .output import Group, leave, line, table
 
-FUSING = ("openvino-stateless", "openvino-stateful")
-"""Backends of `perf case` where none is named: those that say which kernels ran."""
 AA_BACKENDS = ("ggml", "openvino-stateful")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
+BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Reshape")
+"""Layers that compute nothing."""
+COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
+_MIB = 2**20
 
-unit_option = options.UNIT.click()
-budget_option = click.option(
-    "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help=f"Of measuring per gate; default: {BUDGET:g}."
-)
+
+class _Perf(Group):
+    """Commands on speed; a command of earlier versions names the one that replaces it."""
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "aa": "calibrate",
+        "case": "run CASE",
+        "compare": "run --against BACKEND",
+        "units": "run --list",
+    }
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command; None if there is none."""
+        if cmd_name in self.RENAMED:
+            raise click.UsageError(f"conform perf {cmd_name} is gone: use conform perf {self.RENAMED[cmd_name]}", ctx)
+        return super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=Group)
+@click.group(cls=_Perf)
 def perf() -> None:
-    """How fast backends are. A case is timed only once it has passed."""
+    """Time backends and judge their speed. A case is timed only once it has passed."""
 
 
 @perf.command("run")
+@click.argument("what", nargs=-1, metavar="[UNIT|CASE|FILE]…", shell_complete=options.complete_case)
 @backend_option
 @smoke_option
-@unit_option
 @options.ROUNDS.click()
+@options.AGAINST.click(help="Backend or record to compare with, in turns; fail where slower.")
+@click.option("--list", "listing", is_flag=True, help="List work units and their cases, and end.")
 @json_option
 @isolation
 def perf_run(
+    what: Sequence[str],
     backends: Sequence[str],
     level: Level,
-    unit_globs: Sequence[str],
     rounds: int | None,
+    against: str | None,
+    listing: bool,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Measure work units on backends that take turns: each measures once per round, another begins each round.
+    """Measure work units, or all steps of a case, on backends that take turns.
 
-    ggml computes with one thread unless told otherwise (`ggml?threads=2`), OpenVINO with as many as there are cores.
-    Exit codes are `conform run`'s, of the cases behind the units; 1 also where one that passed failed when measured.
+    UNIT is a glob over the units of the level (default: all), CASE an id, FILE a case file. ggml computes with one
+    thread unless told otherwise (`ggml?threads=2`), OpenVINO with as many as there are cores.
+
+    With --against BACKEND each unit takes up to 90 s. Exit codes as for `conform run`; 5 also where the machine was too
+    noisy to decide.
     """
-    chosen = units(level, unit_globs)
+    chosen, cases = _units(level, what)
+    if listing:
+        for u in chosen:
+            click.echo("\t".join(map(printable, (u.name, f"{u.work} {u.of}", u.case_id))))
+        return
     specs, lacking = specs_here(backends, isolation)
-    rows: list[Row] = []
-    interrupted = Outcome()
-
-    def buy(r: Rounds) -> None:
-        r.more(rounds or ROUNDS[level])
-
+    base = _Base.of(against, specs, isolation)
+    answers: list[gating.Answer] = []
+    left = [(u, s) for u in chosen for s in specs]
+    cause = MissingCause.LOST
     bar = click.progressbar(chosen, label="units", file=sys.stderr, hidden=not sys.stderr.isatty())
-    try:
-        with closing(Runner(isolation=isolation)) as runner, bar:
-            bench = Bench(runner, isolation)
-            for unit in bar:
-                rows += bench.rows(unit, specs, buy)
-    except KeyboardInterrupt:
-        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what was measured is recorded"])
-    finally:
-        if json_path:
-            write_json(json_path, document(rows, level, lacking))
-    table([cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
-    for name, why in lacking.items():
-        line(f"{name}: not available: {why}")
-    leave(outcome_of_units(rows) + interrupted)
-
-
-@perf.command("case")
-@click.argument("case_id", metavar="CASE", shell_complete=complete_case)
-@backend_option
-@options.ROUNDS.click()
-@json_option
-@isolation
-def perf_case(
-    case_id: str, backends: Sequence[str], rounds: int | None, json_path: Path | None, isolation: Isolation
-) -> None:
-    """Time a case on backends: which kernels its nodes became, static against dynamic, the peak of memory.
-
-    A backend with an option `dynamic` is measured with `dynamic=off`, too: one model for each graph, every size known.
-    """
-    specs, lacking = specs_here(backends or FUSING, isolation)
-    specs = list(dict.fromkeys(v for s in specs for v in _variants(s)))
     with closing(Runner(isolation=isolation)) as runner:
-        unit = whole(case_id, len(runner.case(case_id).steps))
-        bench = Bench(runner, isolation)
-        rows = bench.rows(unit, specs, lambda r: r.more(rounds or ROUNDS["smoke"]))
-        held = bench.rows(whole(case_id, unit.work, timed=False), specs, lambda _: None)
-    if json_path:
-        write_json(json_path, document([*rows, *held], "smoke", lacking))
-    first = next((r.rate for r in rows if r.rate), None)
-    table([case_cells(r, h, first) for r, h in zip(rows, held, strict=True)], CASE_COLUMNS, disable_numparse=True,
-          maxcolwidths=[40, *[None] * 6, 60])  # fmt: skip
-    leave(outcome_of_units(rows))
+        judge_ = Judge(Bench(runner, isolation, cases), BUDGET, baseline=base.spec)
+        try:
+            with bar:
+                for unit in bar:
+                    answers += base.measure(judge_, unit, specs, rounds or ROUNDS[level])
+                    left = [(u, s) for u, s in left if u is not unit]
+        except KeyboardInterrupt:
+            cause = MissingCause.INTERRUPTED
+        finally:
+            why = "interrupted" if cause is MissingCause.INTERRUPTED else "the run ended before it"
+            missing = [*(Missing(str(s), u.id, why, cause) for u, s in left), *_missing(answers)]
+            results = [*(r.result for r in judge_.rows.values()), *_results(answers)]
+            if json_path:
+                _write(json_path, results, missing, lacking, specs, level, what)
+    rows = list(judge_.rows.values())
+    table([_cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 8 + [50])
+    for row in rows:
+        if row.unit.name == "case" and (kernels := _kernels(row.result)):
+            line(f"{row.backend}: {kernels}")
+    _show(answers)
+    for name, reason in lacking.items():
+        line(f"{name}: not available: {reason}")
+    leave(judge(results, missing))
 
 
-def _variants(spec: Spec) -> list[Spec]:
-    """A backend, and the same with static models where it has that choice."""
-    whole_spec = resolve(spec)
-    try:
-        choice = "dynamic" in signature(adapter(spec.name)).parameters and "dynamic" not in dict(whole_spec.options)
-    except ConformanceError:
-        choice = False
-    return [spec, Spec(spec.name, (*spec.options, ("dynamic", "off")))] if choice else [spec]
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What times are compared with."""
+
+    name: str = ""
+    spec: Spec | None = None
+    then: Mapping[tuple[str, str], Result] | None = None
+    """Case and backend -> result of an earlier record."""
+
+    @classmethod
+    def of(cls, against: str | None, specs: Sequence[Spec], isolation: Isolation) -> _Base:
+        """Read the record that --against names, or find the backend. UsageError for one of `specs` or another machine's
+        record, UnavailableError if the backend is not here.
+        """
+        if against is None:
+            return cls()
+        if not Path(against).is_file():
+            (spec,), _ = specs_here([against], isolation)
+            if spec in specs:
+                raise UsageError(f"--against {against}: another backend expected")
+            return cls(str(spec), spec)
+        runs = read_runs([Path(against)])
+        machine = str(environment()["machine"])
+        if any(d.machine != machine for d in runs.documents):
+            raise UsageError(f"--against {against}: times of this machine ({machine}) expected, of another one found")
+        return cls(Path(against).name, None, {(r.value.case, r.value.backend): r.value for r in runs.results})
+
+    def measure(self, judge_: Judge, unit: Unit, specs: Sequence[Spec], rounds: int) -> list[gating.Answer]:
+        """Measure a unit on all backends, and compare its time."""
+        gates = [
+            Gate(f"{unit.name} on {s} as fast as {self.name}", "ratio", unit, s, MARGIN, against="baseline")
+            for s in specs
+            if self.name and unit.timed
+        ]
+        if self.spec is not None and gates:
+            return list(map(judge_.answer, gates))
+        enough = rounds if self.then is None else max(rounds, ROUNDS["full"])
+        judge_.rows.update({(unit, r.backend): r for r in judge_.bench.rows(unit, specs, lambda r: r.more(enough))})
+        then = self.then or {}
+        return [gating.judge_record(g, judge_.rows[unit, g.backend].result, then) for g in gates]
 
 
-@perf.command("units")
-@smoke_option
-@unit_option
-def perf_units(level: Level, unit_globs: Sequence[str]) -> None:
-    """List the work units of a level, and the case behind each."""
-    for u in units(level, unit_globs):
-        click.echo("\t".join(map(printable, (u.name, f"{u.work} {u.of}", u.case_id))))
+def _results(answers: Sequence[gating.Answer]) -> list[Result]:
+    return [a for a in answers if isinstance(a, Result)]
+
+
+def _missing(answers: Sequence[gating.Answer]) -> list[Missing]:
+    return [a for a in answers if isinstance(a, Missing)]
+
+
+def _units(level: Level, words: Sequence[str]) -> tuple[list[Unit], dict[str, Case]]:
+    """Return the chosen units, and the cases of files by their ids."""
+    cases: dict[str, Case] = {}
+    found: dict[Unit, None] = {}
+    for word in words or ["*"]:
+        if Path(word).is_file():
+            own = read_cases(Path(word))
+            cases |= {c.id: c for c in own}
+        elif word.partition("/")[0] in FAMILIES:
+            own = [build(word)]
+        else:
+            found |= dict.fromkeys(units(level, [word]))
+            continue
+        for case in own:
+            found |= dict.fromkeys(whole(case.id, len(case.steps)))
+    return list(found), cases
+
+
+def _write(
+    path: Path,
+    results: Sequence[Result],
+    missing: Sequence[Missing],
+    lacking: Mapping[str, str],
+    specs: Iterable[Spec],
+    level: Level,
+    globs: Sequence[str],
+) -> None:
+    """Write the record of a run of `perf`."""
+    asked: dict[str, list[str]] = {}
+    for backend, case in [*((r.backend, r.case) for r in results), *((m.backend, m.case) for m in missing)]:
+        asked.setdefault(backend, []).append(case)
+    made = runfile.record(results, dict(lacking), asked=Request(asked), missing=missing)
+    selection = record_of(dict.fromkeys(specs, level), [FAMILY], globs, None)
+    write_json(path, {**made, "selection": selection})
+
+
+def _show(answers: Sequence[gating.Answer]) -> None:
+    """Print the answers of gates, and how many there are of each."""
+    if not answers:
+        return
+    words = [str(a.verdict) if isinstance(a, Result) else "undecided" for a in answers]
+    rows = [
+        (a.case.partition("/")[2], word, a.backend, a.detail if isinstance(a, Result) else a.reason)
+        for a, word in zip(answers, words, strict=True)
+    ]
+    table(rows, ["gate", "verdict", "backend", "reason"], maxcolwidths=[28, None, None, 72])
+    line(", ".join(f"{n} {word}" for word, n in Counter(words).items()))
+
+
+def _cells(row: Row) -> Sequence[str]:
+    """Format a row under `COLUMNS`; an unknown number is a dash, never a 0."""
+    m = row.result.metrics
+    of = f" {row.unit.of}/s"
+    low, high = m.get("seconds.low"), m.get("seconds.high")
+    held = [f"{m[k] / _MIB:.1f}" for k in ("memory.weights", "memory.peak") if k in m]
+    return (
+        row.unit.name,
+        str(row.backend),
+        str(row.result.verdict),
+        "–" if row.rate is None else f"{row.rate:.4g}{of}",
+        "–" if low is None or high is None else f"{row.unit.work / high:.4g} to {row.unit.work / low:.4g}",
+        str(len(row.seconds)),
+        f"{m['compiles']:g} (+{m.get('timed.compiles', 0):g})" if "compiles" in m else "–",
+        ", at most ".join(held),
+        "" if row.result.verdict is Verdict.PASS else row.result.detail,
+    )
+
+
+def _kernels(result: Result) -> str:
+    """List the kernels that the nodes of a case became, most frequent first."""
+    found = {k.partition(".")[2]: n for k, n in result.metrics.items() if k.startswith("kernels.")}
+    told = sorted(((n, k) for k, n in found.items() if k not in BOOKKEEPING), key=lambda x: (-x[0], x[1]))
+    return ", ".join(f"{n:g} {k}" for n, k in told)
 
 
 @perf.command()
 @click.argument("path", type=ExistingFile, required=False, metavar="[FILE.toml]")
-@click.option("--gate", "gate_globs", multiple=True, metavar="GLOB", help="Gates, repeatable; default: all.")
-@click.option("--base", type=ExistingFolder, metavar="VENV", help="What gates against the baseline are held against.")
+@click.option("--gate", "gate_globs", multiple=True, metavar="GLOB", help="Names of gates, repeatable; default: all.")
+@options.AGAINST.click(help="Backend that gates against the baseline compare with.", metavar="NAME")
 @options.config_option
-@budget_option
+@options.BUDGET.click()
 @json_option
 @isolation
 def gate(
     path: Path | None,
     gate_globs: Sequence[str],
-    base: Path | None,
+    against: str | None,
     budget: float | None,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Measure what FILE demands (default: what comes along), and say of each gate: fine, regressed, undecided or
-    not run.
+    """Measure and judge the gates of FILE (default: those of this package).
 
-    Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run, 5 one is
-    undecided: see docs/exit-codes.md.
+    Exit codes: 0 every gate passed, 1 one failed, 2 bad input, 3 no gate was run, 5 one is undecided because the
+    machine is too noisy, or was not started in time: see docs/exit-codes.md.
     """
     where = path or gating.SHIPPED
     request = gating.loads(read_text(where), str(where))
     chosen = request.matching(gate_globs)
+    base = None if against is None else specs_here([against], isolation)[0][0]
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), Workers(isolation))
-    builds: Pair | None = None
-    answers: list[Answer] = []
-    with ExitStack() as stack:
-        runner = stack.enter_context(closing(Runner(isolation=isolation)))
-        if base is not None and any(g.against == BASELINE for g in chosen):
-            builds = stack.enter_context(closing(Pair(base, Path(sys.prefix), request.level)))
-        judge = Judge(Bench(runner, isolation), budget or request.budget, lacking, builds)
+    ends = time.monotonic() + (inf if budget is None else budget)
+    answers: list[gating.Answer] = []
+    with closing(Runner(isolation=isolation)) as runner:
+        judge_ = Judge(Bench(runner, isolation), request.budget, lacking, base)
         for g in chosen:
+            if time.monotonic() > ends:
+                answers.append(Missing(str(g.backend), g.id, "not started (--budget)", MissingCause.TIME_LIMIT))
+                continue
             line(f"{g.name} …", err=True)
-            answers.append(judge.answer(g))
+            answers.append(judge_.answer(g))
+    results, missing = _results(answers), _missing(answers)
     if json_path:
+        measured = [row.result for row in judge_.rows.values()]
         unavailable = {str(s): why for s, why in lacking.items()}
-        entries = [a.to_json() for a in answers]
-        write_json(
-            json_path, {**document(list(judge.rows.values()), request.level, unavailable, entries), **_base(builds)}
-        )
+        _write(json_path, [*measured, *results], missing, unavailable, specs, request.level, gate_globs)
     _show(answers)
+    outcome = judge(results, missing)
+    leave(outcome.without(Why.UNEXECUTED) if missing else outcome)
 
 
-@perf.command()
-@click.argument("base", type=ExistingFolder, metavar="BASE_VENV")
-@click.argument("head", type=ExistingFolder, metavar="HEAD_VENV")
+@perf.command("calibrate")
+@click.argument("what", nargs=-1, metavar="[UNIT]…")
 @backend_option
 @smoke_option
-@unit_option
-@click.option(
-    "--limit", type=click.FloatRange(min=0, min_open=True), default=MARGIN, show_default=True, help="Head over base."
-)
-@budget_option
+@click.option("--seconds", type=click.FloatRange(min=1), default=100.0, show_default=True,
+              help="Recording time per unit and backend.")  # fmt: skip
+@click.option("--limit", type=click.FloatRange(min=1), default=MARGIN, show_default=True, help="Limit of the gates.")
+@options.BUDGET.click()
 @json_option
-def compare(
-    base: Path,
-    head: Path,
+def perf_calibrate(
+    what: Sequence[str],
     backends: Sequence[str],
     level: Level,
-    unit_globs: Sequence[str],
-    limit: float,
-    budget: float | None,
-    json_path: Path | None,
-) -> None:
-    """Measure two installed builds of this package in turns, and say of each unit whether head is slower than base.
-
-    Each is a virtual environment in which ggml-conformance and its backends are installed. Exit codes as for `gate`.
-    """
-    specs, lacking = specs_here(backends)
-    timed = [u for u in units(level, unit_globs) if u.timed]
-    answers = []
-    with closing(Pair(base, head, level)) as builds, closing(Runner()) as runner:
-        for side, build in builds.builds.items():
-            line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
-        judge = Judge(Bench(runner), budget or BUDGET, {}, builds)
-        for unit in timed:
-            for spec in specs:
-                name = f"{unit.name} on {spec}"
-                line(f"{name} …", err=True)
-                answers.append(judge.answer(Gate(name, "ratio", unit, spec, limit, against="baseline")))
-    if json_path:
-        write_json(json_path, {**document([], level, lacking, [a.to_json() for a in answers]), **_base(builds)})
-    _show(answers)
-
-
-def _base(builds: Pair | None) -> dict[str, JSON]:
-    """What the two builds are, and their seconds."""
-    if builds is None:
-        return {}
-    measured: list[JSON] = [
-        {"unit": unit.name, "backend": str(spec), BASE: seconds[BASE], HEAD: seconds[HEAD]}
-        for (unit, spec), seconds in builds.seconds.items()
-    ]
-    about: dict[str, JSON] = {side: dict(build.about) for side, build in builds.builds.items()}
-    return {"builds": {**about, "measured": measured}}
-
-
-def _show(answers: list[Answer]) -> NoReturn:
-    rows = [(a.gate.name, a.answer, a.gate.unit.name, a.gate.backend, a.reason) for a in answers]
-    table(rows, ["gate", "answer", "unit", "backend", "reason"], maxcolwidths=[28, None, None, None, 72])
-    words = [a.answer for a in answers]
-    line(", ".join(f"{words.count(x)} {x}" for x in (FINE, REGRESSED, UNDECIDED, gating.NOT_RUN)))
-    leave(gating.outcome(answers))
-
-
-@perf.command()
-@backend_option
-@smoke_option
-@unit_option
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=1),
-    default=100.0,
-    show_default=True,
-    help="Of recording per unit and backend.",
-)
-@click.option("--trials", type=click.IntRange(min=1), default=TRIALS, show_default=True, help="Of A against A.")
-@click.option("--limit", type=click.FloatRange(min=1), default=MARGIN, show_default=True, help="Of the gates tried.")
-@budget_option
-@json_option
-def aa(
-    backends: Sequence[str],
-    level: Level,
-    unit_globs: Sequence[str],
     seconds: float,
-    trials: int,
     limit: float,
     budget: float | None,
     json_path: Path | None,
 ) -> None:
-    """Measure A against A and against itself slowed by 3, 5, 10 and 20 %, and print how often gates are right here.
+    """Measure how often gates are right on this machine: A against A, and against itself slowed by 3, 5, 10 and 20 %.
 
-    Without --backend and --unit: six units, in about 15 minutes. Exit code 1 where what is demanded of gates does not
-    hold.
+    Without UNIT and --backend: six units, in about 15 minutes. Exit code 1 where gates are not reliable.
     """
-    specs, lacking = specs_here(backends) if backends else available(list(map(Spec.parse, AA_BACKENDS)))
-    trusts: list[Trust] = []
-    missed = {str(s): f"not available: {why}" for s, why in lacking.items()}
+    specs, lacking = specs_here(backends) if backends else _available(AA_BACKENDS)
+    ends = time.monotonic() + (inf if budget is None else budget)
+    results: list[Result] = []
+    missing: list[Missing] = []
     with closing(Runner()) as runner:
         bench = Bench(runner)
-        for unit in units(level, unit_globs or AA_UNITS):
+        for unit in units(level, what or AA_UNITS):
             for spec in specs:
+                name = f"calibrate/{unit.name}/{unit.model}@1"
+                if time.monotonic() > ends:
+                    missing.append(Missing(str(spec), name, "not started (--budget)", MissingCause.TIME_LIMIT))
+                    continue
                 line(f"{unit.name} on {spec} …", err=True)
                 try:
-                    trusts.append(trust(record(bench, unit, spec, seconds), limit, budget or BUDGET, trials))
+                    found = calibrate(record(bench, unit, spec, seconds), limit, BUDGET)
+                    results.append(result_of(unit, spec, found))
                 except ConformanceError as e:
-                    missed[f"{unit.name} on {spec}"] = str(e)
+                    results.append(Result(name, str(spec), Verdict.UNSUPPORTED, error=Error(str(e))))
     if json_path:
-        write_json(json_path, {**header("perf"), "units": [], "gates": [], "trust": [t.to_json() for t in trusts]})
-    _show_trust(trusts, limit, budget or BUDGET)
-    for name, why in missed.items():
-        line(f"not run: {name}: {why}")
-    broken = [(t.recording, x) for t in trusts for x in shortcomings(t)]
-    leave(
-        Outcome.of(Why.FAILED, [f"does not hold: {r.unit} on {r.backend}: {why}" for r, why in broken])
-        + Outcome.of(Why.UNEXECUTED, [] if trusts else ["nothing was measured"])
-    )
-
-
-def _show_trust(trusts: Sequence[Trust], limit: float, budget: float) -> None:
+        _write(json_path, results, missing, lacking, specs, level, what)
+    line(f"Gates that allow {limit:g} × the time, in at most {BUDGET:g} s: how often they say regressed")
     slow = [f"{s:.0%} slower" for s in SLOWDOWNS]
-    names = [(t, (t.recording.unit, t.recording.backend)) for t in trusts]
-    line(f"Gates that allow {limit:g} × the time, in at most {budget:g} s of measuring: how often they say regressed")
-    columns = ["lives", "A/A", *slow, "A/A undecided", "s per A/A", "95 % found from", "as recorded, A/A"]
-    table([(*name, *_line(t)) for t, name in names], ["unit", "backend", *columns], disable_numparse=True)
-    line("")
-    line("What the slowed ones really lost")
-    lost = [(*name, *(f"{x:.1%}" for x in t.recording.lost.values())) for t, name in names]
-    table(lost, ["unit", "backend", *slow], disable_numparse=True)
+    columns = [
+        "unit",
+        "backend",
+        "lives",
+        "A/A",
+        *slow,
+        "A/A undecided",
+        "s per A/A",
+        "95 % found from",
+        "not reliable",
+    ]
+    table([(r.case.split("/", 1)[1], r.backend, *_calibrated(r)) for r in results], columns, disable_numparse=True)
+    for name, why in lacking.items():
+        line(f"{name}: not available: {why}")
+    leave(judge(results, missing))
 
 
-def _line(t: Trust) -> Sequence[str]:
-    i = t.once.interval
-    return (
-        str(len(t.recording.lives[SAME])),
-        _percent(t.same.answers[REGRESSED], t.same),
-        *(_percent(x.answers[REGRESSED], x) for x in t.slower.values()),
-        _percent(t.same.answers[UNDECIDED], t.same),
-        f"{t.same.seconds:.0f}",
-        "–" if t.detectable is None else f"{t.detectable:.1%}",
-        f"{t.once.answer}: {i.estimate:.3f} ({i.low:.3f} to {i.high:.3f})",
-    )
+def _available(names: Sequence[str]) -> tuple[list[Spec], dict[str, str]]:
+    specs, lacking = available(list(map(Spec.parse, names)))
+    return specs, {str(s): why for s, why in lacking.items()}
 
 
-def _percent(n: int, of: Tally) -> str:
-    return f"{100 * n / of.trials:.1f} %"
+def _calibrated(result: Result) -> Iterable[str]:
+    m = result.metrics
+    if not m:
+        return ["–"] * 8 + [result.detail]
+    rates = [f"{100 * m[f'{REGRESSED}.{100 * s:g}']:.1f} %" for s in (0.0, *SLOWDOWNS)]
+    found = f"{m['detectable']:.1f} %" if "detectable" in m else "–"
+    return [
+        f"{m['lives']:g}",
+        *rates,
+        f"{100 * m[f'{UNDECIDED}.0']:.1f} %",
+        f"{m['seconds']:.0f}",
+        found,
+        result.detail,
+    ]

@@ -86,6 +86,7 @@ _OF_MISSING = {
     MissingCause.INTERRUPTED: Why.INTERRUPTED,
     MissingCause.TIME_LIMIT: Why.TIME_LIMIT,
     MissingCause.STOPPED: Why.STOPPED,
+    MissingCause.UNDECIDED: Why.UNDECIDED,
 }
 PRECEDENCE = (Exit.FAILURES, Exit.INCOMPLETE, Exit.NOTHING)
 """Precedence of exit codes, highest first."""

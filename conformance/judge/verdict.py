@@ -240,6 +240,8 @@ class MissingCause(str, enum.Enum):
     """The user ended the run first."""
     STOPPED = "stopped"
     """The run ended after the number of failures that the user asked for."""
+    UNDECIDED = "undecided"
+    """It was measured, and its time did not suffice to decide."""
 
     def __str__(self) -> str:
         return self.value

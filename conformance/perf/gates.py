@@ -1,4 +1,4 @@
-"""Gates: demands on a backend's speed, written in a TOML file (docs/perf.md, thresholds.toml), and their answers.
+"""Judge gates: limits of a backend's speed and counters, from a TOML file (docs/perf.md, thresholds.toml).
 
 level = "smoke"          # of the work units
 budget = 90              # seconds of measuring that one gate may take
@@ -8,7 +8,7 @@ name = "the fused state pays"
 kind = "ratio"           # or "counter": exact, no clock; or "absolute": seconds, on one kind of machine
 unit = "decode@past=512"
 backend = "openvino-stateful"
-against = "openvino-stateless" # or "baseline": this build's time over that of another one
+against = "openvino-stateless" # or "baseline": what --against names, another build of the same backend
 limit = 0.9
 why = "optional"
 """
@@ -18,35 +18,35 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal, cast
 
 from conformance import shipped
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.judge.outcome import Outcome, Why
-from conformance.judge.verdict import FAILURES, Verdict
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Missing, MissingCause, Result, Verdict
+from conformance.run.runner import result_of_error
 from conformance.run.session.environment import environment
 from conformance.run.session.select import parse_specs
 from conformance.suite.family import LEVELS, Level
 
 from .bench import Bench, Row
-from .compare import Pair, UncomparableError, is_number
 from .measure import Rounds
-from .statistics import FINE, REGRESSED, UNDECIDED, Decision, decide
+from .statistics import FINE, REGRESSED, UNDECIDED, Decision, Interval, decide
 from .units import Unit, units
 
 Kind = Literal["counter", "ratio", "absolute"]
-NOT_RUN = "not run"
+FAMILY = "gate"
+"""Family of the ids of gates."""
 HELD = "memory.held"
 """A counter that no witness gives: per cent of a model's weights that a process of its own holds (`perf.held`)."""
 BASELINE = "baseline"
-"""`against` of a gate that compares this build with another one."""
+"""`against` of a gate that compares a backend with the one that the user names."""
 BUDGET = 90.0
 SHIPPED = shipped.path("perf", "thresholds.toml")
 
@@ -80,6 +80,11 @@ class Gate:
     machine: str = ""
     counter: str = ""
     relation: str = ""
+
+    @property
+    def id(self) -> str:
+        """Id of its result: `gate/NAME`."""
+        return f"{FAMILY}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,14 @@ def loads(text: str, where: str) -> Gates:
         expect(gate.name not in gates, f"{place} name", "a name that no other gate has", gate.name)
         gates[gate.name] = gate
     return Gates(cast("Level", level), float(budget), tuple(gates.values()))
+
+
+def is_number(value: object) -> bool:
+    """Return True for a number that float64 can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        return False
 
 
 def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
@@ -158,89 +171,71 @@ def _spec(text: str, where: str) -> Spec:
         raise  # `expect` did
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a gate."""
-
-    gate: Gate
-    answer: str
-    """`fine`, `regressed`, `undecided` (the budget did not suffice) or `not run`."""
-    reason: str
-    """One sentence."""
-    decision: Decision | None = None
-    count: int | None = None
-    """The counter."""
-    broke: bool = False
-    """Whether it was not run because a case failed."""
-
-    def to_json(self) -> dict[str, JSON]:
-        """As a document has it; null for what is not known."""
-        g, d = self.gate, self.decision
-        known = d.interval if d else None
-        return {
-            "gate": g.name,
-            "kind": g.kind,
-            "unit": g.unit.name,
-            "backend": str(g.backend),
-            "against": None if g.against is None else str(g.against),
-            "limit": g.limit,
-            "answer": self.answer,
-            "estimate": self.count if known is None else _finite(known.estimate),
-            "low": self.count if known is None else _finite(known.low),
-            "high": self.count if known is None else _finite(known.high),
-            "rounds": d.rounds if d else 0,
-            "detectable": None if known is None else _finite(known.detectable),
-            "seconds": d.seconds if d else 0.0,
-            "reason": self.reason,
-        }
+Answer = Result | Missing
+"""Result of a gate: PASS, FAIL, UNSUPPORTED with the reason why it was not run, or how a case behind it failed. A gate
+that its budget did not decide is missing, which makes the run incomplete."""
 
 
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
+def not_run(gate: Gate, reason: str) -> Result:
+    """Answer of a gate that cannot be judged here."""
+    return Result(gate.id, str(gate.backend), Verdict.UNSUPPORTED, error=Error(reason))
 
 
-def judge_count(gate: Gate, counters: Mapping[str, JSON]) -> Answer:
-    """Hold a counter against its limit; `not run` where the backend does not count it."""
-    value = _counter(counters, gate.counter)
+def _answer(gate: Gate, ok: bool, reason: str, metrics: Mapping[str, float]) -> Result:
+    known = {k: float(v) for k, v in metrics.items() if math.isfinite(v)}
+    found = Result(gate.id, str(gate.backend), Verdict.PASS if ok else Verdict.FAIL, metrics=known)
+    return found.noted(reason) if ok else replace(found, error=Error(reason, "over its limit"))
+
+
+def judge_count(gate: Gate, counters: Mapping[str, float]) -> Result:
+    """Compare a counter with its limit; UNSUPPORTED if the backend does not count it."""
+    group = gate.counter.partition(".")[0]
+    # a backend that lists the kernels it ran did not run the others
+    default = 0 if group == "kernels" and any(k.startswith("kernels.") for k in counters) else None
+    value = counters.get(gate.counter, default)
     if value is None:
-        known = ", ".join(_names(counters)) or "nothing"
-        return Answer(gate, NOT_RUN, f"{gate.backend} does not count {gate.counter}; it counts {known}")
-    ok = RELATIONS[gate.relation](value, int(gate.limit))
-    reason = f"{gate.counter} is {value}, {gate.relation} {int(gate.limit)} demanded"
-    return Answer(gate, FINE if ok else REGRESSED, reason, count=value)
+        known = ", ".join(counters) or "nothing"
+        return not_run(gate, f"{gate.backend} does not count {gate.counter}; it counts {known}")
+    limit = int(gate.limit)
+    ok = RELATIONS[gate.relation](int(value), limit)
+    reason = f"{gate.counter} is {value:g}, {gate.relation} {limit} required"
+    return _answer(gate, ok, reason, {"estimate": value, "limit": limit})
 
 
-def _counter(counters: Mapping[str, JSON], path: str) -> int | None:
-    name, _, key = path.partition(".")
-    value = counters.get(name)
-    if key:
-        if not isinstance(value, dict) or not value:
-            return None
-        # a backend that lists the kernels it ran did not run the others
-        value = value.get(key, 0 if name == "kernels" else None)
-    return value if isinstance(value, int) else None
-
-
-def _names(counters: Mapping[str, JSON]) -> list[str]:
-    return [
-        f"{name}.{key}" if key else name
-        for name, value in counters.items()
-        for key in (value if isinstance(value, dict) else [""])
-    ]
-
-
-def judge_time(gate: Gate, decision: Decision) -> Answer:
-    """The answer to a gate on a clock, in a sentence."""
+def judge_time(gate: Gate, decision: Decision, against: str | None) -> Answer:
+    """Answer of a gate on time; `against` is what the backend was compared with."""
     i = decision.interval
-    measured = f"{i.estimate:.4g} {'s' if gate.against is None else f'× {gate.against}'}"
+    measured = f"{i.estimate:.4g} {'s' if against is None else f'× {against}'}"
     if math.isfinite(i.high):
         measured += f" (between {i.low:.4g} and {i.high:.4g})"
     reason = f"{measured}, at most {gate.limit:g} allowed, after {decision.rounds} rounds in {decision.seconds:.0f} s"
-    if decision.answer not in {FINE, REGRESSED}:
+    if decision.answer == UNDECIDED:
         known = math.isfinite(i.detectable)
         effect = f"{100 * i.detectable:.2g} % beyond the limit would have been seen" if known else "nothing can be seen"
-        reason += f"; {effect} with so many"
-    return Answer(gate, decision.answer, reason, decision)
+        why = f"undecided, the machine is too noisy for its time: {reason}; {effect} with so many"
+        return Missing(str(gate.backend), gate.id, why, MissingCause.UNDECIDED)
+    metrics = {"estimate": i.estimate, "low": i.low, "high": i.high, "limit": gate.limit, "detectable": i.detectable,
+               "rounds": decision.rounds, "seconds": decision.seconds}  # fmt: skip
+    return _answer(gate, decision.answer == FINE, reason, metrics)
+
+
+def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]) -> Answer:
+    """Compare a unit's time with that of an earlier record, by the 95 % intervals of both medians."""
+    before = then.get((now.case, now.backend))
+    if now.verdict is not Verdict.PASS:
+        return replace(now, case=gate.id)
+    if before is None or "seconds" not in before.metrics:
+        return not_run(gate, "the earlier record has no time of it")
+    a, b = now.metrics, before.metrics
+    ends = [m.get(f"seconds.{end}") for m in (a, b) for end in ("low", "high")]
+    if None in ends:
+        why = "undecided: six rounds on either side expected, fewer found"
+        return Missing(now.backend, gate.id, why, MissingCause.UNDECIDED)
+    low, high = a["seconds.low"] / b["seconds.high"], a["seconds.high"] / b["seconds.low"]
+    answer = REGRESSED if low > gate.limit else FINE if high <= gate.limit else UNDECIDED
+    interval = Interval(a["seconds"] / b["seconds"], low, high, math.inf)
+    decision = Decision(answer, interval, int(a["rounds"]), a["seconds"] * a["rounds"])
+    return judge_time(gate, decision, "the earlier record")
 
 
 @dataclass(slots=True)
@@ -252,27 +247,30 @@ class Judge:
     """Seconds of measuring for each gate."""
     lacking: Mapping[Spec, str] = field(default_factory=dict)
     """Backend that this machine does not have -> why."""
-    pair: Pair | None = None
-    """This build and the baseline."""
+    baseline: Spec | None = None
+    """What gates against the baseline compare with."""
     machine: str = field(default_factory=lambda: str(environment()["machine"]))
     rows: dict[tuple[Unit, Spec], Row] = field(default_factory=dict)
-    """Of each unit and backend measured the row with most rounds."""
+    """The row with most rounds of each unit and backend measured."""
 
     def answer(self, gate: Gate) -> Answer:
-        """Measure and judge; whatever prevents that makes the gate `not run`, with the reason."""
+        """Measure and judge; whatever prevents that makes the gate UNSUPPORTED, with the reason."""
         if gate.machine and gate.machine != self.machine:
-            return Answer(gate, NOT_RUN, f"it is about machine {gate.machine}, and this is {self.machine}")
-        if gate.against == BASELINE:
-            return self._against_baseline(gate)
-        specs = [gate.backend, *([gate.against] if isinstance(gate.against, Spec) else [])]
+            return not_run(gate, f"it is about machine {gate.machine}, and this is {self.machine}")
+        against = self.baseline if gate.against == BASELINE else gate.against
+        if gate.against == BASELINE and against is None:
+            return not_run(gate, "no baseline was given: --against names a backend")
+        specs = [gate.backend, *([against] if isinstance(against, Spec) else [])]
         for spec in specs:
             if spec in self.lacking:
-                return Answer(gate, NOT_RUN, f"{spec}: not available: {self.lacking[spec]}")
+                return not_run(gate, f"{spec}: not available: {self.lacking[spec]}")
+        if len(set(specs)) < len(specs):
+            return not_run(gate, f"the baseline is {gate.backend} itself")
         return self._measured(gate, specs)
 
-    def _measured(self, gate: Gate, specs: list[Spec]) -> Answer:
+    def _measured(self, gate: Gate, specs: Sequence[Spec]) -> Answer:
         decisions: list[Decision] = []
-        against = None if gate.against is None else str(gate.against)
+        against = str(specs[1]) if len(specs) > 1 else None
 
         def buy(rounds: Rounds) -> None:
             if gate.kind == "counter":
@@ -286,44 +284,20 @@ class Judge:
             if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
                 self.rows[key] = row
         for row in rows:
-            if row.broke or row.result.verdict is not Verdict.PASS:
-                broke = row.broke or row.result.verdict in FAILURES
-                return Answer(gate, NOT_RUN, f"{row.backend}: {row.reason}", broke=broke)
+            if row.result.verdict is not Verdict.PASS:
+                return replace(row.result, case=gate.id, backend=str(gate.backend)).noted(
+                    f"{gate.unit.name} on {row.backend}"
+                )
         if gate.counter == HELD:
             return self._held(gate)
         if gate.kind == "counter":
-            return judge_count(gate, {**rows[0].counters, "memory": rows[0].memory})
-        return judge_time(gate, decisions[-1])
+            return judge_count(gate, rows[0].result.metrics)
+        return judge_time(gate, decisions[-1], against)
 
-    def _held(self, gate: Gate) -> Answer:
+    def _held(self, gate: Gate) -> Result:
         try:
-            return judge_count(gate, {"memory": {"held": self.bench.held(gate.backend)}})
+            return judge_count(gate, {HELD: self.bench.held(gate.backend)})
         except UnavailableError as e:
-            return Answer(gate, NOT_RUN, str(e))
+            return not_run(gate, str(e))
         except ConformanceError as e:
-            return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
-
-    def _against_baseline(self, gate: Gate) -> Answer:
-        if self.pair is None:
-            return Answer(gate, NOT_RUN, "no baseline was given: --base names a virtual environment that has one")
-        try:
-            return judge_time(gate, self.pair.decide(gate.unit, gate.backend, gate.limit, self.budget))
-        except UncomparableError as e:
-            return Answer(gate, NOT_RUN, str(e), broke=e.broke)
-        except UsageError:  # a build that does not speak our protocol measures nothing
-            raise
-        except ConformanceError as e:
-            return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
-
-
-def outcome(answers: Sequence[Answer]) -> Outcome:
-    """It fails where a gate regressed or a case behind one failed, and is incomplete where one is undecided."""
-
-    def names(chosen: Iterable[Answer]) -> list[str]:
-        return [f"{a.gate.name}: {a.answer}: {a.reason}" for a in chosen]
-
-    return (
-        Outcome.of(Why.FAILED, names(a for a in answers if a.answer == REGRESSED or a.broke))
-        + Outcome.of(Why.UNDECIDED, names(a for a in answers if a.answer == UNDECIDED))
-        + Outcome.of(Why.UNEXECUTED, ["no gate was run"] if all(a.answer == NOT_RUN for a in answers) else [])
-    )
+            return replace(result_of_error(e), case=gate.id, backend=str(gate.backend))

@@ -14,7 +14,7 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.tensor import nbytes
-from conformance.run.isolation.isolate import IsolatedBackend
+from conformance.run.isolation.isolate import process_of
 from conformance.run.session.select import build
 
 from .measure import Opener, play
@@ -87,14 +87,14 @@ def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
     """Bytes that the process of a new backend holds more with `case` in the end, and at most; None if it refuses it."""
     backend: Backend = opener()
     try:
-        if not isinstance(backend, IsolatedBackend):
+        if (own := process_of(backend)) is None:
             raise UnavailableError(f"{spec}: its own process expected, and one only, whose memory can be measured")
         if not all(all(backend.supports(s.graph)) for s in case.steps) or not backend.supports_case(case):
             return None
-        backend.watch()
+        own.watch()
         with backend.open(case) as session:
             play(session, case.steps)
-            rise = backend.risen()
+            rise = own.risen()
     finally:
         backend.close()
     if rise.held is None or rise.peak is None:

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple, final
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES
-from conformance.perf.statistics import median_interval
 
 APPLICATION = 0x67676D6C
 """SQLite's `application_id`, which identifies the file: "ggml"."""
 
-VERSION = 4
+VERSION = 5
 """Of the tables, SQLite's `user_version`."""
 
 _NAME = "INTEGER NOT NULL REFERENCES names (id)"
@@ -49,7 +48,7 @@ RESULTS = (
         metric INTEGER NOT NULL REFERENCES metrics (id), verdict TEXT, value REAL, low REAL, high REAL, rounds INTEGER,
         detail TEXT NOT NULL, PRIMARY KEY (run, backend, case_id, metric)) WITHOUT ROWID""",
 )
-"""What was measured; and a row for each value of it (docs/history.md)."""
+"""What was measured; and a row for each value of it (docs/reports.md)."""
 
 
 def _moved(table: str, about: str, metric: str, cells: str) -> tuple[str, str]:
@@ -69,7 +68,7 @@ def _moved(table: str, about: str, metric: str, cells: str) -> tuple[str, str]:
     )
 
 
-MIGRATION = (
+TABLES = (
     f"""CREATE TABLE IF NOT EXISTS causes (run INTEGER, backend {_NAME}, cause {_NAME}, verdict TEXT, op {_NAME},
         sentence TEXT, cases INTEGER, smallest {_NAME})""",
     "ALTER TABLE results RENAME TO cases",
@@ -87,7 +86,37 @@ MIGRATION = (
     *(f"DROP TABLE IF EXISTS {table}"
       for table in ("cases", "timings", "counters", "gates", "causes", "hunts", "mutants")),
 )  # fmt: skip
-"""Statements that make this version from versions 1 to 3, which had a table for each kind of row."""
+"""Statements that make version 4 from versions 1 to 3, which had a table for each kind of row."""
+
+_UNIT, _GATE = "'perf/' || m.metric || '/' || m.subject || '@1'", "'gate/' || m.metric"
+_COUNTED = "'perf/' || substr(m.metric, 1, instr(m.metric, ': ') - 1) || '/' || m.subject || '@1'"
+_COUNTER = "substr(m.metric, instr(m.metric, ': ') + 2)"
+
+
+def _as_results(about: str, case: str, metric: str, cells: str) -> tuple[str, ...]:
+    """Return statements that turn rows of version 4 into rows of cases, or of their metrics."""
+    old = f"FROM metrics AS m WHERE about = '{about}'"
+    made = "'case', 'budget_used'" if metric == "" else f"'metric', {metric}"
+    return (
+        f"INSERT OR IGNORE INTO names (text) SELECT {case} {old}",
+        f"INSERT OR IGNORE INTO metrics (about, metric, subject, unit) SELECT {made}, '', '' {old}",
+        f"""INSERT OR IGNORE INTO results SELECT run, backend, n.id, k.id, {cells} FROM results AS r
+            JOIN metrics AS m ON m.id = r.metric AND m.about = '{about}' JOIN names AS n ON n.text = {case}
+            JOIN metrics AS k ON (k.about, k.metric, k.subject, k.unit) = ({made}, '', '')""",  # noqa: S608
+    )
+
+
+_VERDICT = "CASE verdict WHEN 'fine' THEN 'PASS' WHEN 'regressed' THEN 'FAIL' ELSE 'UNSUPPORTED' END"
+_OLD = "SELECT id FROM metrics WHERE about IN ('unit', 'counter', 'gate')"
+KINDS = (
+    *_as_results("unit", _UNIT, "", "verdict, NULL, NULL, NULL, NULL, detail"),
+    *_as_results("unit", _UNIT, "m.unit || '_per_second'", "NULL, value, low, high, rounds, ''"),
+    *_as_results("counter", _COUNTED, _COUNTER, "NULL, value, NULL, NULL, NULL, ''"),
+    *_as_results("gate", _GATE, "", f"{_VERDICT}, NULL, NULL, NULL, NULL, detail"),
+    f"DELETE FROM results WHERE metric IN ({_OLD})",  # noqa: S608  # our own words
+    "DELETE FROM metrics WHERE about IN ('unit', 'counter', 'gate')",
+)
+"""Statements that make this version from version 4, whose units, counters and gates were no results."""
 
 Document = Mapping[str, JSON]
 PATIENCE = 60.0
@@ -100,12 +129,12 @@ class Cells(NamedTuple):
     backend: str
     case: str
     about: str
-    """`case`, `metric` of a case, `unit` (of work), `counter` of a unit, `gate` or `cause`."""
+    """`case`, `metric` of a case, or `cause`."""
     metric: str
     subject: str
-    """The model of a unit, what a gate compares with, the op of a cause; else empty."""
+    """The op of a cause; else empty."""
     unit: str
-    """Of work: `tokens` of a rate in tokens a second; `cases` of a cause; else empty."""
+    """`cases` of a cause; else empty."""
     verdict: str | None
     """None of a metric or a counter."""
     value: float | None
@@ -116,45 +145,28 @@ class Cells(NamedTuple):
 
 
 def rows(document: Document) -> Iterator[Cells]:
-    """What of a document is stored; of kinds other than conformance and perf nothing."""
-    if document["kind"] == "conformance":
-        # a case that ran twice in a run (also from a file) is one row: the failure
-        results = sorted(document["results"], key=lambda r: r["verdict"] in FAILURES)
-        for r in {(r["case"], r["backend"]): r for r in results}.values():
-            used = r.get("budget_used")
-            yield Cells(r["backend"], r["case"], "case", "budget_used", "", "", r["verdict"], used, detail=r["detail"])
-            for name, value in (r.get("metrics") or {}).items():
-                yield Cells(r["backend"], r["case"], "metric", name, "", "", None, value)
-        for c in document.get("causes", ()):
-            yield Cells(c["backend"], c["smallest"], "cause", c["id"], c["op"], "cases", c["verdict"], len(c["cases"]),
-                        detail=c["sentence"])  # fmt: skip
-    if document["kind"] == "perf":
-        for u in document["units"]:
-            yield from _unit(u)
-        for g in document.get("gates", ()):
-            yield Cells(g["backend"], g["unit"], "gate", g["gate"], g.get("against") or "", "", g["answer"],
-                        g.get("estimate"), g.get("low"), g.get("high"), g.get("rounds"),
-                        g.get("reason") or "")  # fmt: skip
+    """Yield what is stored of a record."""
+    # a case that ran twice in a run (also from a file) is one row: the failure
+    results = sorted(document["results"], key=lambda r: r["verdict"] in FAILURES)
+    for r in {(r["case"], r["backend"]): r for r in results}.values():
+        used = r.get("budget_used")
+        yield Cells(
+            r["backend"], r["case"], "case", "budget_used", "", "", r["verdict"], used, detail=r.get("detail", "")
+        )
+        metrics = r.get("metrics") or {}
+        for name, value in metrics.items():
+            low, high = (_at(metrics, name, f"seconds.{end}") for end in ("high", "low"))
+            yield Cells(r["backend"], r["case"], "metric", name, "", "", None, value, low, high, metrics.get("rounds"))
+    for c in document.get("causes", ()):
+        yield Cells(c["backend"], c["smallest"], "cause", c["id"], c["op"], "cases", c["verdict"], len(c["cases"]),
+                    detail=c["sentence"])  # fmt: skip
 
 
-def _unit(u: Document) -> Iterator[Cells]:
-    backend, case, name, model = u["backend"], u["case"], u["unit"], u["model"]
-    slow, fast = median_interval(u["seconds"])
-    low, high = u["work"] / fast if fast else None, u["work"] / slow if slow else None
-    yield Cells(
-        backend, case, "unit", name, model, u["of"], u["verdict"], u["rate"], low, high, u["rounds"], u["reason"]
-    )
-    for counter, value in _numbers({**u["counters"], "memory": u["memory"]}, ""):
-        yield Cells(backend, case, "counter", f"{name}: {counter}", model, "", None, value)
-
-
-def _numbers(value: JSON, name: str) -> Iterator[tuple[str, float]]:
-    """Every number of nested objects: `kernels.RMS`."""
-    if isinstance(value, dict):
-        for k, v in value.items():
-            yield from _numbers(v, f"{name}.{k}" if name else k)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield name, float(value)
+def _at(metrics: Mapping[str, float], name: str, end: str) -> float | None:
+    """Return a rate at one end of the interval of its seconds."""
+    if not name.endswith("_per_second") or not metrics.get(end):
+        return None
+    return metrics[name] * metrics["seconds"] / metrics[end]
 
 
 class Added(NamedTuple):
@@ -180,7 +192,7 @@ class History:
         """
         self.path = path
         if not create and not path.is_file():
-            raise UsageError(f"{path}: a history (made by `conform history import`) expected, no such file")
+            raise UsageError(f"{path}: a history (made by `conform report RUN --store DB`) expected, no such file")
         with self._errors():
             mode = "rwc" if create else "rw"
             self._db = sqlite3.connect(
@@ -251,7 +263,8 @@ class History:
                 db.execute("VACUUM INTO ?", (str(kept),))
             with self._transaction():  # another process may have migrated it meanwhile: read the version again
                 version = self._pragma("user_version")
-                for statement in MIGRATION if 0 < version < VERSION else (*NAMES, *RESULTS) if not version else ():
+                steps = (TABLES if version < 4 else ()) + KINDS if 0 < version < VERSION else ()
+                for statement in steps if version else (*NAMES, *RESULTS):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {APPLICATION}")
                 db.execute(f"PRAGMA user_version = {VERSION}")
@@ -395,10 +408,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One work unit on one backend and kind of machine, oldest first."""
+    """One case on one backend and kind of machine, oldest first."""
 
-    unit: str
-    model: str
+    case: str
     backend: str
     machine: str
     of: str
@@ -442,17 +454,22 @@ def runs(history: History) -> list[Run]:
 
 def series(history: History, *, nightly: bool = True) -> list[Series]:
     """The rates of each unit on each backend and kind of machine, of nightly runs only or of all."""
-    points: dict[tuple[str, str, str, str, str], list[Point]] = {}
+    points: dict[tuple[str, str, str, str], list[Point]] = {}
     rates = history.query(_RATES, (int(nightly),))
-    for unit, model, backend, machine, of, run, written, rate, low, high, rounds, packages in rates:
-        point = Point(run, written, rate, low, high, rounds, json.loads(packages))
-        points.setdefault((unit, model, backend, machine, of), []).append(point)
+    for case, backend, machine, metric, run, written, rate, low, high, rounds, packages in rates:
+        point = Point(run, written, rate, low, high, rounds or 0, json.loads(packages))
+        points.setdefault((case, backend, machine, metric.removesuffix("_per_second")), []).append(point)
     return [Series(*key, tuple(own)) for key, own in points.items()]
 
 
 def causes(history: History) -> list[Known]:
     """Every cause on every backend; those whose smallest case passed since come last."""
     return [Known(*row) for row in history.query(_CAUSES)]
+
+
+def last_good(history: History) -> dict[str, str | None]:
+    """Return backend -> when its newest run in which cases passed and none failed was written; None without one."""
+    return dict(history.query(_GOOD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,12 +526,18 @@ def _otava() -> ModuleType:
 _RUNS = "SELECT id, run, kind, written, machine, system, cpu, nightly FROM runs ORDER BY written, run"
 _COUNT = """
     SELECT run, verdict, count(*) FROM results JOIN metrics ON metrics.id = results.metric
-    WHERE about IN ('case', 'unit', 'gate') GROUP BY 1, 2"""
+    WHERE about = 'case' GROUP BY 1, 2"""
 _RATES = """
-    SELECT metrics.metric, subject, backend.text, machine, unit, runs.run, written, value, low, high, rounds, packages
+    SELECT case_id.text, backend.text, machine, metrics.metric, runs.run, written, value, low, high, rounds, packages
     FROM metrics JOIN results ON results.metric = metrics.id JOIN runs ON runs.id = results.run
-    JOIN names AS backend ON backend.id = backend
-    WHERE about = 'unit' AND value IS NOT NULL AND nightly >= ? ORDER BY 1, 2, 3, 4, 5, written, runs.run"""
+    JOIN names AS backend ON backend.id = backend JOIN names AS case_id ON case_id.id = case_id
+    WHERE about = 'metric' AND metrics.metric GLOB '*_per_second' AND value IS NOT NULL AND nightly >= ?
+    ORDER BY 1, 2, 3, 4, written, runs.run"""
+_GOOD = f"""
+    SELECT text, max(CASE WHEN passed AND NOT failed THEN written END) FROM (
+        SELECT run, backend, sum(verdict = 'PASS') AS passed, sum(verdict {_FAILING}) AS failed FROM results
+        JOIN metrics ON metrics.id = results.metric WHERE about = 'case' GROUP BY 1, 2) AS every
+    JOIN runs ON runs.id = every.run JOIN names ON names.id = every.backend GROUP BY 1 ORDER BY 1"""  # noqa: S608
 _CAUSES = """
     WITH every AS (
         SELECT metrics.metric AS cause, subject AS op, results.*, written,

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from conformance.backend.interface import Backend, Session, Witness
-from conformance.case.case import JSON, Case, Step
+from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
-from conformance.run.isolation.isolate import IsolatedBackend
+from conformance.run.isolation.isolate import process_of
 
 from .statistics import Measurements
 from .units import Unit
@@ -149,7 +149,7 @@ class Measured:
         self.subject = Subject(name, self.run, None if unit.fresh else self._renew)
         self._case, self._opener = case, opener
         self._before, self._timed = case.steps[: unit.first], case.steps[unit.first :]
-        self._total: dict[str, JSON] = {}
+        self._total: dict[str, float] = {}
         self._during: dict[str, int] = {}
         self._changed = self._lives = 0
         self._expected: Values | None = None
@@ -164,15 +164,15 @@ class Measured:
         with self._noting_errors():
             return self._measure()
 
-    def counters(self) -> dict[str, JSON]:
-        """The witness's counters; independent of the number of rounds, but for `changed`.
+    def counters(self) -> dict[str, float]:
+        """Return the witness's counters; independent of the number of rounds, but for `changed`.
 
         Returns:
-            `compiles`, `hits`, `splits`, `copies`, `nodes`, and `bytes` and `kernels` by name, after the first playing
-            of the case. `timed`: the largest rise of the first five in the timed part of a measurement. `changed`: in
-            how many measurements outputs differed from the first's.
+            `compiles`, `hits`, `splits`, `copies`, `nodes`, `bytes.NAME` and `kernels.NAME`, after the first playing of
+            the case. `timed.compiles` and so on: the largest rise of the first five in the timed part of a measurement.
+            `changed`: in how many measurements outputs differed from the first's.
         """
-        return {**self._total, "timed": dict(self._during), "changed": self._changed}
+        return {**self._total, **_named("timed", self._during), "changed": self._changed}
 
     def elapsed(self, seconds: Sequence[float]) -> list[float]:
         """What passed by this process's clock in those of its measurements that were charged `seconds`, in order."""
@@ -192,9 +192,9 @@ class Measured:
 
     def _start(self) -> Backend:
         backend = self._opener()
-        if isinstance(backend, IsolatedBackend):
+        if (own := process_of(backend)) is not None:
             # the same processor for all subjects of a life: one may be slower by half for minutes
-            backend.settle(self._lives)
+            own.settle(self._lives)
         self._lives += 1
         return backend
 
@@ -310,27 +310,27 @@ def weights(witness: Witness, case: Case) -> int | None:
     return max(0, rest - sum(nbytes(t) for t in case.caches()))
 
 
-def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int | None]]:
-    """The counters of playing `case`, and bytes: of its `weights`, and the `peak` rise of resident memory meanwhile.
+def memory(case: Case, opener: Opener) -> dict[str, float]:
+    """Play `case` and return its counters, `memory.weights` and `memory.peak` in bytes as far as they are known.
 
-    `peak` is a worker process's, without the case's own bytes there; None for a backend in this process, whose memory
-    cannot be told from the rest.
+    The peak is the rise of a process's resident memory, without the case's own bytes there; a backend in this process
+    has none, since its memory cannot be told from the rest.
 
     Raises:
         BackendError: the backend failed.
     """
     backend, peak = opener(), None
     try:
-        if isinstance(backend, IsolatedBackend):
-            backend.watch()
+        if (own := process_of(backend)) is not None:
+            own.watch()
         with backend.open(case) as session:
             play(session, case.steps)
-            if isinstance(backend, IsolatedBackend):
-                peak = backend.risen().peak
+            peak = own.risen().peak if own is not None else None
             witness = session.witness()
     finally:
         backend.close()
-    return _totals(witness), {"weights": weights(witness, case), "peak": peak}
+    known = {"weights": weights(witness, case), "peak": peak}
+    return {**_totals(witness), **_named("memory", {k: n for k, n in known.items() if n is not None})}
 
 
 def play(session: Session, steps: Sequence[Step]) -> Values:
@@ -363,8 +363,12 @@ def _counts(witness: Witness) -> dict[str, int]:
     return {name: getattr(witness, field) for name, field in COUNTED.items()}
 
 
-def _totals(witness: Witness) -> dict[str, JSON]:
-    return {**_counts(witness), "bytes": dict(witness.bytes), "kernels": dict(witness.kernels)}
+def _totals(witness: Witness) -> dict[str, float]:
+    return {**_counts(witness), **_named("bytes", witness.bytes), **_named("kernels", witness.kernels)}
+
+
+def _named(group: str, counts: Mapping[str, float]) -> dict[str, float]:
+    return {f"{group}.{name}": n for name, n in counts.items()}
 
 
 def _equal(a: Values, b: Values) -> bool:

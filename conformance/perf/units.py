@@ -28,6 +28,8 @@ from conformance.suite import ops
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import Timed
 
+FAMILY = "perf"
+"""Family of the ids of work units."""
 Of = Literal["tokens", "cases", "steps"]
 BLOCK = 256
 """Cells: llama.cpp reads and allocates a KV cache in multiples of it."""
@@ -63,8 +65,13 @@ class Unit:
 
     @property
     def timed(self) -> bool:
-        """Whether it measures time, and not memory."""
+        """True if it measures time, and not memory."""
         return self.opens or self.steps
+
+    @property
+    def id(self) -> str:
+        """Id of its result: `perf/NAME/MODEL@1`."""
+        return f"{FAMILY}/{self.name}/{self.model}@1"
 
 
 def prefill(model: str, n: int) -> Unit:
@@ -120,9 +127,11 @@ def op(timed: Timed) -> Unit:
     return Unit(f"op/{kind}@n={timed.tokens}", timed.body, case_id, timed.repeat, "steps", repeat=timed.repeat)
 
 
-def whole(case_id: str, steps: int, *, timed: bool = True) -> Unit:
-    """All steps of any case, warm; or, not `timed`, what it takes of memory."""
-    return Unit(case_id, case_id.partition("@")[0], case_id, steps, "steps", fresh=not timed, steps=timed)
+def whole(case_id: str, steps: int) -> tuple[Unit, Unit]:
+    """Return all steps of any case, warm, and the memory that they take."""
+    model = case_id.rpartition("@")[0] or case_id
+    memory_ = Unit("case-memory", model, case_id, steps, "steps", fresh=True, steps=False)
+    return Unit("case", model, case_id, steps, "steps"), memory_
 
 
 def _case(model: str, tokens: int, plan: str) -> str:

@@ -1,6 +1,6 @@
 """JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
 
-A suite per backend and kind of machine, one for gates; the rules are those of the XSD that
+A suite per backend and kind of machine; the rules are those of the XSD that
 Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` with its reason, and counted.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeVar
 from conformance.judge.verdict import FAILURES, Missing, Result, Verdict
 
 from .matrix import operation
-from .runfile import Document, Gate
+from .runfile import Document
 from .runs import Row, Runs, command
 
 T = TypeVar("T")
@@ -28,7 +28,6 @@ TAGS: dict[Verdict, str | None] = {
     **dict.fromkeys((Verdict.UNSUPPORTED, Verdict.XFAIL), "skipped"),
 }
 """Verdict -> its element; None for a test that passed."""
-GATES: dict[str, str | None] = {"fine": None, "regressed": "failure", "undecided": "skipped", "not run": "skipped"}
 
 COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 """Attribute -> the element that it counts."""
@@ -61,7 +60,6 @@ def junit(runs: Runs) -> str:
             *_results(runs),
             *_missing(runs),
             *_unavailable(runs),
-            *_grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates]),
         ]
     )
     _count(root, "conformance")
@@ -129,21 +127,6 @@ def _no_result(backend: str, case: str, why: str) -> Test:
 def _unavailable(runs: Runs) -> Iterator[ET.Element]:
     for name, why in runs.unavailable().items():
         yield _suite(name, runs.documents[-1].written, [Test(name, "available", 0.0, "skipped", "", why)])
-
-
-def _gate(g: Gate) -> Test:
-    tag = GATES[g.answer]
-    message = f"{g.answer}: {g.reason or 'no reason given'}"
-    name = f"{g.gate}: {g.unit} on {g.backend}"
-    return Test(f"gates.{g.kind}", name, g.seconds or 0.0, tag, g.answer if tag else "", message, message)
-
-
-def _grouped(name: str, tests: Sequence[tuple[Row[Gate], Test]]) -> Iterator[ET.Element]:
-    """A suite per kind of machine, which its name has only where there are several."""
-    machines = dict.fromkeys(row.document.machine for row, _ in tests)
-    for machine in machines:
-        rows, here = zip(*((r, t) for r, t in tests if r.document.machine == machine), strict=True)
-        yield _suite_of(name if len(machines) == 1 else f"{name} on {machine}", rows, here)
 
 
 def _properties(d: Document) -> dict[str, str]:

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 
@@ -28,10 +28,12 @@ from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.cause import Cause
-from conformance.judge.evidence import Amount, Count
-from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, Verdict, readable_result
+from conformance.judge.evidence import Count
+from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, Verdict
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
+
+from .old import KINDS, todays
 
 JOURNAL = "journal"
 """Kind of the first line of a journal (`report.journal`), which holds one JSON document a line."""
@@ -188,62 +190,6 @@ class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
     causes: list[Cause] = []
 
 
-class Unit(Struct, frozen=True):
-    """A work unit on a backend (`perf.bench.Row`)."""
-
-    unit: str
-    model: str
-    case: str
-    backend: str
-    of: str
-    reason: str
-    verdict: Verdict
-    work: Amount
-    seconds: list[Amount]
-    rounds: Count
-    rate: Amount | None
-    counters: dict[str, Scalar | dict[str, Scalar]]
-    memory: dict[str, Count | None]
-
-
-class Gate(Struct, frozen=True):
-    """The answer to a gate (`perf.gates.Answer`)."""
-
-    gate: str
-    unit: str
-    backend: str
-    kind: Literal["counter", "ratio", "absolute"]
-    answer: Literal["fine", "regressed", "undecided", "not run"]
-    against: str | None = None
-    reason: str | None = None
-    limit: float | None = None
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    detectable: float | None = None
-    rounds: Count | None = None
-    seconds: Amount | None = None
-
-
-class Perf(Header, frozen=True, kw_only=True, tag="perf"):
-    """Measurements."""
-
-    units: list[Unit]
-    gates: list[Gate] = []
-
-
-class Audit(Header, frozen=True, tag="audit"):
-    """`conform audit`."""
-
-
-class Phases(Header, frozen=True, tag="phases"):
-    """`conform phases`."""
-
-
-class Zoo(Header, frozen=True, tag="zoo"):
-    """`conform zoo`."""
-
-
 class Begun(Header, frozen=True, kw_only=True, tag=JOURNAL):
     """The first line of a journal (`report.journal`); each other line is a `Result`."""
 
@@ -251,9 +197,8 @@ class Begun(Header, frozen=True, kw_only=True, tag=JOURNAL):
     seed: Count
 
 
-Record = Conformance | Perf | Audit | Phases | Zoo
+Record = Conformance
 """One run, as `--json` writes it. Fields of newer versions are passed over."""
-KINDS = tuple(str(k.__struct_config__.tag) for k in get_args(Record))
 
 
 def checked(path: Path, place: str, read: Callable[[], T]) -> T:
@@ -282,14 +227,9 @@ class Document:
     path: Path
     record: Record
     body: Mapping[str, JSON]
-    """The whole document, as it is in the file."""
+    """The whole document, as a run of today writes it."""
     digest: str
     """Of its bytes: two copies of a file are one document."""
-
-    @property
-    def kind(self) -> str:
-        """One of `KINDS`."""
-        return str(self.record.__struct_config__.tag)
 
     @property
     def run(self) -> str:
@@ -362,24 +302,10 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
     if (schema := body.get("schema")) != SCHEMA:
         raise UsageError(f"{path}: schema: {SCHEMA} expected (newer versions write others), {_short(schema)} found")
-    found: Record = checked(path, "", partial(convert, _readable(path, body), Record))
-    if isinstance(found, Conformance):
-        _check_causes(path, found, body.get("causes", ()))
-    return Document(path, found, body, digest)
-
-
-def _readable(path: Path, body: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """A document of whatever age with the fields of today."""
-    if body.get("kind") != "conformance":
-        return body
-    made = dict(body)
-    if isinstance(rows := body.get("results"), list):
-        made["results"] = [checked(path, f"results[{i}]", partial(readable_result, r)) for i, r in enumerate(rows)]
-    if isinstance(rows := body.get("missing"), list):
-        made["missing"] = [
-            {k: v for k, v in r.items() if (k, v) != ("cause", None)} if isinstance(r, dict) else r for r in rows
-        ]
-    return made
+    today = todays(body, partial(checked, path))
+    found: Record = checked(path, "", partial(convert, today, Record))
+    _check_causes(path, found, today.get("causes", ()))
+    return Document(path, found, today, digest)
 
 
 def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, JSON]]) -> None:

@@ -14,9 +14,11 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Missing, Request, Result, Verdict
+from conformance.perf.gates import FAMILY as GATE
+from conformance.perf.units import FAMILY as PERF
 from conformance.run.session.shard import whole
 
-from .runfile import Conformance, Document, Gate, Unit, read_document
+from .runfile import Document, read_document
 
 T = TypeVar("T")
 Fields = Mapping[str, JSON]
@@ -24,10 +26,10 @@ Fields = Mapping[str, JSON]
 KEYS: dict[str, tuple[str, ...]] = {
     "results": ("case", "backend"),
     "missing": ("case", "backend"),
-    "units": ("unit", "model", "case", "backend"),
-    "gates": ("gate", "unit", "backend", "against"),
 }
 """List -> the fields that identify a row on one kind of machine: of two rows the newer one stays."""
+PER_SECOND = "_per_second"
+"""End of the name of a metric that is a rate."""
 MUCH = 1000
 """Times an error budget: beyond, no digit says more."""
 
@@ -54,18 +56,12 @@ class Runs:
     results: tuple[Row[Result], ...]
     missing: tuple[Row[Missing], ...]
     """Pairs that were requested and have no result here or in a newer run; each fails its run."""
-    units: tuple[Row[Unit], ...]
-    gates: tuple[Row[Gate], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
     causes: tuple[Row[Cause], ...]
     """What explains failures that still stand, each once: the newest file's first, each file's in its own order."""
     passed_over: tuple[Path, ...]
     """JSON files of a folder that are no run files."""
-
-    def of(self, kind: str) -> list[Document]:
-        """The documents of one kind, oldest first."""
-        return [d for d in self.documents if d.kind == kind]
 
     def unavailable(self) -> dict[str, str]:
         """Backends that no machine had -> the newest reason."""
@@ -79,16 +75,16 @@ class Runs:
         """Documents that requested more of a backend than they list as results and missing, and by how many."""
         lacking = []
         for d in self.documents:
-            if isinstance(r := d.record, Conformance):
-                listed = Counter([*(row.backend for row in r.results), *(row.backend for row in r.missing)])
-                lacking += [(d, backend, n - listed[backend]) for backend, n in r.asked.items() if n > listed[backend]]
+            r = d.record
+            listed = Counter([*(row.backend for row in r.results), *(row.backend for row in r.missing)])
+            lacking += [(d, backend, n - listed[backend]) for backend, n in r.asked.items() if n > listed[backend]]
         return lacking
 
     def first_seen(self) -> list[Document]:
         """The earliest document that has each of `causes`."""
         first: dict[tuple[str, str], Document] = {}
         for d in self.documents:
-            for c in d.record.causes if isinstance(d.record, Conformance) else ():
+            for c in d.record.causes:
                 first.setdefault((c.id, c.backend), d)
         return [first[c.value.id, c.value.backend] for c in self.causes]
 
@@ -96,39 +92,6 @@ class Runs:
         """The newest result of the smallest case of each of `causes`; without one here, what the cause says of it."""
         newest = {(r.value.case, r.value.backend): r for r in self.results}
         return [newest.get((c.value.smallest, c.value.backend), _said(c)) for c in self.causes]
-
-    def zoo(self) -> list[Row[Fields]]:
-        """Architecture × device × run of `conform zoo`: the newest of each kind of machine."""
-        newest: dict[tuple[str, ...], Row[Fields]] = {}
-        for d in self.of("zoo"):
-            for i, value in _objects(d.body.get("results")):
-                key = (d.machine, *(_text(value.get(k)) for k in ("architecture", "backend", "run")))
-                newest[key] = Row(value, d, f"results[{i}]")
-        return list(newest.values())
-
-    def phases(self) -> list[Row[Fields]]:
-        """Phases of `conform phases`, each with its `backend` and `model`; the newest of each kind of machine."""
-        newest: dict[tuple[str, ...], Row[Fields]] = {}
-        for d in self.of("phases"):
-            model = _text(d.body.get("model"))
-            for name, entry in _members(d.body.get("backends")):
-                if not isinstance(entry, dict):
-                    continue
-                place = f"backends[{name!r}]"
-                own = [(f"{place}.phases[{i}]", v) for i, v in _objects(entry.get("phases"))]
-                unavailable: Fields = {"name": "", "available": False, "reason": entry.get("reason")}
-                for where, value in own or [(place, unavailable)]:
-                    key = (d.machine, name, model, _text(value.get("name")))
-                    newest[key] = Row({**value, "backend": name, "model": model}, d, where)
-        return list(newest.values())
-
-    def audits(self) -> list[tuple[Document, str, list[Row[Fields]]]]:
-        """Every audit of a backend, oldest first: its document, the backend, its findings."""
-        return [
-            (d, name, [Row(v, d, f"backends[{name!r}][{i}]") for i, v in _objects(findings)])
-            for d in self.of("audit")
-            for name, findings in _members(d.body.get("backends"))
-        ]
 
 
 def read_runs(paths: Sequence[Path]) -> Runs:
@@ -151,14 +114,12 @@ def read_runs(paths: Sequence[Path]) -> Runs:
         raise UsageError(f"a run file (written with --json) expected, none found in {', '.join(map(str, paths))}")
     ordered = sorted(documents.values(), key=lambda d: d.written)
     results, superseded = _merge(ordered, "results")
-    missing, units, gates = (_merge(ordered, name)[0] for name in ("missing", "units", "gates"))
+    missing, _ = _merge(ordered, "missing")
     answered = {_pair(r): r.document.written for r in results}
     return Runs(
         documents=tuple(ordered),
         results=tuple(results),
         missing=tuple(r for r in missing if answered.get(_pair(r), "") <= r.document.written),
-        units=tuple(units),
-        gates=tuple(gates),
         superseded=tuple(superseded),
         causes=tuple(_standing_causes(ordered, results, answered)),
         passed_over=tuple(passed_over),
@@ -200,7 +161,7 @@ def _standing_causes(
     named = {(r.value.cause, r.value.backend) for r in results}
     newest: dict[tuple[str, str], Row[Cause]] = {}
     for d in reversed(documents):
-        for i, c in enumerate(d.record.causes if isinstance(d.record, Conformance) else ()):
+        for i, c in enumerate(d.record.causes):
             newest.setdefault((c.id, c.backend), Row(c, d, f"causes[{i}]"))
     for name, row in newest.items():
         pairs = ((row.document.machine, case, row.value.backend) for case in row.value.cases)
@@ -217,28 +178,39 @@ def _pair(row: Row[Missing] | Row[Result]) -> tuple[str, str, str]:
     return row.document.machine, row.value.case, row.value.backend
 
 
-# Of documents of `conform zoo`, `phases` and `audit` the head alone is checked: what is of another type is passed over.
-
-
-def _objects(value: JSON) -> Iterator[tuple[int, Fields]]:
-    for i, v in enumerate(value if isinstance(value, list) else ()):
-        if isinstance(v, dict):
-            yield i, v
-
-
-def _members(value: JSON) -> Iterable[tuple[str, JSON]]:
-    return value.items() if isinstance(value, dict) else ()
-
-
-def _text(value: JSON) -> str:
-    return "" if value is None else str(value)
-
-
 def command(result: Result) -> str:
     """The shell command that runs a result's case again; an id or path from a stranger's file stays one word of it."""
     if result.saved:
         return shell(["conform", "repro", result.saved, "--backend", result.backend])
-    return shell(["conform", "run", "--case", result.case, "--backend", result.backend])
+    family, _, rest = result.case.partition("/")
+    again = ["perf", "run", rest.rpartition("/")[0]] if family == PERF else ["run", "--case", result.case]
+    again = ["perf", "gate", "--gate", rest] if family == GATE else [*again, "--backend", result.backend]
+    return shell(["conform", *again])
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a result was."""
+
+    rate: float
+    """Work per second."""
+    of: str
+    """Unit of work: `tokens`, `cases` or `steps`."""
+    low: float | None
+    """95 % interval; None if it is not known."""
+    high: float | None
+    rounds: float
+
+
+def pace(result: Result) -> Pace | None:
+    """Return the rate among a result's metrics; None if it has none."""
+    m = result.metrics
+    name = next((k for k in m if k.endswith(PER_SECOND)), None)
+    if name is None or not m[name] > 0:
+        return None
+    seconds, (short, long) = m.get("seconds", 0.0), (m.get("seconds.low"), m.get("seconds.high"))
+    low, high = m[name] * seconds / long if long else None, m[name] * seconds / short if short else None
+    return Pace(m[name], name.removesuffix(PER_SECOND), low, high, m.get("rounds", 1))
 
 
 def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:

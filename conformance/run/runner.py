@@ -176,7 +176,7 @@ class Runner:
         except UsageError:
             raise
         except ConformanceError as e:
-            return [self._finished(spec, c, _failed(e)) for c in cases]
+            return [self._finished(spec, c, result_of_error(e)) for c in cases]
         with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
             results = self._results(spec, backend, cases)
             return [self._finished(spec, c, results[c]) for c in cases]
@@ -190,7 +190,7 @@ class Runner:
         except UnavailableError as e:
             return Result("", "", Verdict.UNSUPPORTED, error=Error(str(e), str(e)))
         except ConformanceError as e:
-            return _failed(e)
+            return result_of_error(e)
         except Exception as e:  # noqa: BLE001  # a fault of a player must cost one case, not the run
             return _unjudged(e)
 
@@ -268,7 +268,9 @@ class Runner:
             if isinstance(e, (BackendCrashError, BackendTimeoutError)) and not any(
                 r is not None and r.verdict in FAILURES for r in alone
             ):
-                alone[0] = _failed(e).noted("asked what it supports of these cases, and each by itself is answered")
+                alone[0] = result_of_error(e).noted(
+                    "asked what it supports of these cases, and each by itself is answered"
+                )
             return alone
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
@@ -280,7 +282,7 @@ class Runner:
                 said = [backend.supports_case(c) for c in claim.cases_of(case)]
                 refused = next((Error(a.reason, a.reason) for a in said if not a), None)
         except ConformanceError as e:
-            return _failed(e)
+            return result_of_error(e)
         return None if refused is None else Result("", "", Verdict.UNSUPPORTED, error=refused)
 
     def expectation(self, spec: Spec, case: Case) -> Expectation:
@@ -369,7 +371,7 @@ class Runner:
                 return relate.judge(spec, backend, case, self._open, *tells)
             return self._judge(spec, backend, case)
         except ConformanceError as e:
-            return _failed(e)
+            return result_of_error(e)
         except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
             return _unjudged(e)
 
@@ -466,7 +468,7 @@ class Runner:
 
     def _side_failed(self, error: BackendError, side: relate.Side) -> Result:
         """The result of a relation of which a run failed: its step may run on a backend opened anew."""
-        result = _failed(error)
+        result = result_of_error(error)
         if error.step is None or isinstance(error, (BackendTimeoutError, NotIndependentError)):
             return result
         try:
@@ -501,7 +503,7 @@ class Runner:
 
     def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
         """The result of a case that `backend` could not run, with the node that it failed at."""
-        result = _failed(error)
+        result = result_of_error(error)
         if self.locates and result.verdict is not Verdict.VACUOUS and not self._is_known(spec, case, result.verdict):
             try:
                 fresh_backend = partial(self._fresh_backend, spec, backend.arithmetic_in(case))
@@ -603,7 +605,8 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
 """Any other error is an OVERCLAIM."""
 
 
-def _failed(error: ConformanceError) -> Result:
+def result_of_error(error: ConformanceError) -> Result:
+    """Return the result of a case whose backend failed; its case and backend are empty."""
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
     where = None
     if isinstance(error, BackendError) and error.step is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from commands import NAMES, conform
-from run_files import cause, document, head, written_to
+from run_files import cause, document, unit, written_to
 
 from conformance.causes import baseline as baseline_file
 from conformance.judge.cause import Cause
@@ -76,10 +76,10 @@ def test_a_report_and_a_plain_triage_say_the_same(tmp_path: Path, situation: str
 
 
 def test_a_right_run_is_a_success(tmp_path: Path) -> None:
-    """Against an empty baseline, by itself, and as a page; a page of speed alone judges nothing."""
+    """Against an empty baseline, by itself, and as a page; and as a page of speed alone."""
     run, known = written_to(tmp_path / "run.json", document([RIGHT])), tmp_path / "known.toml"
     known.write_text("")
-    speed = written_to(tmp_path / "speed.json", {**head("perf"), "units": [], "gates": []})
+    speed = written_to(tmp_path / "speed.json", document([unit("decode", "cpu", [1.0])]))
     for words in (
         ("triage", run, "--baseline", known), ("triage", run), ("report", run, "-o", tmp_path / "page"),
         ("report", speed, "-o", tmp_path / "page"),
@@ -144,13 +144,13 @@ def test_coverage_that_is_lost_fails(tmp_path: Path, now: str) -> None:
     base = written_to(tmp_path / "base.json", document([(i, "cpu", "PASS") for i in ids]))
     rows = [(ids[0], "cpu", "PASS"), *((i, "cpu", now) for i in ids[1:] if now != "absent")]
     run = written_to(tmp_path / "run.json", document(rows, written="2026-01-03T03:04:05Z"))
-    done = conform("report", run, "--base", base, "-o", tmp_path / "page")
+    done = conform("report", run, "--against", base, "-o", tmp_path / "page")
     assert done.returncode == 1, done.stdout
     assert (
         f"coverage lost on cpu: 19 of 20 cases that passed (19 {now}): {', '.join(ids[1:4])} and 16 more" in done.stdout
     )
     assert conform("report", run, "-o", tmp_path / "page").returncode == 0
-    assert conform("report", base, "--base", run, "-o", tmp_path / "page").returncode == 0
+    assert conform("report", base, "--against", run, "-o", tmp_path / "page").returncode == 0
 
 
 def test_an_interrupted_run_is_incomplete(tmp_path: Path) -> None:

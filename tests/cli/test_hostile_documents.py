@@ -14,23 +14,19 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from run_files import cause, document, gate, perf, result, unit
+from run_files import cause, document, gate, result, unit
 
 from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.perf import compare, measure
-from conformance.perf.bench import Bench
-from conformance.perf.gates import Judge, judge_count, loads
+from conformance.perf.gates import judge_count, loads
 from conformance.perf.history import History
-from conformance.perf.units import units
 from conformance.report.journal import Journal
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
 from conformance.report.page import page
 from conformance.report.runs import read_runs
-from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 
 ADD = "ops/ADD-f32+f32-a=4,b=4@0"
@@ -50,7 +46,7 @@ def documents() -> list[dict[str, JSON]]:
             **document([result(ADD, "x", "FAIL", detail="d", cause="p"), result(ADD, "y", "PASS")]),
             "causes": [cause("p", [ADD])],
         },
-        perf([unit("decode", "x", [0.1] * 8)], [gate("g", "regressed")]),
+        document([unit("decode", "x", [0.1] * 8), gate("g", "FAIL")]),
         audit,
         zoo,
     ]
@@ -147,17 +143,6 @@ def test_torn_or_foreign_lines_are_one_line(tmp_path: Path, line: str) -> None:
         Journal(path, {})
 
 
-def test_a_unit_without_its_rate_is_named(tmp_path: Path) -> None:
-    """A perf document without `rate`: one line that says where, and exit code 2."""
-    made = perf([unit("decode", "x", [0.1] * 8)])
-    del made["units"][0]["rate"]
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(made))
-    done = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
-    assert (done.exit_code, len(done.output.splitlines())) == (2, 1)
-    assert "units[0]: Object missing required field `rate`" in done.output
-
-
 def test_no_cell_is_a_formula(tmp_path: Path) -> None:
     """A cell that a spreadsheet would compute stands behind an apostrophe, and each row stays one line."""
     path = tmp_path / "run.json"
@@ -213,7 +198,7 @@ def test_changed_gates_are_read_or_refused(changes: list[tuple[int, int, int]]) 
         assert len(str(e)) < 2000  # noqa: PT017  # as above
         return
     for g in gates.gates:
-        counters: dict[str, JSON] = {"compiles": 1}
+        counters = {"compiles": 1.0}
         json.dumps(judge_count(replace(g, relation=g.relation or "<="), counters).to_json(), allow_nan=False)
 
 
@@ -229,53 +214,3 @@ def test_a_wrong_limit_is_one_line(tmp_path: Path, value: str) -> None:
     done = CliRunner().invoke(main, ["perf", "gate", str(path)])
     assert (done.exit_code, len(done.output.splitlines())) == (2, 1), done.output
     assert "g.toml" in done.output
-
-
-REPLY_VALUES: list[JSON] = [*VALUES, float("nan"), float("inf"), "PASS", "FAIL", "no verdict"]
-
-
-class _Replies:
-    """In place of the process of a build: replies with whatever is given."""
-
-    def __init__(self, replies: dict[str, dict[str, JSON]]) -> None:
-        self._replies = replies
-
-    def ask(self, request: dict[str, JSON] | None) -> tuple[dict[str, JSON], list[bytes]]:
-        return self._replies.get(request["do"] if request else "starting", {}), []
-
-    def close(self) -> None:
-        pass
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(["starting", "open", "missing", "run"]), st.integers(0, 3), st.sampled_from([None, *REPLY_VALUES])
-)
-def test_replies_of_another_build_are_judged_or_refused(tmp_path: Path, do: str, key: int, value: JSON) -> None:
-    """A field of a build's reply left out (None) or of any value: an answer, or a line that names build and field."""
-    (unit_,) = units("smoke", ["load"])
-    replies: dict[str, dict[str, JSON]] = {
-        "starting": {"version": "1", "python": "3.11"},
-        "open": {"case": unit_.case_id, "verdict": "PASS", "detail": ""},
-        "run": {"seconds": 0.1},
-    }
-    reply = replies["open" if do == "missing" else do]
-    name = "missing" if do == "missing" else list(reply)[key % len(reply)]
-    reply[name] = value
-    if value is None:
-        del reply[name]
-    (tmp_path / "bin").mkdir(exist_ok=True)
-    (tmp_path / "bin" / "python").touch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "Worker", lambda *_, **__: _Replies(replies))
-        patch.setattr(measure, "LIFE", 0.0)
-        try:
-            pair = compare.Pair(tmp_path, tmp_path, "smoke")
-            judge = Judge(Bench(Runner()), 0.001, pair=pair)
-            gate_ = loads('level = "smoke"\n[[gate]]\n' + "".join(f"{k} = {v}\n" for k, v in GATES[1].items()), "g")
-            answer = judge.answer(gate_.gates[0])
-        except UsageError as e:
-            assert f"{tmp_path}: " in str(e)  # noqa: PT017  # raised for some only
-            assert f" {name}: " in str(e)  # noqa: PT017  # as above
-            return
-    json.dumps(answer.to_json(), allow_nan=False)

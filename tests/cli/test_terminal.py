@@ -20,8 +20,7 @@ from conformance.cli.run import _measured
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.perf.bench import Row
-from conformance.perf.gates import Answer, Gate
-from conformance.perf.history import Run
+from conformance.perf.gates import Gate, not_run
 from conformance.perf.units import units
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
@@ -59,9 +58,9 @@ def _returns(value: object) -> Callable[..., Any]:
 def test_perf(patch: Patch) -> None:
     """Why a unit was not timed."""
     (unit, *_) = units("smoke", ())
-    row = Row(unit, Spec("cpu"), Result(EVIL, "cpu", Verdict.FAIL, notes=(EVIL,)), reason=EVIL)
+    row = Row(unit, Spec("cpu"), Result(EVIL, "cpu", Verdict.FAIL, notes=(EVIL,)))
     patch("perf.Bench.rows", _returns([row]))
-    _conform("perf", "run", "--backend", "cpu", "--unit", unit.name)
+    _conform("perf", "run", "--backend", "cpu", unit.name)
 
 
 def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
     (unit, *_) = units("smoke", ())
     gate = Gate(EVIL, "ratio", unit, Spec("cpu"), 1.0, against="baseline")
     patch("perf.gating.loads", _returns(SimpleNamespace(budget=1.0, level="smoke", matching=_returns([gate]))))
-    patch("perf.Judge.answer", _returns(Answer(gate, "not run", EVIL)))
+    patch("perf.Judge.answer", _returns(not_run(gate, EVIL)))
     (tmp_path / "g.toml").touch()
     _conform("perf", "gate", str(tmp_path / "g.toml"))
 
@@ -113,14 +112,6 @@ def test_case_files(tmp_path: Path) -> None:
     plain = ("--backend", "cpu")
     for words in (["show"], ["run", *plain, "-v"], ["repro", *plain], ["show", "--step", "9"]):
         _conform(*words, str(tmp_path / "c.gguf"))
-
-
-def test_history(patch: Patch, tmp_path: Path) -> None:
-    """Machine, processor and what a run was of, from files of other machines."""
-    run = Run("r" * 32, EVIL, EVIL, EVIL, EVIL, EVIL, nightly=True, rows=1, verdicts={EVIL: 1})
-    patch("reports.History", _returns(SimpleNamespace(close=lambda: None)))
-    patch("reports.runs", _returns([run]))
-    _conform("history", "list", "--store", str(tmp_path / "h.sqlite"))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
     for name, *words in (
         ("triage", "--budget", "0.01s", "--no-confirm", "--write-baseline", str(made)),
         ("report", "-o", str(tmp_path / "page")),
-        ("history-import", "--store", str(tmp_path / "h.sqlite")),
+        ("report", "--store", str(tmp_path / "h.sqlite")),
     ):
         done = CliRunner().invoke(main, [*NAMES[name], str(path), *words])
         assert done.exception is None or isinstance(done.exception, SystemExit), (name, done.exc_info)

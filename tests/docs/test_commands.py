@@ -63,7 +63,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cases = [word for case in KNOWN for word in ("--case", case)]
         _in_process(f"conform run --backend ggml {shlex.join(cases)} --json run.json --save-failures kept")
         _in_process("conform capture llama --model -o tiny.gguf")
-        _in_process("conform history import run.json --store history.sqlite")
+        _in_process("conform report run.json --store history.sqlite")
     (folder / "ops.txt").touch()
     for night in ("nights", "nightly/2026-11-21"):
         (folder / night).mkdir(parents=True)

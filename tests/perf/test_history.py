@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from history_load import load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import cause, document, gate, head, perf, result, unit, written_to
+from run_files import cause, document, gate, head, result, unit, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
@@ -36,7 +36,7 @@ A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 
 
 COUNTERS = """SELECT metrics.metric, value FROM results JOIN metrics ON metrics.id = results.metric
-              WHERE about = 'counter' ORDER BY 1"""
+              WHERE about = 'metric' ORDER BY 1"""
 OLDER = Path(__file__).resolve().parents[1] / "frozen" / "history"
 """Histories of older versions, as SQL."""
 
@@ -51,23 +51,19 @@ def _store(path: Path, *documents: object, nightly: bool = True) -> Path:
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     """Every kind's rows: verdicts are counted, rates and their intervals."""
     seconds = [2.0, 1.0, 4.0, 1.6, 1.9, 2.1, 2.2]
-    timed = perf([unit("decode", "x", seconds), unit("load", "x", [])], [gate("g", "regressed"), gate("h")])
+    timed = document([unit("decode", "x", seconds), unit("load", "x", []), gate("g", "FAIL"), gate("h")])
     ran = document([result(A, "x", "PASS", metrics={"nmse": 0.5}), (B, "x", "FAIL"), (A, "y", "UNSUPPORTED")])
     with closing(History(_store(tmp_path / "h.sqlite", timed, ran))) as h:
-        found = {r.kind: r for r in runs(h)}
-        assert found["conformance"].verdicts == {"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}
-        assert found["perf"].verdicts == {"PASS": 1, "FAIL": 1, "fine": 1, "regressed": 1}
+        assert [r.verdicts for r in sorted(runs(h), key=lambda r: r.rows)] == [
+            {"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}, {"PASS": 2, "FAIL": 2},
+        ]  # fmt: skip
         (one,) = series(h)
         (point,) = one.points
-        assert (one.unit, one.backend, one.of, point.rounds) == ("decode", "x", "tokens", 7)
+        assert (one.case, one.backend, one.of, point.rounds) == ("perf/decode/llama-tiny@1", "x", "tokens", 7)
         assert (point.rate, point.low, point.high) == (32.0, 64 / 4.0, 64 / 1.0)
         assert point.packages == {"numpy": "2.1"}
-        assert h.query(COUNTERS.replace("counter", "metric")) == [("nmse", 0.5)]
-        assert h.query(COUNTERS) == [
-            (f"{unit}: {name}", value)
-            for unit in ("decode", "load")
-            for name, value in (("compiles", 2.0), ("kernels.RMS", 3.0), ("memory.weights", 1000.0))
-        ]
+        assert dict(h.query(COUNTERS))["nmse"] == 0.5
+        assert dict(h.query(COUNTERS))["compiles"] == 2
 
 
 def test_a_cause_is_known_since_its_first_run(tmp_path: Path) -> None:
@@ -91,16 +87,19 @@ def test_a_cause_is_known_since_its_first_run(tmp_path: Path) -> None:
         ("a", "y", words[0], days[0], days[0], 1, 0),
         ("b", "x", words[1], days[0], days[1], 2, 2),
     ]
-    said = CliRunner().invoke(main, ["history", "causes", "--store", str(tmp_path / "h.sqlite"), "--backend", "x"])
+    last = written_to(tmp_path / "last.json", made[3])
+    said = CliRunner().invoke(main, ["report", str(last), "--store", str(tmp_path / "h.sqlite")])
     assert said.exit_code == 0, said.output
-    assert "2 causes, 1 of which nothing says that they are gone" in said.output
+    assert "3 causes, 2 of them not known to be gone" in said.output
+    assert "last good run on x: none" in said.output
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 4), max_size=12), st.randoms(use_true_random=False))
 def test_import_is_idempotent_and_in_any_order(tmp_path: Path, order: list[int], chance: random.Random) -> None:
     """However often and in whatever order run files come, the store tells the same."""
-    made = [document([(A, "x", "PASS"), (B, "x", "FAIL")], run="1" * 32), perf([unit("u", "x", [1.0])], run="2" * 32),
+    made = [document([(A, "x", "PASS"), (B, "x", "FAIL")], run="1" * 32),
+            document([unit("u", "x", [1.0])], run="2" * 32),
             document([(A, "x", "FAIL")], run="4" * 32, machine="m2"),
             document([(A, "x", "FAIL")], run="1" * 32, written="2026-02-01T00:00:00Z"),
             document([], run="5" * 32)]  # fmt: skip
@@ -144,7 +143,7 @@ def test_twice_in_one_run_is_the_failure(tmp_path: Path, order: int) -> None:
 
 def test_nightly_series_only(tmp_path: Path) -> None:
     """Runs that were not imported as nightly are no part of the series, unless asked for."""
-    path = _store(tmp_path / "h.sqlite", perf([unit("u", "x", [1.0])]), nightly=False)
+    path = _store(tmp_path / "h.sqlite", document([unit("u", "x", [1.0])]), nightly=False)
     with closing(History(path)) as h:
         assert series(h) == []
         assert len(series(h, nightly=False)) == 1
@@ -227,19 +226,20 @@ def _older(version: int, path: Path) -> Path:
 def test_an_older_version_is_brought_up(tmp_path: Path) -> None:
     """A store of version 3 tells the same as it did: runs, rates, counters, gates and causes, once and again."""
     path = _older(3, tmp_path / "h.sqlite")
-    verdicts = [{"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}, {"PASS": 1, "FAIL": 1, "fine": 1, "regressed": 1},
+    verdicts = [{"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}, {"PASS": 2, "FAIL": 2},
                 {"PASS": 1, "FAIL": 1}, {"PASS": 1}]  # fmt: skip
     for _ in range(2):
         with closing(History(path)) as h:
             assert [r.verdicts for r in runs(h)] == verdicts
             ((one,),) = ([s] for s in series(h))
-            assert (one.unit, one.model, one.of) == ("decode", "llama-tiny", "tokens")
+            assert (one.case, one.of) == ("perf/decode/llama-tiny@1", "tokens")
             (point,) = one.points
             assert (point.rate, point.low, point.high, point.rounds) == (32.0, 64 / 4.0, 64 / 1.0, 7)
             (known,) = causes(h)
             assert (known.cause, known.op, known.cases, known.smallest, known.passed) == ("a", "MUL_MAT", 1, A, 1)
             assert known.sentence == "MUL_MAT with src[0].type = a is wrong"
-            assert len(h.query(COUNTERS)) == 4
+            found = dict(h.query(COUNTERS))
+            assert (found["compiles"], found["kernels.RMS"]) == (2, 3)
             assert h.query("SELECT count(*) FROM sqlite_master WHERE type = 'table'") == [(4,)]
     with closing(sqlite3.connect(tmp_path / "h.sqlite.version3")) as kept:
         assert kept.execute("SELECT count(*), max(seconds) FROM results").fetchone() == (6, 0.0)
@@ -317,12 +317,12 @@ def test_interval_of_a_median() -> None:
 
 def _nights(rates: list[float]) -> Series:
     points = [Point(f"{i:032x}", f"2026-01-{i + 1:02}T00:00:00Z", r, None, None, 9, {}) for i, r in enumerate(rates)]
-    return Series("decode", "llama", "x", "m1", "tokens", tuple(points))
+    return Series("perf/decode/llama@1", "x", "m1", "tokens", tuple(points))
 
 
 def test_change_points() -> None:
     """Otava finds a step of 10 % in noise of 1 % where it is, nothing in noise, and is not asked of few points."""
-    pytest.importorskip("otava", reason="the extra 'history' is not installed: docs/history.md")
+    pytest.importorskip("otava", reason="the extra 'history' is not installed: docs/reports.md")
     chance = random.Random(7)  # noqa: S311  # noise, no secret
     noise = [100 + chance.gauss(0, 1) for _ in range(28)]
     assert changes([_nights(noise), _nights([100.0, 50.0, 20.0])]) == []
@@ -342,31 +342,31 @@ def test_change_points_without_otava(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line(tmp_path: Path) -> None:
-    """import, list and changes by the command line; a second import adds nothing; a bad file stores nothing."""
+    """A second import adds nothing, a bad file stores nothing; --json has runs, causes and the last good run."""
     store, folder = tmp_path / "h.sqlite", tmp_path / "runs"
     folder.mkdir()
-    written_to(folder / "a.json", document([(A, "x", "PASS"), (B, "x", "FAIL")]))
-    written_to(folder / "p.json", perf([unit("u", "x", [1.0, 2.0, 3.0])]))
+    good = document([(A, "x", "PASS"), (A, "y", "UNSUPPORTED")], written="2026-01-01T00:00:00Z")
+    written_to(folder / "good.json", good)
+    written_to(folder / "a.json", document([(A, "x", "PASS"), (B, "x", "FAIL")], written="2026-01-02T00:00:00Z"))
+    written_to(folder / "p.json", document([unit("u", "z", [1.0, 2.0, 3.0])]))
     written_to(folder / "old.json", head("planted"))
 
     def conform(*args: str) -> tuple[int, str]:
-        done = CliRunner().invoke(main, ["history", *args, "--store", str(store)])
+        done = CliRunner().invoke(main, ["report", *args])
         return done.exit_code, done.output
 
-    assert conform("list")[0] == 2
     bad = written_to(tmp_path / "bad.json", {"schema": 1})
-    assert conform("import", str(folder), str(bad))[0] == 2
+    assert conform(str(folder), str(bad), "--store", str(store))[0] == 2
     assert not store.exists()
-    code, said = conform("import", str(folder), "--nightly")
+    code, said = conform(str(folder), "--store", str(store), "--nightly", "--json", str(tmp_path / "told.json"))
     assert code == 0
-    assert ": conformance " in said
     assert "2 new rows\n" in said
-    assert "0 new rows, 2 were there" in conform("import", str(folder))[1]
-    code, said = conform("list", "--json", str(tmp_path / "list.json"))
-    assert code == 0
-    assert "1 PASS, 1 FAIL" in said or "1 FAIL, 1 PASS" in said
-    told = json.loads((tmp_path / "list.json").read_text(encoding="utf-8"))
-    assert len(told["runs"]) == 2
-    code, said = conform("changes")
-    assert code == 0
+    assert "last good run on x: 2026-01-01T00:00:00Z" in said
     assert "0 change points in 0 nightly series; 1 others have fewer than 7 runs" in said
+    assert "0 new rows, 2 were there" in conform(str(folder), "--store", str(store))[1]
+    told = json.loads((tmp_path / "told.json").read_text(encoding="utf-8"))
+    assert len(told["runs"]) == 3
+    assert told["last_good"] == {"x": good["written"], "y": None, "z": "2026-01-02T03:04:05Z"}
+    code, said = conform(str(folder), "--store", str(store), "-o", str(tmp_path / "page"))
+    assert code == 1, said
+    assert conform(str(folder))[0] == 2

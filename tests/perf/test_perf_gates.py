@@ -13,19 +13,12 @@ from simulated_machine import Machine
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.outcome import judge
+from conformance.judge.verdict import Missing, MissingCause, Result, Verdict
 from conformance.perf.bench import Bench
-from conformance.perf.gates import (
-    NOT_RUN,
-    SHIPPED,
-    Answer,
-    Gate,
-    Judge,
-    judge_count,
-    judge_time,
-    loads,
-    outcome,
-)
-from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED, decide
+from conformance.perf.gates import SHIPPED, Answer, Gate, Judge, judge_count, judge_record, judge_time, loads
+from conformance.perf.statistics import decide
+from conformance.report.runs import read_runs
 from conformance.run.runner import Runner
 from conformance.run.session.select import parse_specs
 
@@ -115,89 +108,103 @@ def test_any_value_anywhere(data: st.DataObject) -> None:
         assert str(e).startswith("t.toml")  # noqa: PT017  # either end is right
 
 
-COUNTERS = {"compiles": 2, "timed": {"compiles": 0}, "kernels": {"RMS": 5}, "bytes": {}, "memory": {"peak": None}}
+COUNTERS = {"compiles": 2.0, "timed.compiles": 0.0, "kernels.RMS": 5.0}
 
 
 @pytest.mark.parametrize(
-    ("expect", "answer", "count"),
+    ("expect", "verdict", "count"),
     [
-        ("compiles <= 2", FINE, 2),
-        ("compiles <= 1", REGRESSED, 2),
-        ("compiles == 2", FINE, 2),
-        ("compiles >= 3", REGRESSED, 2),
-        ("timed.compiles == 0", FINE, 0),
-        ("kernels.RMS >= 6", REGRESSED, 5),
-        ("kernels.RoPE >= 1", REGRESSED, 0),
-        ("bytes.weights <= 9", NOT_RUN, None),
-        ("memory.peak <= 9", NOT_RUN, None),
-        ("timed.hits >= 0", NOT_RUN, None),
-        ("timed <= 0", NOT_RUN, None),
-        ("wishes <= 1", NOT_RUN, None),
+        ("compiles <= 2", "PASS", 2),
+        ("compiles <= 1", "FAIL", 2),
+        ("compiles == 2", "PASS", 2),
+        ("compiles >= 3", "FAIL", 2),
+        ("timed.compiles == 0", "PASS", 0),
+        ("kernels.RMS >= 6", "FAIL", 5),
+        ("kernels.RoPE >= 1", "FAIL", 0),
+        ("bytes.weights <= 9", "UNSUPPORTED", None),
+        ("timed.hits >= 0", "UNSUPPORTED", None),
+        ("timed <= 0", "UNSUPPORTED", None),
+        ("wishes <= 1", "UNSUPPORTED", None),
     ],
 )
-def test_counters_are_exact(expect: str, answer: str, count: int | None) -> None:
-    """A counter is held against its bound exactly; a kernel not listed ran 0 times; what nobody counted was not run."""
+def test_counters_are_exact(expect: str, verdict: str, count: int | None) -> None:
+    """A counter is compared with its bound; a kernel not listed ran 0 times; what nobody counted was not run."""
     found = judge_count(one(COUNTER.replace("compiles <= 2", expect)), COUNTERS)
-    assert (found.answer, found.count) == (answer, count)
-    assert found.to_json()["estimate"] == count
+    assert (found.case, found.verdict, found.metrics.get("estimate")) == ("gate/c", Verdict(verdict), count)
 
 
-def test_entries_of_a_document() -> None:
-    """A decision's figures stand in its entry; what is not known is null, and never infinite."""
+def test_results_of_gates() -> None:
+    """A decision's figures are metrics; what is not known is left out; an undecided gate makes the run incomplete."""
     gate = one(RATIO)
-    machine = Machine(1)
-    answer = judge_time(gate, decide(machine.rounds(0.4), "head", "base", 0.5, 20.0))
-    entry = answer.to_json()
-    assert (entry["answer"], entry["kind"], entry["against"]) == (FINE, "ratio", "ggml")
-    assert entry["low"] < 0.4 < entry["high"] < entry["limit"]
-    assert f"{entry['rounds']} rounds" in entry["reason"]
-    nothing = judge_time(gate, decide(Machine(opening=9.0).rounds(), "head", "base", 0.5, 5.0))
-    assert nothing.answer == UNDECIDED
-    assert nothing.reason.endswith("nothing can be seen with so many")
-    assert nothing.to_json()["high"] is None
-    json.dumps([entry, nothing.to_json(), Answer(gate, NOT_RUN, "x").to_json()], allow_nan=False)
+    found = judge_time(gate, decide(Machine(1).rounds(0.4), "head", "base", 0.5, 20.0), "ggml")
+    assert isinstance(found, Result)
+    m = found.metrics
+    assert (found.verdict, m["limit"]) == (Verdict.PASS, 0.5)
+    assert m["low"] < 0.4 < m["high"] < m["limit"]
+    assert f"{m['rounds']:g} rounds" in found.detail
+    json.dumps(found.to_json(), allow_nan=False)
+    nothing = judge_time(gate, decide(Machine(opening=9.0).rounds(), "head", "base", 0.5, 5.0), "ggml")
+    assert isinstance(nothing, Missing)
+    assert nothing.cause is MissingCause.UNDECIDED
+    assert nothing.reason.startswith("undecided, the machine is too noisy")
+    assert judge([found], [nothing]).exit_code == 5
 
 
-def test_exit_codes() -> None:
-    """1 where a gate regressed or a case failed, 5 where one is undecided, 3 where none was run."""
-    gate = one(COUNTER)
-    fine, bad, open_, absent = (Answer(gate, a, "") for a in (FINE, REGRESSED, UNDECIDED, NOT_RUN))
-    broke = Answer(gate, NOT_RUN, "", broke=True)
-    assert outcome([fine, absent]).exit_code == 0
-    assert outcome([fine, open_, absent]).exit_code == 5
-    assert outcome([fine, open_, bad]).exit_code == outcome([fine, broke]).exit_code == 1
-    assert outcome([absent, absent]).exit_code == outcome([]).exit_code == 3
+@pytest.mark.parametrize(("seconds", "verdict"), [(2.0, "FAIL"), (0.9, "PASS"), (1.02, None)])
+def test_an_earlier_record_is_a_base(seconds: float, verdict: str | None) -> None:
+    """Intervals that lie on one side of the limit decide; others, and too few rounds, do not."""
+    gate, at = one(RATIO.replace("0.5", "1.02")), {"rounds": 10.0}
+
+    def timed(median: float) -> Result:
+        metrics = {"seconds": median, "seconds.low": 0.99 * median, "seconds.high": 1.01 * median, **at}
+        return Result("perf/u", "cpu", Verdict.PASS, metrics=metrics)
+
+    found = judge_record(gate, timed(seconds), {("perf/u", "cpu"): timed(1.0)})
+    assert (str(found.verdict) if isinstance(found, Result) else None) == verdict
+    few = Result("perf/u", "cpu", Verdict.PASS, metrics={"seconds": 1.0, **at})
+    assert isinstance(judge_record(gate, timed(seconds), {("perf/u", "cpu"): few}), Missing)
+    absent = judge_record(gate, timed(seconds), {})
+    assert isinstance(absent, Result)
+    assert absent.verdict is Verdict.UNSUPPORTED
 
 
-def judged(gate: Gate, **known: object) -> Answer:
+def judged(gate: Gate, **known: object) -> Result:
     """What a judge with little patience says."""
     runner = Runner()
     try:
-        return Judge(Bench(runner), 1.0, **known).answer(gate)  # type: ignore[arg-type]  # what each test knows
+        answer: Answer = Judge(Bench(runner), 1.0, **known).answer(gate)  # type: ignore[arg-type]  # what each test knows
     finally:
         runner.close()
+    assert isinstance(answer, Result)
+    return answer
 
 
 def test_what_is_not_run() -> None:
-    """Another machine, a backend that is not here, and a missing baseline make a gate `not run`, never fine."""
+    """Another machine, a backend that is not here, and a missing baseline make a gate UNSUPPORTED, never PASS."""
     (ggml,) = parse_specs(["ggml"])
-    assert judged(one(ABSOLUTE), machine="ba9876543210").reason == (
-        "it is about machine 0123456789ab, and this is ba9876543210"
-    )
-    assert judged(one(RATIO), lacking={ggml: "no wheel"}).reason == "ggml: not available: no wheel"
-    assert judged(one(RATIO.replace('"ggml"', '"baseline"'))).reason.startswith("no baseline was given")
+    found = [
+        judged(one(ABSOLUTE), machine="ba9876543210"),
+        judged(one(RATIO), lacking={ggml: "no wheel"}),
+        judged(one(RATIO.replace('"ggml"', '"baseline"'))),
+    ]
+    assert [r.verdict for r in found] == [Verdict.UNSUPPORTED] * 3
+    assert [r.detail for r in found] == [
+        "it is about machine 0123456789ab, and this is ba9876543210",
+        "ggml: not available: no wheel",
+        "no baseline was given: --against names a backend",
+    ]
 
 
 def test_a_case_that_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit whose case did not pass is not timed: the gate was not run and the run fails."""
+    """A unit that fails while it is measured fails its gate."""
 
     def refuse(*_: object) -> None:
         raise UnavailableError("gone")
 
     monkeypatch.setattr("conformance.perf.bench.Bench.measured", refuse)
     answer = judged(one(COUNTER))
-    assert (answer.answer, answer.broke) == (NOT_RUN, True)
-    assert "gone" in answer.reason
+    assert (answer.case, answer.verdict) == ("gate/c", Verdict.OVERCLAIM)
+    assert "gone" in answer.detail
 
 
 def test_gates_on_the_command_line(tmp_path: Path) -> None:
@@ -207,10 +214,13 @@ def test_gates_on_the_command_line(tmp_path: Path) -> None:
     path.write_text(HEAD + counter + ABSOLUTE)
     result = CliRunner().invoke(main, ["perf", "gate", str(path), "--json", str(out)])
     assert result.exit_code == 0, result.output
-    assert "1 fine, 0 regressed, 0 undecided, 1 not run" in result.output
-    document = json.loads(out.read_text())
-    assert [g["answer"] for g in document["gates"]] == [FINE, NOT_RUN]
-    assert [u["unit"] for u in document["units"]] == ["decode@past=0"]
+    assert "1 PASS, 1 UNSUPPORTED" in result.output
+    (record,) = read_runs([out]).documents
+    found = {r.case.partition("@")[0]: r.verdict for r in record.record.results}
+    assert found == {"perf/decode": Verdict.PASS, "gate/c": Verdict.PASS, "gate/a": Verdict.UNSUPPORTED}
+    late = CliRunner().invoke(main, ["perf", "gate", str(path), "--budget", "0.000001s"])
+    assert late.exit_code == 5, late.output
+    assert "not started (--budget)" in late.output
     path.write_text(HEAD + counter.replace(">= 1", "== 0"))
     assert CliRunner().invoke(main, ["perf", "gate", str(path)]).exit_code == 1
     path.write_text(HEAD + ABSOLUTE)

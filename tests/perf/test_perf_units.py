@@ -21,14 +21,16 @@ from conformance.backend import registry
 from conformance.backend.kernel import KernelSession
 from conformance.backend.measure import resident
 from conformance.backend.registry import Spec
+from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.cli import main
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.outcome import judge
 from conformance.judge.verdict import Verdict
 from conformance.perf import units as table
-from conformance.perf.bench import Bench, Row, document, outcome, spread
+from conformance.perf.bench import Bench, Row
 from conformance.perf.measure import Rounds
 from conformance.perf.units import UNITS, Unit, units
 from conformance.report.runs import read_runs
@@ -163,7 +165,7 @@ def test_every_measurement_does_the_same_work(bench: Bench, unit: Unit) -> None:
     per = len(case.steps) * unit.repeat
     runs = [x for x in PlantedBackend.log if x[0] == ""][-5 * per :]  # the warm-up and four rounds
     first = runs[:per]
-    assert len(row.seconds) == len(row.elapsed) == 4
+    assert len(row.seconds) == 4
     for k in range(1, 5):
         for was, now in zip(first, runs[k * per : (k + 1) * per], strict=True):
             assert was[1] is now[1]
@@ -172,14 +174,14 @@ def test_every_measurement_does_the_same_work(bench: Bench, unit: Unit) -> None:
                 assert all(np.array_equal(before[t], after[t]) for t in before)
     for t, data in first[0][2].items():
         assert np.array_equal(data, case.persistent[t])
-    assert row.counters["changed"] == 0
+    assert row.result.metrics["changed"] == 0
 
 
 def test_outputs_that_change_are_counted(bench: Bench) -> None:
     """A backend that passes once and gives other numbers later is seen in `changed`."""
     (row,) = _rows(bench, OP, "drifts", rounds=3)
     assert row.result.verdict is Verdict.PASS
-    assert row.counters["changed"] == 4
+    assert row.result.metrics["changed"] == 4
 
 
 def test_backends_take_turns_in_changing_order(bench: Bench) -> None:
@@ -191,15 +193,13 @@ def test_backends_take_turns_in_changing_order(bench: Bench) -> None:
 
 
 def test_a_case_that_fails_is_not_timed(bench: Bench) -> None:
-    """It stands in the document with its verdict and the reason, and its session is opened for no measurement."""
+    """It has its verdict and where it fails, and its session is opened for no measurement."""
     wrong, right = _rows(bench, OP, "wrong", "")
     assert (wrong.result.verdict, right.result.verdict) == (Verdict.FAIL, Verdict.PASS)
-    said = wrong.to_json()
-    assert (said["seconds"], said["rate"], said["rounds"], said["counters"]) == ([], None, 0, {})
-    assert said["verdict"] == "FAIL"
-    assert said["reason"].startswith("FAIL: ")
+    assert (wrong.result.case, wrong.result.metrics, wrong.seconds) == (OP.id, {}, [])
+    assert wrong.result.where is not None
     assert len(right.seconds) == 3
-    assert outcome([wrong, right]).exit_code == 1
+    assert judge([wrong.result, right.result]).exit_code == 1
     assert PlantedBackend.started.count("wrong") == 2  # for the runner, which judged it, and whether it is right alone
     with pytest.raises(UsageError, match="FAIL"):
         bench.measured(OP, _spec("wrong"))
@@ -209,24 +209,25 @@ def test_a_case_that_fails_is_not_timed(bench: Bench) -> None:
 def test_a_backend_that_fails_while_it_is_measured_costs_itself_only(bench: Bench, fault: str) -> None:
     """The reason stands there, the run fails, and the others have all their rounds."""
     broken, right = _rows(bench, OP, fault, "")
-    assert broken.result.verdict is Verdict.PASS
-    assert broken.seconds == []
-    assert broken.broke
-    assert "failed while it was measured" in broken.reason
+    assert (broken.result.verdict, broken.seconds) == (Verdict.OVERCLAIM, [])
+    assert "failed while it was measured" in broken.result.detail
     assert len(right.seconds) == 3
-    assert outcome([broken, right]).exit_code == 1
-    assert outcome([right]).exit_code == 0
+    assert judge([broken.result, right.result]).exit_code == 1
+    assert judge([right.result]).exit_code == 0
 
 
 def test_compiling_again_is_counted(bench: Bench) -> None:
     """Warm measurements of a backend that keeps what it compiled compile nothing; of one that does not, each step."""
     unit = table.decode(TINY, 0)
-    kept, again = _rows(bench, unit, "", "recompiles", rounds=2)
-    assert kept.counters["compiles"] == again.counters["compiles"] == unit.work
-    assert (kept.counters["timed"]["compiles"], kept.counters["timed"]["hits"]) == (0, unit.work)
-    assert (again.counters["timed"]["compiles"], again.counters["timed"]["hits"]) == (unit.work, 0)
+    kept, again = (r.result.metrics for r in _rows(bench, unit, "", "recompiles", rounds=2))
+    assert kept["compiles"] == again["compiles"] == unit.work
+    assert (kept["timed.compiles"], kept["timed.hits"]) == (0, unit.work)
+    assert (again["timed.compiles"], again["timed.hits"]) == (unit.work, 0)
     (more,) = _rows(bench, unit, "recompiles", rounds=4)
-    assert more.counters == again.counters
+    timing = ("seconds", "elapsed", "rounds", "tokens_per_second")
+    assert {k: v for k, v in more.result.metrics.items() if k not in timing} == {
+        k: v for k, v in again.items() if k not in timing
+    }
 
 
 def test_a_fresh_unit_starts_its_backend_each_time(bench: Bench) -> None:
@@ -234,21 +235,21 @@ def test_a_fresh_unit_starts_its_backend_each_time(bench: Bench) -> None:
     unit = table.cross(TINY)
     (row,) = _rows(bench, unit, "", rounds=2)
     assert PlantedBackend.started.count("") == 1 + 3
-    assert (row.counters["compiles"], row.counters["timed"]["compiles"]) == (2, 1)
+    assert (row.result.metrics["compiles"], row.result.metrics["timed.compiles"]) == (2, 1)
     (load,) = _rows(bench, table.load(TINY), "", rounds=2)
-    assert (load.counters["nodes"], len(load.seconds)) == (0, 2)
+    assert (load.result.metrics["nodes"], len(load.seconds)) == (0, 2)
     (asked,) = _rows(bench, table.first_token(TINY, 8), "", rounds=2)
-    assert asked.counters["timed"]["compiles"] == asked.counters["compiles"] == 1
+    assert asked.result.metrics["timed.compiles"] == asked.result.metrics["compiles"] == 1
 
 
 def test_a_session_is_charged_by_its_own_clock(bench: Bench) -> None:
     """Where it has one its seconds are that clock's, and what passed outside stands beside."""
     (row,) = _rows(bench, OP, "own clock")
     assert row.seconds == pytest.approx([OP.repeat * 2.5e-7] * 3)
-    assert all(e > s for e, s in zip(row.elapsed, row.seconds, strict=True))
+    assert row.result.metrics["elapsed"] > row.result.metrics["seconds"]
     assert row.rate == pytest.approx(1 / 2.5e-7)
     (bare,) = _rows(bench, OP, "")
-    assert bare.seconds == bare.elapsed
+    assert bare.result.metrics["seconds"] == bare.result.metrics["elapsed"]
 
 
 def test_what_travels_to_a_worker_is_not_charged() -> None:
@@ -257,8 +258,8 @@ def test_what_travels_to_a_worker_is_not_charged() -> None:
     try:
         for unit in (OP, table.decode(TINY, 0), table.first_token(TINY, 8)):
             (row,) = Bench(runner).rows(unit, [Spec("ggml")], lambda r: r.more(2))
-            assert row.reason == ""
-            assert all(0 < s < e for s, e in zip(row.seconds, row.elapsed, strict=True))
+            assert row.result.verdict is Verdict.PASS
+            assert 0 < row.result.metrics["seconds"] < row.result.metrics["elapsed"]
     finally:
         runner.close()
 
@@ -273,13 +274,11 @@ def test_memory_is_of_the_backend_alone() -> None:
         cpu, ggml = Bench(runner).rows(unit, [Spec("cpu"), Spec("ggml")], lambda _: pytest.fail("nothing to time"))
     finally:
         runner.close()
-    assert cpu.memory["weights"] == weights
-    assert ggml.memory["weights"] is not None
-    assert weights <= ggml.memory["weights"] < weights + 64 * len(case.persistent)
-    assert (cpu.memory["peak"] is None) == (resident() is None)
+    assert cpu.result.metrics["memory.weights"] == weights
+    assert weights <= ggml.result.metrics["memory.weights"] < weights + 64 * len(case.persistent)
+    assert ("memory.peak" in cpu.result.metrics) == (resident() is not None)
     assert (cpu.seconds, cpu.rate) == ([], None)
-    assert "memory" in cpu.reason
-    assert outcome([cpu, ggml]).exit_code == 0
+    assert judge([cpu.result, ggml.result]).exit_code == 0
 
 
 PEAKS = """
@@ -304,57 +303,78 @@ def test_a_peak_outlives_one_inside_it() -> None:
     assert inner < 32 << 20
 
 
-def test_the_document_is_one_that_reports_read(bench: Bench, tmp_path: Path) -> None:
-    """Rows of every kind: measured, failed, without a clock; the rate is work by the median round."""
-    rows = [*_rows(bench, OP, "", "wrong"), *_rows(bench, table.memory(TINY), "")]
-    path = tmp_path / "perf.json"
-    path.write_text(json.dumps(document(rows, "smoke", {"npu": "no device"}), allow_nan=False), encoding="utf-8")
-    (found,) = read_runs([path]).documents
-    assert found.kind == "perf"
-    assert [u["reason"] == "" for u in found.body["units"]] == [True, False, False]
-    timed = found.body["units"][0]
-    assert timed["rate"] == timed["work"] / sorted(timed["seconds"])[1]
-    assert timed["counters"]["timed"]["hits"] == OP.repeat
-
-
-def test_spread_is_the_middle_half() -> None:
-    """Of nine rounds from 1 to 9: from 3 to 7, by 5. Too few rounds have none."""
-    assert spread([9, 1, 8, 2, 7, 3, 6, 4, 5]) == pytest.approx(4 / 5)
-    assert spread([1.0, 2.0, 3.0]) is None
-
-
 def test_the_command_measures_and_says_what_it_did_not(tmp_path: Path) -> None:
-    """A table, a document, and the exit codes of `conform run`: 0, 3 where nothing was executed, 2 for a wrong glob."""
+    """A table, a record, and the exit codes of `conform run`: 0, 3 where nothing was executed, 2 for a wrong glob."""
     path = tmp_path / "perf.json"
-    args = ["perf", "run", "--backend", "cpu", "--unit", "op/RMS*", "--rounds", "2", "--json", str(path)]
+    args = ["perf", "run", "op/RMS*", "--backend", "cpu", "--rounds", "7", "--json", str(path)]
     done = CliRunner().invoke(main, args)
     assert done.exit_code == 0, done.output
     assert "op/RMS_NORM@n=64" in done.output
-    (unit,) = json.loads(path.read_text())["units"]
-    assert (unit["rounds"], len(unit["seconds"]), unit["verdict"]) == (2, 2, "PASS")
-    none = CliRunner().invoke(main, ["perf", "run", "--backend", "xdna2", "--unit", "op/RMS*", "--json", str(path)])
+    (run,) = read_runs([path]).documents
+    (unit,) = run.record.results
+    m = unit.metrics
+    assert (unit.case, m["rounds"]) == ("perf/op/RMS_NORM@n=64/RMS_NORM-f32-ne=2048x64@1", 7)
+    assert m["seconds.low"] <= m["seconds"] <= m["seconds.high"]
+    assert m["steps_per_second"] == pytest.approx(units("smoke", ["op/RMS*"])[0].work / m["seconds"])
+    assert run.record.asked == {"cpu": 1}
+    none = CliRunner().invoke(main, ["perf", "run", "op/RMS*", "--backend", "xdna2", "--json", str(path)])
     assert none.exit_code == 3
-    (unit,) = json.loads(path.read_text())["units"]
-    assert (unit["seconds"], unit["rate"]) == ([], None)
-    assert unit["reason"].startswith("UNSUPPORTED: ")
-    assert CliRunner().invoke(main, ["perf", "run", "--unit", "nope"]).exit_code == 2
+    (unit,) = read_runs([path]).documents[0].record.results
+    assert (unit.verdict, unit.metrics) == (Verdict.UNSUPPORTED, {})
+    assert CliRunner().invoke(main, ["perf", "run", "nope"]).exit_code == 2
+    listed = CliRunner().invoke(main, ["perf", "run", "--list", "load"]).output
+    assert listed.startswith("load\t1 cases\tkv_growth/")
+
+
+def test_times_are_compared_with_a_backend_or_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slower backend fails and is missing where that is undecided; another machine's record is refused."""
+    monkeypatch.setattr("conformance.cli.perf.BUDGET", 0.01)  # too little for an interval
+    path = tmp_path / "perf.json"
+    args = ["perf", "run", "op/RMS*", "--backend", "cpu", "--json", str(path)]
+    done = CliRunner().invoke(main, [*args, "--against", "ggml"])
+    assert done.exit_code == 5, done.output
+    assert "the machine is too noisy" in done.output
+    (run,) = read_runs([path]).documents
+    assert [(m.backend, str(m.cause)) for m in run.record.missing] == [("cpu", "undecided")]
+    body = json.loads(path.read_text())
+    (then,) = [r for r in body["results"] if r["backend"] == "cpu"]
+    then["metrics"] |= {"seconds": 1e-9, "seconds.low": 1e-9, "seconds.high": 1e-9}
+    base = tmp_path / "base.json"
+    base.write_text(json.dumps(body))
+    done = CliRunner().invoke(main, [*args, "--against", str(base)])
+    assert done.exit_code == 1, done.output
+    assert "1 FAIL" in done.output
+    body["environment"]["machine"] = "0123456789ab"
+    base.write_text(json.dumps(body))
+    assert CliRunner().invoke(main, [*args, "--against", str(base)]).exit_code == 2
+    assert CliRunner().invoke(main, [*args, "--against", "cpu"]).exit_code == 2
 
 
 def test_one_case_is_timed_with_its_kernels(tmp_path: Path) -> None:
-    """On every backend, also with static models where it has that choice; kernels, and the peak of memory."""
+    """By its id or from a file: kernels, and the peak of memory."""
+    name, file = "ops/RMS_NORM-f32-ne=5x3,eps=0.1@1", tmp_path / "c.gguf"
+    case = build(name)
+    case.id = "ops/own@1"
+    casefile.write(file, [case])
     path = tmp_path / "perf.json"
-    args = ["perf", "case", "ops/RMS_NORM-f32-ne=5x3,eps=0.1@1", "--rounds", "2", "--json", str(path)]
-    done = CliRunner().invoke(main, [*args, "--backend", "ggml", "--backend", "openvino-stateless"])
+    args = ["perf", "run", name, str(file), "--rounds", "2", "--json", str(path)]
+    done = CliRunner().invoke(main, [*args, "--backend", "cpu"])
     assert done.exit_code == 0, done.output
-    timed = [u for u in json.loads(path.read_text())["units"] if u["seconds"]]
-    assert [u["backend"] for u in timed] == ["ggml", "openvino-stateless", "openvino-stateless?dynamic=off"]
-    assert "1 RMS" in done.output
-    held = [u for u in json.loads(path.read_text())["units"] if not u["seconds"]]
-    assert all(u["memory"]["peak"] > 0 for u in held)
-    assert len(held) == 3
-    refused = CliRunner().invoke(main, [*args, "--backend", "xdna2"])
-    assert refused.exit_code == 3, refused.output
-    assert "UNSUPPORTED" in refused.output
+    found = {r.case: r.metrics for r in read_runs([path]).documents[0].record.results}
+    assert [c for c in found if found[c].get("seconds")] == [
+        "perf/case/ops/RMS_NORM-f32-ne=5x3,eps=0.1@1",
+        "perf/case/ops/own@1",
+    ]
+    assert found["perf/case-memory/ops/own@1"]["memory.peak"] > 0
+    assert "cpu: 1 RMS_NORM" in done.output
+
+
+@pytest.mark.parametrize(("old", "new"), [("aa", "calibrate"), ("units", "run --list"), ("compare", "run --against")])
+def test_a_command_of_earlier_versions_names_the_one_of_today(old: str, new: str) -> None:
+    """One line on stderr, and exit code 2."""
+    done = CliRunner().invoke(main, ["perf", old])
+    assert done.exit_code == 2
+    assert f"use conform perf {new}" in done.output
 
 
 def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
@@ -364,7 +384,7 @@ def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
-    """With `--perf` there is a test per unit and backend and nothing else, and both documents have the same seconds."""
+    """With `--perf` there is a test per unit and backend and nothing else, and both records have the same seconds."""
     ours, theirs = tmp_path / "perf.json", tmp_path / "benchmark.json"
     run = _pytest(
         "--perf", "--unit", "op/RMS*", "--unit", "memory", "--rounds", "2", "-v",
@@ -374,11 +394,12 @@ def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
     assert "test_suite.py::test_time[op/RMS_NORM@n=64-cpu] PASSED" in run.stdout
     assert "test_suite.py::test_memory[memory-cpu] PASSED" in run.stdout
     assert "2 passed" in run.stdout
-    measured = json.loads(ours.read_text())["units"][0]
+    measured, memory = read_runs([ours]).documents[0].record.results
     (benchmark,) = json.loads(theirs.read_text())["benchmarks"]
-    assert benchmark["stats"]["data"] == pytest.approx(measured["seconds"])
+    assert benchmark["stats"]["median"] == pytest.approx(measured.metrics["seconds"])
     assert benchmark["group"] == "op/RMS_NORM@n=64"
-    assert benchmark["extra_info"]["counters"] == measured["counters"]
+    assert benchmark["extra_info"]["compiles"] == measured.metrics["compiles"]
+    assert memory.metrics["memory.weights"] > 0
     run = _pytest("--collect-only", "-q", "--family", "gqa")
     assert "test_case[gqa/" in run.stdout
     assert "test_time" not in run.stdout
@@ -417,7 +438,7 @@ def test_a_failing_row_fails_as_a_benchmark_does(bench: Bench) -> None:
 
     wrong, broken, right = (r for f in ("wrong", "fails later", "") for r in _rows(bench, OP, f))
     fixture: Any = Fixture()
-    with pytest.raises(AssertionError, match=r"FAIL ops/RMS_NORM.*Reproduce: conform run"):
+    with pytest.raises(AssertionError, match=r"FAIL perf/op/RMS_NORM.*Reproduce: conform perf run"):
         replay(wrong, Clock(), fixture, check)
     with pytest.raises(AssertionError, match="the device is gone"):
         replay(broken, Clock(), fixture, check)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, perf, result, written_to
+from run_files import document, gate, result, unit, written_to
 
 from conformance.ggml.text import printable
 from conformance.judge.verdict import FAILURES, Verdict
@@ -106,12 +106,13 @@ def test_backend_that_is_not_here(tmp_path: Path) -> None:
     assert skipped.attrib["message"] == "no such device"
 
 
-def test_gates(tmp_path: Path) -> None:
-    """Regressed fails; undecided and not run are skipped."""
-    answers = ("fine", "regressed", "undecided", "not run")
-    root = _read(tmp_path, perf([], [gate(a, a, reason=f"it is {a}") for a in answers]))
+def test_units_and_gates(tmp_path: Path) -> None:
+    """They are tests like any other, under names of their own."""
+    root = _read(
+        tmp_path, document([unit("decode", "x", [1.0]), gate("a"), gate("b", "FAIL"), gate("c", "UNSUPPORTED")])
+    )
     said = {c.attrib["name"]: [e.tag for e in c] for c in root.iter("testcase")}
-    assert [said[f"{a}: decode on x"] for a in answers] == [[], ["failure"], ["skipped"], ["skipped"]]
+    assert said == {"perf/decode/llama-tiny@1": [], "gate/a": [], "gate/b": ["failure"], "gate/c": ["skipped"]}
 
 
 def test_machines_have_suites_of_their_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from run_files import cause, document, gate, perf, result, unit, written_to
+from run_files import cause, document, gate, result, unit, written_to
 
 from conformance.case.case import JSON
 from conformance.judge.evidence import Error, Fault, Numbers, Place
@@ -51,7 +51,7 @@ def _nullable(part: dict[str, JSON]) -> dict[str, JSON]:
             ["a waiver"],
         ),
         {**document([result(A, "x", "FAIL", cause="p")]), "causes": [cause("p", [A])]},
-        perf([unit("decode", "x", [1.0, 2.0])], [gate("g")]),
+        document([unit("decode", "x", [1.0, 2.0]), gate("g")]),
     ],
     ids=["record", "causes", "perf"],
 )

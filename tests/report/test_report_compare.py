@@ -105,7 +105,7 @@ def test_a_cause_with_another_id_is_no_change(tmp_path: Path) -> None:
                         ("older", cause("older", [A], conditions=[["op", "MUL_MAT"], ["src[0].type", "q4_K|q5_K"]])))
     ]  # fmt: skip
     run, base = map(str, written)
-    done = CliRunner().invoke(main, ["report", run, "--base", base, "-o", str(tmp_path / "out")])
+    done = CliRunner().invoke(main, ["report", run, "--against", base, "-o", str(tmp_path / "out")])
     assert "0 new, 0 changed, 0 gone, 1 still" in done.output, done.output
     summary = (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
     assert "older" not in summary.replace("older.json", "")
@@ -140,24 +140,24 @@ def _badge(word: str) -> str:
 
 
 def test_the_command(tmp_path: Path, browser: Driver) -> None:
-    """`conform report --base` says the counts in one line and tells of causes in the summary; texts of a hostile base
-    are text on the page; a base that is no run file is one line.
+    """`conform report --against` says the counts in one line and tells of causes in the summary; texts of a hostile
+    base are text on the page; a base that is no run file is one line.
     """
     bad = {**document([result(A, "x", "PASS"), result(B, "x", "FAIL", cause="q", detail=HOSTILE)]),
            "causes": [cause("q", [B], sentence=HOSTILE)]}  # fmt: skip
     before = written_to(tmp_path / "base<b>.json", bad)
     after = written_to(tmp_path / "run.json", document([(A, "x", "FAIL"), (B, "x", "PASS"), (C, HOSTILE, "FAIL")]))
     out = tmp_path / "out"
-    ran = CliRunner().invoke(main, ["report", str(after), "--base", str(before), "-o", str(out)])
+    ran = CliRunner().invoke(main, ["report", str(after), "--against", str(before), "-o", str(out)])
     assert "against base<b>.json: 1 new, 0 changed, 0 gone, 0 still, 1 added, 1 fixed, 0 same" in ran.output
     summary = (out / "summary.md").read_text(encoding="utf-8")
-    assert "## Against the base" in summary
+    assert "## Compared with the base" in summary
     assert f"- 1 new: PASS, now FAIL, on `x`; `{A}`" in summary
     assert "- 1 fixed: &lt;/script&gt;" in summary
     browser.get(f"{(out / 'index.html').as_uri()}#comparison")
     assert HOSTILE.replace("\u202e", "\\u202e") in ask(browser, "return document.querySelector('main').textContent")
     assert ask(browser, "return all('main img, main script, main b').length") == 0
-    refused = CliRunner().invoke(main, ["report", str(after), "--base", str(out / "summary.md"), "-o", str(out)])
+    refused = CliRunner().invoke(main, ["report", str(after), "--against", str(out / "summary.md"), "-o", str(out)])
     assert refused.exit_code == 2
     assert len(refused.output.strip().splitlines()) == 1
 
@@ -167,5 +167,5 @@ def test_without_a_base(browser: Driver, tmp_path: Path) -> None:
     path = written_to(tmp_path / "run.json", document([(A, "x", "PASS")]))
     CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
     browser.get(f"{(tmp_path / 'out' / 'index.html').as_uri()}#comparison")
-    assert "--base BASE.json" in ask(browser, "return document.querySelector('.note').textContent")
+    assert "--against BASE.json" in ask(browser, "return document.querySelector('.note').textContent")
     assert ask(browser, "return all('#nav a[href=\"#comparison\"]').length") == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import cause, document, gate, head, perf, result, unit, written_to
+from run_files import cause, document, gate, result, unit, written_to
 
 from conformance.report.markdown import LIMIT, markdown
 from conformance.report.runs import Runs, read_runs
@@ -24,29 +24,17 @@ def test_it_says_what_happened(tmp_path: Path) -> None:
     rows = [("ops/ADD-f32-a=1@1", "x", "PASS"), ("ops/ADD-f32-a=2@1", "x", "FAIL"), ("gqa/l@1", "y", "UNSUPPORTED")]
     doc = document([*rows, result("ops/MUL-f32-a=1@1", "x", "CRASH", fresh=True)])
     doc["environment"]["unavailable"] = {"npu": "no such device"}
-    audit = {
-        **head("audit"),
-        "backends": {"x": [{"finding": "OVERCLAIM", "weight": "w", "buffer": "CPU", "detail": "no"}]},
-    }
-    text = markdown(
-        _runs(
-            tmp_path,
-            doc,
-            perf([unit("decode", "x", [1.0] * 7), unit("load", "y", [])], [gate("g", "regressed")]),
-            audit,
-        )
-    )
-    assert "# Conformance: 1 failures, 3 cases executed on backends, 1 of 1 gates regressed" in text
-    assert "| `x` | 1 | 1 | 0 | 1 | nothing checked |" in text
-    assert "## Failures (1)" in text
+    speed = document([unit("decode", "x", [1.0] * 7), gate("g", "FAIL")])
+    text = markdown(_runs(tmp_path, doc, speed))
+    assert "# Conformance: 2 failures, 5 cases executed" in text
+    assert "| `x` | 2 | 1 | 0 | 2 | nothing checked |" in text
+    assert "## Failures (2)" in text
     assert "  `conform run --case ops/ADD-f32-a=2@1 --backend x`" in text
     assert "## Fresh cases that failed (1): filed" in text
-    assert "| **regressed** | 0.6 | 0.58 to 0.63 | 0.7 |" in text
-    assert "| decode | `x` | 64 tokens/s | 7 |" in text
-    assert "| load | `y` | – | 0 | its case did not pass |" in text
-    assert "**OVERCLAIM** `w` in `CPU`" in text
+    assert "- **FAIL** `gate/g` on `x`: it is FAIL\n  `conform perf gate --gate g`" in text
+    assert "| perf/decode/llama-tiny\\@1 | `x` | 64 tokens/s | 64 to 64 | 7 |" in text
     assert "- `npu`: not available: no such device" in text
-    assert "`y` takes 1 cases not" in text
+    assert "1 case unsupported by `y`, by reason" in text
     assert "| ADD | f32 | 1 of 2 |" in text
 
 
@@ -70,14 +58,14 @@ def test_it_stays_under_the_limit_and_counts_what_is_left_out(tmp_path: Path) ->
     """20,000 failures, each for a reason of its own: at most 50 kB, and shown and left out add up to all."""
     names = ["".join(chr(97 + int(d)) for d in str(i)) for i in range(20_000)]
     rows = [result(f"ops/ADD-f32-a={i}@1", "x", "OVERCLAIM", detail=f"{n}|<ä" * 9) for i, n in enumerate(names)]
-    slow = [gate(f"gate-{i}", "regressed") for i in range(3000)]
-    text = markdown(_runs(tmp_path, document(rows), perf([], slow)), where="index.html")
+    slow = [unit(f"decode-{i}", "x", [1.0]) for i in range(3000)]
+    text = markdown(_runs(tmp_path, document([*rows, *slow])), where="index.html")
     assert len(text.encode()) <= LIMIT == 50_000
     shown = len(re.findall(r"^- \*\*OVERCLAIM\*\*", text, re.MULTILINE))
     (left,) = re.findall(r"\*\*([\d,]+) more of 20,000 are left out here; all of them: index\.html\*\*", text)
     assert shown > 50
     assert shown + int(left.replace(",", "")) == 20_000
-    assert text.count("**regressed**") > 50  # a section that comes later has its share
+    assert text.count("64 tokens/s") > 50  # a section that comes later has its share
 
 
 def test_failures_alike_are_told_once(tmp_path: Path) -> None:
@@ -152,30 +140,6 @@ def test_fifty_kilobytes_whatever_happens(tmp_path: Path, text: str) -> None:
         made["environment"] |= {"cpu": text, "commit": text, "branch": text, "ci": text, "unavailable": {text: text}}
         documents.append(made)
     assert len(markdown(_runs(tmp_path, *documents)).encode()) <= 50_000
-
-
-def test_a_zoo_is_told(tmp_path: Path) -> None:
-    """A zoo alone is its matrix, failing architectures first, and not `no cases ran`."""
-    cells = [
-        {"architecture": a, "backend": "ggml?device=X", "run": run, "verdict": v, "detail": "off", "nmse": 1e-7}
-        for a, run, v in (("bert", "1", "PASS"), ("bert", "2 streams", "PASS"), ("llama", "1", "CRASH"))
-    ]
-    text = markdown(_runs(tmp_path, {**head("zoo"), "results": cells}))
-    assert "# Conformance: 1 of 3 zoo cells failed\n" in text
-    assert "| llama | **CRASH** 1.0e-07 | not run |\n| bert | PASS 1.0e-07 | PASS 1.0e-07 |" in text
-    assert "- **CRASH** `llama` on `ggml?device=X`, 1: off" in text
-
-
-def test_phases_are_told(tmp_path: Path) -> None:
-    """Phases alone are their rates, and why one has none."""
-    made = {**head("phases"), "model": "m", "backends": {
-        "x": {"phases": [{"name": "pp512", "tokens_per_second": 812.3456, "watts": None}]},
-        "y": {"available": False, "reason": "no device"},
-    }}  # fmt: skip
-    text = markdown(_runs(tmp_path, made))
-    assert "# Conformance: 1 phases timed\n" in text
-    assert "| `x` | pp512 | 812.3 | – | – | – |  |" in text
-    assert "| `y` | – | – | – | – | – | no device |" in text
 
 
 def test_it_says_what_was_run(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ def test_every_command_of_the_table_is_one() -> None:
     """`conform` knows each command and option that the real parts use; generated cases run under the night's seed."""
     names = ("level", "shard", "seed", "budget", "store", "document", "journal", "folder")
     values = {n: [n] for n in names} | {
-        "backends": ["--backend", "cpu"], "families": ["--family", "gqa"], "against": ["--base", "venv"],
-        "history": ["--history", "h"], "documents": [],
+        "backends": ["--backend", "cpu"], "families": ["--family", "gqa"], "against": ["--against", "cpu"],
+        "history": ["--store", "h"], "documents": [],
     }  # fmt: skip
     seeded = set()
     for part in PARTS:

@@ -19,8 +19,8 @@ from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES
 from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
-from conformance.report.runfile import WRITTEN, Conformance, Document
-from conformance.report.runs import Row, Runs
+from conformance.report.runfile import WRITTEN, Document
+from conformance.report.runs import Runs
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs
@@ -45,7 +45,6 @@ def page(
     known = {d.run for d in runs.documents}
     units = [r for r in stored.units if r.document.run not in known]
     documents = [*runs.documents, *{r.document.digest: r.document for r in units}.values()]
-    timed = [Row(u, d, f"units[{i}]") for d in runs.of("perf") for i, u in enumerate(d.body["units"])]
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
         "version": __version__,
@@ -57,7 +56,7 @@ def page(
         "superseded": len(runs.superseded),
         "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
         "tables": {
-            **tables.tables(runs, [*timed, *units], documents),
+            **tables.tables(runs, [*tables.units(runs.documents), *units], documents),
             "compared": tables.compared(against.pairs if against else ()),
         },
         "base": None if against is None else _base(against),
@@ -98,12 +97,11 @@ def _document(d: Document) -> JSON:
     lists = {k: len(v) for k, v in d.body.items() if isinstance(v, list)}
     return {
         "file": d.path.name,
-        "kind": d.kind,
         "run": d.run,
         "written": d.written,
         "environment": to_builtins(d.environment),
         "lists": lists,
         "totals": d.record.totals,
-        "asked": d.record.asked if isinstance(d.record, Conformance) else {},
+        "asked": d.record.asked,
         "waivers": d.record.waivers or [],
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,11 +19,10 @@ from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.history import History, Series, changes, series
-from conformance.perf.statistics import median_interval
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
-from conformance.report.runfile import Document, Environment, Gate, Perf
-from conformance.report.runs import Fields, Row, Runs
+from conformance.report.runfile import Conformance, Document, Environment
+from conformance.report.runs import Fields, Row, Runs, pace
 
 T = TypeVar("T")
 
@@ -37,18 +36,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
         "conditions cases",
     ),
-    "audit": ("backend case subject name type buffer finding detail saved ne", "uses taken ran", ""),
-    "units": (
-        "unit model case backend verdict of reason timed", "work rounds rate low high", "seconds counters memory"
-    ),
-    "gates": (
-        "gate kind unit backend against answer reason", "limit estimate low high rounds detectable seconds", ""
-    ),
-    "cells": ("architecture backend run verdict cause detail", "nmse batch nodes splits", ""),
-    "phases": (
-        "backend model name reason timed", "tokens tokens_per_second seconds watts joules_per_token splits",
-        "shares joules nodes_on"
-    ),
+    "units": ("unit model case backend of", "rate low high rounds", ""),
 }  # fmt: skip
 """Table -> its columns of texts, of numbers and of objects; a field that is missing or of another type is empty."""
 TAKEN = ("refused", "begun, not finished", "finished")
@@ -70,11 +58,7 @@ def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Documen
     rows: dict[str, Sequence[Row[Fields]]] = {
         "results": _results(runs),
         "causes": _causes(runs, index),
-        "audit": _audit(runs),
-        "units": [_with(r, **_rates(r.value)) for r in timed],
-        "gates": [_fields(r) for r in runs.gates],
-        "cells": [_with(r, **{k: _text(r.value, k) or "" for k in COLUMNS["cells"][0].split()}) for r in runs.zoo()],
-        "phases": [_with(r, timed=_timed(_number(r.value, "tokens_per_second") or None)) for r in runs.phases()],
+        "units": timed,
     }
     return {name: _table(name, own, index) for name, own in rows.items()}
 
@@ -99,7 +83,7 @@ def subject_of(result: Result) -> tuple[str, str, str]:
     return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
 
 
-def _fields(row: Row[Gate] | Row[Missing]) -> Row[Fields]:
+def _fields(row: Row[Missing]) -> Row[Fields]:
     return Row(to_builtins(row.value), row.document, row.place)
 
 
@@ -174,23 +158,20 @@ def compared(pairs: Sequence[Pair]) -> JSON:
     return {"count": len(pairs), "columns": {name: words(values) for name, values in columns.items()}}
 
 
-def _audit(runs: Runs) -> list[Row[Fields]]:
-    """One row per audited answer of a backend, of the newest audit of each backend and kind of machine."""
-    newest = {(d.machine, backend): (backend, rows) for d, backend, rows in runs.audits()}
-    return [_with(r, backend=name, ne=_shape(r.value.get("ne"))) for name, rows in newest.values() for r in rows]
+def units(documents: Sequence[Document]) -> list[Row[Fields]]:
+    """One row per result with a rate, of every document: a series has a point of each."""
+    return [
+        Row({**unit_named(r.case), "case": r.case, "backend": r.backend, **asdict(p)}, d, f"results[{i}]")
+        for d in documents
+        for i, r in enumerate(d.record.results)
+        if (p := pace(r)) is not None
+    ]
 
 
-def _rates(unit: Fields) -> dict[str, JSON]:
-    """`low` and `high`, the 95 % interval of the median rate (None under 6 rounds), and whether it was timed."""
-    low, high = unit.get("low"), unit.get("high")
-    if "low" not in unit:  # a run file; a history stores the interval
-        short, long = median_interval(unit["seconds"])
-        low, high = unit["work"] / long if long else None, unit["work"] / short if short else None
-    return {"low": low, "high": high, "timed": _timed(unit.get("rate"))}
-
-
-def _timed(rate: JSON) -> str:
-    return "timed" if rate is not None else "not timed"
+def unit_named(case_id: str) -> dict[str, JSON]:
+    """Name and model of a unit: of `perf/decode@past=512/llama-l=2@1` these are `decode@past=512` and `llama-l=2`."""
+    name, _, model = case_id.partition("/")[2].rpartition("@")[0].rpartition("/")
+    return {"unit": name or case_id, "model": model}
 
 
 def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> JSON:
@@ -229,10 +210,6 @@ def _number(row: Fields, key: str) -> float | None:
 def _object(row: Fields, key: str) -> JSON:
     value = row.get(key)
     return value if isinstance(value, (dict, list)) else None
-
-
-def _shape(ne: JSON) -> str:
-    return "×".join(map(str, ne)) if isinstance(ne, list) else ""
 
 
 def words(values: Iterable[str | None]) -> dict[str, JSON]:
@@ -309,12 +286,12 @@ def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
         for p in one.points:
             if p.run not in documents:
                 where = Environment(machine=one.machine, packages=dict(p.packages))
-                run = Perf(schema=1, run=p.run, written=p.written, environment=where, units=[])
+                run = Conformance(schema=1, run=p.run, written=p.written, environment=where, results=[])
                 documents[p.run] = Document(path, run, {}, f"history {p.run}")
-            value = {**_named(one), "rate": p.rate, "low": p.low, "high": p.high, "rounds": p.rounds, "verdict": "PASS"}
+            value = {**_named(one), "rate": p.rate, "low": p.low, "high": p.high, "rounds": p.rounds}
             rows.append(Row(value, documents[p.run], "timings"))
     return rows
 
 
 def _named(one: Series) -> dict[str, JSON]:
-    return {"unit": one.unit, "model": one.model, "backend": one.backend, "machine": one.machine, "of": one.of}
+    return {**unit_named(one.case), "case": one.case, "backend": one.backend, "machine": one.machine, "of": one.of}

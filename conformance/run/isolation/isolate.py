@@ -83,6 +83,11 @@ def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = Fals
     return attached(create(spec), partial(open_backend, workers=workers, own=own))
 
 
+def process_of(backend: Backend) -> IsolatedBackend | None:
+    """Return a backend that has one process of its own; None for any other."""
+    return backend if isinstance(backend, IsolatedBackend) else None
+
+
 def pids(backend: Backend) -> list[int]:
     """The processes that compute for a backend that `open_backend` opened."""
     devices = backend.devices if isinstance(backend, SchedBackend) else [backend]

@@ -25,7 +25,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "gate": ("perf", "gate"),
     "golden-update": ("golden", "update"),
     "golden-verify": ("golden", "verify"),
-    "history-import": ("history", "import"),
     "nightly": ("nightly",),
     "release": ("build", "test"),
     "report": ("report",),

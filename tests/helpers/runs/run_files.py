@@ -6,11 +6,13 @@ import json
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.perf.statistics import median_interval
 
 WHEN = "2026-01-02T03:04:05Z"
 
@@ -57,43 +59,22 @@ def document(rows: Sequence[tuple[str, str, str] | dict[str, Any]], **head_: Any
 
 
 def unit(name: str, backend: str, seconds: Sequence[float], **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A row of a perf document's units."""
-    ordered = sorted(seconds)
-    rate = 64 / ordered[len(ordered) // 2] if ordered else None
-    return {
-        "unit": name,
-        "model": "llama-tiny",
-        "case": f"kv_growth/llama-tiny,run={name}@0",
-        "backend": backend,
-        "verdict": "PASS" if seconds else "FAIL",
-        "work": 64,
-        "of": "tokens",
-        "seconds": list(seconds),
-        "rounds": len(seconds),
-        "rate": rate,
-        "counters": {"compiles": 2, "kernels": {"RMS": 3}},
-        "memory": {"weights": 1000, "peak": None},
-        "reason": "" if seconds else "its case did not pass",
-        **more,
-    }
+    """A record of a work unit; without seconds its case failed."""
+    case = f"perf/{name}/llama-tiny@1"
+    if not seconds:
+        return result(case, backend, "FAIL", **more)
+    middle, (low, high) = median(seconds), median_interval(seconds)
+    ends = {} if low is None or high is None else {"seconds.low": low, "seconds.high": high}
+    metrics = {"seconds": middle, "rounds": len(seconds), "tokens_per_second": 64 / middle, "compiles": 2, **ends}
+    return result(case, backend, "PASS", metrics=metrics, **more)
 
 
-def gate(name: str, answer: str = "fine", **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A row of a perf document's gates."""
-    return {
-        "gate": name, "kind": "ratio", "unit": "decode", "backend": "x", "against": "y", "limit": 0.7, "answer": answer,
-        "estimate": 0.6, "low": 0.58, "high": 0.63, "rounds": 12, "detectable": 0.04, "seconds": 3.5, "reason": "",
-        **more,
-    }  # fmt: skip
-
-
-def perf(
-    units: Sequence[dict[str, Any]],
-    gates: Sequence[dict[str, Any]] = (),
-    **head_: Any,  # noqa: ANN401
-) -> dict[str, Any]:
-    """A perf document."""
-    return {**head("perf", **head_), "units": list(units), "gates": list(gates)}
+def gate(name: str, verdict: str = "PASS", **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A record of a gate."""
+    over = (
+        {"notes": (), "error": {"message": f"it is {verdict}", "words": "over its limit"}} if verdict == "FAIL" else {}
+    )
+    return result(f"gate/{name}", "x", verdict, metrics={"estimate": 0.6, "limit": 0.7}, **over, **more)
 
 
 def written_to(path: Path, document: Any) -> Path:  # noqa: ANN401  # JSON

@@ -18,7 +18,7 @@ function bins() {
 function budgetSection(root, params) {
   const t = tables.results;
   add(root, h("h2", null, "Error budgets"));
-  if (!t.count) return add(root, nothing("conformance"));
+  if (!t.count) return add(root, nothing("results", "conform run --json FILE"));
   const chosen = params.get("op") || "";
   const ops = [...new Set(t.words("op"))].sort();
   const select = h("select", { onchange: () => (location.hash = link("budgets", { op: select.value || null })) },
@@ -81,15 +81,16 @@ function closest(rows, filter) {
 const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-5L5,0L0,5L-5,0z", "M0,5L5,-4H-5z", "M-5,-2h10v4h-10z"];
 
 function speedSection(root) {
-  const t = tables.units, g = tables.gates;
+  const t = tables.units, gates = { family: "gate" };
   add(root, h("h2", null, "Speed"));
-  if (!t.count) return add(root, nothing("perf"));
-  const timed = figure("units", { timed: "timed" }), not = figure("units", { timed: "not timed" });
+  if (!t.count) return add(root, nothing("measurements", "conform perf run --json FILE"));
   add(root,
-    h("p", { class: "about" }, timed, " measurements, ", not, " units ", badge("not timed", LOOKS["not timed"]),
-      ". A point is the median of a run's rounds; its line is where the true median lies with 95 %; ",
-      "under 6 rounds there is none. Points of different machines are never joined."),
-    h("h3", null, "Gates"), gatesBox(g), h("h3", null, "Series"));
+    h("p", { class: "about" }, figure("units"), " measurements. A point is the median of a run's rounds; its line is where the true median lies with 95 %; ",
+      "under 6 rounds there is none. Points of different machines are never joined."));
+  if (select(tables.results, new URLSearchParams(gates)).length) add(root, h("h3", null, "Gates"), h("p", null,
+    [...FAILED, LOST, "UNSUPPORTED", ...PASSED].map((verdict) => [verdict, select(tables.results, new URLSearchParams({ ...gates, verdict })).length])
+      .filter(([, n]) => n).map(([verdict, n]) => [rowsLink("results", { ...gates, verdict }, count(n)), " ", badge(verdict), "  "])));
+  add(root, h("h3", null, "Series"));
   if (report.unasked) add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), ` Change points: ${report.unasked}`));
   const groups = new Map();
   for (let i = 0; i < t.count; i++) {
@@ -99,13 +100,6 @@ function speedSection(root) {
     groups.get(key).push(i);
   }
   add(root, h("div", { class: "panels" }, [...groups].map(([key, rows]) => series(...JSON.parse(key), rows))));
-}
-
-function gatesBox(g) {
-  if (!g.count) return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No gate was asked.");
-  const answers = ["regressed", "undecided", "not run", "fine"];
-  return h("p", null, answers.map((a) => [h("span", { class: "pair" }, figure("gates", { answer: a }), " ", badge(a)), "  "]),
-    h("a", { href: link("gates") }, "every gate with its interval"));
 }
 
 function series(unit, model, machine, rows) {

@@ -3,7 +3,12 @@
 function caseLink(i, text, className) {
   const t = tables.results;
   const d = t.value("document", i);
-  return h("a", { href: link("case", { run: report.documents[d].run, row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || t.value("case", i));
+  return h("a", { href: link("case", { run: report.documents[d].run, row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
+}
+
+// An id that breaks at its punctuation, not inside a word.
+function breakable(id) {
+  return id.split(/(?<=[/,=&?-])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part]));
 }
 
 function caseSection(root, params) {

@@ -48,9 +48,6 @@ const VIEWS = {
   results: ["Results", resultsGrid],
   budgets: ["Budgets", budgetSection],
   speed: ["Speed", speedSection],
-  zoo: ["Zoo", zooSection],
-  phases: ["Phases", phasesSection],
-  audits: ["Audit", auditSection],
   comparison: ["Comparison", comparisonSection],
   notrun: ["Not run", notRunSection],
   runs: ["Runs", runsSection],
@@ -59,10 +56,16 @@ const VIEWS = {
   causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "hits architectures"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case"]]), "overview"],
   compared: ["Compared", simple("compared", "Compared with the base", ["state", "cause", "backend", "family", "op", "before", "after"], [["state", "", "badge"], ["case", "", "newest"], ["backend"], ["before", "before", "badge"], ["after", "now", "badge"], ["cause", "cause", "named"], ["detail"], ["machine", "machine", "wide"]]), "comparison"],
   missing: ["Cases not run", simple("missing", "Cases that did not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
-  cells: ["Zoo cells", simple("cells", "Runs of the zoo", ["verdict", "backend", "run", "architecture"], [["verdict", "", "badge"], ["architecture"], ["backend"], ["run"], ["cause"], ["nmse", "NMSE"], ["batch", "first batch out of tolerance"], ["nodes"], ["splits"], ["detail"]]), "zoo"],
-  units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
-  gates: ["Gates", simple("gates", "Gates", ["answer", "kind", "unit", "backend"], [["answer", "", "badge"], ["gate"], ["unit"], ["backend"], ["against"], ["limit"], ["estimate"], ["low"], ["high"], ["rounds"], ["detectable"], ["reason"]]), "speed"],
-  audit: ["Audited", simple("audit", "Audited answers", ["finding", "backend", "subject", "buffer", "type"], [["finding", "", "badge"], ["backend"], ["subject"], ["name"], ["type"], ["ne"], ["buffer"], ["uses"], ["taken"], ["ran"], ["detail"], ["case"]]), "audits"],
+  units: ["Units", simple("units", "Timed units", ["unit", "backend", "model"], [["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"]]), "speed"],
+};
+
+// Views that have a tab only where there is something to see.
+const DATA = {
+  support: () => tables.results.count,
+  results: () => tables.results.count,
+  budgets: () => tables.results.columns.budget_used.numbers.some((x) => x !== null),
+  speed: () => tables.units.count,
+  comparison: () => report.base,
 };
 
 const main = document.getElementById("main");
@@ -84,7 +87,7 @@ function route() {
 fillHeader();
 document.getElementById("made").append(
   `Made ${when(report.made)} UTC from ${plural(new Set(report.documents.map((d) => d.file)).size, "file")} with ggml-conformance ${report.version}`);
-document.getElementById("nav").append(...Object.entries(VIEWS).filter(([name, v]) => !v[2] && (report.base || name !== "comparison")).map(([name, [title]]) =>
+document.getElementById("nav").append(...Object.entries(VIEWS).filter(([name, v]) => !v[2] && (!Object.hasOwn(DATA, name) || DATA[name]())).map(([name, [title]]) =>
   h("li", null, h("a", { href: `#${name}`, "data-view": name }, title))));
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();

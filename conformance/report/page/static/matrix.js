@@ -58,7 +58,7 @@ function cell(c, filter) {
 
 function supportSection(root, params) {
   const t = tables.results;
-  if (!t.count) return add(root, h("h2", null, "Support"), nothing("conformance"));
+  if (!t.count) return add(root, h("h2", null, "Support"), nothing("results", "conform run --json FILE"));
   const backends = worstFirst(t.words("backend"));
   const state = { q: params.get("q") || "", state: params.get("state") || "", family: params.get("family") || "" };
   const byOp = new Map();
@@ -171,15 +171,6 @@ function legend() {
   return h("ul", { class: "legend" }, entries.map(([b, text]) => h("li", null, b, ` ${text}`)));
 }
 
-function nothing(kind) {
-  const there = report.documents.filter((d) => d.kind === kind);
-  return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), there.length
-    ? ` ${there.map((d) => d.file).join(", ")}: of kind “${kind}”, but nothing in it: its run was cut off, or was asked for nothing. `
-    : ` None of the files is of kind “${kind}”: `, COMMANDS[kind] || "");
+function nothing(what, command) {
+  return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), ` No ${what} in these files: ${command} writes them.`);
 }
-
-const COMMANDS = {
-  conformance: "conform run --json FILE writes one.", perf: "conform perf run --json FILE writes one.",
-  audit: "Runs of older versions have them.", zoo: "Runs of older versions have them.",
-  phases: "Runs of older versions have them.",
-};

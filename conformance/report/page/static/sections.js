@@ -1,13 +1,13 @@
-// The overview, causes first; what did not run, the audit, and the runs themselves.
+// The overview; what did not run, and the runs themselves.
 
 function overviewSection(root) {
   const t = tables.results;
   add(root, h("h2", null, "Overview"));
-  if (tables.causes.count) add(root, h("h3", null, plural(tables.causes.count, "cause"), ", most urgent first"), causesTable(), zooCauses());
-  if (report.base) add(root, h("h3", null, "Against the base"), comparedCounts());
+  if (report.base) add(root, h("h3", null, "Compared with the base"), comparedCounts());
+  if (tables.causes.count) add(root, h("h3", null, plural(tables.causes.count, "cause"), ", most urgent first"), causesTable(), archCauses());
   add(root, h("div", { class: "cards" }, cards()));
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
-  if (t.count) add(root, h("h3", null, `Failures${tables.causes.count ? " that no cause explains" : ""}, by what they have in common`), failures());
+  if (t.count) add(root, h("h3", null, `${tables.causes.count ? "Other failures" : "Failures"}, by reason`), failures());
   add(root, h("h3", null, "What did not run"), notRunSummary());
 }
 
@@ -15,8 +15,8 @@ const CAUSES = 50;
 
 function causesTable() {
   const t = tables.causes;
-  const heads = ["rank", "", "cause", "cases", "hits architectures", "smallest case", "first seen"];
-  const numeric = ["rank", "cases", "hits architectures"];
+  const heads = ["rank", "", "cause", "cases", "architectures", "smallest case", "first seen"];
+  const numeric = ["rank", "cases", "architectures"];
   const proofs = NEWEST;
   return [
     scroller("Causes", h("table", { class: "plain causes" },
@@ -37,26 +37,23 @@ function causesTable() {
 
 const ARCHITECTURES = 200;
 
-// Architecture × plan of the zoo, where a cause is at work: cells of `conform zoo`, and cases of the family zoo.
-function zooCauses() {
-  const columns = new Set(), rows = new Map();
-  const put = (name, plan, id, backend) => {
+// Architecture × plan, where a cause is at work: results of the families `zoo` and `arch`.
+function archCauses() {
+  const columns = new Set(), rows = new Map(), t = tables.results;
+  for (const i of select(t, new URLSearchParams([["family", "zoo"], ["family", "arch"]]))) {
+    const [id, family, name, cause, backend] = ["case", "family", "type", "cause", "backend"].map((c) => t.value(c, i));
+    if (!cause) continue;
+    const plan = id.slice(`${family}/${name}-`.length, id.lastIndexOf("@"));
     columns.add(plan);
     if (!rows.has(name)) rows.set(name, new Map());
     const plans = rows.get(name);
-    plans.set(plan, [...(plans.get(plan) || []), [causeLink(id, backend), h("span", { class: "quiet" }, ` ${brief(backend)}`)]]);
-  };
-  const z = tables.cells, t = tables.results;
-  for (let i = 0; i < z.count; i++) if (z.value("cause", i)) put(z.value("architecture", i), z.value("run", i), z.value("cause", i), z.value("backend", i));
-  for (const i of select(t, new URLSearchParams({ family: "zoo" }))) {
-    const [id, name, cause] = ["case", "type", "cause"].map((c) => t.value(c, i));
-    if (cause) put(name, id.slice(`zoo/${name}-`.length, id.lastIndexOf("@")), cause, t.value("backend", i));
+    plans.set(plan, [...(plans.get(plan) || []), [causeLink(cause, backend), h("span", { class: "quiet" }, ` ${brief(backend)}`)]]);
   }
   if (!rows.size) return "";
   const plans = [...columns].sort();
   return [
-    h("h3", null, "Causes in the zoo, by architecture and plan"),
-    scroller("Causes in the zoo", h("table", { class: "matrix" },
+    h("h3", null, "Causes by architecture and plan"),
+    scroller("Causes by architecture", h("table", { class: "matrix" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"), plans.map((p) => h("th", { scope: "col", title: p }, h("span", { class: "name" }, brief(p)))))),
       h("tbody", null, [...rows].sort((a, b) => (a[0] < b[0] ? -1 : 1)).slice(0, ARCHITECTURES).map(([name, found]) =>
         h("tr", null, h("th", { scope: "row" }, name), plans.map((p) => h("td", null, (found.get(p) || ["–"]).map((x) => h("div", null, x))))))))),
@@ -64,23 +61,16 @@ function zooCauses() {
   ];
 }
 
+// Tiles of what is there; a tile without data is left out.
 function cards() {
-  const { results: r, audit, gates, missing: m } = tables;
-  const none = (kind) => [badge("not run", LOOKS["not run"]), h("span", { class: "quiet" }, ` no ${kind} document`)];
-  const found = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"];
+  const { results: r, missing: m } = tables;
+  const n = (filter) => select(r, new URLSearchParams(link("", filter).slice(2))).length;
   return [
-    card("Failures", r.count ? [figure("results", { verdict: FAILED }), of("results", {}, "results")] : none("conformance")),
-    card("Missing", r.count ? [figure("results", { verdict: LOST }), h("span", { class: "quiet" }, " asked for, no result")] : none("conformance")),
-    card("Not run", r.count ? [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")] : none("conformance")),
-    card("Audit findings", audit.count ? [figure("audit", { finding: found }), of("audit", {}, "answers")] : none("audit")),
-    ...(tables.cells.count ? [card("Zoo cells failed", [figure("cells", { verdict: zooBad() }), of("cells", {}, "cells")])] : []),
-    card("Gates regressed", gates.count ? [figure("gates", { answer: "regressed" }), of("gates", {}, "gates")] : none("perf")),
+    r.count ? card("Failures", [figure("results", { verdict: FAILED }), of("results", {}, "results")]) : "",
+    n({ verdict: LOST }) ? card("Without a result", [figure("results", { verdict: LOST }), h("span", { class: "quiet" }, " requested")]) : "",
+    m.count ? card("Not run", [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")]) : "",
+    n({ family: "gate" }) ? card("Gates failed", [figure("results", { family: "gate", verdict: FAILED }), of("results", { family: "gate" }, "gates")]) : "",
   ];
-}
-
-function zooBad() {
-  const bad = tables.cells.words("verdict").filter((v) => !FINE.includes(v));
-  return bad.length ? bad : ["FAIL"];
 }
 
 function card(title, content) {
@@ -150,9 +140,9 @@ function groupItem(rows) {
     h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)));
 }
 
-// This run held against another, the base: pairs of case and backend by what became of them, and by cause.
+// This run compared with another, the base: pairs of case and backend by what became of them, and by cause.
 
-const MATTERS = ["new", "changed", "gone", "still", "fixed"];
+const MATTERS = ["new", "fixed", "still", "gone", "changed"];
 
 function comparedCounts() {
   const files = report.base.documents.map((d) => [d.file, `written ${when(d.written)} UTC`, commitText(d.environment)].filter(Boolean).join(", "));
@@ -164,7 +154,7 @@ function comparedCounts() {
 
 function comparisonSection(root) {
   add(root, h("h2", null, "Comparison"));
-  if (!report.base) return add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No base was given: conform report RUN.json --base BASE.json -o DIR"));
+  if (!report.base) return add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No base was given: conform report RUN.json --against BASE.json -o DIR"));
   add(root,
     h("p", { class: "about" }, "Each case on each backend, here and in the base. New: it fails, and did not. Fixed: it failed, and passes. Changed: another verdict or another cause besides. Gone: only the base has it; added: only this run has it."),
     comparedCounts(),
@@ -214,9 +204,6 @@ function comparedCase(i) {
 function notRunSummary() {
   const lines = [];
   const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
-  for (const kind of ["conformance", "perf", "audit", "zoo", "phases"]) {
-    if (!report.documents.some((d) => d.kind === kind)) note("not run", `${kind}: none of the files. ${COMMANDS[kind]}`);
-  }
   for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
   for (const backend of tables.results.words("backend")) {
     const n = select(tables.missing, new URLSearchParams({ backend })).length;
@@ -227,20 +214,6 @@ function notRunSummary() {
     const n = select(tables.missing, new URLSearchParams(filter)).length;
     if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} on no backend`);
   }
-  const reasons = new Map();
-  const t = tables.units;
-  for (const i of select(t, new URLSearchParams({ timed: "not timed" }))) {
-    const key = `${t.value("backend", i)}\n${t.value("reason", i)}`;
-    reasons.set(key, (reasons.get(key) || 0) + 1);
-  }
-  for (const [key, n] of reasons) {
-    const [backend, reason] = key.split("\n");
-    note("not timed", h("strong", null, backend), ": ", rowsLink("units", { backend, reason, timed: "not timed" }, count(n)), ` ${n === 1 ? "unit" : "units"}: ${reason}`);
-  }
-  const gates = select(tables.gates, new URLSearchParams({ answer: "not run" })).length;
-  if (gates) note("not run", rowsLink("gates", { answer: "not run" }, count(gates)), gates === 1 ? " gate" : " gates");
-  const unrun = select(tables.audit, new URLSearchParams({ finding: "UNRUN" })).length;
-  if (unrun) note("UNRUN", rowsLink("audit", { finding: "UNRUN" }, count(unrun)), " audited answers could not be held against a run");
   if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Everything that these runs know of ran.");
   return h("ul", { class: "stories" }, lines);
 }
@@ -251,33 +224,12 @@ function notRunSection(root) {
   if (!levels.length) add(root, h("p", { class: "quiet" }, "Which cases a level lists is not known here; conform report --level NAME says it."));
 }
 
-function auditSection(root) {
-  const t = tables.audit;
-  add(root, h("h2", null, "Audit"));
-  if (!t.count) return add(root, nothing("audit"));
-  const words = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS", "XFAIL", "UNRUN", "agreed"];
-  add(root,
-    h("p", { class: "about" }, "What a backend says of every weight in every buffer type, and of every op_param, held against a run."),
-    scroller("Findings", h("table", { class: "plain" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "backend"), words.map((w) => h("th", { scope: "col" }, badge(w))))),
-      h("tbody", null, t.words("backend").map((backend) => h("tr", null, h("th", { scope: "row" }, backend), words.map((finding) => h("td", null, figure("audit", { backend, finding })))))))));
-  const found = select(t, new URLSearchParams(words.slice(0, -1).map((w) => ["finding", w])));
-  add(root, h("h3", null, "Findings"), found.length
-    ? h("ul", { class: "stories" }, found.slice(0, 30).map((i) => h("li", null,
-      badge(t.value("finding", i)), ` ${t.value("name", i) || "the trajectory"} in ${t.value("buffer", i)} on ${t.value("backend", i)}`,
-      h("p", { class: "story" }, t.value("detail", i)),
-      t.value("saved", i) ? copyable(`conform repro ${quoted(t.value("saved", i))} --backend ${quoted(t.value("backend", i))}`) : "",
-      h("span", { class: "source" }, sourceText(t, i)))))
-    : h("p", null, badge("agreed"), " Word and work agree everywhere."));
-  if (found.length > 30) add(root, h("p", null, rowsLink("audit", { finding: words.slice(0, -1) }, `All ${found.length}`)));
-}
-
 function runsSection(root) {
   add(root, h("h2", null, "Runs"), h("p", { class: "about" }, "The files that this page is made of. ", report.superseded ? `${plural(report.superseded, "older result")} of cases that ran again ${report.superseded === 1 ? "is" : "are"} not shown.` : ""));
   add(root, scroller("Runs", h("table", { class: "plain" },
-    h("thead", null, h("tr", null, ["file", "kind", "run", "written (UTC)", "commit", "CI job", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
+    h("thead", null, h("tr", null, ["file", "run", "written (UTC)", "commit", "CI job", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
     h("tbody", null, report.documents.map((d) => h("tr", null,
-      h("th", { scope: "row" }, d.file), h("td", null, d.kind), h("td", null, h("code", null, d.run)), h("td", null, when(d.written)),
+      h("th", { scope: "row" }, d.file), h("td", null, h("code", null, d.run)), h("td", null, when(d.written)),
       h("td", null, commitText(d.environment) || "–"), h("td", null, d.environment.ci ? outside(String(d.environment.ci)) : "–"),
       h("td", null, Object.entries(d.lists).map(([k, n]) => `${count(n)} ${k}`).join(", ")),
       h("td", null, machineText(d.environment)), h("td", null, Object.entries(d.environment.packages || {}).map(([k, v]) => `${k} ${v ?? "–"}`).join(", "))))))));
@@ -287,66 +239,4 @@ function runsSection(root) {
 
 function machineText(e) {
   return [e.machine, e.cpu, e.cores && plural(e.cores, "core"), e.system, e.python && `Python ${e.python}`].filter(Boolean).join(", ");
-}
-
-// llama.cpp itself on devices: architecture × device × run; and prefill and decode of a decoder.
-
-const FINE = ["PASS", "NO REFERENCE"];
-
-function zooSection(root) {
-  const t = tables.cells;
-  add(root, h("h2", null, "Zoo"));
-  if (!t.count) return add(root, nothing("zoo"));
-  const columns = new Map(), rows = new Map();
-  for (let i = 0; i < t.count; i++) {
-    const [backend, run, name] = ["backend", "run", "architecture"].map((c) => t.value(c, i));
-    const key = JSON.stringify([backend, run]);
-    columns.set(key, [backend, run]);
-    if (!rows.has(name)) rows.set(name, new Map());
-    rows.get(name).set(key, [...(rows.get(name).get(key) || []), i]);
-  }
-  const bad = (i) => !FINE.includes(t.value("verdict", i));
-  const failing = ([, cells]) => [...cells.values()].flat().filter(bad).length;
-  const ordered = [...rows].sort((a, b) => (failing(a) > 0 ? 0 : 1) - (failing(b) > 0 ? 0 : 1) || (a[0] < b[0] ? -1 : 1));
-  const words = ranked(t.words("verdict"));
-  add(root,
-    h("p", { class: "about" }, "llama.cpp runs each architecture on each device, and its logits are held against those of its own CPU run. Below a word: the largest NMSE, and into how many parts the graph was cut."),
-    h("p", null, words.map((w) => [h("span", { class: "pair" }, figure("cells", { verdict: w }), " ", badge(w)), "  "])),
-    scroller("Zoo", h("table", { class: "matrix" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"),
-        [...columns.values()].map(([b, run]) => h("th", { scope: "col", title: `${b}, ${run}` }, h("span", { class: "name" }, brief(b)), h("span", { class: "quiet" }, run))))),
-      h("tbody", null, ordered.map(([name, cells]) => h("tr", null, h("th", { scope: "row" }, name),
-        [...columns].map(([key, [backend, run]]) => zooCell(cells.get(key) || [], { architecture: name, backend, run }))))))));
-}
-
-function zooCell(found, filter) {
-  const t = tables.cells;
-  if (!found.length) return h("td", null, badge("not run"));
-  return h("td", null, found.map((i) => {
-    const verdict = t.value("verdict", i), splits = t.value("splits", i), nmse = t.value("nmse", i);
-    const title = t.value("detail", i) || null;
-    return [
-      h("a", { href: link("cells", filter), class: "state", title, "aria-label": `${verdict}: show the row` }, badge(verdict)),
-      h("div", { class: "counts" }, nmse === null ? "" : number(nmse, 2), splits > 1 ? ` ${plural(splits, "split")}` : ""),
-      t.value("cause", i) ? h("div", null, causeLink(t.value("cause", i), t.value("backend", i))) : "",
-    ];
-  }));
-}
-
-function phasesSection(root) {
-  const t = tables.phases;
-  add(root, h("h2", null, "Phases"));
-  if (!t.count) return add(root, nothing("phases"));
-  const heads = ["", "backend", "phase", "model", "tokens/s", "time", "W", "J/token", "splits", "share of the time", "reason"];
-  const rows = select(t, new URLSearchParams());
-  const share = (v) => (v ? Object.entries(v).map(([device, x]) => `${device} ${typeof x === "number" ? Math.round(100 * x) : "?"} %`).join(", ") : "–");
-  add(root,
-    h("p", { class: "about" }, "Prefill (pp) and decode (tg) of a decoder. Energy is what the processor packages used by their own counters, whoever used it."),
-    scroller("Phases", h("table", { class: "plain" },
-      h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col" }, x || h("span", { class: "unseen" }, "state"))))),
-      h("tbody", null, rows.map((i) => h("tr", null,
-        h("td", null, badge(t.value("timed", i))), h("th", { scope: "row" }, t.value("backend", i)), h("td", null, t.value("name", i) || "–"), h("td", null, t.value("model", i)),
-        h("td", { class: "number" }, number(t.value("tokens_per_second", i), 4)), h("td", { class: "number" }, duration(t.value("seconds", i))),
-        ["watts", "joules_per_token", "splits"].map((c) => h("td", { class: "number" }, number(t.value(c, i)))),
-        h("td", null, share(t.value("shares", i))), h("td", null, t.value("reason", i) || "–")))))));
 }

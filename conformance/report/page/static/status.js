@@ -5,36 +5,31 @@ const FEW = 0.1;
 
 // What speaks against the runs, gravest first, and what needs a look though nothing failed.
 function standingOfAll() {
-  const { results: r, gates, audit, cells: zoo } = tables;
+  const { results: r } = tables;
   const n = (t, filter) => select(t, new URLSearchParams(link("", filter).slice(2))).length;
-  const bad = [], look = [], seen = report.documents.some((d) => d.kind === "conformance");
-  const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(gate|cell|finding|bug|waiver|case)s\b/, "$1") : text}`, href]);
+  const bad = [], look = [];
+  const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(waiver|case)s\b/, "$1") : text}`, href]);
   tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
   tell(bad, n(r, { verdict: LOST }), "missing", link("results", { verdict: LOST }));
   tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "asked for, without a result or a name", "#runs");
-  if (seen && !n(r, { taken: DECLARED })) bad.push(["nothing was executed", "#notrun"]);
-  for (const backend of seen ? r.words("backend") : []) {
+  if (!n(r, { taken: DECLARED })) bad.push(["nothing was executed", "#notrun"]);
+  for (const backend of r.words("backend")) {
     const c = tally(select(r, new URLSearchParams({ backend })));
     if (!c.passed && n(r, { taken: DECLARED })) bad.push([`${brief(backend)} passed nothing`, link("results", { backend })]);
     else if (c.cases && c.declared < FEW * c.cases) look.push([`${brief(backend)} takes ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
   }
   for (const d of report.documents) for (const b of Object.keys(d.asked || {})) {
-    if (d.asked[b] && d.kind === "conformance" && !r.words("backend").includes(b)) bad.push([`${brief(b)} has no result`, "#runs"]);
+    if (d.asked[b] && !r.words("backend").includes(b)) bad.push([`${brief(b)} has no result`, "#runs"]);
   }
-  tell(bad, n(gates, { answer: "regressed" }), "gates regressed", link("gates", { answer: "regressed" }));
-  tell(bad, n(zoo, { verdict: zooBad() }), "zoo cells failed", "#zoo");
-  tell(bad, n(audit, { finding: ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"] }), "audit findings", link("audit", { finding: ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"] }));
   tell(bad, report.documents.reduce((sum, d) => sum + d.waivers.length, 0), "waivers that fail a run", "#runs");
   tell(look, n(r, { verdict: FAILED, fresh: "fresh" }), "fresh cases failed, filed", link("results", { verdict: FAILED, fresh: "fresh" }));
-  tell(look, n(gates, { answer: ["undecided", "not run"] }), "gates undecided or not run", link("gates", { answer: ["undecided", "not run"] }));
-  if (!r.count && !gates.count && !audit.count && !zoo.count) look.push(["nothing here can pass or fail", "#runs"]);
   return { bad, look };
 }
 
 function fillHeader() {
   const { bad, look } = standingOfAll();
   const t = tables.results;
-  const [word, kind] = bad.length ? ["✗ Not fine", "bad"] : look.length ? ["? Needs a look", "unsure"] : ["✓ Fine", "good"];
+  const [word, kind] = bad.length ? ["✗", "bad"] : look.length ? ["?", "unsure"] : ["✓ No failures", "good"];
   const told = [...bad, ...look];
   const passed = select(t, new URLSearchParams(PASSED.map((v) => ["verdict", v]))).length;
   const headline = document.getElementById("headline");
@@ -62,7 +57,7 @@ function fillLost() {
     },
   }, h("summary", null, "Which ones"), list);
   add(document.getElementById("lost"), h("section", { class: "banner", role: "alert" },
-    h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": asked for, and without a result. Nothing is known of them; these runs are not complete."),
+    h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": requested, and without a result. These runs are not complete."),
     h("ul", null,
       [...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
       report.unlisted.map(([file, backend, n]) => h("li", null, `${count(n)} on ${backend}: ${file} does not say which`))),

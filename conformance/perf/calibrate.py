@@ -1,4 +1,4 @@
-"""How far gates can be trusted on this machine: how often they raise false alarms, and which slowdowns they find.
+"""Measure how far gates can be trusted on this machine: their false alarms, and which slowdowns they find.
 
 A unit is started twice and measured against itself, in lives as a gate does it, so a gate that says regressed is wrong.
 In the same lives the second one is also measured slowed: it burns processor time inside its measurement, 3, 5, 10 or
@@ -8,14 +8,14 @@ A thousand gates of 90 s would take a day, so a *trial* replays a gate: whole li
 for A against A the two sides swapped at random. No life is replayed twice before all were: a bootstrap makes little of
 repeated values, and real lives do not repeat. No time is simulated or scaled, and a life costs a trial what it costs a
 gate. But trials share the lives that they are drawn from, and what happens once an hour is in them only if it
-happened. `Trust.once` is the gate on the recording in the order measured.
+happened.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -23,15 +23,16 @@ from statistics import fmean, median
 import numpy as np
 
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Result, Verdict
 
 from .bench import Bench
-from .compare import BASE, HEAD
 from .measure import Rounds, Subject
-from .statistics import ERROR, FEWEST, FINE, LOOKS, REGRESSED, UNDECIDED, Decision, Measurements, decide, interval_of
+from .statistics import ERROR, FEWEST, LOOKS, REGRESSED, UNDECIDED, Measurements, decide, interval_of
 from .units import Unit
 
+BASE, HEAD = "base", "head"
 SAME = 0.0
 """The share by which A against A is slowed."""
 SLOWDOWNS = (0.03, 0.05, 0.10, 0.20)
@@ -85,21 +86,10 @@ class Life:
 class Recording:
     """Lives of a unit against itself."""
 
-    unit: str
-    backend: str
     lives: dict[float, list[Life]]
     """Share by which the second side is slowed -> lives."""
     lost: dict[float, float]
     """Share -> what was really lost, the median of all rounds."""
-
-    def to_json(self) -> dict[str, JSON]:
-        """Every second measured."""
-        lives = [
-            {"share": share, "lost": self.lost.get(share, 0.0), "base": list(x.base), "head": list(x.head),
-             "cost": x.cost}
-            for share, group in self.lives.items() for x in group
-        ]  # fmt: skip
-        return {"unit": self.unit, "backend": self.backend, "lives": lives}
 
 
 def record(
@@ -117,19 +107,17 @@ def record(
             ready = bench.measured(unit, spec, side)
             stack.callback(ready.close)
             pair.append(ready.subject)
-        return record_subjects(unit.name, str(spec), pair[0], pair[1], seconds, clock)
+        return record_subjects(pair[0], pair[1], seconds, clock)
 
 
 def record_subjects(
-    unit: str,
-    backend: str,
     base: Subject,
     head: Subject,
     seconds: float,
     clock: Callable[[], float],
     slowdowns: Sequence[float] = SLOWDOWNS,
 ) -> Recording:
-    """As `record`, of two subjects that are equal."""
+    """Measure lives of two equal subjects, as `record` does."""
     slow = {share: Slowed(head, share) for share in slowdowns}
     runs = {SAME: head.run, **{share: s.run for share, s in slow.items()}}
     lives: dict[float, list[Life]] = {share: [] for share in runs}
@@ -149,8 +137,8 @@ def record_subjects(
             b, h = rounds.seconds[BASE], rounds.seconds[HEAD]
             lives[share].append(Life(tuple(b), tuple(h), opening + max(opening, rounds.spent)))
     if len(lives[SAME]) < FEWEST:
-        raise UsageError(f"{unit} on {backend}: time for {FEWEST} lives expected, for {len(lives[SAME])} found")
-    return Recording(unit, backend, lives, {share: median(s.lost) for share, s in slow.items()})
+        raise UsageError(f"time for {FEWEST} lives expected, for {len(lives[SAME])} found")
+    return Recording(lives, {share: median(s.lost) for share, s in slow.items()})
 
 
 class Replay(Measurements):
@@ -177,81 +165,30 @@ class Replay(Measurements):
         self.spent += life.cost
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Trials of one kind."""
+def calibrate(r: Recording, limit: float, budget: float, trials: int = TRIALS) -> dict[str, float]:
+    """Try gates on a recording: `trials` of A against A, a third as many of each slowdown.
 
-    answers: Mapping[str, int]
-    trials: int
-    seconds: float
-    """The mean of the trials."""
-
-    def rate(self, answer: str) -> float:
-        """The fraction of the trials with this answer."""
-        return self.answers[answer] / self.trials
-
-    def to_json(self) -> dict[str, JSON]:
-        """`trials`, the number of each answer, and `seconds`."""
-        return {"trials": self.trials, **self.answers, "seconds": self.seconds}
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """What gates on a unit are worth here."""
-
-    recording: Recording
-    limit: float
-    budget: float
-    once: Decision
-    """A against A as measured, every life once."""
-    same: Tally
-    """Trials of A against A."""
-    slower: dict[float, Tally]
-    """Share -> trials of A against A slowed by it."""
-    detectable: float | None
-    """The smallest slowdown that a gate finds in 95 of 100 trials; None where it finds none."""
-
-    def to_json(self) -> dict[str, JSON]:
-        """All of it; shares are fractions, and `lost` is what the slowed side really lost."""
-        i = self.once.interval
-        high = None if math.isinf(i.high) else i.high
-        return {
-            **self.recording.to_json(),
-            "limit": self.limit,
-            "budget": self.budget,
-            "once": {"answer": self.once.answer, "estimate": i.estimate, "low": i.low, "high": high},
-            "same": self.same.to_json(),
-            "slower": [{"share": s, "lost": self.recording.lost[s], **t.to_json()} for s, t in self.slower.items()],
-            "detectable": self.detectable,
-        }
-
-
-def trust(r: Recording, limit: float, budget: float, trials: int = TRIALS) -> Trust:
-    """Try gates on a recording: `trials` of A against A, a third as many of each slowdown."""
+    Returns:
+        `regressed.S` and `undecided.S`, the share of trials with that answer at a slowdown of S % (0 is A against A),
+        `lost.S`, what was really lost in %, `seconds`, of a trial of A against A, `lives`, and `detectable`, the
+        smallest slowdown in % that a gate finds in 95 of 100 trials, where it finds any.
+    """
     rng = np.random.default_rng(SEED)
-    replay = Replay(r.lives[SAME])
-    there = sum(x.cost for x in r.lives[SAME][:-1])
-    return Trust(
-        r,
-        limit,
-        budget,
-        decide(replay, HEAD, BASE, limit, min(budget, there)),
-        tally(r, SAME, limit, budget, trials, rng),
-        {s: tally(r, s, limit, budget, max(1, trials // 3), rng) for s in SLOWDOWNS},
-        detectable(r, limit, budget, max(1, trials // 20), rng),
-    )
+    metrics: dict[str, float] = {"lives": len(r.lives[SAME])}
+    for share, lives in r.lives.items():
+        n = trials if share == SAME else max(1, trials // 3)
+        tries = [decide(Replay(lives, rng, swap=share == SAME), HEAD, BASE, limit, budget) for _ in range(n)]
+        answers = [d.answer for d in tries]
+        percent = f"{100 * share:g}"
+        metrics |= {f"{word}.{percent}": answers.count(word) / n for word in (REGRESSED, UNDECIDED)}
+        metrics |= {f"lost.{percent}": 100 * r.lost[share]} if share in r.lost else {}
+        if share == SAME:
+            metrics["seconds"] = fmean(d.seconds for d in tries)
+    found = _detectable(r, limit, budget, max(1, trials // 20), rng)
+    return {**metrics, **({"detectable": 100 * found} if math.isfinite(found) else {})}
 
 
-def tally(r: Recording, share: float, limit: float, budget: float, trials: int, rng: np.random.Generator) -> Tally:
-    """Gates on replayed lives in which the second side is slowed by `share`."""
-    swap = share == SAME
-    decisions = [decide(Replay(r.lives[share], rng, swap=swap), HEAD, BASE, limit, budget) for _ in range(trials)]
-    answers = [d.answer for d in decisions]
-    counts = {answer: answers.count(answer) for answer in (FINE, REGRESSED, UNDECIDED)}
-    return Tally(counts, trials, fmean(d.seconds for d in decisions))
-
-
-def detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.random.Generator) -> float | None:
+def _detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.random.Generator) -> float:
     """The smallest detectable slowdown, of the median trial, at the last look of the whole budget."""
     effects = []
     for _ in range(trials):
@@ -260,16 +197,17 @@ def detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.r
             replay.live()
         interval = interval_of(replay, HEAD, BASE, ERROR * (LOOKS[-1] - LOOKS[-2]))
         effects.append(limit * (1 + interval.detectable) - 1)
-    middle = float(np.median(effects))
-    return middle if math.isfinite(middle) else None
+    return float(np.median(effects))
 
 
-def shortcomings(t: Trust) -> list[str]:
-    """Sentences on each demand that gates do not meet here."""
-    alarms = t.same.rate(REGRESSED)
-    sentences = [f"false alarms {alarms:.1%}, at most {ERROR:.0%} demanded"] if alarms > ERROR else []
-    for share, demand in DEMANDED:
-        rate = t.slower[share].rate(REGRESSED)
-        if rate < demand:
-            sentences.append(f"{share:.0%} slower found {rate:.1%}, at least {demand:.0%} demanded")
-    return sentences
+def result_of(unit: Unit, spec: Spec, metrics: dict[str, float]) -> Result:
+    """Judge a calibration: FAIL where gates do not meet what is required of them."""
+    alarms = metrics[f"{REGRESSED}.0"]
+    wrong = [f"false alarms {alarms:.1%}, at most {ERROR:.0%} allowed"] if alarms > ERROR else []
+    for share, least in DEMANDED:
+        rate = metrics[f"{REGRESSED}.{100 * share:g}"]
+        if rate < least:
+            wrong.append(f"{share:.0%} slower found {rate:.1%}, at least {least:.0%} required")
+    error = Error("; ".join(wrong), "gates are not reliable here") if wrong else None
+    verdict = Verdict.FAIL if wrong else Verdict.PASS
+    return Result(f"calibrate/{unit.name}/{unit.model}@1", str(spec), verdict, error=error, metrics=metrics)

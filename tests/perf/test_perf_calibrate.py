@@ -1,4 +1,4 @@
-"""Trust: recordings, replays, and what is told of gates."""
+"""Calibration: recordings, replays, and how often gates are right."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import numpy as np
 import pytest
 from simulated_machine import CALM, Machine, Noise
 
+from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
-from conformance.perf.compare import BASE, HEAD
-from conformance.perf.measure import Subject
-from conformance.perf.statistics import FEWEST, FINE, REGRESSED
-from conformance.perf.trust import (
+from conformance.judge.verdict import Verdict
+from conformance.perf.calibrate import (
+    BASE,
+    HEAD,
     SAME,
     SLOWDOWNS,
     Life,
     Recording,
     Replay,
     Slowed,
+    calibrate,
     record_subjects,
-    shortcomings,
-    trust,
+    result_of,
 )
+from conformance.perf.measure import Subject
+from conformance.perf.statistics import FEWEST
+from conformance.perf.units import units
 
 
 def simulated(noise: Noise, seconds: float = 40.0) -> Recording:
@@ -33,9 +37,9 @@ def simulated(noise: Noise, seconds: float = 40.0) -> Recording:
     lives: dict[float, list[Life]] = {}
     for share in (SAME, *SLOWDOWNS):
         slow = Subject(HEAD, lambda share=share: (1 + share) * head.run(), head.renew)  # type: ignore[misc]  # share is bound here
-        found = record_subjects("u", "b", base, slow, seconds, machine.clock, slowdowns=())
+        found = record_subjects(base, slow, seconds, machine.clock, slowdowns=())
         lives[share] = found.lives[SAME]
-    return Recording("u", "b", lives, {s: s for s in SLOWDOWNS})
+    return Recording(lives, {s: s for s in SLOWDOWNS})
 
 
 def test_slowed_really_works() -> None:
@@ -64,7 +68,7 @@ def test_slowed_by_what_is_usual() -> None:
 def test_a_recording() -> None:
     """A recording has as many lives of each kind, each with rounds of both sides; the slowed ones lost something."""
     machine = Machine(1, CALM)
-    made = record_subjects("u", "b", machine.subject(BASE), machine.subject(HEAD), 40.0, machine.clock)
+    made = record_subjects(machine.subject(BASE), machine.subject(HEAD), 40.0, machine.clock)
     assert {len(x) for x in made.lives.values()} == {len(made.lives[SAME])}
     assert len(made.lives[SAME]) >= FEWEST
     for lives in made.lives.values():
@@ -72,17 +76,16 @@ def test_a_recording() -> None:
         assert all(x.cost > 3.9 * machine.opening for x in lives)
     assert made.lost.keys() == set(SLOWDOWNS)
     assert made.lost[0.20] > made.lost[0.03] > 0
-    json.dumps(made.to_json(), allow_nan=False)
 
 
 def test_slow_lives_get_more_time_but_not_any() -> None:
     """A recording goes on up to three times as long to have lives enough, and then says that it has not."""
     machine = Machine(1, opening=3.0)
-    patient = record_subjects("u", "b", machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
+    patient = record_subjects(machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
     assert len(patient.lives[SAME]) == FEWEST
     machine = Machine(1, opening=30.0)
     with pytest.raises(UsageError, match="time for 8 lives expected"):
-        record_subjects("u", "b", machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
+        record_subjects(machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
 
 
 def test_a_replay_is_what_was_measured() -> None:
@@ -100,22 +103,22 @@ def test_a_replay_is_what_was_measured() -> None:
     assert pairs == {(x.base, x.head) for x in lives} | {(x.head, x.base) for x in lives}
 
 
-def test_trust_on_a_calm_machine() -> None:
-    """Where noise is small gates cry wolf in no trial, find 10 % in each, and the gate on the recording passes."""
-    t = trust(simulated(CALM), 1.02, 60.0, 60)
-    assert shortcomings(t) == []
-    assert t.once.answer == FINE
-    assert t.same.trials == 60
-    assert t.same.rate(REGRESSED) == 0
-    assert t.slower[0.10].rate(REGRESSED) == 1
-    assert t.detectable is not None
-    assert 0.02 < t.detectable < 0.05
-    json.dumps(t.to_json(), allow_nan=False)
+def test_calibration_of_a_calm_machine() -> None:
+    """Where noise is small gates raise no false alarm, and find 10 % in each trial."""
+    found = calibrate(simulated(CALM), 1.02, 60.0, 60)
+    assert found["regressed.0"] == 0
+    assert found["regressed.10"] == 1
+    assert 2 < found["detectable"] < 5
+    result = result_of(units("smoke")[0], Spec("ggml"), found)
+    assert (result.verdict, result.metrics) == (Verdict.PASS, found)
+    json.dumps(result.to_json(), allow_nan=False)
 
 
 def test_what_does_not_hold_is_said() -> None:
-    """Where lives differ by a tenth nothing is found, and that is said of each demand; false alarms stay rare."""
-    t = trust(simulated(Noise(luck=0.1)), 1.02, 30.0, 40)
-    assert t.same.rate(REGRESSED) <= 0.05
-    assert [s.partition(" found")[0] for s in shortcomings(t)][-2:] == ["5% slower", "10% slower"]
-    assert t.detectable is None or t.detectable > 0.1
+    """Where lives differ by a tenth nothing is found, and that fails with a reason for each; false alarms stay rare."""
+    found = calibrate(simulated(Noise(luck=0.1)), 1.02, 30.0, 40)
+    assert found["regressed.0"] <= 0.05
+    result = result_of(units("smoke")[0], Spec("ggml"), found)
+    assert result.verdict is Verdict.FAIL
+    assert [s.partition(" found")[0] for s in result.detail.split("; ")][-2:] == ["5% slower", "10% slower"]
+    assert found.get("detectable", 100.0) > 10
