@@ -102,6 +102,8 @@ class Option:
     default: str | float | None = None
     repeatable: bool = False
     complete: Complete | None = None
+    short: str = ""
+    """Its short name, on `conform` alone."""
 
     def click(self, **changes: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # as click takes them
         """As an option of a command."""
@@ -112,7 +114,8 @@ class Option:
         }  # fmt: skip
         if self.type is click.BOOL and "/" not in self.name:
             words |= {"is_flag": True, "default": False, "show_default": False}
-        return click.option(self.name, self.dest, **{**words, **changes})
+        names = filter(None, (self.short, self.name, self.dest))
+        return click.option(*names, **{**words, **changes})
 
     def pytest(self, group: pytest.OptionGroup) -> None:
         """As an option of pytest, where each value is a number or a text: xdist sends it to its workers."""
@@ -143,8 +146,8 @@ def _simple(kind: object, text: str) -> str | float:
     return value if isinstance(value, (int, float)) else str(value)
 
 
-BACKEND = Option("--backend", "backends", "Repeatable; default: every installed one that is available.",
-                 metavar="NAME[?KEY=VALUE]", repeatable=True, complete=complete_backend)  # fmt: skip
+BACKEND = Option("--backend", "backends", "Backend, repeatable; default: every available one.",
+                 metavar="NAME[?KEY=VALUE]", repeatable=True, complete=complete_backend, short="-b")  # fmt: skip
 CONFIG = Option("--config", "config_path", "Names of backends; default: conformance.toml, if it is here.",
                 ExistingFile, "FILE")  # fmt: skip
 WAIVERS = Option("--waivers", "waivers_path",

@@ -144,6 +144,13 @@ def test_an_old_command_names_the_new_one() -> None:
         assert f"use conform {new}" in CliRunner().invoke(main, [old]).output
 
 
+def test_a_backend_has_a_short_name() -> None:
+    """`-b` is `--backend`."""
+    result = CliRunner().invoke(main, ["run", "-b", "nope"])
+    assert result.exit_code == 2
+    assert "nope" in result.output
+
+
 def test_times() -> None:
     """A time has a unit."""
     assert [options.duration(t) for t in ("90s", "30m", "2h", "1.5d")] == [90, 1800, 7200, 129600]
