@@ -271,7 +271,7 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         (["--backend", "ggml", "--tokens", "1,x"], "1,15,7"),
         (["--backend", "ggml", "--tokens", "100000"], "tokens from 0 to"),
         (["--backend", "ggml", "--prompt", "a"], "--tokens 1,2,3"),
-        (["--backend", "ggml", "--prompt", "a", "--tokens", "1"], "one of --prompt"),
+        (["--backend", "ggml", "--prompt", "a", "--tokens", "1"], "--prompt or --tokens"),
     ):
         ran = CliRunner().invoke(main, ["check-model", str(model), *options])
         assert (ran.exit_code, words in ran.output) == (2, True), ran.output
