@@ -379,7 +379,7 @@ def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str])
         for name, group in groups.items()
     ]
     rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
-    return grid(rows, ["backend", "verdicts", "budget used, at most", "ran for"], disable_numparse=True)
+    return grid(rows, ["backend", "verdicts", "max error (% of tolerance)", "ran for"], disable_numparse=True)
 
 
 def _measured(results: Sequence[Result]) -> list[str]:

@@ -222,7 +222,7 @@ def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
 def share(used: float) -> str:
     """A share of an error budget in words."""
     if used == inf:
-        return "no budget allows it"
+        return "bit-exact required"
     if used > MUCH:
         return f"> {MUCH}×"
     return f"{used:.3g}×" if used > 1 else f"{100 * used:.3g} %"
