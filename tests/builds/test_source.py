@@ -348,7 +348,7 @@ def test_the_command_says_what_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     *lines, last = done.stdout.splitlines()
-    assert (len(lines), last) == (2, "none of these builds fits")
+    assert (len(lines), last) == (2, "none of these builds can be tested")
     assert all(": refused: build " in line for line in lines)
     assert "Traceback" not in done.stderr
     assert issubclass(UnavailableError, ConformanceError)

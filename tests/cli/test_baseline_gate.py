@@ -77,8 +77,8 @@ def test_the_same_failures_are_no_failure(backend: Backend) -> None:
     ("also", "says"),
     [
         pytest.param("wide", WIDE, id="another bug in other shapes"),
-        pytest.param("zeros", "zeros where there were numbers: 3 cases", id="zeros, not 1 % too much"),
-        pytest.param("nan", "NaN or Inf where there were numbers: 3 cases", id="NaN, not 1 % too much"),
+        pytest.param("zeros", "zeros where there were numbers: 1 case", id="zeros, not 1 % too much"),
+        pytest.param("nan", "NaN or Inf where there were numbers: 1 case", id="NaN, not 1 % too much"),
         pytest.param("every", "ADD: wrong results", id="all of the op"),
     ],
 )

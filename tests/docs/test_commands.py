@@ -41,6 +41,7 @@ from marks import needs_wheel
 
 from conformance.causes import rank
 from conformance.cli import COMMANDS, main
+from conformance.cli.options import PERF, PERF_RUN
 from conformance.cli.options import RUN as OPTIONS
 from conformance.run.session.select import build
 
@@ -190,7 +191,7 @@ def test_the_parser_takes_what_is_not_run(
 def test_what_is_named_exists(c: Command) -> None:
     """The command, and each option beside it."""
     if c.program == "pytest":
-        known = {o.name for o in OPTIONS} | {"-n", "--pyargs", "--hypothesis-show-statistics"}
+        known = {o.name for o in (*OPTIONS, PERF, *PERF_RUN)} | {"-n", "--pyargs", "--hypothesis-show-statistics"}
         assert set(options_in(c.words)) <= known
         return
     command, rest = chosen(c.words[1:])

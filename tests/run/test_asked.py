@@ -144,7 +144,7 @@ def test_the_first_failure_ends_a_run_that_was_told_so(tmp_path: Path) -> None:
 
 def test_a_named_backend_on_which_nothing_passed_is_not_green() -> None:
     """All UNSUPPORTED beside a backend that passes: a sentence, and exit code 3; unnamed, the sentence alone."""
-    words = ("run", "--case", "ops/GET_ROWS-q4_0+i32-a=256x5,n=1@*")
+    words = ("run", "--case", "ops/GET_ROWS-mxfp4+i32-a=32x2,n=1,va=rows@*")
     named = _conform(*words, "--backend", "xdna2", "--backend", "ggml")
     assert named.exit_code == 3, named.output
     assert "xdna2: nothing passed of 1 case asked: 1 UNSUPPORTED, so nothing is proven of it" in named.output
@@ -170,7 +170,7 @@ def test_reports_say_what_is_missing(tmp_path: Path) -> None:
     tree = ET.fromstring(junit(runs))  # noqa: S314  # our own
     assert tree.get("errors") == str(ERRORS + 1)
     text = markdown(runs)
-    assert text.splitlines()[0].endswith(f"{len(rows):,} cases asked for have no result")
+    assert text.splitlines()[0].endswith(f"{len(rows):,} cases without a result")
     assert text.index("without a result") < text.index("## Verdicts")
     newer = document([(str(r["case"]), "b", "PASS") for r in rows], written="2026-01-03T03:04:05Z")
     assert not read_runs([path, written_to(tmp_path / "newer.json", newer)]).missing
