@@ -100,7 +100,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         ("show captured/llama-fa-1seq@0 --step 0", "result_output"),
         ("capture", "llama"),
         ("capture llama --model -o m.gguf", "m.gguf"),
-        ("zoo --backend ggml --arch llama --runs 1", "1 PASS"),
+        ("run --backend ggml --case arch/llama-real=1@1", "1 PASS"),
         ("perf gate --gate no-such-gate", "no gate matches"),
         ("golden --help", "golden"),
         ("nightly --help", "conformance, seeded"),
