@@ -21,7 +21,7 @@ from conformance.judge import text
 from conformance.report.matrix import groups
 from conformance.report.runs import read_runs, refusals
 
-CASES = ("ops/ADD-f32+f32-a=*", "ops/SUB-f32+f32-a=*", "ops/ADD-f16+f16-a=*")
+CASES = ("ops/ADD-f32+f32-a=*", "ops/SUB-f32+f32-a=*", "ops/ADD-bf16+bf16-a=*")
 WORSE = """
 
 class Worse(Broken):

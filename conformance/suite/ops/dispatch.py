@@ -21,6 +21,8 @@ _ROW = (
     "16392 16385"
 )
 """Lengths of rows: around each power of two up to 1,024, then beyond what a workgroup, and a stride of 64 KiB, hold."""
+_NORMED = _ROW.removeprefix("1 2 3 4 5 ")
+"""Without rows of which a norm leaves nothing, or that have few orders."""
 _SHORT = "1 3 4 5 8 9 16 17 31 32 33 64 65 255 256 257 1023 1024 1025 16392"
 _TOKENS = "1 2 3 4 5 6 7 8 9 16 17 33 65 129"
 _ROWS = "7 8 16 32 33 64 65 128 129"
@@ -28,7 +30,7 @@ _SMALL_BLOCKS = f"{FLOATS} {BLOCKS_32} iq4_nl"
 _LARGE_BLOCKS = " ".join((BLOCKS_256, *(t for t in RARE.split() if t != "iq4_nl")))
 _ATTENDED = f"{same(f'{FLOATS} {BLOCKS_32} iq4_nl')} q8_0+f16 f16+q8_0 q8_0+q4_0"
 _SUMS = "- pad rows off slab"
-_VECTORS = "1 2 31 65537"
+_VECTORS = "3 7 31 65537"
 _ROPE_MODES = (
     "mode=NORMAL mode=NEOX mode=MROPE,sections=8x4x4x0 mode=IMROPE,sections=6x5x5x0 mode=VISION,sections=8x8x0x0"
 )
@@ -61,15 +63,17 @@ DISPATCH: tuple[Grid, ...] = (
     grid("FLASH_ATTN_EXT", same("f16 f32 q8_0 q4_0"), q="{d}x{n}x{h}", k="{d}x{kv}x1", mask="{kv}x{n}", dims=points(
         "mla=1,dv=512 mla=1,dv=256 dv=128 dv=256"), sinks="- 1")
     .where(d="192 320 576", n="1 2 4 8 9 16 17 33 65", kv="32 96 256 512 1056", h="1 4 8 16 17"),
-    grid("SOFT_MAX", "f32", ne="{c}x{n}x{h}", mask="{c}x{n} {c}x{n}x{h} -", mt="f16 f32", hide="causal holes bias",
-         max_bias="- 8.0", sinks="- 1", scale="- 0.5", inplace="- leaf").where(c=_ROW, n="1 2 5 33", h="1 2 12"),
-    grid("NORM RMS_NORM L2_NORM", "f32", ne="{c}x{n}x{z}", vne=_SUMS, eps="1e-5 0.0", inplace="- leaf").where(
-        c=_ROW, n="1 3 33", z="1 4"
+    grid("SOFT_MAX", "f32", ne="{c}x{n}x{h}", mask="{c}x{n} {c}x{n}x{h} -", mt="f16 f32", hide="holes bias",
+         max_bias="- 8.0", sinks="- 1", scale="- 0.5", inplace="- leaf").where(
+        c=_ROW.removeprefix("1 "), n="1 2 5 33", h="1 2 12"
     ),
-    grid("SUM_ROWS MEAN CUMSUM", "f32", ne="{c}x{n}", vne=_SUMS).where(c=_ROW, n="3 7 31 65537"),
-    grid("ARGMAX", "f32", ne="{c}x{n}", vne="- pad rows off").where(c=_ROW, n=_VECTORS),
-    grid("ARGSORT", "f32", ne="{c}x{n}", order="ASC DESC", vne="- pad rows off").where(c=_ROW, n=_VECTORS),
-    grid("TOP_K", "f32", ne="{c}x{n}", k="1 2 4 8 9 32 33 64 128", vne="- pad rows off").where(c=_ROW, n=_VECTORS),
+    grid("NORM RMS_NORM L2_NORM", "f32", ne="{c}x{n}x{z}", vne=_SUMS, eps="1e-5 0.0", inplace="- leaf").where(
+        c=_NORMED, n="1 3 33", z="1 4"
+    ),
+    grid("SUM_ROWS MEAN CUMSUM", "f32", ne="{c}x{n}", vne=_SUMS).where(c=_ROW, n=_VECTORS),
+    grid("ARGMAX", "f32", ne="{c}x{n}", vne="- pad rows off").where(c=_NORMED, n=_VECTORS),
+    grid("ARGSORT", "f32", ne="{c}x{n}", order="ASC DESC", vne="- pad rows off").where(c=_NORMED, n=_VECTORS),
+    grid("TOP_K", "f32", ne="{c}x{n}", k="1 6 10 40 100", vne="- pad rows off").where(c=_NORMED, n=_VECTORS),
     grid("ADD SUB MUL DIV", "f32+f32 f16+f16 bf16+bf16 f16+f32", a="{c}x{n}x{z}",
          b="- {c} 1 {c}x{n} {c}x1x{z} 1x{n}x{z}", va=VIEWS, vb="- pad rows off slab part", inplace="- leaf").where(
         c=_SHORT, n="1 2 6 33", z="1 4"
