@@ -35,7 +35,7 @@ FEW, MANY = 8, 2000
 AHEAD = 2
 """Chunks for each thread of a worker, so that none waits for the next."""
 LIVES = 3
-"""Worker deaths after which a case that ran alone counts as CRASH; a machine may go down by chance."""
+"""Worker deaths after which a case that ran alone counts as CRASH; a machine can also fail by itself."""
 PATIENCE = 60.0
 """Seconds to wait for a worker that can run what is left."""
 QUIET = 5.0

@@ -2,7 +2,7 @@
 
 Exit codes, decided by `judge/outcome.py`: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input
 or usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written,
-141 nobody reads stdout. docs/exit-codes.md has the table.
+141 stdout is closed. docs/exit-codes.md has the table.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ LEAST = 20.0
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
 """ggml-vulkan leaves out drivers that run on the CPU unless a device is named."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
-"""Of the checkout: a file of the current directory must not choose packages to download and load."""
+"""File of the checkout: one in the current directory must not choose packages to download and load."""
 
 
 @click.group(cls=Group)

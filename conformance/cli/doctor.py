@@ -26,7 +26,7 @@ from .output import leave, line, table
 
 PACKAGE = "ggml-conformance"
 LIBRARIES = ("ggml", "llama", "openvino", "xllamacpp", "vulkan", "cuda", "xrt")
-"""What the names of libraries begin with that a backend may load, after `lib`."""
+"""Prefixes, after `lib`, of the libraries that a backend may load."""
 
 
 @click.command()

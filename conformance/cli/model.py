@@ -33,7 +33,7 @@ MADE_UP = 8
 READ = 256
 """Tokens of a text whose perplexity is told: the logits of each are held."""
 SHARE = 1 / 3
-"""Of --budget: the reference in float64 in one arithmetic, and shrinking."""
+"""Shares of --budget for the float64 reference in one arithmetic and for shrinking."""
 SHOWN = 5
 """Changed tokens that are printed."""
 

@@ -25,7 +25,7 @@ from .output import leave, line, table
 FOLDER = Path("nightly")
 """Where nights go by default, one folder each."""
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
-"""What ends a night as Ctrl-C does; Windows has no SIGHUP."""
+"""Signals that end a night like Ctrl-C; Windows has no SIGHUP."""
 
 
 @click.command(epilog=f"Parts: {', '.join(p.name for p in PARTS)}.")

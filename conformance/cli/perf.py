@@ -139,7 +139,7 @@ def perf_run(
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What times are compared with."""
+    """The base that times are compared with."""
 
     name: str = ""
     spec: Spec | None = None

@@ -68,10 +68,10 @@ def _build(case_id: str) -> Case:
 
 @dataclass(slots=True)
 class Run:
-    """What came of a run."""
+    """The outputs of one run."""
 
     results: list[NDArray[np.float32]]
-    """Of each batch."""
+    """One entry per batch."""
     notes: dict[str, float]
     """Nodes and splits of the graph, from llama.cpp's log."""
     choices: Path | None = None

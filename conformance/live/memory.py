@@ -57,7 +57,7 @@ _TIME = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one process held; bytes."""
+    """Memory of one process, in bytes."""
 
     parts: Mapping[str, Parts]
     """Buffer type -> what llama.cpp says."""
@@ -151,7 +151,7 @@ def _made(path: Path, weight_type: str, length: int) -> Request:
 
 
 def measure(request: Request, device: Device) -> Held:
-    """What a process of its own holds with a model on `device`.
+    """Measure the memory of a separate process that holds a model on `device`.
 
     Raises:
         BackendCrashError: it dies.

@@ -54,7 +54,7 @@ UNCHANGED, UNDECIDED = "nothing changes", "undecided"
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What an id asks for."""
+    """The parsed parameters of an id."""
 
     tokens: int
     without: str

@@ -14,7 +14,7 @@ from .lora import Adapter
 
 
 def _with(harness: Harness, adapters: Sequence[Adapter], text: str = "prompt") -> F32:
-    """What a new context with these adapters gives."""
+    """Return the outputs of a new context with these adapters."""
     context = harness.context()
     lora.put(context, adapters)
     return _read(context, text)
