@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def test_it_waits_for_a_debugger_or_enter(tmp_path: Path, by: str) -> None:
     casefile.write(path, [build(CASE)])
     command = [sys.executable, "-m", "conformance.cli", "repro", str(path), "--backend", "ggml", "--debug"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as run:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env) as run:
         assert run.stdin is not None
         assert run.stderr is not None
         said = run.stderr.readline()

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,7 @@ from conformance.run.isolation.worker import pack_error
 ADAPTER = '''
 import ctypes, os, signal, sys, time
 import numpy as np
+import psutil
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Witness, no
 from conformance.ggml import errors
 from conformance.ggml.arithmetic import Arithmetic, Mixed
@@ -414,7 +416,11 @@ def test_an_unused_process_is_handed_on() -> None:
     assert pid(uses=True) == first
     second = pid(uses=False)
     assert second != first
+    keeper = psutil.Process(second).parent()
+    assert keeper is not None
     os.kill(second, signal.SIGKILL)
+    while keeper.is_running() and keeper.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     assert pid(uses=True) != second
     pid(uses=False)
     workers.close()
