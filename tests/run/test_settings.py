@@ -73,6 +73,16 @@ def test_an_installed_name_has_a_level_and_waivers(here: Path) -> None:
     assert [s.name for s in found.waivers_of([Spec("cpu"), Spec("ggml")], None)] == ["cpu"]
 
 
+def test_a_backend_with_options_has_a_table_of_its_own(here: Path) -> None:
+    """It counts for this backend alone, before the table of the name."""
+    _write('[backend.cpu]\nlevel = "full"\n[backend."cpu?fault=x"]\nlevel = "standard"\nwaivers = "w.toml"\n')
+    found = settings.load(None)
+    (here / "w.toml").write_text("", encoding="utf-8")
+    one, other = Spec.parse("cpu?fault=x"), Spec.parse("cpu?fault=y")
+    assert [found.level(s, None) for s in (one, other, Spec("cpu"))] == ["standard", "full", "full"]
+    assert list(found.waivers_of([one, other, Spec("cpu")], None)) == [one]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -88,6 +98,7 @@ def test_an_installed_name_has_a_level_and_waivers(here: Path) -> None:
             "[backend.cpu]: level and waivers only, or a name that no installed",
         ),
         ('[backend."a?b"]\nadapter = "ggml"\n', "[backend.a?b]: a name of letters"),
+        ('[backend."a?b"]\nlevel = "full"\n', "[backend.a?b]: NAME?key=value, as the run prints it, expected"),
         ('[backend.x]\nadapter = "ggml"\noption = {}\n', "[backend.x] option: is unknown; known: adapter, options"),
         ('[backend.x]\nadapter = "ggml"\noptions = 1\n', "[backend.x] options: a table expected, 1 found"),
         ('[backend.x]\nadapter = "ggml"\noptions.lib = [1]\n', "[backend.x] options.lib: a text or a whole number"),

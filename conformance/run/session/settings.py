@@ -7,7 +7,8 @@
     options = { lib = "./build/bin", device = "Vulkan0" }
     environment = { GGML_VK_VISIBLE_DEVICES = "0", GGML_VK_DEBUG = false }
 
-A table of an installed name, `[backend.ggml]`, has `level` and `waivers` only.
+A table of an installed name, `[backend.ggml]`, or of one with options, `[backend."ggml?threads=1"]`, has `level` and
+`waivers` only. The table of a backend with its options has precedence over that of its name.
 
 `environment` is set in the backend's worker process before anything is loaded; `false` takes a variable away. Options
 and variables that begin with `./` or `../` are paths relative to the file. Reading the file opens no backend and loads
@@ -54,13 +55,13 @@ class Settings:
 
     path: Path | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
-    """Name of a backend -> its own level."""
+    """Backend, with options or without -> its own level."""
     waivers: Mapping[str, Path] = field(default_factory=dict)
-    """Name of a backend -> its file of waivers."""
+    """Backend, with options or without -> its file of waivers."""
 
     def level(self, spec: Spec, given: Level | None) -> Level:
         """The level to run `spec` at: what the user gave, its own, or smoke."""
-        return given or self.levels.get(spec.name, LEVELS[0])
+        return given or self.levels.get(str(spec)) or self.levels.get(spec.name, LEVELS[0])
 
     def waivers_of(self, specs: list[Spec], given: Path | None) -> dict[Spec, Waivers]:
         """The waivers of each backend that has a file of them; `given` is the user's, for the one backend of the run.
@@ -70,7 +71,8 @@ class Settings:
             if len(specs) != 1:
                 raise UsageError(f"--waivers {given}: waivers are of one backend; name one with --backend")
             return {specs[0]: read_waivers(given)}
-        return {s: read_waivers(self.waivers[s.name]) for s in specs if s.name in self.waivers}
+        files = {s: self.waivers.get(str(s)) or self.waivers.get(s.name) for s in specs}
+        return {s: read_waivers(file) for s, file in files.items() if file is not None}
 
 
 def read_waivers(path: Path) -> Waivers:
@@ -95,7 +97,10 @@ def load(path: Path | None) -> Settings:
     for name, table in tables.items():
         where = f"{found}: [backend.{name}]"
         expect(isinstance(table, dict), where, "a table", table)
-        if not registry.is_taken(name) or not set(table) <= set(OWN):
+        own = set(table) <= set(OWN)
+        if own and "?" in name:
+            expect(_is_spec(name), where, "NAME?key=value, as the run prints it,", name)
+        elif not own or not registry.is_taken(name):
             named[name] = replace(_named(name, table, where, found.parent), chosen=path is not None)
         if "level" in table:
             expect(table["level"] in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", table["level"])
@@ -105,6 +110,13 @@ def load(path: Path | None) -> Settings:
             files[name] = shipped.located(table["waivers"], found.parent)
     registry.define(named)
     return Settings(found, levels, files)
+
+
+def _is_spec(text: str) -> bool:
+    try:
+        return str(Spec.parse(text)) == text
+    except UsageError:
+        return False
 
 
 def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
