@@ -86,7 +86,7 @@ def values_first(rows: Sequence[Row]) -> list[Row]:
 
 
 def text(row: Row) -> str:
-    """A row as the file has it: a digit per axis."""
+    """Format a row as in the file, one digit per axis."""
     return "".join(DIGITS[part] for part in row)
 
 

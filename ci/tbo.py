@@ -30,7 +30,7 @@ SUB_OPS = {"UNARY": UNARY_OPS, "GLU": GLU_OPS}
 
 
 def row_of(entry: dict[str, Any], names: Counter[str], seen: set[str]) -> Row | None:
-    """The row of a line; None if one of the same name and graph stands already."""
+    """Convert a line to a row; None if there is one with this name and graph already."""
     tensors = [_tensor(t) for t in entry["t"]]
     for t in tensors:
         if t[1].startswith("OPT_STEP"):

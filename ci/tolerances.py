@@ -37,7 +37,7 @@ _ALIKE = (
 
 
 def _row(case: str) -> str:
-    """The row of an id `ops/OP-type-…@seed`: its op or `_ALIKE` ones; in `_BY_TYPE` the type, `blocks` if quantised."""
+    """Return the table row of `ops/OP-type-…@seed`: the op or its `_ALIKE` ones, and in `_BY_TYPE` the type."""
     op, _, rest = case.partition("/")[2].partition("-")
     kind = rest.partition("-")[0].partition("+")[0] if op in _BY_TYPE else ""
     name = next((", ".join(ops) for ops in _ALIKE if op in ops), op)
@@ -50,7 +50,7 @@ def _worst(results: list[dict[str, Any]], key: str) -> str:
 
 
 def _results(path: Path) -> list[dict[str, Any]]:
-    """The results of a record; where there is none, all ops run first, with errors from unrounded values."""
+    """Return the results of a record; without the file, first run all ops with `exact`."""
     if not path.exists():
         _run(path)
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]

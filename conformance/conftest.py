@@ -1,4 +1,4 @@
-"""Makes `pytest conformance` the suite, installed or not; all of it is in `conformance.plugin`."""
+"""Make `pytest conformance` run the suite, installed or not; see `conformance.plugin`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The pytest side: one test per case and backend, verdicts as outcomes, totals at the end.
+"""The pytest plugin: one test per case and backend, verdicts as outcomes, totals at the end.
 
-Cases run in batches behind the scenes: the first test of a batch runs all of it, the others find their result there.
+Cases run in batches: the first test of a batch runs all of it, the others find their results.
 
-Under `pytest -n` (pytest-xdist) the tests of a backend go to one worker, so that no device is used by two; results
-travel to the controller in the reports, and only it counts and writes.
+Under `pytest -n` (pytest-xdist) all tests of a device go to one worker. Results reach the controller in the reports,
+and only the controller counts and writes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from . import plugin_perf
 
 Key = tuple[Spec, str]
 PROPERTY = "conformance"
-"""A report's property that holds a worker's result."""
+"""Report property with a worker's result."""
 STATUS = {
     Exit.OK: pytest.ExitCode.OK,
     Exit.FAILURES: pytest.ExitCode.TESTS_FAILED,
@@ -47,7 +47,7 @@ STATUS = {
 
 
 class Suite:
-    """One session: a run whose cases are tests."""
+    """A pytest session: a run whose cases are tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         chosen = options.chosen_of(config)
@@ -63,10 +63,10 @@ class Suite:
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
         self.session: pytest.Session | None = None
-        """None once it is at its end."""
+        """None after its end."""
 
     def begin(self, session: pytest.Session, keys: Iterable[Key]) -> None:
-        """Know what was asked for, before anything runs."""
+        """Set which results are required, before anything runs."""
         self.session = session
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
@@ -75,12 +75,12 @@ class Suite:
         self.run.ask(request, gating=self._is_gating(), writes=writes)
 
     def keep(self, key: Key, result: Result) -> None:
-        """Take in a result; it is on disk at once."""
+        """Store a result and write it to disk at once."""
         self.results[key] = result
         self.run.keep([result])
 
     def _is_gating(self) -> bool:
-        """Whether a backend on which nothing passed fails the session: it was named, or a whole level was asked for."""
+        """Return True if a backend with no PASS fails: it was named, or a whole level selected."""
         it = self.chosen
         if it.backends or it.shard != WHOLE or self.deselected or not it.is_whole_level:
             return bool(it.backends) and it.shard == WHOLE
@@ -88,9 +88,11 @@ class Suite:
 
     @cached_property
     def keys(self) -> list[Key]:
-        """What to run, family by family, cases outermost; the backend with the highest level gives the order.
-        UsageError for an unknown family or a glob that matches no case, UnavailableError if this installation lacks a
-        family that is named.
+        """Tests to run, family by family, cases outermost, in the order of the highest level.
+
+        Raises:
+            UsageError: a family is unknown, or a glob matches no case.
+            UnavailableError: this installation lacks a family that is named.
         """
         by_level = sorted(self.chosen.specs, key=lambda s: LEVELS.index(self.chosen.levels[s]), reverse=True)
         wanted = {s: dict.fromkeys(self.chosen.ids[s]) for s in self.chosen.specs}
@@ -100,14 +102,14 @@ class Suite:
         return [(s, i) for family in families.values() for i in family for s, ids in wanted.items() if i in ids]
 
     def key_of(self, nodeid: str) -> Key | None:
-        """The case and backend of a test by its node id; None for a test of something else."""
+        """Return case and backend of a test from its node id; None for other tests."""
         name = nodeid.partition("[")[2].rpartition("]")[0]
         specs = (s for s in self.chosen.specs if name.endswith(f"-{s}"))
         spec = max(specs, key=lambda s: len(str(s)), default=None)
         return None if spec is None else (spec, name.removesuffix(f"-{spec}"))
 
     def result(self, key: Key) -> Result:
-        """The result of one case on one backend; runs it, and the batch that comes with it, where it has none yet."""
+        """Return the result of a case on a backend; run its batch first if there is none."""
         if key not in self.results:
             spec, case_id = key
             plan, runner = self.planned.get(spec, [case_id]), self.run.runner
@@ -121,7 +123,7 @@ class Suite:
 
 
 class Reports:
-    """Takes in what pytest reports, of its own tests and of those that workers ran."""
+    """Receives pytest's reports, of its own tests and of those of workers."""
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
@@ -129,18 +131,18 @@ class Reports:
         self._died: set[Key] = set()
 
     def pytest_deselected(self) -> None:
-        """What the user deselects is not asked for."""
+        """Note that the user deselected tests, which need no result."""
         self._suite.deselected = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:  # noqa: ANN401  # xdist's own
-        """All workers collect the same: the first says what was asked for."""
+        """Set the required results from the first worker; all workers collect the same tests."""
         if not self._suite.planned:
             session = node.config.pluginmanager.getplugin("session")
             self._suite.begin(session, filter(None, map(self._suite.key_of, ids)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take in a worker's result, the test at which it died, or why a test has no result."""
+        """Store a worker's result, the test at which it died, or why a test has no result."""
         suite = self._suite
         fields = dict(report.user_properties).get(PROPERTY)
         if report.when == "call" and isinstance(fields, dict):
@@ -166,12 +168,12 @@ SUITE = pytest.StashKey[Suite]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of `pytest conformance`: those of the command line."""
+    """Add the options of `pytest conformance`, the same as those of `conform run`."""
     options.add_to(parser.getgroup("conformance", "ggml backends"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Open the backends before anything is collected, so that a wrong name is one line."""
+    """Open the backends before collection, so that a wrong name is a one-line error."""
     try:
         suite = config.stash[SUITE] = Suite(config)
         if config.getoption("perf"):
@@ -184,7 +186,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Choose the cases before anything is collected, so that a glob without a match is one line."""
+    """Choose the cases before collection, so that a glob without a match is a one-line error."""
     try:
         _ = session.config.getoption("perf") or session.config.stash[SUITE].keys
     except (UsageError, UnavailableError) as e:
@@ -192,7 +194,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per case and backend, cases outermost so that one oracle's answer serves every backend."""
+    """Make one test per case and backend, cases outermost, to share expected values."""
     if "conformance_case" not in metafunc.fixturenames:
         return
     keys = [] if metafunc.config.getoption("perf") else metafunc.config.stash[SUITE].keys
@@ -200,9 +202,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out tests without parameters: they belong to the other kind of session, or no case is chosen. The golden
-    outputs are checked with a whole level, by the first shard.
-    """
+    """Remove tests without parameters; check golden outputs only in a level's first shard."""
     suite = config.stash[SUITE]
     whole = (
         not (config.getoption("perf") or suite.chosen.families or suite.chosen.globs) and suite.chosen.shard.index == 1
@@ -217,7 +217,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401  # xdist's own
-    """Give each device to one worker, whatever `--dist` says; marks of groups would do less and depend on versions."""
+    """Give each device to one worker, whatever `--dist` says; group marks depend on versions."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # whoever calls this has it
 
     suite = config.stash[SUITE]
@@ -231,7 +231,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remember what was selected, in order: that is what batches are made of, and what must have a result."""
+    """Record the selected tests in order, for batches and the required results."""
     suite = session.config.stash[SUITE]
     if not suite.is_shared:  # there workers collect
         try:
@@ -241,7 +241,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def device(spec: Spec) -> str:
-    """What only one worker at a time may use: the device that an option names, or the backend itself."""
+    """Return what only one worker may use: the device that an option names, or the backend."""
     adapter = resolve(spec)
     name = dict(adapter.options).get("device", "CPU")
     return adapter.name if name.upper() == "CPU" else name
@@ -259,7 +259,7 @@ def _key(item: pytest.Item) -> Key | None:
 
 @pytest.fixture
 def conformance_case(request: pytest.FixtureRequest) -> Result:
-    """The result of the test's case on its backend."""
+    """Return the result of the test's case on its backend."""
     suite = request.config.stash[SUITE]
     result = suite.result(request.param)
     if suite.is_worker:
@@ -269,7 +269,7 @@ def conformance_case(request: pytest.FixtureRequest) -> Result:
 
 @pytest.fixture
 def conformance_golden() -> list[Result]:
-    """The results of computing the golden outputs again; all damaged values fail the test."""
+    """Recompute the golden outputs and return the results; damaged values fail the test."""
     try:
         return golden.verify()
     except CaseFileError as e:
@@ -277,7 +277,7 @@ def conformance_golden() -> list[Result]:
 
 
 def check(result: Result) -> None:
-    """Turn a verdict into the test's outcome: skipped with the backend's reason, or failed with one sentence."""
+    """Turn a verdict into the test's outcome: skip, xfail or failure, with the reason."""
     if result.verdict is Verdict.UNSUPPORTED:
         pytest.skip(f"{result.verdict}: {printable(result.detail)}")
     if result.verdict is Verdict.XFAIL:
@@ -289,7 +289,7 @@ def check(result: Result) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Totals per backend, what is in force, every backend that is not here, and what is wrong with the run."""
+    """Print totals, settings and waivers in use, unavailable backends, and problems of the run."""
     suite = config.stash[SUITE]
     terminalreporter.section("conformance")
 
@@ -313,7 +313,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail a run that executed nothing, or lacks a result; write the record whatever happened."""
+    """Write the record; fail a run that executed nothing or lacks a result."""
     suite = session.config.stash[SUITE]
     suite.session = None
     if not suite.is_worker:
@@ -323,7 +323,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Write the record of a session whose end was interrupted before `pytest_sessionfinish`."""
+    """Write the record of a session that was interrupted before `pytest_sessionfinish`."""
     suite = config.stash.get(SUITE, None)
     if suite is not None and suite.session is not None:
         pytest_sessionfinish(suite.session, pytest.ExitCode.INTERRUPTED)
@@ -346,7 +346,7 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
 
 
 def _why(suite: Suite, session: pytest.Session, exitstatus: int) -> tuple[str, MissingCause]:
-    """Why a selected test has no result, where nothing more is known of it."""
+    """Return the reason for missing results if no other is known."""
     maxfail = session.config.getoption("maxfail")
     if maxfail and session.testsfailed >= maxfail:
         return f"stopped after {counted(maxfail, 'failure')}", MissingCause.STOPPED

@@ -1,8 +1,8 @@
-"""`pytest conformance --perf`: one test per work unit and backend, with its rounds given to pytest-benchmark.
+"""`pytest conformance --perf`: one pytest-benchmark test per work unit and backend.
 
-The first test of a unit measures it on all backends, in turns; each test then replays its own rounds on a clock that
-advances by the measured seconds. So pytest-benchmark stores, compares and judges the seconds of `perf.measure`, and its
-options mean what they always mean; with `--benchmark-disable` cases must pass and nothing is timed.
+The first test of a unit measures it on all backends in turn. Each test then replays its own rounds on a clock that
+advances by the measured seconds, so that pytest-benchmark stores, compares and judges the seconds of `perf.measure`,
+and its options keep their meaning. With `--benchmark-disable` the cases must pass and nothing is timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Perf:
-    """What `--perf` adds to a session: tests of work units."""
+    """The tests of work units in a session with `--perf`."""
 
     def __init__(
         self, bench: Bench, specs: list[Spec], level: Level, globs: list[str], rounds: int | None, *, timing: bool
@@ -44,7 +44,7 @@ class Perf:
         self._rows: dict[tuple[Unit, Spec], Row] = {}
 
     def row(self, unit: Unit, spec: Spec) -> Row:
-        """The row of one test; measures its unit on all backends of the session, once."""
+        """Return the row of one test; measure its unit on all backends of the session, once."""
         if (unit, spec) not in self._rows:
             rows = self._measure(unit, self._wanted.get(unit, [spec]))
             self.rows += rows
@@ -52,7 +52,7 @@ class Perf:
         return self._rows[unit, spec]
 
     def results(self) -> Iterator[tuple[Spec, Result]]:
-        """The results of the units that were measured."""
+        """Return backend and result of each measured unit."""
         return ((r.backend, r.result) for r in self.rows)
 
     def _measure(self, unit: Unit, specs: list[Spec]) -> list[Row]:
@@ -65,14 +65,14 @@ class Perf:
         return self._bench.rows(unit, specs, buy)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test per unit and backend, units outermost."""
+        """Make one test per unit and backend, units outermost."""
         for name, timed in (("perf_timed", True), ("perf_memory", False)):
             if name in metafunc.fixturenames:
                 keys = [(u, s) for u in self._units if u.timed is timed for s in self._specs]
                 metafunc.parametrize(name, keys, ids=[f"{u.name}-{s}" for u, s in keys], indirect=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Remember on which backends each unit runs."""
+        """Note on which backends each unit runs."""
         for item in session.items:
             key = _key(item)
             if key is not None:
@@ -80,7 +80,7 @@ class Perf:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        """Put the kind of machine in place of its name."""
+        """Replace the machine's name by its kind."""
         machine_info["node"] = environment()["machine"]
 
 
@@ -88,10 +88,10 @@ PERF = pytest.StashKey[Perf]()
 
 
 def configure(config: pytest.Config, bench: Bench, chosen: Chosen) -> None:
-    """Make the session one of performance.
+    """Set up a performance session.
 
     Raises:
-        UsageError: an option that does not go with it, or a glob that matches no unit.
+        UsageError: an option is not possible with it, or a glob matches no unit.
     """
     if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
         raise UsageError("--perf: several workers would take each other's time; run it without -n")
@@ -107,7 +107,7 @@ def configure(config: pytest.Config, bench: Bench, chosen: Chosen) -> None:
 
 
 class Clock:
-    """The `timer` of a test's benchmark: it advances by the measured seconds."""
+    """The `timer` of a test's benchmark; it advances by the measured seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -116,12 +116,12 @@ class Clock:
         return "measured seconds"
 
     def __call__(self) -> float:
-        """Seconds measured so far."""
+        """Return the seconds measured so far."""
         return self.now
 
 
 def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[[Result], None]) -> None:
-    """Replay a row as a benchmark of as many rounds; a failure raises in it, as a benchmarked function's does."""
+    """Replay a row as a benchmark with as many rounds; a failure raises inside it."""
     if row.result.verdict in {Verdict.UNSUPPORTED, Verdict.XFAIL}:
         pytest.skip(row.result.sentence())
     seconds = cycle(row.seconds or [0.0])
@@ -139,7 +139,7 @@ def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[
 
 
 def is_empty(item: pytest.Item) -> bool:
-    """Whether it is a test of units for which there is none, or no `--perf`."""
+    """Return True for a test of units without a unit, or without `--perf`."""
     return not {"perf_timed", "perf_memory"}.isdisjoint(getattr(item, "fixturenames", ())) and _key(item) is None
 
 

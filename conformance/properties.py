@@ -1,14 +1,12 @@
 """Property tests of an adapter in three lines: hypothesis draws case ids, the suite judges.
 
-```python
-from conformance.properties import check, given_ids
+```python from conformance.properties import check, given_ids
 
-@given_ids("random")
-def test_random_graphs(case_id: str) -> None:
+@given_ids("random") def test_random_graphs(case_id: str) -> None:
     check("my-npu", case_id)
 ```
 
-An id that fails shrinks to a small one, which `conform run --case ID` runs again.
+A failing id shrinks to a small one, which `conform run --case ID` runs again.
 """
 
 from __future__ import annotations
@@ -32,12 +30,12 @@ Test = Callable[[str], None]
 
 
 def given_ids(family: str, level: Level = "standard", **more: Any) -> Callable[[Test], Callable[[], None]]:  # noqa: ANN401  # hypothesis' own settings
-    """A decorator of a test of one case id: `hypothesis.given` with the ids of a family.
+    """Decorate a test of one case id: `hypothesis.given` with the ids of a family.
 
     Args:
-        family: as `conform list cases --family` takes it.
-        level: whose ids are drawn, beside others of the same form with another seed.
-        more: settings of hypothesis, such as `max_examples=20`. No deadline unless one stands here, since the first
+        family: name, as for `conform list cases --family`.
+        level: its ids are drawn, also with other seeds.
+        more: settings of hypothesis, such as `max_examples=20`. There is no deadline by default, because the first
             case of a backend starts its process.
 
     Raises:
@@ -53,15 +51,15 @@ def given_ids(family: str, level: Level = "standard", **more: Any) -> Callable[[
 def check(backend: str, case_id: str) -> None:
     """Run a case on a backend and judge it as `conform run` does.
 
-    What the backend refuses is fine: `pytest --hypothesis-show-statistics` tells how many cases were PASS and how many
+    UNSUPPORTED is accepted: `pytest --hypothesis-show-statistics` prints how many cases were PASS and how many
     UNSUPPORTED.
 
     Args:
-        backend: as `--backend` takes it, `my-npu` or `my-npu?device=1`.
+        backend: as for `--backend`: `my-npu` or `my-npu?device=1`.
         case_id: `family/params@seed`.
 
     Raises:
-        AssertionError: the verdict is neither PASS nor UNSUPPORTED; the message is the report's own sentence.
+        AssertionError: the verdict is neither PASS nor UNSUPPORTED; the message is the report's sentence.
         UsageError: there is no such backend or case.
     """
     (result,) = _runner().run(Spec.parse(backend), [build(case_id)])
@@ -72,5 +70,5 @@ def check(backend: str, case_id: str) -> None:
 
 @cache
 def _runner() -> Runner:
-    """One for all examples: backends and reference values stay as they are."""
+    """Return the runner of all examples, which keeps backends open and expected values cached."""
     return Runner()

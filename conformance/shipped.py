@@ -1,4 +1,4 @@
-"""The package's own files. In a checkout golden outputs lie beside the package, all else is inside it."""
+"""Files of the package; golden outputs are beside it in a checkout, all others inside it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from conformance.ggml.errors import UsageError
 AGAIN = "this installation lacks it; install ggml-conformance again, from a whole wheel or a checkout"
 """What to do about a missing file."""
 PREFIX = "package:"
-"""In settings: a path of the package, as `package:waivers/ggml.toml`."""
+"""Prefix in settings for a path inside the package, as in `package:waivers/ggml.toml`."""
 
 
 @cache
 def path(*names: str) -> Path:
-    """The path of a file or folder of the package, whether it is there or not."""
+    """Return the path of a file or folder of the package; it need not exist."""
     return Path(str(files("conformance"))).joinpath(*names)
 
 
 GOLDEN = "CONFORMANCE_GOLDEN"
-"""Environment variable: the folder of golden outputs, instead of the one that comes along."""
+"""Environment variable for another folder of golden outputs."""
 
 
 def golden() -> Path:
-    """The folder of golden outputs: the one that `CONFORMANCE_GOLDEN` names, or that came along."""
+    """Return the folder of golden outputs: `CONFORMANCE_GOLDEN`, or the package's own."""
     return Path(os.environ.get(GOLDEN) or own_golden())
 
 
 @cache
 def own_golden() -> Path:
-    """The folder of golden outputs that came along: in a wheel inside the package, in a checkout beside it."""
+    """Return the package's own golden outputs: inside a wheel, beside the package in a checkout."""
     inside = path("golden")
     return inside if inside.is_dir() else path().with_name("golden")
 
 
 def located(text: str, folder: Path) -> Path:
-    """The file that settings in `folder` name: relative to it, or `package:PATH` of the package's own.
+    """Return the path of a file in settings: relative to `folder`, or `package:PATH`.
 
     Raises:
         UsageError: the package has no such file.

@@ -1,6 +1,6 @@
-"""The suite: each case on each backend, or with `--perf` each work unit. `--family NAME` chooses one family.
+"""The suite: each case on each backend, or with `--perf` each work unit.
 
-The plugin gives the tests their parameters, and takes out those that have none.
+`--family NAME` selects one family. The plugin parametrises the tests and removes those without parameters.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def test_case(conformance_case: Result) -> None:
-    """Each output and cache of each step is what the reference gives, in the arithmetic that the backend declares."""
+    """Every output and cache matches the reference, in the arithmetic that the backend declares."""
     check(conformance_case)
 
 
 def test_golden(conformance_golden: list[Result]) -> None:
-    """Each golden output is what the reference and the real ggml give now."""
+    """Every golden output matches the reference and the real ggml."""
     wrong = [r.sentence() for r in conformance_golden if r.verdict in FAILURES]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
@@ -33,7 +33,7 @@ def test_golden(conformance_golden: list[Result]) -> None:
 
 @pytest.fixture
 def perf_timed(request: pytest.FixtureRequest) -> tuple[Row, Clock]:
-    """The test's unit on its backend, measured, and the clock of its benchmark, which is made after this."""
+    """Measure the test's unit on its backend; return the row, and the clock of its benchmark."""
     clock = Clock()
     request.node.add_marker(pytest.mark.benchmark(timer=clock, group=request.param[0].name))
     return request.config.stash[PERF].row(*request.param), clock
@@ -41,7 +41,7 @@ def perf_timed(request: pytest.FixtureRequest) -> tuple[Row, Clock]:
 
 @pytest.fixture
 def perf_memory(request: pytest.FixtureRequest) -> Row:
-    """As `perf_timed`, of a unit that has nothing to time."""
+    """Measure a unit that has no time, only memory."""
     return request.config.stash[PERF].row(*request.param)
 
 
@@ -51,5 +51,5 @@ def test_time(perf_timed: tuple[Row, Clock], benchmark: BenchmarkFixture) -> Non
 
 
 def test_memory(perf_memory: Row) -> None:
-    """The unit's case passes, and its backend can be watched while it runs."""
+    """The unit's case passes, and its backend's memory can be measured while it runs."""
     check(perf_memory.result)

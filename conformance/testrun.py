@@ -1,7 +1,7 @@
-"""A run: which cases on which backends, what came of each pair, and its record.
+"""One run: selected cases on selected backends, their results, and the record.
 
-`conform run`, `conform repro`, pytest and releases take results from `TestRun.play`, or from workers. What was asked,
-what is missing, waivers, the record and the outcome are the same for all.
+`conform run`, `conform repro`, pytest and releases get results from `TestRun.play` or from workers. Selection, missing
+results, waivers, record and outcome are the same for all.
 """
 
 from __future__ import annotations
@@ -52,52 +52,52 @@ from conformance.suite.family import LEVELS, Level
 
 ENDED = "the run ended before it"
 FIRST, MOST = 8, 32
-"""Cases of the first group, and of any, where the time is counted: what has begun is finished."""
+"""Cases of the first and of any group under a time limit; a started group is finished."""
 SLOW = 5.0
-"""Seconds from which the next group is smaller, so that the time is kept."""
+"""Seconds; after a slower group the next one is smaller, to respect the time limit."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the user asked for on either command line: a field is the `dest` of an option (`cli.options`)."""
+    """The selection made on either command line; a field is an option's `dest` (`cli.options`)."""
 
     backends: Sequence[str] = ()
-    """Specs; all installed ones where none is named."""
+    """Empty for all installed backends."""
     stage: str | None = None
     families: Sequence[str] = ()
     globs: Sequence[str] = ()
     level: Level | None = None
     seed: int | None = None
-    """Of every generated case, instead of its own."""
+    """Seed of every generated case, instead of its own."""
     fresh: int = 0
     """Number of new cases."""
     fresh_seed: int | None = None
-    """From which new cases are made; None: a new one, or `seed`."""
+    """Seed of the new cases; None for `seed`, or a random one."""
     only_fresh: bool = False
     shard: Shard = WHOLE
     cases: Sequence[Case] = ()
-    """From files, for all backends."""
+    """Cases from files, for all backends."""
     files: Sequence[str] = ()
     """Paths of these files."""
     settings: Settings = field(default_factory=Settings)
     workers: Workers = field(default_factory=Workers)
-    """Their processes, with their limits."""
+    """Worker processes, with their limits."""
     json_path: Path | None = None
-    """Where the record goes."""
+    """Path of the record."""
     save_failures: Path | None = None
-    """The folder for failing cases; fresh ones are always kept."""
+    """Folder for failing cases; failing fresh cases are always saved."""
     waivers_path: Path | None = None
-    """Known failures of the one backend; None: those of the settings."""
+    """Waiver file of the only backend; None for the waivers of the settings."""
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
     elsewhere: bool = False
-    """Whether other machines run them: a backend that is named need not be here."""
+    """True if other machines run the cases: named backends may be unavailable here."""
     against: str | None = None
-    """What results are compared with: a backend that runs the same cases, or the path of an earlier run's record."""
+    """Backend that runs the same cases, or path of an earlier record, to compare results with."""
 
     @classmethod
     def of(cls, settings: Settings, values: Mapping[str, Any]) -> Chosen:
-        """From the values of options by their `dest`; those of limits make the isolation."""
+        """Make a selection from option values by `dest`; limits of workers go into `workers`."""
         limits = {f.name for f in fields(Isolation)}
         own = {k: v for k, v in values.items() if k not in limits}
         workers = Workers(Isolation(**{k: v for k, v in values.items() if k in limits}))
@@ -110,12 +110,12 @@ class Chosen:
 
     @cached_property
     def specs(self) -> list[Spec]:
-        """The backends that this machine has. UsageError for an unknown name, option or stage."""
+        """Selected backends that this machine has; UsageError for an unknown name, option or stage."""
         return self._chosen[0]
 
     @cached_property
     def lacking(self) -> dict[str, str]:
-        """Backend -> why this machine lacks it."""
+        """Backend -> reason why this machine lacks it."""
         return {str(spec): why for spec, why in self._chosen[1].items()}
 
     @cached_property
@@ -130,8 +130,11 @@ class Chosen:
 
     @cached_property
     def base(self) -> Spec | None:
-        """The backend that `against` names; None where it is a record, or there is none. UsageError for an unknown name
-        or one of the backends itself, UnavailableError if this machine lacks it.
+        """The backend that `against` names; None if it names a record, or nothing.
+
+        Raises:
+            UsageError: the name is unknown, or one of the selected backends.
+            UnavailableError: this machine lacks it.
         """
         if self.against is None or Path(self.against).is_file():
             return None
@@ -149,12 +152,12 @@ class Chosen:
 
     @property
     def by_id(self) -> bool:
-        """Whether ids of a level run, beside cases of files and fresh ones."""
+        """True if ids of a level run, not only cases of files and fresh ones."""
         return (not self.files or bool(self.families or self.globs)) and not self.only_fresh
 
     @property
     def is_whole_level(self) -> bool:
-        """Whether no option leaves out cases of a level."""
+        """True if no option excludes cases of a level."""
         return self.by_id and not self.families and not self.globs
 
     @cached_property
@@ -163,50 +166,48 @@ class Chosen:
         return {n: self.at(n) for n in sorted(used, key=LEVELS.index)}
 
     def at(self, level: Level) -> list[str]:
-        """The ids that a level lists, of all shards. UsageError as of `ids`."""
+        """Return the ids of a level, of all shards; UsageError: see `ids`."""
         return [reseeded(i, self.seed) for i in case_ids(self.families, self.globs, level)]
 
     @cached_property
     def fresh_cases(self) -> list[str]:
-        """Ids of new cases, which no level lists, of this shard."""
+        """Ids of new cases of this shard, which no level lists."""
         level = self.level or LEVELS[0]
         new = fresh_ids(self.families, self.globs, level, self.fresh, self.seed_of_fresh) if self.fresh else []
         return self.shard.share(new)
 
     @cached_property
     def seed_of_fresh(self) -> int:
-        """The seed from which `fresh_cases` were made."""
+        """The seed of `fresh_cases`."""
         chosen = self.seed if self.fresh_seed is None else self.fresh_seed
         return new_seed() if chosen is None else chosen
 
     @cached_property
     def ids(self) -> dict[Spec, list[str]]:
-        """Backend -> the ids of this shard, those of files apart. UsageError for an unknown family, or a glob that
-        matches no case.
-        """
+        """Backend -> ids of this shard, not of files; UsageError for an unknown family or glob."""
         return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.fresh_cases]))
                 for s, n in self.levels.items()}  # fmt: skip
 
     def round(self, n: int) -> list[str]:
-        """Return the ids of the n-th round of new cases beside `fresh_cases`, which are round 0."""
+        """Return the ids of the n-th round of new cases; `fresh_cases` are round 0."""
         return replace(self, fresh_seed=(self.seed_of_fresh + n) % LARGEST).fresh_cases
 
     def listed(self, spec: Spec) -> int:
-        """The number of ids that the level of a backend lists, in all shards."""
+        """Return the number of ids in a backend's level, of all shards."""
         return len(self._ids.get(self.levels[spec], ()))
 
     @cached_property
     def own_cases(self) -> list[Case]:
-        """The cases of files that are of this shard."""
+        """Cases of files that belong to this shard."""
         share = frozenset(self.shard.share(c.id for c in self.cases))
         return [c for c in self.cases if c.id in share]
 
     def to_json(self) -> dict[str, JSON]:
-        """As the record of a run has it."""
+        """Return the selection as in the record of a run."""
         return record_of(self.levels, self.families, self.globs, self.seed, files=self.files, shard=str(self.shard))
 
     def extra(self) -> dict[str, JSON]:
-        """What the record says of the selection, beside its results."""
+        """Return the record's `selection` and `shard`."""
         every = [*(c.id for c in self.cases), *(i for ids in self._ids.values() for i in ids)]
         shard = {} if self.shard == WHOLE else {"shard": self.shard.to_json(every)}
         against = {} if self.against is None else {"against": str(self.base or self.against)}
@@ -214,7 +215,7 @@ class Chosen:
 
 
 class TestRun:
-    """What was asked of each backend, what came of it, and the record of that."""
+    """A run of a selection: requested cases, results and the record."""
 
     __test__ = False  # no class of tests
 
@@ -228,15 +229,15 @@ class TestRun:
         clock: Callable[[], float] = time.monotonic,
         recovers: bool = True,
     ) -> None:
-        """Open no backend yet.
+        """Prepare a run; no backend is opened.
 
         Args:
-            chosen: what runs.
-            journal: has what an earlier start gave, and takes each new result.
-            waivers: known failures; None: those that were chosen.
-            bases: backend -> the one that runs the same cases; None: that of `against`, for each.
-            clock: seconds, for limits of time.
-            recovers: whether cases that an interrupted run left are looked for.
+            chosen: the selection.
+            journal: has the results of an earlier start, and takes each new one.
+            waivers: known failures; None for those of the selection.
+            bases: backend -> the one to compare with; None for that of `against`, for each.
+            clock: seconds, for time limits.
+            recovers: look for cases that an interrupted run left.
         """
         self.chosen, self._journal, self.clock = chosen, journal, clock
         settings = chosen.settings
@@ -244,10 +245,10 @@ class TestRun:
             waivers = Waiving(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
         self.waiving, self.in_force = waivers, in_force(settings, waivers)
         self.save_failures = save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
-        """The folder for failing cases."""
+        """Folder for failing cases."""
         self._folder = save or writeahead.default_folder()
         self.left = self.recovered() if recovers else []
-        """Sentences about what an interrupted run left."""
+        """Sentences on cases that an interrupted run left."""
         self.runner = Runner(
             save_failures=save,
             workers=chosen.workers,
@@ -260,7 +261,7 @@ class TestRun:
         """Ids of new cases, whose failures do not fail the run."""
         self.results: list[Result] = []
         self.before: dict[tuple[str, str], Result] | None = None if bases is None else {}
-        """Backend and case -> what its result is compared with; None where nothing is."""
+        """Backend and case -> the result to compare with; None without a comparison."""
         self._bases = bases or {}
         if chosen.against is not None:
             own = {str(s) for s in chosen.specs}
@@ -268,28 +269,28 @@ class TestRun:
             self.before = {(r.backend, r.case): r for r in rows if r.backend in own}
             self._bases = {s: chosen.base for s in chosen.specs if chosen.base}
         self.reasons: dict[tuple[str, str], str] = {}
-        """Backend and case, or "" for all of its cases -> why there is no result."""
+        """Backend and case (or "" for all its cases) -> reason why there is no result."""
         self._of_bases: dict[tuple[Spec, str], Result] = {}
         """Base and case -> its result."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
-        """None: nobody looked for them."""
+        """None if not searched for."""
         self.waiver_problems: tuple[list[str], list[str]] = [], []
         self.about: dict[str, JSON] = {}
-        """Of the record, beside what any run says; its `environment` changes parts of the record's."""
+        """Further entries of the record; its `environment` is merged into the record's."""
         self.faults: list[str] = []
-        """What went wrong with the record."""
+        """Errors in writing the record."""
         self.gating = False
-        """Whether a backend on which nothing passed fails the run."""
+        """True if a backend on which nothing passed fails the run."""
         self._partial: Partial | None = None
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a record or a journal was asked for."""
+        """True if a record or a journal was asked for."""
         return self.chosen.json_path is not None or self._journal is not None
 
     def ask(self, request: Request, *, gating: bool, writes: bool = True) -> None:
-        """Know what must have a result, before anything runs. `writes`: whether this process writes the record."""
+        """Set the required results, before anything runs; `writes`: this process writes the record."""
         self.request, self.gating = request, gating
         if self.chosen.json_path is not None and self._journal is None and writes:
             self._partial = Partial(self.chosen.json_path, request)
@@ -297,13 +298,13 @@ class TestRun:
                 self.left.append(self._partial.left)
 
     def keep(self, results: Sequence[Result]) -> None:
-        """Write new results down at once."""
+        """Write new results to disk at once."""
         for place in (self._journal, self._partial):
             if place is not None:
                 place.add(results)
 
     def take(self, backend: Spec, case_id: str) -> Result | None:
-        """The result that an earlier start gave, once."""
+        """Return the result of an earlier start and remove it; None if there is none."""
         return None if self._journal is None else self._journal.take(str(backend), case_id)
 
     def play(
@@ -316,18 +317,20 @@ class TestRun:
         stop: Callable[[], bool] = lambda: False,
         at: Callable[[str], None] = lambda _: None,
     ) -> Iterator[tuple[Case | None, Result]]:
-        """Give the results of cases on a backend in order, each once it is on disk and the base has run the case.
+        """Run cases on a backend and yield results in order.
+
+        Each comes once it is on disk and the base has run the case too.
 
         Args:
             spec: the backend.
-            cases: cases, or their ids.
-            ends: of `clock`; no group of cases starts later, and who has no time to answer has no result.
-            limit: seconds that a request may take.
-            stop: asked before each group of cases; true ends it.
-            at: takes what is under way.
+            cases: cases or their ids.
+            ends: time of `clock` after which no group of cases starts; a case cut off by it has no result.
+            limit: maximum seconds of a request.
+            stop: called before each group of cases; True ends the run.
+            at: called with a description of the current work.
 
         Yields:
-            The case, None where the journal has its result, and the result.
+            The case, None if the result is from the journal, and the result.
         """
         full = self.runner.batch_size(spec)
         start, size = 0, full if ends == inf else FIRST
@@ -378,7 +381,7 @@ class TestRun:
             return self.runner.run(spec, group)
 
     def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> None:
-        """Have a result of the base for each of some cases."""
+        """Run cases on the base, unless it has their results."""
         base = self._bases.get(spec)
         if base is None or self.before is None:
             return
@@ -396,20 +399,20 @@ class TestRun:
         return self.runner.case(case) if isinstance(case, str) else case
 
     def pairs(self) -> list[Pair]:
-        """Each result beside what it is compared with."""
+        """Return each result paired with the one to compare with."""
         known = self.before or {}
         return [Pair(r.case, r.backend, Side.of(known.get((r.backend, r.case))), Side.of(r)) for r in self.results]
 
     def explain(self, causes: list[Cause]) -> None:
-        """Take over the causes of its failures."""
+        """Store the causes of failures and assign them to results."""
         self.causes, self.results = causes, assigned(self.results, causes)
 
     def finish(self, why: str, cause: MissingCause) -> None:
-        """Find what is missing, and write the record.
+        """Find missing results and write the record.
 
         Args:
-            why: why a pair has no result, where nothing more is known of it.
-            cause: what `why` is.
+            why: reason for a missing result if no other is known.
+            cause: category of `why`.
 
         Raises:
             UsageError: the record cannot be written.
@@ -444,11 +447,11 @@ class TestRun:
         return {**document, **self.about, **environment, **causes, **run}
 
     def unproven(self) -> dict[str, str]:
-        """Backend -> a sentence, for each on which nothing passed."""
+        """Return backend -> a sentence, for each on which nothing passed."""
         return self.request.unproven(self._rows, self.missing)
 
     def outcome(self) -> Outcome:
-        """What decides the exit code."""
+        """Return the outcome, which decides the exit code."""
         unproven = self.unproven() if self.gating else {}
         found = judge(
             self.results, self.missing, waivers=self.waiver_problems[0], unproven=unproven.values(), before=self.before
@@ -456,7 +459,7 @@ class TestRun:
         return found + Outcome.of(Why.BROKEN, self.faults)
 
     def notes(self) -> list[str]:
-        """What a person should know beside totals and outcome: filed cases, undeclared precision, edits of waivers."""
+        """Return notes for the user: fresh failures, undeclared precision, waivers to edit."""
         filed = (r for r in self.results if r.fresh and r.verdict in FAILURES)
         lines = [f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}" for r in filed]
         lines += map(advice, self.runner.undeclared)
@@ -466,9 +469,9 @@ class TestRun:
         return [printable(text) for text in lines]
 
     def close(self) -> None:
-        """Close every backend."""
+        """Close all backends."""
         self.runner.close()
 
     def recovered(self) -> list[str]:
-        """A sentence about each case that an interrupted process left, which is saved now."""
+        """Save the cases that an interrupted process left; return a sentence on each."""
         return [it.sentence() for it in writeahead.recover(self._folder, build)]

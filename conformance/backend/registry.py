@@ -22,7 +22,7 @@ from .strict import error_text
 
 GROUP = "conformance.backends"
 REFERENCE = "cpu"
-"""The adapter that the others are held against."""
+"""The adapter that computes expected values."""
 VARIABLE = "env."
 """Begins the option that sets an environment variable of the backend's process."""
 DISTRIBUTION = "ggml-conformance"
@@ -136,7 +136,7 @@ def _entry(name: str) -> EntryPoint | None:
 
 
 def entry_of(name: str) -> EntryPoint:
-    """The entry point of an adapter, which is not loaded; UsageError if none is installed by that name."""
+    """Return the entry point of an adapter, not loaded; UsageError if it is not installed."""
     entry = _entry(name)
     if entry is None:
         raise UsageError(f"backend {name!r} is not installed; known: {_known()}")

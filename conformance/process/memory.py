@@ -41,10 +41,10 @@ def mappings() -> int | None:
 
 
 def held_below(pid: int, enough: int) -> int | None:
-    """Return the resident bytes of all processes below `pid`; None if unknown.
+    """Return the resident bytes of all processes below `pid`, a child's supervisor; None if unknown.
 
-    `pid` is the keeper of a child. Above `enough` bytes, pages shared by several of them count once; that takes longer
-    to measure, so it is skipped below.
+    Above `enough` bytes, pages shared by several of them count once; that takes longer to measure, so it is skipped
+    below.
     """
     try:  # /proc lists the children of a process; psutil scans every process of the machine
         pids = descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]

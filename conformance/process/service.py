@@ -36,14 +36,14 @@ class Garbage(Exception):  # noqa: N818  # as above
 
 
 class Source(Protocol):
-    """What frames are read from: a stream, or a pipe with a deadline."""
+    """A readable stream of frames: a file, or a pipe with a deadline."""
 
     def readinto(self, view: memoryview, /) -> int:
         """Read at least one byte; return 0 at the end."""
 
 
 class Sink(Protocol):
-    """What frames are written to."""
+    """A writable stream of frames."""
 
     def write(self, data: bytearray | memoryview, /) -> object:
         """Write all of `data`."""

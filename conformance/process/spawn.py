@@ -22,15 +22,16 @@ ROOT: Final = str(Path(LAUNCHER).parents[3])
 """The folder that holds this package."""
 POSIX: Final = hasattr(os, "fork")
 KILL: Final[int] = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""What ends a process whatever it does about it: on Windows both are TerminateProcess."""
+"""The signal that a process cannot catch; Windows has only TerminateProcess."""
 PATIENCE = 2 * launch.PATIENCE
-"""Seconds that a keeper gets to kill its group."""
+"""Seconds that a supervisor has to kill its group."""
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process with `subprocess.Popen`'s exit code and streams. `pid` is its keeper's (`launcher`).
+    """A child process and its supervisor (`launcher`), which `pid` names.
 
-    `end_group` ends it; so does its lifeline, when nobody holds the object any more or this process ends.
+    Its exit code and streams are those of `subprocess.Popen`. It ends with `end_group`, when nothing references it any
+    more, or when this process ends.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Child(subprocess.Popen[bytes]):
         command: Sequence[str],
         lifeline: tuple[int, int] | None,
         pass_fds: Sequence[int],
-        **streams: Any,  # noqa: ANN401  # as of Popen
+        **streams: Any,  # noqa: ANN401  # as for Popen
     ) -> None:
         self._owner = os.getpid()
         if lifeline is None:
@@ -66,7 +67,7 @@ class Child(subprocess.Popen[bytes]):
 
 
 def _job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
-    """What ends a child with all that it started on Windows, which has no fork."""
+    """Return a function that ends a child's job on Windows; UnavailableError elsewhere."""
     if sys.platform == "win32":
         return _win32_job(popen)
     raise UnavailableError(f"{sys.platform} has neither fork nor job objects, so nothing would end a child with us")
@@ -78,12 +79,12 @@ def spawn(
     *,
     python: Path | None = None,
     env: Mapping[str, str] | None = None,
-    **popen: Any,  # noqa: ANN401  # as of Popen
+    **popen: Any,  # noqa: ANN401  # as for Popen
 ) -> Child:
-    """Start a module of ours under our own interpreter, the current directory not on its `sys.path`.
+    """Start a module of this package; the current directory is not on its `sys.path`.
 
-    With `python`, a script under that interpreter, on nothing but what is installed there (`python -I`). `env` is ours
-    where None; `popen` has streams and `cwd`, as of `subprocess.Popen`.
+    With `python`, start a script under that interpreter in isolated mode (`-I`). `env` None inherits ours; `popen`
+    takes the streams and `cwd` of `subprocess.Popen`.
     """
     if python is None:
         return _start([sys.executable, LAUNCHER], [ROOT, "module", str(target), *args], env, **popen)
@@ -95,17 +96,17 @@ def spawn_command(
     *,
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
-    **popen: Any,  # noqa: ANN401  # as of Popen
+    **popen: Any,  # noqa: ANN401  # as for Popen
 ) -> Child:
-    """Start any program; exit code 127 where it cannot be started.
+    """Start any program; the exit code is 127 if it cannot be started.
 
-    Its keeper holds `pass_fds` too (POSIX only); the rest as of `spawn`.
+    Its supervisor inherits `pass_fds` too (POSIX only); the rest as for `spawn`.
     """
     return _start([sys.executable, "-I", "-S", LAUNCHER], ["", "command", *command], env, pass_fds, **popen)
 
 
 def words(module: str) -> list[str]:
-    """A command line that runs a module of ours as `spawn` does, without a keeper."""
+    """Return the command that runs a module like `spawn`, without a supervisor."""
     return [sys.executable, LAUNCHER, "", ROOT, "module", module]
 
 
@@ -114,7 +115,7 @@ def _start(
     rest: Sequence[str],
     env: Mapping[str, str] | None,
     pass_fds: Sequence[int] = (),
-    **popen: Any,  # noqa: ANN401  # as of Popen
+    **popen: Any,  # noqa: ANN401  # as for Popen
 ) -> Child:
     popen["env"] = environment(os.environ if env is None else env)
     lifeline = os.pipe() if POSIX else None
@@ -122,16 +123,16 @@ def _start(
 
 
 def end_group(popen: Child, patience: float = 0.0) -> None:
-    """End a child and all that it started: at once, or where it has not ended by itself after `patience` seconds.
+    """End a child and its descendants, unless it ends by itself within `patience` seconds.
 
-    Its streams are left open: what it wrote can still be read.
+    Its streams stay open, so its output can still be read.
     """
     if not popen.ours:
         return
     if not ended(popen, patience):
-        popen.terminate()  # its keeper kills the group and ends as the child ended
+        popen.terminate()  # its supervisor kills the group and ends as the child ended
         if not ended(popen, PATIENCE):
-            for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the keeper
+            for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the supervisor
                 with suppress(OSError):
                     os.kill(pid, KILL)
             popen.wait()
@@ -139,7 +140,7 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
 
 
 def ended(popen: Child, patience: float) -> bool:
-    """Whether it ends by itself within so many seconds."""
+    """Wait up to `patience` seconds for a child; return True if it has ended."""
     try:
         popen.wait(patience)
     except subprocess.TimeoutExpired:
@@ -148,7 +149,7 @@ def ended(popen: Child, patience: float) -> bool:
 
 
 def interrupt(popen: Child, patience: float) -> None:
-    """SIGINT to its group, as Ctrl-C does, and `end_group` where that did not end it after `patience` seconds."""
+    """Send SIGINT like Ctrl-C; end the group if it lives after `patience` seconds."""
     if POSIX:
         with suppress(OSError):
             popen.send_signal(signal.SIGINT)
@@ -158,14 +159,14 @@ def interrupt(popen: Child, patience: float) -> None:
 
 
 def worker_pid(popen: Child) -> int | None:
-    """The process that does the work, below its keeper; None where the system does not say."""
+    """Return the pid of the process below its supervisor; None if the system does not report it."""
     if not POSIX:
         return popen.pid
     return next(iter(launch.children(popen.pid)), None)
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a debugger has attached to a process, where the system (Linux) says so."""
+    """Return True if a debugger is attached to a process (Linux only)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
@@ -174,7 +175,7 @@ def is_traced(pid: int) -> bool:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env`, its PYTHONPATH without entries that mean the current directory."""
+    """Return `env` without PYTHONPATH entries that name the current directory."""
     out = dict(env)
     entries = [e for e in out.pop("PYTHONPATH", "").split(os.pathsep) if e and os.path.normpath(e) != os.curdir]
     if entries:
@@ -215,7 +216,7 @@ if sys.platform == "win32":
         )
 
     def _win32_job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
-        """Put a new process into a job object of its own; returns what ends it with all that it started."""
+        """Put a new process into its own job object; return a function that ends the job."""
         kernel = ctypes.WinDLL("kernel32", use_last_error=True)
         kernel.CreateJobObjectW.restype = wintypes.HANDLE
         kernel.CreateJobObjectW.argtypes = (ctypes.c_void_p, wintypes.LPCWSTR)

@@ -1,7 +1,7 @@
-"""The parent's side of a worker process: start a service in a child, send requests, get replies, end it.
+"""Parent side of a worker process: start a service, send requests, receive replies, end it.
 
-Every wait has a deadline, what a reply may weigh is bounded before it is read, and a child that dies, hangs or holds
-too much memory is an error with its last words.
+Every wait has a deadline and the size of a reply is checked before it is read. A child that dies, hangs or exceeds its
+memory limit raises an error with its last output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .spawn import Child, end_group, ended, spawn, worker_pid
 
 CHUNK = 1 << 16
 POLLS: Final = hasattr(select, "poll")
-"""Whether this system can wait for a pipe; where it cannot, a thread does for each."""
+"""True if this system can poll a pipe; elsewhere a thread reads each."""
 
 
 class Late(Exception):  # noqa: N818  # an end, not an error of its own
@@ -40,13 +40,13 @@ class Late(Exception):  # noqa: N818  # an end, not an error of its own
 
 
 class Wire:
-    """A source and sink of frames; `look`, which may raise, is called every `interval` seconds of waiting."""
+    """A source and sink of frames; while waiting it calls `look` every `interval` seconds."""
 
     def __init__(
         self, incoming: IO[bytes], outgoing: IO[bytes], look: Callable[[], None] | None = None, interval: float = inf
     ) -> None:
         self.deadline = inf
-        """By `time.monotonic`."""
+        """In terms of `time.monotonic`."""
         self._look = look
         self._interval = interval if look is not None else inf
         self._next = time.monotonic() + self._interval
@@ -67,7 +67,7 @@ class Wire:
         return n
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`; Late if it was not taken by the deadline, OSError if nobody reads."""
+        """Write all of `data`; Late if the deadline passes first, OSError if the reader is gone."""
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[self._writer.write(rest) or self._wait(self._writer).write(rest) :]
@@ -93,7 +93,7 @@ class Wire:
 
 
 class _Polled:
-    """A pipe, on a system that can wait for one."""
+    """A pipe on a system with `poll`."""
 
     def __init__(self, stream: IO[bytes], *, writes: bool) -> None:
         self._fd = stream.fileno()
@@ -122,7 +122,7 @@ class _Polled:
 
 
 class _Threaded:
-    """A pipe, on a system that cannot: a thread waits for it, and ends with it."""
+    """A pipe on a system without `poll`: a daemon thread reads or writes it."""
 
     def __init__(self, stream: IO[bytes], *, writes: bool) -> None:
         self._stream = stream
@@ -175,29 +175,28 @@ class _Threaded:
 
 
 KEPT = 4096
-"""Bytes of the end of a child's output that are kept."""
+"""Bytes kept of the end of a child's stderr."""
 LINES = 8
-"""How many of its last lines reach a message."""
+"""Maximum lines of it in an error message."""
 LONGEST_MESSAGE = 9 << 10
-"""Characters of an error's message that are taken over; what our own services send is shorter."""
+"""Maximum characters of an error message from a worker; our own services send less."""
 MEMORY_INTERVAL = 0.05
-"""Seconds between two looks at the memory of a worker and what it started: what they can take in between is what they
-can exceed their limit by."""
+"""Seconds between two measurements of a worker's memory; it can exceed its limit in between."""
 PATIENCE = 5.0
-"""Seconds a worker gets to end by itself when its wire is closed."""
+"""Seconds a worker has to end by itself after its pipes close."""
 WIRE_PATIENCE = 2.0
-"""Seconds it gets where it closed its wire itself, in the middle of a request."""
+"""Seconds to wait for the exit code of a worker that closed its pipe during a request."""
 
 ERRORS: dict[str, type[ConformanceError]] = {
     c.__name__: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, ConformanceError)
 }
-"""The one exception family, by class name."""
+"""Exception class by name."""
 
 
 class WorkerDiedError(ConformanceError):
-    """The child ended, or was ended for what it did; the message has its last words, `lines` of its stderr.
+    """The child died or was ended; the message quotes `lines`, the last of its stderr.
 
-    `how` is the signal, the exit status, or why it was ended.
+    `how` is the signal, the exit status, or the reason why it was ended.
     """
 
     def __init__(self, how: str, lines: Sequence[str], message: str) -> None:
@@ -210,11 +209,11 @@ class WorkerTimeoutError(WorkerDiedError):
 
 
 class _MemoryLimitError(Exception):
-    """A worker and what it started hold more than they may; says how much."""
+    """A worker and its descendants exceed their memory limit; the message has both sizes."""
 
 
 class Tail:
-    """A thread that reads a child's stream to its end and keeps the last `KEPT` bytes; `sink` gets each piece."""
+    """A thread that keeps the last `KEPT` bytes of a child's stream; `sink` gets each chunk."""
 
     def __init__(self, stream: IO[bytes], sink: Callable[[bytes], None] | None = None) -> None:
         self._data = bytearray()
@@ -222,17 +221,17 @@ class Tail:
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the stream, for so long at most."""
+        """Wait for the end of the stream, at most so many seconds."""
         self._thread.join(seconds)
 
     @property
     def text(self) -> str:
-        """The end of what was written."""
+        """The last bytes of the stream, decoded."""
         return self._data.decode(errors="replace")
 
     @property
     def lines(self) -> list[str]:
-        """Its last lines that are not empty."""
+        """Its last non-empty lines."""
         return [stripped for line in self.text.splitlines() if (stripped := line.strip())][-LINES:]
 
 
@@ -246,18 +245,18 @@ def _read(stream: IO[bytes], data: bytearray, sink: Callable[[bytes], None] | No
 
 
 class Worker:
-    """A service in a child process. It ends when nothing holds it any more, at exit at the latest.
+    """A service in a child process, ended when this object is collected or at exit.
 
     Args:
-        service: the name of a module of ours that serves by `service.Service`; with `python` the path of a script.
+        service: the name of a module that runs a `service.Service`; with `python` the path of a script.
         args: its arguments.
-        time_limit: seconds that one reply may take.
-        memory_limit: bytes that it and all that it starts may hold.
-        env: its environment; this process's where None.
-        python: the interpreter of a script, which finds nothing but what is installed there.
-        cwd: where it runs; here where None.
-        patience: seconds it gets to end by itself when it is closed.
-        parse: reads the JSON of a reply; raises ValueError for what is none.
+        time_limit: maximum seconds for one reply.
+        memory_limit: maximum bytes of the child and its descendants together.
+        env: its environment; None inherits ours.
+        python: the interpreter of a script, in isolated mode.
+        cwd: its working directory; None for ours.
+        patience: seconds to wait for its end on `close`.
+        parse: parses the JSON of a reply; raises ValueError if invalid.
     """
 
     def __init__(
@@ -275,7 +274,7 @@ class Worker:
     ) -> None:
         self.time_limit = time_limit
         self.death = ""
-        """How the child ended, in words; empty while it lives."""
+        """How the child ended, for a message; empty while it lives."""
         pipe = subprocess.PIPE
         self._child = spawn(service, args, python=python, env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         self._tail = Tail(cast("BinaryIO", self._child.stderr))
@@ -288,16 +287,16 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The number of the process that works; its keeper's where the system does not tell."""
+        """The pid of the service; its supervisor's if the system does not report it."""
         pid = worker_pid(self._child)
         return self._child.pid if pid is None else pid
 
     def lives(self) -> bool:
-        """True if the child has not ended."""
+        """Return True if the child has not ended."""
         return not self.death and not ended(self._child, 0)
 
     def close(self) -> None:
-        """Close the wire and wait for the child; end it where it does not end by itself."""
+        """Close the pipes, wait for the child, and end it if it does not end by itself."""
         self.death = self.death or "its process has ended"
         self._finalizer()
 
@@ -309,14 +308,15 @@ class Worker:
         sizes: Sequence[int] = (),
         seconds: float | None = None,
     ) -> tuple[Header, list[memoryview]]:
-        """Send a request and wait `seconds` (None: `time_limit`) for its reply, whose blobs must have `sizes` bytes.
+        """Send a request and return its reply.
 
-        Without a header nothing is sent: the reply is the first word of a service, or another to the last request.
+        The reply has `seconds` (None: `time_limit`), and its blobs must have `sizes` bytes. Without a header, send
+        nothing: wait for the service's first message, or another reply to the last request.
 
         Raises:
-            ConformanceError: the service's own.
+            ConformanceError: the service raised it.
             WorkerDiedError: the child died, now or before.
-            WorkerTimeoutError: no reply in time; the child is ended.
+            WorkerTimeoutError: no reply in time; the child was ended.
         """
         seconds = self.time_limit if seconds is None else seconds
         with self._lock:
@@ -354,14 +354,14 @@ class Worker:
         return WorkerDiedError(how, lines, self.death)
 
     def _last_lines(self) -> list[str]:
-        """End it and all that it started; what it said last."""
+        """End the child and its descendants; return its last lines of stderr."""
         end_group(self._child)
         self._finalizer()
         return self._tail.lines
 
 
 def unpack_error(reply: Mapping[str, Any]) -> ConformanceError:
-    """The exception that a service sent, as the same class."""
+    """Return the exception that a service sent, as the same class."""
     cls = ERRORS.get(str(reply["error"]), BackendError)
     message = str(reply.get("message", ""))[:LONGEST_MESSAGE]
     if cls is CaseFileError:

@@ -50,7 +50,7 @@ class Traits:
     middle: str = "mul"
     """Op in the middle of the graph."""
     edge: str = "gate"
-    """Which of two similar values a node reads."""
+    """Selects which of two similar values a node reads."""
     swapped: bool = False
     """True to swap SUB's operands."""
     axes: tuple[int, int, int, int] = (0, 2, 1, 3)
@@ -64,7 +64,7 @@ class Traits:
     type_: GGMLType = Q8_0
     """Type of one weight."""
     branch: int = 0
-    """Which of two branches is computed; only FLAG_COMPUTE differs."""
+    """Selects which of two branches is computed; only FLAG_COMPUTE differs."""
     weight: int = 0
     """1: one byte of one weight differs."""
     norm: int = 0

@@ -232,7 +232,7 @@ def _lacks() -> str:
 
 FAMILY = Family(
     "captured",
-    "trajectories that llama.cpp ran, held against what it recorded",
+    "trajectories that llama.cpp ran, compared with the recorded values",
     _ids,
     _build,
     seeded=False,

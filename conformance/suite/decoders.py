@@ -43,7 +43,7 @@ _SHIFT: Keys = {"run": "at250.d1.shift9.p30.d2.back4.d2"}
 _BLOCKS: Keys = {"ctx": 768, "run": "at200.p9.p20.d1.p250.d1.p240.d1"}
 """Prompts of four sizes and tokens in three blocks of cells; uncached programs recompile."""
 _AGAIN: Keys = {"run": "at250.p3.d2.p33.d1.p5"}
-"""Prompt, token, prompt: weights that the first product of one token laid out anew serve many tokens."""
+"""Prompt, token, prompt: weights that a product of one token repacked are used for many tokens."""
 _ALL = "p250.15(d12.p244).d6"
 """Zero to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
@@ -141,7 +141,7 @@ _SCORES = "softcap=3 sinks=1 softcap=3,sinks=1"
 """A softcap of the order of the logits, so that it has an effect."""
 _SLOPED = "rope=none,alibi=8"
 _EXACT: Keys = {"ctx": 300, "run": "at290.p3.d2"}
-"""As many cells as there are, and not a multiple of 256."""
+"""All cells of the context, not a multiple of 256."""
 
 _GQA: Table = {
     "smoke": (

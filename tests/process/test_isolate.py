@@ -416,10 +416,10 @@ def test_an_unused_process_is_handed_on() -> None:
     assert pid(uses=True) == first
     second = pid(uses=False)
     assert second != first
-    keeper = psutil.Process(second).parent()
-    assert keeper is not None
+    supervisor = psutil.Process(second).parent()
+    assert supervisor is not None
     os.kill(second, signal.SIGKILL)
-    while keeper.is_running() and keeper.status() != psutil.STATUS_ZOMBIE:
+    while supervisor.is_running() and supervisor.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert pid(uses=True) != second
     pid(uses=False)

@@ -137,7 +137,7 @@ def test_entries_of_the_path_that_mean_here() -> None:
     ("code", "status"), [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 6)", -6)]
 )
 def test_a_child_ends_as_it_ended(code: str, status: int) -> None:
-    """The keeper hands on exit codes and signals."""
+    """The supervisor hands on exit codes and signals."""
     if status < 0 and os.name != "posix":
         pytest.skip("signals are POSIX")
     popen = spawn_command([sys.executable, "-c", code])
@@ -176,8 +176,8 @@ def test_ending_one_ends_all_that_it_started(tmp_path: Path, end: str) -> None:
 
 
 @LINUX
-def test_a_keeper_that_is_killed_takes_the_child_along(tmp_path: Path) -> None:
-    """The kernel ends the child with its keeper, though it hangs in C code."""
+def test_a_supervisor_that_is_killed_takes_the_child_along(tmp_path: Path) -> None:
+    """The kernel ends the child with its supervisor, though it hangs in C code."""
     with spawn_command([sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE) as popen:
         assert popen.stdout is not None
         popen.stdout.readline()
@@ -208,7 +208,7 @@ def test_a_kill_of_the_starter_leaves_nothing(tmp_path: Path) -> None:
 
 @LINUX
 def test_a_kill_of_a_run_leaves_no_process(tmp_path: Path) -> None:
-    """SIGKILL of `conform run` takes its workers and their keepers along."""
+    """SIGKILL of `conform run` takes its workers and their supervisors along."""
     command = [sys.executable, "-m", "conformance.cli", "run", "--backend", "xdna2", "--level", "full"]
     with subprocess.Popen([*command, "--family", "ops"], stdout=subprocess.DEVNULL, cwd=tmp_path) as popen:
         below = until(lambda: _below(popen.pid))

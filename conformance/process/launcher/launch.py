@@ -5,13 +5,13 @@ imports only the standard library: it also runs under the Python of another envi
 of this package or none.
 
 On POSIX it forks before anything is loaded. The child becomes the target and leads a new process group. The parent
-becomes its supervisor, the keeper, with one thread and none of the child's state. It kills the group when its own
-parent is gone (the pipe from there closes, whatever killed it) or sends SIGTERM, and it kills what the child left
-running when the child has ended. It depends on no lock of the child's interpreter.
+becomes its supervisor, with one thread and none of the child's state. It kills the group when its own parent is gone
+(the pipe from there closes, whatever killed it) or sends SIGTERM, and it kills what the child left running when the
+child has ended. It depends on no lock of the child's interpreter.
 
-Linux: the keeper is the subreaper of its descendants, so it also finds and kills processes that left the group through
-`setsid`, and the child dies with its keeper. On other POSIX systems a process that leaves the group is not killed.
-Windows has no fork and no keeper: `conformance.process.spawn` uses a job object there.
+Linux: the supervisor is the subreaper of its descendants, so it also finds and kills processes that left the group
+through `setsid`, and the child dies with its supervisor. On other POSIX systems a process that leaves the group is not
+killed. Windows has no fork and no supervisor: `conformance.process.spawn` uses a job object there.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def _prctl(option: int, value: int) -> None:
             pass
 
 
-if sys.platform != "win32":  # there a job object replaces the keeper (process.spawn)
+if sys.platform != "win32":  # there a job object replaces the supervisor (process.spawn)
 
     def fork(lifeline: int) -> None:
-        """Return in the child; the parent becomes its keeper and never returns.
+        """Return in the child; the parent becomes its supervisor and never returns.
 
         `lifeline` is the read end of a pipe that closes when the parent of this process is gone.
         """
@@ -93,24 +93,24 @@ if sys.platform != "win32":  # there a job object replaces the keeper (process.s
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         os.setpgid(0, 0)  # no new session: Linux schedules sessions in turn, so a worker's would have to wait
         _prctl(SUBREAPER, 1)
-        keeper, starter = os.getpid(), os.getppid()
+        supervisor, starter = os.getpid(), os.getppid()
         child = os.fork()
         if child:
             with suppress(OSError):
                 os.setpgid(child, child)  # in both processes, whichever is first
             try:
-                code = _Keeper(child, lifeline, starter).keep()
+                code = _Supervisor(child, lifeline, starter).keep()
             finally:
                 _kill(child)
             _end_as(code)
         os.setpgid(0, 0)
         _prctl(PARENT_DEATH, signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != supervisor:
             os._exit(1)
         os.close(lifeline)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
-    class _Keeper:
+    class _Supervisor:
         """Waits until its child or its parent ends, or for SIGTERM."""
 
         def __init__(self, child: int, lifeline: int, starter: int) -> None:

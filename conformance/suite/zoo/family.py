@@ -31,30 +31,30 @@ from . import model
 from .model import Value, architecture, chosen_types, full_key, parse_value, write_metadata, write_model
 
 _MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
-"""llama.cpp's words about a weight that it misses."""
+"""llama.cpp's message about a missing weight."""
 TIME_LIMIT = 120.0
 """Seconds that one recording may take."""
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
-"""What the processes of llama.cpp have beside our own environment."""
+"""Environment variables added for processes of llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One recording, or a list of a model's weights: the worker's request."""
+    """A request to the worker: record a case, or list a model's weights."""
 
     id: str
     stream: str
-    """First text of every stream; the id, unless another's bytes are wanted."""
+    """Name of all random streams: the id, unless another case's bytes are wanted."""
     model: str = ""
-    """A GGUF file: metadata alone, or a whole model."""
+    """A GGUF file: metadata only, or a whole model."""
     output: str = ""
-    """The case file to write; "" for a list of the weights instead."""
+    """The case file to write; "" to list the weights instead."""
     from_file: bool = False
-    """Load the file's own weights; otherwise they are made while the model is built."""
+    """Load the file's own weights; otherwise generate them while the model is built."""
     recipes: bool = True
-    """Its weights are those that `weights.recipe` makes, wherever they lie."""
+    """Its weights come from `model.recipe`, wherever they are stored."""
     by_reference: bool = False
-    """Weights that stand in the model file stay there."""
+    """Weights that the model file contains stay there."""
     lib: str = ""
     plan: str = "p5.d4"
     n_ctx: int = 256
@@ -63,14 +63,14 @@ class Request:
     n_ubatch: int = 512
     unified: bool = False
     swa_full: bool = True
-    """Layers with a sliding window keep as many cells as the others, as by llama.cpp's default."""
+    """Layers with a sliding window have as many cells as the others, llama.cpp's default."""
     flash_attn: bool = True
     type_k: str = "f16"
     type_v: str = "f16"
     type_w: str = "f32"
-    """Of matrices that may have another type than F32."""
+    """Type of matrices that need not be F32."""
     nodes: int = 0
-    """Of this many graphs, from the first on, every node and every cache is recorded."""
+    """Number of graphs, from the first on, whose nodes and caches are all recorded."""
     embeddings: bool = False
     family: str = "zoo"
     params: dict[str, Any] = field(default_factory=dict)
@@ -79,13 +79,13 @@ class Request:
 
 
 def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Request:
-    """The request for a model, whose file is made at `path`.
+    """Make the model file at `path` and return the request that loads it.
 
-    `whole`: a model file without what llama.cpp can do without; else metadata alone, and a weight for every place that
+    `whole`: write a model file without optional weights; otherwise metadata only, and a weight for every place that
     llama.cpp has for one.
 
     Raises:
-        ConformanceError: as in `ask`.
+        ConformanceError: see `ask`.
     """
     if whole:
         make_model(path, request, arch, keys)
@@ -99,10 +99,10 @@ def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], 
 
 
 def record_model(request: Request) -> Case:
-    """Record a model that a user has; its weights are part of the case, or stay in the file (`by_reference`).
+    """Record a user's model; its weights go into the case, or stay in the file (`by_reference`).
 
     Raises:
-        ConformanceError: as in `ask`.
+        ConformanceError: see `ask`.
     """
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
         output = Path(folder, "case.gguf")
@@ -111,7 +111,7 @@ def record_model(request: Request) -> Case:
 
 
 def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value]) -> None:
-    """Write a GGUF file that llama.cpp loads, with made-up weights; ConformanceError as in `ask`."""
+    """Write a loadable GGUF file with generated weights; ConformanceError: see `ask`."""
     write_metadata(path, arch, keys, {})
     weights = ask(replace(request, model=str(path), output=""))["weights"]
     missing: set[str] = set()
@@ -130,7 +130,7 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
 
 
 def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
-    """The worker's answer; ConformanceError is the one that the worker met, or it died or was too slow."""
+    """Return the worker's answer; ConformanceError if it raised one, died or timed out."""
     worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
     try:
         return worker.ask({"record": asdict(request)})[0]
@@ -154,7 +154,7 @@ KEYS: dict[str, Key] = {
     "set": text("", "KEY:VALUE joined by +"),
     "run": text("p5.d4", "a plan like p5.d4"),
 }
-"""Key -> its grammar; `unified` and `fa` left out are the architecture's own."""
+"""Key -> its grammar; `unified` and `fa` default to the architecture's own."""
 
 _ID = re.compile(r"(?P<arch>[a-z0-9_.-]+?)(?:-(?P<keys>[a-z_]+=.*))?", re.ASCII)
 _BOTH = "seqs=2,nodes=2"
@@ -184,7 +184,7 @@ TABLE: Table = {
 
 
 def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level and those below it; UnavailableError if there is no llama.cpp here."""
+    """Return the case ids up to a level; UnavailableError if llama.cpp is not available."""
     if reason := available():
         raise UnavailableError(reason)
     return _ids(level)
@@ -197,10 +197,10 @@ def _ids(level: Level) -> tuple[str, ...]:
 
 
 def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], bool]:
-    """Parse an id: the request, the architecture, its metadata keys, and whether it lacks all optional weights.
+    """Parse an id: request, architecture, metadata keys, True if optional weights are absent.
 
     Raises:
-        UsageError: the id cannot be read, or the architecture does not run.
+        UsageError: the id is malformed, or the architecture does not run.
     """
     form = "ARCH-key=value,key=value"
     body, seed = split_id(case_id, NAME, form)
@@ -245,11 +245,11 @@ def _setting(case_id: str, arch: str, item: str) -> tuple[str, Value]:
 
 
 def make(case_id: str, lib: str = "") -> Case:
-    """The case of an id: llama.cpp runs it, in a process of its own.
+    """Record the case of an id with llama.cpp in a separate process.
 
     Raises:
-        UsageError: the id cannot be read, or llama.cpp refuses it; gives its reason.
-        UnavailableError: there is no llama.cpp here.
+        UsageError: the id is malformed, or llama.cpp refuses it; has the reason.
+        UnavailableError: llama.cpp is not available.
     """
     request, arch, keys, whole = read(case_id, lib)
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
@@ -263,12 +263,12 @@ def make(case_id: str, lib: str = "") -> Case:
 
 @lru_cache(maxsize=8)  # so that the next backend need not record them again
 def build(case_id: str) -> Case:
-    """As `make`; remembers the last few."""
+    """Return `make(case_id)`; the last 8 are cached."""
     return make(case_id)
 
 
 def available() -> str:
-    """Why nothing can be recorded here, or ""."""
+    """Return the reason why nothing can be recorded here, or ""."""
     from conformance.ggml.lib.library import find  # noqa: PLC0415  # every command imports this family
 
     try:
@@ -280,7 +280,7 @@ def available() -> str:
 
 FAMILY = Family(
     NAME,
-    "graphs of every architecture that llama.cpp knows, held against what it computed",
+    "graphs of every architecture that llama.cpp knows, compared with its results",
     ids,
     build,
     lacks=model.lacks,

@@ -1,4 +1,4 @@
-"""A model and a context of llama.cpp, as a request says."""
+"""Load a model and make a context of llama.cpp from a request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .family import Request
 
 
 class LacksError(UsageError):
-    """A symbol, or a field of a struct, that this version of llama.cpp does not have."""
+    """This version of llama.cpp lacks a symbol or a struct field."""
 
 
 SPLIT_TENSOR = 3
-"""`LLAMA_SPLIT_MODE_TENSOR`: a meta device over several."""
+"""`LLAMA_SPLIT_MODE_TENSOR`: one meta device over several."""
 ALL_LAYERS = 999
 READ = 0
 """`LLAMA_LOAD_MODE_NONE`: neither mapped nor locked."""
@@ -35,15 +35,15 @@ def load_model(
     *,
     mapped: bool = True,
 ) -> int:
-    """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
+    """Load the model of a request and return its `llama_model *`.
 
-    Several devices joined by `+` share each tensor, as by `-sm tensor`. Without a device it is on the CPU and nothing
-    beside it, where a callback would see a scheduler's split graph; weights are then not repacked. Unless `mapped`, a
-    file's weights are read into memory of the process's own.
+    `weight` sets the bytes of a weight if the file has metadata only. Several devices joined by `+` share each tensor,
+    as with `-sm tensor`. Without a device the model runs on the CPU alone, because a callback would otherwise see a
+    scheduler's split graph, and weights are not repacked. Unless `mapped`, a file's weights are read into own memory.
 
     Raises:
         UsageError: there is no such device, or llama.cpp cannot load the model.
-        ConformanceError: what `weight` raised.
+        ConformanceError: `weight` raised it.
     """
     llama = library.llama
     params = llama.model_default_params()
@@ -77,7 +77,7 @@ def load_model(
 
 
 def _devices(library: Llama, names: str) -> list[int]:
-    """The handles of devices joined by `+`; UsageError if one is not there, or these cannot be joined."""
+    """Return handles of devices joined by `+`; UsageError if unknown or impossible to join."""
     handles: list[int] = []
     for name in filter(None, names.split("+")):
         handles.append(library.ggml.backend_dev_by_name(name.encode()) or 0)
@@ -91,10 +91,7 @@ def _devices(library: Llama, names: str) -> list[int]:
 def from_metadata(
     library: Llama, path: str, set_data: Callable[[int, int | None], None], params: ctypes.Structure
 ) -> int | None:
-    """`llama_model_init_from_user`: a model from metadata alone, each weight set by `set_data`; None where it fails.
-
-    UsageError if this llama.cpp makes none, or cannot read the metadata.
-    """
+    """Make a model whose weights `set_data` sets; None if it fails, UsageError if not possible."""
     if library.llama.model_init_from_user is None:
         raise UsageError(f"{library.title} makes no model from metadata: it exports no llama_model_init_from_user")
     metadata = library.gguf.init_from_file(os.fsencode(path), GgufInitParams(True, None))
@@ -111,9 +108,9 @@ def new_context(
     callback: Any = None,  # noqa: ANN401  # ctypes' own
     more: Mapping[str, object] | None = None,
 ) -> int:
-    """A context as a request says: a `llama_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
+    """Make the context of a request and return its `llama_context *`.
 
-    `more`: further fields of `llama_context_params`.
+    The caller keeps `callback`, an `EVAL_CALLBACK`, alive. `more`: further fields of `llama_context_params`.
 
     Raises:
         LacksError: this version has no such field.

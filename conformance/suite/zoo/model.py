@@ -1,9 +1,9 @@
-"""A model made from a table: GGUF metadata of an architecture, recipes for its weights, and a whole model file.
+"""Build a model of an architecture from a table: GGUF metadata, weight recipes, whole file.
 
-`architectures.json`: keys that every architecture gets (`common`), those of a mixture of experts (`experts`), and per
-architecture what differs (`set`, null takes a key away), whether it has experts, whether it only encodes, or why it
-does not run (`lacks`). A key without a dot-separated root of its own stands for `ARCH.key`. `variants`: models that
-llama.cpp runs as the architecture `of`, under names of their own.
+`architectures.json`: keys of every architecture (`common`), of a mixture of experts (`experts`), and per architecture
+the differences (`set`; null removes a key), whether it has experts, whether it only encodes, or why it does not run
+(`lacks`). A key without one of the dot-separated roots stands for `ARCH.key`. `variants`: models that llama.cpp runs as
+the architecture `of`, under their own names.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 Value = int | float | bool | str | list[int] | list[float] | list[str]
-"""What a metadata key can hold."""
+"""Value of a metadata key."""
 
 _TABLE = shipped.path("suite", "zoo", "architectures.json")
 _BYTES, _HALF = np.dtype(np.uint8), np.dtype(np.float16)
 _ALIGNMENT = 32
 _FACTS = ("lacks", "encodes", "flash_attn", "unified", "optional", "absent", "types", "of")
 _ROOTS = ("general.", "tokenizer.", "xielu.")
-"""Keys that stand as they are; all others belong to the architecture."""
+"""Prefixes of keys that are not under the architecture's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +47,30 @@ class Architecture:
     keys: Mapping[str, Value] = field(default_factory=dict)
     """Metadata, in full names."""
     lacks: str = ""
-    """Why it does not run; empty where it does."""
+    """Reason why it does not run; empty if it does."""
     encodes: bool = False
-    """It has an encoder and no decoder: the plan's batches are encoded, and nothing is remembered."""
+    """It has an encoder and no decoder: batches are encoded, and no state remains."""
     flash_attn: bool = True
     unified: bool = False
-    """How its context runs where nothing else is said."""
+    """Default of the context parameter."""
     optional: str = ""
-    """Pattern of weights that llama.cpp can do without and its models have all the same."""
+    """Pattern of weights that llama.cpp treats as optional but real models have."""
     absent: str = ""
-    """Pattern of weights that its models never have: llama.cpp has a place for them, and takes another path."""
+    """Pattern of weights that real models lack; with them llama.cpp takes another path."""
     types: Mapping[str, str] = field(default_factory=dict)
-    """Pattern of weights -> the type that they must have, where that is not F32."""
+    """Pattern of weights -> their required type, if not F32."""
     of: str = ""
-    """The architecture that it is a variant of, which its files name."""
+    """For a variant: the architecture that its files name."""
 
 
 def lacks() -> str:
-    """Why no model can be made; empty where the table is installed."""
+    """Return the reason why no model can be made; empty if the table is installed."""
     return "" if _TABLE.is_file() else f"no {_TABLE}; {shipped.AGAIN}"
 
 
 @cache
 def table() -> dict[str, Architecture]:
-    """Every architecture by name, also those that do not run, and their variants."""
+    """Return every architecture and variant by name, including those that do not run."""
     try:
         read = json.loads(_TABLE.read_text("utf-8"))
     except OSError as e:
@@ -80,12 +80,12 @@ def table() -> dict[str, Architecture]:
 
 
 def runnable(*, with_variants: bool = False) -> list[str]:
-    """The names of those that run."""
+    """Return the names of the architectures that run."""
     return [a.name for a in table().values() if not a.lacks and (with_variants or not a.of)]
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`; UsageError if there is none, or says why it does not run."""
+    """Return an architecture; UsageError if it is unknown or does not run."""
     arch = table().get(name)
     if arch is None:
         raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable(with_variants=True))}")
@@ -101,12 +101,12 @@ def _architecture(name: str, entry: Mapping[str, Any], read: Mapping[str, Any]) 
 
 
 def full_key(arch: str, key: str) -> str:
-    """`key` as a GGUF file has it: `embedding_length` is `llama.embedding_length`."""
+    """Return the full name of a key: `llama.embedding_length` for `embedding_length`."""
     return key if key.startswith((*_ROOTS, f"{arch}.")) else f"{arch}.{key}"
 
 
 def parse_value(text: str) -> Value:
-    """The value of `--set KEY=VALUE`: JSON, or text; UsageError for a list of anything but numbers."""
+    """Parse JSON or text of `--set KEY=VALUE`; UsageError for a list of other than numbers."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -123,12 +123,12 @@ def parse_value(text: str) -> Value:
 def write_metadata(
     path: Path, arch: str, keys: Mapping[str, Value], types: Mapping[str, tuple[GGMLType, list[int]]]
 ) -> None:
-    """A GGUF file of metadata alone.
+    """Write a GGUF file that contains metadata only.
 
-    `types`: name of a weight -> its type, where that is not F32, and its `ne`; it gets a place but no bytes.
+    `types`: weight name -> type and `ne`, for types other than F32; it gets a tensor entry without data.
 
     Raises:
-        UsageError: a value that GGUF cannot hold.
+        UsageError: a value that GGUF cannot store.
     """
     from gguf import GGMLQuantizationType  # noqa: PLC0415  # takes a tenth of a start, and most never need it
 
@@ -151,7 +151,7 @@ def write_metadata(
 
 
 def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
-    """A writer that has the metadata; tensors may be added. UsageError for a value that GGUF cannot hold."""
+    """Return a writer with the metadata; UsageError for a value that GGUF cannot store."""
     from gguf import GGUFWriter  # noqa: PLC0415  # takes a tenth of a start, and most never need it
 
     entry = table().get(arch)
@@ -187,13 +187,13 @@ class Draw:
     a: float
     b: float
     by_fan_in: bool = False
-    """`b` is the standard deviation of a product with values of order 1: divided by the square root of `ne[0]`."""
+    """Divide `b` by the square root of `ne[0]`: it is the standard deviation of products."""
     shared: bool = False
     """The first half of each row is the same in all rows."""
 
 
 _SELECTIVE = 1.5
-"""As in `decoder.weights`: logits of attention then have a standard deviation of about 2."""
+"""Gives attention logits a standard deviation of about 2, as in `decoder.weights`."""
 
 # fmt: off
 TABLE: tuple[tuple[str, Draw], ...] = (
@@ -220,13 +220,13 @@ TABLE: tuple[tuple[str, Draw], ...] = (
     (r"ffn_down", Draw("normal", 0.0, 1.5, by_fan_in=True)),
 )
 # fmt: on
-"""Pattern -> how such a weight is drawn."""
+"""Pattern -> distribution of matching weights."""
 _MATRIX = Draw("normal", 0.0, 1.0, by_fan_in=True)
 _VECTOR = Draw("uniform", 0.5, 1.5)
 
 
 def recipe(case: str, t: Tensor) -> Recipe:
-    """How weight `t` of a case is made."""
+    """Return the recipe of weight `t` of a case."""
     default = _VECTOR if t.ne[1:] == (1, 1, 1) else _MATRIX
     draw = next((d for pattern, d in TABLE if re.search(pattern, t.name)), default)
     b = draw.b / math.sqrt(max(1, t.ne[0])) if draw.by_fan_in else draw.b
@@ -235,19 +235,19 @@ def recipe(case: str, t: Tensor) -> Recipe:
 
 
 _OPTIONAL = re.compile(r"(\.scale|_scale|\.bias|rope_freqs\.weight)$")
-"""What llama.cpp may do without: a file lacks it unless llama.cpp then misses it."""
+"""Weights that llama.cpp can run without; a file lacks them unless loading then fails."""
 _STAY_F32 = re.compile(
     r"norm|ssm_(?!in|out)|conv|time_mix_(?!key|value|receptance|output|gate)|gate_inp|position_embd|token_types|sinks|"
     r"rel_b|bias|_b$|lerp|indexer|cls"
 )
-"""Matrices that llama.cpp computes with as they are, in F32."""
+"""Matrices that llama.cpp requires in F32."""
 
 Weights = Sequence[Sequence[Any]]
-"""Every weight that llama.cpp has a place for, as the worker gives them: `[name, type, ne]`."""
+"""Every weight for which llama.cpp has a place, as `[name, type, ne]`."""
 
 
 def chosen_types(weights: Weights, type_name: str, arch: Architecture) -> dict[str, tuple[GGMLType, list[int]]]:
-    """Name -> type and `ne` of every weight that is not F32: matrices that may have type `type_name`, and some."""
+    """Return name -> type and `ne` of weights that are not F32, by request or requirement."""
     matrix = TYPES[type_name]
     types = {
         name: (matrix, list(ne))
@@ -268,10 +268,10 @@ def write_model(
     weights: Weights,
     missing: Collection[str],
 ) -> None:
-    """A whole model as a GGUF file that llama.cpp loads: metadata, and weights by their recipes.
+    """Write a GGUF file that llama.cpp loads: metadata, and weights from their recipes.
 
-    `type_w` is the type of matrices that may have another than F32; `missing` names weights that llama.cpp cannot do
-    without, though they look so.
+    `type_w` is the type of matrices that need not be F32; `missing` names weights that match `_OPTIONAL` but are
+    required.
     """
     types = chosen_types(weights, type_w, arch)
     tensors: dict[str, Tensor] = {}
@@ -283,7 +283,7 @@ def write_model(
 
 
 def write_tensors(writer: GGUFWriter, tensors: Iterable[Tensor], data_of: Callable[[Tensor], Bytes]) -> None:
-    """Write the file: the metadata that the writer has, and tensors."""
+    """Write the writer's metadata and the tensors to its file."""
     from gguf import GGMLQuantizationType  # noqa: PLC0415  # takes a tenth of a start, and most never need it
 
     for t in tensors:

@@ -1,11 +1,11 @@
-"""What llama.cpp computes, through its eval callback: `Recorder` keeps whole graphs, `Watch` what routers chose.
+"""Record llama.cpp through its eval callback: whole graphs, or choices of MoE routers.
 
-llama.cpp asks about the nodes of a graph before it computes them. Where the callback wants no data it asks about all at
-once: at the first question every input is filled and nothing is computed. `Recorder` then wants results only. Where it
-wants the data of all nodes, llama.cpp computes each node by itself, and fuses nothing.
+llama.cpp asks about the nodes of a graph before it computes them. If the callback wants no data it asks about all at
+once: at the first question every input is filled and nothing is computed. `Recorder` then wants results only. If it
+wants the data of all nodes, llama.cpp computes each node by itself and fuses nothing.
 
 A leaf in a buffer of usage WEIGHTS is a weight; one in a buffer of usage COMPUTE, or flagged INPUT, is an input of the
-step; every other leaf is a cache or a recurrent state, and lives on.
+step; every other leaf is a cache or a recurrent state and persists.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class GraphRecord:
 
 
 class Recorder:
-    """Its `callback` goes into `llama_context_params.cb_eval`; of the first `whole` graphs it records every node.
+    """A recorder of graphs; set `callback` as `llama_context_params.cb_eval`.
 
-    Weights are not copied, so the model must outlive what was recorded.
+    It records every node of the first `whole` graphs, results only of the others. Weights are not copied: the model
+    must outlive the recording.
     """
 
     def __init__(self, library: Llama, *, whole: int = 0) -> None:
@@ -54,7 +55,7 @@ class Recorder:
         self.is_weight: set[Tensor] = set()
         self.graphs: list[GraphRecord] = []
         self.error: Exception | None = None
-        """What went wrong in the callback, where it cannot be raised."""
+        """Exception in the callback, which must not raise; `flush` raises it."""
         self._lasting: dict[int, Tensor] = {}
         self._pointers: dict[Tensor, int] = {}
         self._tensors: dict[int, Tensor] = {}
@@ -64,11 +65,11 @@ class Recorder:
         self.callback = EVAL_CALLBACK(self._called)
 
     def begin(self, function: str) -> None:
-        """`function` is called next. Its first call runs one kind of graph; later ones may move the cache first."""
+        """Note the next call; a function's first runs one kind of graph, later ones may shift first."""
         self._function = function
 
     def flush(self) -> None:
-        """The call has returned: the last graph is complete; GraphError if a tensor could not be read."""
+        """Complete the last graph of a call; GraphError if a tensor could not be read."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -100,7 +101,7 @@ class Recorder:
         return True
 
     def _end(self) -> None:
-        """The graph is complete and has run."""
+        """Complete the current graph, which has run: add the caches that it wrote."""
         if self._tensors:
             record = self.graphs[-1]
             written = {n.view_src: None for n in record.nodes if writes_in_place(n)}
@@ -111,7 +112,7 @@ class Recorder:
         self._tensors = {}
 
     def _tensor(self, pointer: int) -> Tensor:
-        """The tensor at an address, its sources before it."""
+        """Return the tensor at an address, converted after its sources."""
         if pointer in self._tensors:
             return self._tensors[pointer]
         c, t = self._library.struct(pointer), self._library.leaf(pointer)
@@ -156,7 +157,7 @@ class Recorder:
 
 
 def step(record: GraphRecord) -> Step:
-    """A graph as a step; its outputs are the results that no node reads."""
+    """Convert a graph to a step; its outputs are the results that no node reads."""
     graph = Graph(record.nodes)
     read = {s for n in graph for s in n.src if s is not n}
     results = tuple(n for n in graph if computes(n) and n.flags & FLAG_OUTPUT and n in record.values and n not in read)
@@ -166,7 +167,7 @@ def step(record: GraphRecord) -> Step:
 
 
 def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Reference]:
-    """Weight -> its place in the GGUF file, for each that has the same bytes there as llama.cpp computes with."""
+    """Return weight -> its place in the GGUF file, if its bytes there equal those in use."""
     stored = {t.name: t for t in GGUFReader(model).tensors}
     places = {}
     for t, data in weights.items():
@@ -182,11 +183,11 @@ _FLOATS = (F32, F16, BF16)
 
 
 class Watch:
-    """Its `callback` goes into `llama_context_params.cb_eval`; it keeps the choices of every router.
+    """A recorder of router choices; set `callback` as `llama_context_params.cb_eval`.
 
     Args:
-        library: whose tensors these are.
-        forced: choices that replace the run's own, in order; None leaves them.
+        library: the library that owns the tensors.
+        forced: choices that replace the run's own, in order; None replaces none.
         values: also search for the first node with a NaN.
     """
 
@@ -198,7 +199,7 @@ class Watch:
         self.batch = 0
         self.choices: list[Choice] = []
         self.spoilt = ""
-        """The first node with a NaN, and whether a state that it reads held NaN before."""
+        """The first node with a NaN, and whether a state that it reads contained NaN before."""
         self.callback = EVAL_CALLBACK(self._called)
 
     def _called(self, pointer: int, ask: bool, _data: int | None) -> bool:  # C's signature
@@ -247,7 +248,7 @@ class Watch:
         self.spoilt = f"batch {self.batch}: {op} {leaf(pointer).name} is the first value with NaN; {why}"
 
     def _is_state(self, pointer: int, target: int | None) -> bool:
-        """Whether a source is a leaf of floats, or a view of one: no buffer that a node may have written since."""
+        """Return True if a source is a float leaf, or a view of one, other than `target`."""
         root = self._library.struct(pointer).view_src or pointer
         return self._library.leaf(pointer).type in _FLOATS and root != target and self._library.op(root) == "NONE"
 
@@ -267,7 +268,7 @@ class Watch:
 # be near the CPU's, and the margin within their difference.
 
 NEAR = 5e-4
-"""NMSE of a token's scores up to which two runs agree: that of logits."""
+"""Maximum NMSE of a token's scores between two runs, as for logits."""
 
 
 @dataclass(slots=True)
@@ -277,7 +278,7 @@ class Choice:
     name: str
     batch: int
     k: int
-    """Experts of each row that are used."""
+    """Experts used per row."""
     scores: NDArray[np.float64]
     """`[tokens, experts]`, the highest chosen first."""
     chosen: NDArray[np.int32]
@@ -285,9 +286,10 @@ class Choice:
 
 
 def flips(device: Sequence[Choice], cpu: Sequence[Choice]) -> tuple[list[str], str]:
-    """The rows where the device chose other experts: those at a near-tie, and the first that no rounding explains.
+    """Compare the chosen experts row by row.
 
-    `cpu` are the CPU's own choices, each made after the device's earlier ones.
+    Return notes on near-ties, and the first difference that rounding does not explain, or "". `cpu` are the CPU's own
+    choices, each computed with the device's earlier ones.
     """
     notes: list[str] = []
     if [(c.name, c.scores.shape) for c in device] != [(c.name, c.scores.shape) for c in cpu]:
@@ -306,7 +308,7 @@ def flips(device: Sequence[Choice], cpu: Sequence[Choice]) -> tuple[list[str], s
 
 
 def _judge(device: Choice, cpu: Choice, row: int, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
-    """One row's flip in words, and why no rounding explains it."""
+    """Describe one row's flip; return it and why rounding does not explain it, or ""."""
     a, b = device.scores[row], cpu.scores[row]
     both = np.isfinite(a) & np.isfinite(b)
     margin = float(b[theirs].max() - b[ours].min())
@@ -331,7 +333,7 @@ def save_choices(path: Path, choices: Sequence[Choice]) -> None:
 
 
 def load_choices(path: Path) -> list[Choice]:
-    """What `save_choices` wrote."""
+    """Read choices that `save_choices` wrote."""
     with np.load(path) as file:
         facts = [file[f"f{i}"].tolist() for i in range(len(file["names"]))]
         return [

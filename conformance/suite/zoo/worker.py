@@ -1,7 +1,7 @@
-"""The service of processes in which llama.cpp records a case, which a wrong metadata key may end.
+"""Service in whose process llama.cpp records a case; a wrong metadata key may abort it.
 
-A request has `record`, the fields of `family.Request`: a case is written to the file that it names; without one the
-reply lists the model's weights.
+A request has `record`, the fields of `family.Request`: the case is written to its `output`; without one the reply lists
+the model's weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .recorder import Recorder, references, step
 
 
 class Drive(Player):
-    """Plays plans on one context; calls `begin` with llama.cpp's function before each batch, `each` after it."""
+    """A player of plans on one context; it calls `begin` and `each` around every batch."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Drive(Player):
         """Sequence -> the position of its next token."""
 
     def start(self, n_past: int) -> None:
-        """Refuse, by UsageError."""
+        """Raise UsageError: llama.cpp cannot start with generated caches."""
         raise UsageError(f"run: at{n_past}: llama.cpp cannot start with made-up caches; decode a prompt first")
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
-        """Decode new tokens of the active sequences, or encode them; names what llama.cpp said where it cannot."""
+        """Decode or encode new tokens of active sequences; UsageError if llama.cpp fails."""
         batch = self.batch(n_tokens, self._n_vocab, every=every)
         self._want_results(batch)
         if self._encodes and not self._decodes:
@@ -83,7 +83,7 @@ class Drive(Player):
         self._each(batch)
 
     def _want_results(self, batch: Ubatch) -> None:
-        """Every graph has a result: where a batch is split, that of a part's last token if it would have none."""
+        """Give every ubatch an output: the last token of each one that would have none."""
         numbered = replace(batch, tokens=np.arange(batch.n_tokens))
         unified = self._request.unified or self._request.n_seq_max == 1
         for part in split(numbered, self._request.n_ubatch, unified=unified):
@@ -105,18 +105,18 @@ class Drive(Player):
             raise UsageError(f"run: llama_{function} of {n} tokens returned {status}: {log}")
 
     def n_past(self, seq: int) -> int:
-        """The position of a sequence's next token."""
+        """Return the position of a sequence's next token."""
         return self._next[seq]
 
     def shift(self, n: int) -> None:
-        """Let every sequence forget its first `n` tokens and move the others up."""
+        """Remove the first `n` tokens of every sequence and move the others down by `n` positions."""
         can_shift = self._c.memory_can_shift
         if not self._memory or can_shift is None or not can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")
         super().shift(n)
 
     def share(self, seq: int) -> None:
-        """Give the other active sequences `seq`'s tokens in place of theirs."""
+        """Replace the tokens of the other active sequences by those of `seq`."""
         if not self._request.unified:
             raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; take unified=1")
         super().share(seq)
@@ -128,7 +128,7 @@ class Drive(Player):
         self._next = [0] * self._request.n_seq_max
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 (all from p0 on) of a sequence."""
+        """Remove positions p0 to p1 (None: all from p0 on) of a sequence."""
         last = -1 if p1 is None else p1
         if self._memory and not self._c.memory_seq_rm(self._memory, seq, p0, last):
             raise UsageError(
@@ -138,12 +138,12 @@ class Drive(Player):
             self._next[seq] = p0
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence."""
+        """Add `shift` to the positions of a sequence from p0 on."""
         self._c.memory_seq_add(self._memory, seq, p0, -1, shift)
         self._next[seq] = max(0, self._next[seq] + shift)
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """Let `dst` have all tokens of `src` too."""
+        """Copy all tokens of `src` to `dst`."""
         self._c.memory_seq_cp(self._memory, src, dst, 0, self._next[src])
         self._next[dst] = self._next[src]
 
@@ -153,7 +153,7 @@ TOLERANCE = {"nmse": 5e-4}
 
 
 def main() -> None:
-    """Answer requests to their end."""
+    """Answer requests until the caller closes the stream."""
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
@@ -168,10 +168,10 @@ def main() -> None:
 
 
 def record(request: Request) -> dict[str, Any]:
-    """Record a case and write it to its file.
+    """Record a case and write it to its file; return the weights if the request names no file.
 
     Raises:
-        ConformanceError: the library is absent or of another layout, the model cannot be loaded, the plan not played.
+        ConformanceError: the library is absent or has another layout, or the model cannot be loaded, or the plan fails.
     """
     library = Llama(request.lib)
     library.initialise(last_words)
@@ -220,12 +220,12 @@ def record(request: Request) -> dict[str, Any]:
 
 
 def last_words(message: bytes) -> None:
-    """Write what ggml says before it ends the process, on a line of its own."""
+    """Write ggml's last message before it ends the process, on its own line."""
     os.write(2, b"\n" + message + b"\n")
 
 
 def with_tokens(steps: list[Step], batch: Ubatch) -> list[Step]:
-    """Note in each step of a batch its own tokens, as its inputs tell; a step without tokens has none."""
+    """Note in each step of a batch its own tokens, found by its inputs."""
     left = batch.rows()
     for s in steps:
         inputs = {t.name: data.view(np.int32) for t, data in s.inputs.items() if t.name in {"inp_tokens", "inp_pos"}}
