@@ -30,18 +30,18 @@ from .llama import Device, Models, device, read_id
 
 NAME = "arch"
 RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2, "unified": 1}}
-"""Name of a run -> the keys that it sets."""
+"""Run name -> the id keys that it sets."""
 FEW = ("llama", "jamba", "mamba", "bert")
-"""Architectures of level smoke: a cache, a cache beside states, states, none."""
+"""Architectures of level smoke: KV cache (llama), cache and states (jamba), states (mamba), no memory (bert)."""
 
 
 def id_of(arch: str, run: str = "1", **keys: object) -> str:
-    """The id of a run of an architecture; keys that are empty are left out."""
+    """Return the id of a run of an architecture; empty keys are left out."""
     return spell(NAME, arch, {"real": 1, **keys, **RUNS[run]})
 
 
 def spell(family: str, arch: str, keys: dict[str, object], seed: int = 1) -> str:
-    """An id; keys that are empty are left out."""
+    """Format an id; empty keys are left out."""
     text = ",".join(f"{k}={v}" for k, v in keys.items() if v not in ("", None))
     return f"{family}/{arch}{'-' if text else ''}{text}@{seed}"
 
@@ -57,7 +57,7 @@ def _unlisted(glob: str) -> list[str]:
 
 
 def fitting(glob: str) -> list[str]:
-    """Architectures and variants that run and match a glob."""
+    """Return the runnable architectures and variants that match a glob."""
     return [a for a in runnable(with_variants=True) if fnmatchcase(a, glob)]
 
 
@@ -71,25 +71,25 @@ class Run:
     """The outputs of one run."""
 
     results: list[NDArray[np.float32]]
-    """One entry per batch."""
+    """One array per batch."""
     notes: dict[str, float]
-    """Nodes and splits of the graph, from llama.cpp's log."""
+    """Number of nodes and splits of the graph, from llama.cpp's log."""
     choices: Path | None = None
-    """The file of the run's choices, if it was watched."""
+    """The file of router choices; None unless the run was watched."""
     spoilt: str = ""
-    """Its first value that is NaN, if it was watched."""
+    """The first NaN; empty unless the run was watched."""
 
 
 class Player:
     """Runs models on one device."""
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
-        """UnavailableError if the backend is no ggml library."""
+        """Find the device. UnavailableError if the backend is not a ggml library."""
         self._device = device(spec)
         self._models = Models(isolation.time_limit)
 
     def play(self, case_id: str) -> Result:
-        """The result of one model and run. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
+        """Run one model and compare it. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
         request = self._models.use(case_id)
         expected = self._reference(request)
         begun = time.perf_counter()
@@ -105,7 +105,10 @@ class Player:
         self._models.close()
 
     def _reference(self, request: Request) -> list[NDArray[np.float32]]:
-        """What the CPU computes: embeddings of an encoder, which has no logits."""
+        """Run on the CPU: logits, or embeddings if the model has no logits.
+
+        UnavailableError if the run fails or gives only 0.
+        """
         try:
             results = self.run(self._device.judge, request).results
             if not _tell(results) and not self._models.embeddings:
@@ -118,7 +121,7 @@ class Player:
         return results
 
     def run(self, on: Device, request: Request, watch: dict[str, object] | None = None) -> Run:
-        """One run on a device; watched, it has its choices. Raises as `Process.ask`."""
+        """Run on a device; a watched run also saves router choices. Raises as `Process.ask`."""
         file = self._models.folder / "run.npz"
         reply = self._models.on(on).ask(run=str(file), changes=self._models.changes(request), watch=watch)
         with np.load(file) as arrays:
@@ -133,10 +136,10 @@ class Player:
             return result.noted(f"its choices could not be compared: {e}")
 
     def explain(self, result: Result, run: Run, request: Request) -> Result:
-        """A failure with its cause; PASS of a run that only chose other experts at a near-tie.
+        """Add the cause to a failure; return PASS if the run only chose other experts at a near-tie.
 
-        A device may choose another expert where two scores are closer than it rounds. Then the CPU runs the model with
-        the device's experts, and the device is compared with that. Raises as `Process.ask`.
+        A device may choose another expert where two scores differ by less than its rounding. Then the CPU runs the
+        model with the device's experts, and the device is compared with that. Raises as `Process.ask`.
         """
         if any(not np.isfinite(r).all() for r in run.results):
             return result.noted(self.run(self._device, request, {"forced": None, "values": True}).spoilt)
@@ -155,7 +158,7 @@ class Player:
 
 
 def _judge_again(result: Result, run: Run, watched: Run, forced: Run, notes: Sequence[str]) -> Result:
-    """The result by the CPU's run with the same experts."""
+    """Judge again with a CPU run that used the device's experts."""
     more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
     if any(not nmse(a, b) <= TOLERANCE for a, b in zip(run.results, watched.results, strict=True)):
         return result.noted(f"{notes[0]}{more}, but it gives other results while it is watched")
@@ -167,7 +170,7 @@ def _judge_again(result: Result, run: Run, watched: Run, forced: Run, notes: Seq
 
 
 def _tell(results: Sequence[NDArray[np.float32]]) -> bool:
-    """True if there is anything to compare with."""
+    """Return True if any result has a nonzero value."""
     return any(r.any() for r in results)
 
 

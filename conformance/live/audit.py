@@ -1,9 +1,9 @@
-"""The family `audit`: compares a backend's answer for each use of each weight in each buffer type with a run.
+"""The family `audit`: checks `supports_op` answers for weights, buffer types and op_params against actual runs.
 
-llama.cpp decides where a weight lies when it loads it, by asking about one activation that it makes up; the graphs come
-later. So a yes must hold for every node of a trajectory that reads the weight, and the numbers must be right there.
+llama.cpp chooses the buffer of a weight at load time, by asking about one made-up activation; the graphs come later. So
+"supported" must hold for every node of a trajectory that reads the weight, and the results must be right there.
 
-An id is `audit/CASE` for a trajectory as it is, `audit/CASE#WEIGHT` for a weight in each buffer type, and
+An id is `audit/CASE` for the unchanged trajectory, `audit/CASE#WEIGHT` for a weight in each buffer type, and
 `audit/CASE#OP.PARAM` for one node with an op_param changed.
 """
 
@@ -45,24 +45,24 @@ CASES = (
     f"weight_placement/gemma2-{_TINY},w=q4_0,run=p5.d1@0",
     f"weight_placement/lfm2-{_TINY.replace('l=1', 'l=2')},w=q4_0,seqs=4,run=p5+3+4+2.d1@0",
 )
-"""What is audited at level standard: decoders of many types, experts, soft caps, and short convolutions of 4 sequences,
-whose products have their sequences in another dimension than their tokens; ALiBi, the only one to whom `max_bias` says
-anything. Level smoke has the first."""
+"""Cases of level standard: decoders of many types, experts, soft caps, ALiBi (the only user of `max_bias`), and short
+convolutions of 4 sequences, whose products hold sequences and tokens in different dimensions. Level smoke has the
+first."""
 MOST_HUNG = 2
-"""Runs that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""
+"""Hung runs after which a buffer type is skipped, since each costs the time limit."""
 _HUNG = f"{MOST_HUNG} before it in this buffer type did not answer in time"
 _DAMAGING = FAILURES | {Verdict.XFAIL}
 
 
 def ids_of(case_id: str) -> list[str]:
-    """The ids that audit a case: the trajectory, its weights, its op_params. UsageError if no family knows it."""
+    """Return the ids that audit a case: trajectory, weights, op_params. UsageError if no family knows the case."""
     _, weights, params = _subjects(case_id)
     return [f"{NAME}/{case_id}", *(f"{NAME}/{case_id}#{name}" for name in (*weights, *params))]
 
 
 @lru_cache(maxsize=16)
 def _subjects(case_id: str) -> tuple[Case, list[str], list[str]]:
-    """A case without its own placement, the names of its weights, and `OP.PARAM` of what can be changed in it."""
+    """Return a case without its placement, its weight names, and the `OP.PARAM` that can be changed in it."""
     case = replace(build(case_id), placement={})
     params = {_param(v): None for v in variations(n for s in case.steps for n in s.graph)}
     return case, [w.name for w in uses.weights(case)], list(params)
@@ -77,7 +77,7 @@ def _ids(level: Level) -> list[str]:
 
 
 def _unlisted(glob: str) -> list[str]:
-    """The ids of a case that stands in full before `#`, or before a `*` at the end."""
+    """Return the audit ids of a full case id before `#`, or before a trailing `*`."""
     inner, hash_, _ = glob.removeprefix(f"{NAME}/").partition("#")
     inner = inner if hash_ else inner.removesuffix("*")
     return [] if "@" not in inner or set("*?") & set(inner) else ids_of(inner)
@@ -94,11 +94,11 @@ def _build(case_id: str) -> Case:
 
 
 def strict(runner: Runner, spec: Spec) -> Spec:
-    """`spec` with the options with which its adapter finds more faults (`Backend.audited`), where it takes them.
+    """Return `spec` plus the options of `Backend.audited`, which find more bugs, if the adapter accepts them.
 
     Raises:
         UsageError: the backend's name or an option is unknown.
-        UnavailableError: this machine cannot have it.
+        UnavailableError: the backend is not available on this machine.
     """
     given = dict(resolve(spec).options)
     more = tuple((k, v) for k, v in adapter(spec.name).audited.items() if k not in given)
@@ -125,11 +125,11 @@ class Auditor:
             self.runner.close()
             raise
         self.hung: Counter[int] = Counter()
-        """Buffer type -> runs and questions that were not answered in time."""
+        """Buffer type -> runs and questions that timed out."""
         self._judge: Judge | None = None
 
     def play(self, case_id: str) -> Result:
-        """The result of one case of the family."""
+        """Run one case of the family."""
         inner, _, subject = case_id.removeprefix(f"{NAME}/").partition("#")
         case, weights, _ = _subjects(inner)
         if self._judge is None or self._judge.case is not case:
@@ -143,8 +143,9 @@ class Auditor:
         self.runner.close()
 
     def run(self, case: Case, buffer: int) -> Result:
-        """Run once; a failure runs again in a fresh process, since an earlier case may have damaged this one. Neither
-        looks for something that was kept, in two more processes.
+        """Run once; re-run a failure on a fresh backend, since an earlier case may have damaged the process.
+
+        Skips the two extra processes that look for stale state.
         """
         with self.runner.quick(locates=True, checks_stale_state=False):
             return self._run(case, buffer)
@@ -173,7 +174,7 @@ class Auditor:
 
 
 class Judge:
-    """Judges what a backend says of one case."""
+    """Compares a backend's answers about one case with runs of it."""
 
     def __init__(self, bench: Auditor, case: Case) -> None:
         self.case = case
@@ -181,12 +182,12 @@ class Judge:
 
     @cached_property
     def _plain(self) -> Result:
-        """Of the trajectory, nothing placed."""
+        """The result of the trajectory without placement."""
         return self._bench.run(self.case, 0)
 
     @cached_property
     def _answers(self) -> dict[str, list[Answers]]:
-        """Weight -> what the backend says of it in each buffer type."""
+        """Weight -> the backend's answers for each buffer type."""
         return {w.name: [self._ask(w, b) for b in range(len(self._bench.types))] for w in uses.weights(self.case)}
 
     def _ask(self, weight: Tensor, buffer: int) -> Answers:
@@ -209,11 +210,11 @@ class Judge:
         return with_values(self.case, execute(reference, self.case, every_node=every).steps)
 
     def trajectory(self) -> Result:
-        """The trajectory with nothing placed."""
+        """Run the trajectory without placement."""
         return _checked(self._plain)
 
     def weight(self, name: str) -> Result:
-        """A weight in every buffer type: the first failure, with the others as notes."""
+        """Run a weight in every buffer type; return the first failure, with the others as notes."""
         found: list[tuple[str, Result]] = []
         metrics = {"uses": float(len(self._answers[name][0].said))}
         for answers in self._answers[name]:
@@ -229,7 +230,7 @@ class Judge:
         return replace(result, metrics=metrics).noted(*notes)
 
     def _placed(self, answers: Answers) -> tuple[Result, int]:
-        """A weight in one buffer type, and how many of its uses ran there."""
+        """Run with a weight in one buffer type; return the result and how many of its uses ran there."""
         hung = self._bench.hung[answers.buffer] >= MOST_HUNG
         result, ran = _unsupported(answers.said[answers.refused[0]].reason if answers.refused else ""), 0
         if answers.absent:
@@ -245,9 +246,9 @@ class Judge:
         return result, ran
 
     def _run_placed(self, answers: Answers) -> tuple[Result, int]:
-        """Run the trajectory; or each use by itself, where the backend takes some uses only or fails it anyway.
+        """Run the trajectory, or each use alone if the backend refuses some uses or fails the unplaced trajectory.
 
-        Returns the result, of the first wrong use, and how many uses ran.
+        Returns the result (of the first wrong use, if any) and how many uses ran.
         """
         w, bench = answers.weight, self._bench
         case_id = f"{self.case.id}#{w.name}.in.{bench.types[answers.buffer].name}"
@@ -268,7 +269,7 @@ class Judge:
 
     @cached_property
     def _changed(self) -> dict[str, tuple[Variation, Case, Case]]:
-        """Op and op_param -> the change, the first node where it can be made by itself, and that node changed."""
+        """Op and op_param -> the change, the first node where it can be made alone, and that node changed."""
         found: dict[str, tuple[Variation, Case, Case]] = {}
         for step, copies in uses.nodes_alone(self._recorded, [n for s in self.case.steps for n in s.graph]):
             for v in variations(n for n in step.steps[0].graph if n in copies):
@@ -280,7 +281,7 @@ class Judge:
         return found
 
     def op_param(self, name: str) -> Result:
-        """One node with an op_param changed."""
+        """Run one node with an op_param changed."""
         bench = self._bench
         if bench.hung[0] >= MOST_HUNG:
             return _unsupported(f"not run: {_HUNG}")
@@ -307,7 +308,7 @@ class Judge:
         return result
 
     def _same(self, case: Case, expected: Bytes, found: Bytes) -> bool:
-        """True if two values of the one output of `case` are the same within its budget."""
+        """Return True if two values of the only output of `case` are equal within its budget."""
         (node,) = case.steps[0].outputs
         arithmetic = self._bench.backend.arithmetic_in(case)
         return all(j.used <= 1 for j in judge_trajectory(case, [{node: expected}], [{node: found}], arithmetic))
@@ -323,12 +324,12 @@ def _unsupported(why: str) -> Result:
 
 
 def _checked(result: Result) -> Result:
-    """What could not be checked is no answer of the backend."""
+    """Turn VACUOUS into UNSUPPORTED: an unverifiable result says nothing about the backend's answer."""
     return replace(result, verdict=Verdict.UNSUPPORTED) if result.verdict is Verdict.VACUOUS else result
 
 
 def _damaged(backend: Backend, case: Case) -> list[str]:
-    """Weights whose bytes a run changed."""
+    """Return the weights whose bytes a run changed."""
     fixed = frozenset(case.persistent).difference(case.caches())
     with backend.open(case) as session:
         for step in case.steps:

@@ -1,4 +1,4 @@
-"""Judges results of llama.cpp: of two ways that must agree, or of a device and of a CPU."""
+"""Judges results of llama.cpp: of two scenarios that must agree, or of a device and a CPU."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from conformance.judge.verdict import Result, Verdict
 
 F32 = NDArray[np.float32]
 TOLERANCE = 5e-4
-"""NMSE of a step's logits, as for a free run against a recording."""
+"""Maximum NMSE of a step's logits, as for a free run against a recording."""
 CLOSE = 1e-5
-"""NMSE of two ways on a CPU, whose kernels are the same: sums in another order. One whose keys were rounded once
-more is `worth` something beside."""
+"""Maximum NMSE of two runs on a CPU: same kernels, sums in another order. `Comparison.worth` is added to it."""
 SILENT = "every result is 0"
 MASKED = -1e30
-"""Logits at or below this are those of tokens that a model never gives; their energy would hide all others."""
+"""Logits at or below this belong to tokens that a model never emits; their energy would hide all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Results of two ways: `[rows, n]` each."""
+    """Results of two runs, `[rows, n]` each."""
 
     what: str
-    """Which part of a scenario, in words."""
+    """The compared part of a scenario."""
     actual: F32
     expected: F32
     exact: bool = False
-    """The same kernels ran on the same values: on a CPU with one thread equal to the bit."""
+    """The same kernels ran on the same values: bit-identical on a CPU with one thread."""
     apart: bool = False
-    """These two must differ: else a scenario would hold where llama.cpp did nothing."""
+    """The two must differ; otherwise a scenario would pass if llama.cpp did nothing."""
     worth: float = 0.0
-    """NMSE that the two may be apart beside the limit, since one of them stored its keys more often."""
+    """NMSE added to the limit, since one of the two runs rounded its keys more often."""
 
     def record(self) -> dict[str, Any]:
-        """All but the values."""
+        """Return all fields except the values."""
         return {"what": self.what, "exact": self.exact, "apart": self.apart, "worth": self.worth}
 
 
 def nmse(actual: F32, expected: F32) -> float:
-    """Energy of the error / energy of the expected values; inf where shapes differ or a value is not finite."""
+    """Return error energy / expected energy; inf if shapes differ or a value is not finite."""
     if actual.shape != expected.shape or not np.isfinite(actual).all():
         return inf
     a, e = actual.astype(np.float64), expected.astype(np.float64)
@@ -55,7 +54,7 @@ def nmse(actual: F32, expected: F32) -> float:
 
 
 def judge_runs(results: Sequence[F32], expected: Sequence[F32]) -> Result:
-    """PASS or FAIL of the results of each batch; FAIL has the first batch out of tolerance."""
+    """Return PASS or FAIL for the results of all batches; FAIL names the first batch out of tolerance."""
     if len(results) != len(expected):
         return Result("", "", Verdict.FAIL, notes=(f"{len(expected)} batches expected, {len(results)} found",))
     errors = [nmse(ours, theirs) for ours, theirs in zip(results, expected, strict=True)]
@@ -74,7 +73,7 @@ def _failed(result: Result, step: int, what: str, name: str = "") -> Result:
 
 
 def saved(said: Sequence[Mapping[str, Any]], file: Path) -> list[Comparison]:
-    """The comparisons of a reply, with their values from the file beside it."""
+    """Load the comparisons of a reply, with their values from `file`."""
     with np.load(file) as arrays:
         return [
             Comparison(**p, actual=arrays[f"actual{i}"], expected=arrays[f"expected{i}"]) for i, p in enumerate(said)
@@ -82,10 +81,11 @@ def saved(said: Sequence[Mapping[str, Any]], file: Path) -> list[Comparison]:
 
 
 def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> Result:
-    """PASS if all comparisons agree; FAIL names the first that does not; VACUOUS if nothing was compared or changed.
+    """Return PASS if all comparisons agree, else FAIL with the first that does not.
 
-    `on_cpu`: they must agree within `CLOSE` there, and to the bit if they are `exact`; else within `TOLERANCE`. Either
-    is wider by what the comparison is `worth`.
+    VACUOUS if nothing was compared, expected values are all 0, or two results that must differ are equal.
+
+    `on_cpu`: the limit is `CLOSE`, or bit equality if `exact`; else it is `TOLERANCE`. `worth` is added to either.
     """
     if all(each.apart for each in comparisons):
         return _vacuous("nothing was compared")
@@ -113,7 +113,7 @@ def _vacuous(why: str) -> Result:
 
 
 def _error(it: Comparison) -> float:
-    """NMSE of what is not masked; inf where not the same is."""
+    """Return the NMSE of the unmasked values; inf if the masks differ."""
     masked = it.expected <= MASKED
     if it.actual.shape != masked.shape or not np.array_equal(it.actual <= MASKED, masked):
         return inf

@@ -1,8 +1,8 @@
-"""Energy by whichever counter the machine has: RAPL, NVML, hwmon, or the battery it runs on.
+"""Measures energy with the machine's counters: RAPL, NVML, hwmon, or battery discharge.
 
-A counter tells joules since some time before, or watts now, which are sampled and integrated. Every counter counts
-whatever runs on its part of the machine. Two kinds may count the same part (an integrated GPU's hwmon is in the
-processor's RAPL package), so a sum is of one kind, or of RAPL and NVML, whose parts never overlap.
+A counter gives either joules since an arbitrary start, or present watts, which are sampled and integrated. Every
+counter includes other programs on its part of the machine. Two kinds may count the same part (an integrated GPU's hwmon
+is in the processor's RAPL package), so a sum is of one kind, or of RAPL and NVML, whose parts never overlap.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Kind = Literal["RAPL", "NVML", "hwmon", "battery"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SYSFS = Path("/sys")
 PERIOD = 0.1
-"""Seconds between two samples of a counter of watts."""
+"""Seconds between two samples of a power counter."""
 _NVML = "libnvidia-ml.so.1"
 _NAMES = 96
 """`NVML_DEVICE_NAME_V2_BUFFER_SIZE`."""
 _HWMON = ("amdgpu", "amdxdna", "amd_energy", "i915", "xe", "nouveau")
-"""Drivers whose hwmon device is about a processor, a GPU or an NPU as a whole; others are about a socket or a rail."""
+"""Drivers whose hwmon device measures a whole processor, GPU or NPU; others measure a rail or a fan."""
 _DISJOINT: tuple[frozenset[Kind], ...] = (
     frozenset({"RAPL", "NVML"}),
     frozenset({"hwmon"}),
     frozenset({"battery"}),
 )
-"""Kinds that may be summed; the first set of which the machine has a counter is."""
+"""Kinds that may be summed; the first set with a counter on this machine is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Counter:
 
     kind: Kind
     name: str
-    """What it counts, in its own words: `package-0`."""
+    """Name of the measured part, such as `package-0`."""
     read: Callable[[], float]
-    """Joules, or watts if it is `power`."""
+    """Joules, or watts if `power`."""
     turn: float = 0.0
-    """Joules at which it begins again from 0; 0 for one that never does."""
+    """Joules at which the counter wraps to 0; 0 if it never does."""
     power: bool = False
 
     def __str__(self) -> str:
@@ -56,10 +56,10 @@ class Counter:
 
 @dataclass(slots=True)
 class Energy:
-    """What the counters of a meter say of a stretch of time."""
+    """Energy of a stretch of time, by counter."""
 
     joules: dict[str, float | None] = field(default_factory=dict)
-    """Counter -> joules; None where it did not move: too short for it, or it stands still."""
+    """Counter -> joules; None if it did not move: the time was too short, or the counter is broken."""
 
     @property
     def total(self) -> float | None:
@@ -74,7 +74,7 @@ class Meter:
 
     counters: Sequence[Counter]
     lacks: str = ""
-    """Why kinds that could be summed with these are not there."""
+    """Reasons why other kinds that could be added are missing."""
     period: float = PERIOD
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Meter:
 
     @contextmanager
     def measure(self) -> Iterator[Energy]:
-        """Energy of the block, complete once it has ended."""
+        """Measure the energy of the block; the yielded record is complete once the block has ended."""
         energy = Energy()
         with ExitStack() as stack:
             uses = [stack.enter_context(_used(c, self.period)) for c in self.counters]
@@ -93,7 +93,7 @@ class Meter:
 
 @dataclass(slots=True)
 class _Use:
-    """What one counter says of a block: joules; 0 where it did not move, or could not be read to its end."""
+    """Joules of one counter; 0 if it did not move or could not be read at the end."""
 
     joules: float = 0.0
 
@@ -132,7 +132,7 @@ def _used(counter: Counter, period: float) -> Iterator[_Use]:
 
 
 def _value(counter: Counter) -> float:
-    """The counter's value; NaN where it cannot be read any more."""
+    """Return the counter's value; NaN if it can no longer be read."""
     try:
         return counter.read()
     except (OSError, ValueError, UnavailableError):
@@ -140,9 +140,9 @@ def _value(counter: Counter) -> float:
 
 
 def meter(sysfs: Path = SYSFS, nvml: str = _NVML) -> Meter:
-    """Return the counters of the first of `_DISJOINT` that the machine has; `nvml` names NVIDIA's library.
+    """Return the counters of the first of `_DISJOINT` that the machine has; `nvml` is NVIDIA's library.
 
-    UnavailableError: there is none; why not, kind by kind.
+    UnavailableError if there are none, with a reason for each kind.
     """
     finders: Mapping[Kind, Callable[[], list[Counter]]] = {
         "RAPL": lambda: _rapl(sysfs / "class" / "powercap"),
@@ -165,7 +165,7 @@ def meter(sysfs: Path = SYSFS, nvml: str = _NVML) -> Meter:
 
 
 def _rapl(folder: Path) -> list[Counter]:
-    """Packages: zones `intel-rapl:N` (AMD's too), no subzones, which are parts of them."""
+    """Return the packages: zones `intel-rapl:N` (AMD's too), without their subzones."""
     zones = sorted(folder.glob("intel-rapl:*"))
     packages = [z for z in zones if z.name.count(":") == 1 and _text(z / "name").startswith("package")]
     if not packages:
@@ -178,7 +178,7 @@ def _rapl(folder: Path) -> list[Counter]:
 
 
 def _hwmon(folder: Path) -> list[Counter]:
-    """Of each device the first counter of energy, or else of power; sockets, where there are cores beside them."""
+    """Return each device's first energy counter, else its first power counter; per socket if it also counts cores."""
     found = []
     for device in sorted(folder.glob("hwmon*")):
         driver = _text(device / "name")
@@ -197,7 +197,7 @@ def _hwmon(folder: Path) -> list[Counter]:
 
 
 def _battery(folder: Path) -> list[Counter]:
-    """Batteries that are being discharged: the whole machine, its screen too."""
+    """Return the batteries that are discharging; they power the whole machine, screen included."""
     found = []
     for device in sorted(folder.glob("*")):
         if (_text(device / "type"), _text(device / "status")) != ("Battery", "Discharging"):
@@ -213,7 +213,7 @@ def _battery(folder: Path) -> list[Counter]:
 
 
 def _nvml(name: str) -> list[Counter]:
-    """GPUs that count their energy (Volta and later)."""
+    """Return the GPUs that count their energy (Volta and later)."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
@@ -222,7 +222,7 @@ def _nvml(name: str) -> list[Counter]:
 
 
 def nvml_counters(library: Any) -> list[Counter]:  # noqa: ANN401  # a ctypes library
-    """`nvmlDeviceGetTotalEnergyConsumption` of every GPU, in millijoules; UnavailableError if none has that."""
+    """Return `nvmlDeviceGetTotalEnergyConsumption` (mJ) of every GPU; UnavailableError if no GPU has it."""
     count = ctypes.c_uint()
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         raise UnavailableError("NVML does not start: no NVIDIA driver")
@@ -250,7 +250,7 @@ def nvml_counters(library: Any) -> list[Counter]:  # noqa: ANN401  # a ctypes li
 
 
 def _readable(*files: Path) -> bool:
-    """Whether every file holds a whole number; UnavailableError if one is there and may not be read."""
+    """Return True if every file holds an integer; UnavailableError if a file exists and may not be read."""
     for file in files:
         text = _text(file)
         if not text.removeprefix("-").isdecimal():
@@ -263,7 +263,7 @@ def _scaled(file: Path, unit: float) -> Callable[[], float]:
 
 
 def _product(volts: Path, amperes: Path) -> Callable[[], float]:
-    """Watts of microvolts and microamperes; a current is negative where it leaves."""
+    """Return a reader of watts from microvolts and microamperes; a discharge current may be negative."""
     return lambda: _scaled(volts, 1e-6)() * abs(_scaled(amperes, 1e-6)())
 
 

@@ -1,4 +1,4 @@
-"""What llama.cpp says that a model and a context hold, and what its process holds."""
+"""Measures the memory of a model and a context: llama.cpp's own figures, and those of its process."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .scenarios.harness import Harness
 _STATUS = Path("/proc/self/status")
 _LINES = 1 << 16
 _PROMPT, _STEPS = 32, 2
-"""Tokens of the batch, and single ones after it, that make a backend compile what it compiles."""
+"""Tokens of the prompt batch, and single-token batches after it, enough to make a backend compile its graphs."""
 
 
 def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:
-    """Load a model, not mapped, decode a prompt and a few tokens; bytes of each part and of the process.
+    """Load a model without mmap, decode a prompt and a few tokens, and return the bytes in use.
 
     Returns:
-        `parts`: buffer type -> what llama.cpp says. `held`: the rise of the process's own memory, without pages of
-        files; `peak`: the largest rise meanwhile. `device`: the fall of the device's free memory; None if its memory is
-        this machine's, or nobody tells.
+        `parts`: buffer type -> llama.cpp's figures. `held`: growth of the process's own memory, without file pages;
+        `peak`: the largest growth meanwhile. `device`: decrease of the device's free memory; None if the device uses
+        this machine's memory, or does not report it.
 
     Raises:
-        UnavailableError: the system does not say what a process holds.
+        UnavailableError: the system does not report a process's memory.
         UsageError: as `load_model` and `new_context`.
     """
     library.log = deque(maxlen=_LINES)
@@ -61,7 +61,7 @@ def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:
 
 
 def _own() -> dict[str, int]:
-    """Bytes that are this process's own now; all that is resident, and what that was at most."""
+    """Return bytes of this process: `now` private, `all` resident, `peak` largest resident."""
     try:
         text = _STATUS.read_text(encoding="ascii")
     except OSError:
@@ -72,7 +72,7 @@ def _own() -> dict[str, int]:
 
 
 def _free(library: Llama, name: str) -> int | None:
-    """Free bytes of a device whose memory is not this machine's."""
+    """Return the free bytes of a device with its own memory; None otherwise."""
     handle = library.ggml.backend_dev_by_name(name.encode()) if name else None
     ask = library.ggml.backend_dev_memory
     if not handle or ask is None:
@@ -83,6 +83,6 @@ def _free(library: Llama, name: str) -> int | None:
 
 
 def _is_physical(total: int) -> bool:
-    """Whether a size is that of the machine's memory, within what a kernel keeps for itself."""
+    """Return True if a size is this machine's physical memory, within 1/16 for the kernel's share."""
     whole = physical()
     return abs(total - whole) <= whole // 16

@@ -1,4 +1,4 @@
-"""The family `layout`: graphs of llama.cpp compared with the builder's (`suite/decoder/layout.py`), node for node.
+"""The family `layout`: compares graphs of llama.cpp with the builder's (`suite/decoder/layout.py`), node for node.
 
 An id is `layout/ARCH-key=value@0`, with the keys of a decoder.
 """
@@ -22,7 +22,7 @@ from .llama import device
 
 NAME = "layout"
 SHOWN = 4
-"""Differences that the notes of a result name beside the first."""
+"""Differences beside the first that a result's notes list."""
 
 
 def _ids(level: Level) -> list[str]:
@@ -46,11 +46,11 @@ class Player:
     """Records llama.cpp of one library; the device makes no difference."""
 
     def __init__(self, spec: Spec, _isolation: Isolation, _save: Path | None) -> None:
-        """UnavailableError if the backend is no ggml library."""
+        """Find the library. UnavailableError if the backend is not a ggml library."""
         self._lib = device(spec).lib
 
     def play(self, case_id: str) -> Result:
-        """PASS where all graphs are equal; BackendError if llama.cpp cannot load the model or run the plan."""
+        """Return PASS if all graphs are equal. BackendError if llama.cpp cannot load the model or run the plan."""
         try:
             theirs, ours = layout.pair(*_read(case_id), self._lib)
         except UsageError as e:
@@ -65,7 +65,7 @@ class Player:
         return Result("", "", Verdict.FAIL, where=where, error=error, notes=others, metrics=metrics)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no process or file stays open."""
 
 
 FAMILY = LiveFamily(

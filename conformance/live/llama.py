@@ -1,4 +1,4 @@
-"""llama.cpp on a device: which library and device a backend is, made-up models, and the processes that hold them."""
+"""Runs llama.cpp on a device: finds its library, makes models, and owns the processes that load them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 GGML = "ggml"
-"""The adapter whose libraries llama.cpp runs on."""
+"""The adapter whose libraries run llama.cpp."""
 LAST_WORDS = 400
-"""Characters of what a process that died said last."""
+"""Characters of a dead process's last output in an error message."""
 _CONTEXT = ("plan", "n_ctx", "n_seq_max", "n_ubatch", "unified", "swa_full", "flash_attn", "type_k", "type_v",
             "embeddings")  # fmt: skip
-"""Fields of a request that are of a context, and not of the model."""
+"""Fields of a request that belong to a context and not to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model runs."""
+    """The library and device that run a model."""
 
     name: str
-    """Of the backend."""
+    """The backend's spec."""
     lib: str = ""
-    """The library with llama.cpp; the wheel's if empty."""
+    """The library with llama.cpp; empty for the wheel's."""
     device: str = ""
-    """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
+    """Its `ggml_backend_dev_name`; "" for the CPU alone."""
     environment: Mapping[str, str | None] = field(default_factory=dict, hash=False)
-    """Variables that its process has beside our own environment; None takes one away."""
+    """Variables of its process that differ from our environment; None unsets one."""
     rpc: str = ""
-    """The RPC server that has the device: `HOST:PORT`, or `loopback`, one of the same build that its process starts."""
+    """The RPC server of the device: `HOST:PORT`, or `loopback`, a server of the same build that the process starts."""
 
     @property
     def asked(self) -> dict[str, str]:
-        """What a worker's request says of it."""
+        """The fields of a worker's request that choose the device."""
         return {"device": self.device, "rpc": self.rpc}
 
     @property
@@ -64,14 +64,15 @@ class Device:
 
     @property
     def judge(self) -> Device:
-        """The CPU of its library; of a CPU that of the wheel, so that a fault in what all devices of a build share is
-        seen as well.
+        """The CPU to compare with: of the same library, or the wheel's if this device is itself a CPU.
+
+        The wheel's CPU also shows bugs in code that all devices of a build share.
         """
         return Device("CPU", "" if self.on_cpu else self.lib)
 
 
 def device(spec: Spec) -> Device:
-    """Where llama.cpp runs for a backend; UnavailableError if that is no ggml library, or it is not here."""
+    """Return the device of a backend; UnavailableError if the backend is not a ggml library or not installed."""
     whole = resolve(spec)
     options = dict(whole.options)
     if whole.name != GGML:
@@ -81,25 +82,25 @@ def device(spec: Spec) -> Device:
 
 
 def llama_of(build: str | None) -> str:
-    """The library with llama.cpp of a build, by any name of it; "" for the wheel's."""
+    """Return the llama.cpp library of a build, given by any of its names; "" for the wheel's."""
     return str(find_llama(locate(build))) if build else ""
 
 
 class Process:
-    """A process that holds one model on one device, begun when it is asked, and anew once it ended."""
+    """A process with one model on one device; started on the first request and restarted after it ends."""
 
     def __init__(self, service: str, device: Device, load: DataclassInstance, time_limit: float) -> None:
-        """`load`: the fields of what the module `service` loads. `time_limit`: seconds of a request."""
+        """Store what to start. `load`: fields for the module `service`; `time_limit`: seconds per request."""
         self._service, self._device, self._load, self._time_limit = service, device, load, time_limit
         self._worker: Worker | None = None
 
     def ask(self, **request: object) -> dict[str, Any]:
-        """The reply to a request.
+        """Send a request and return the reply.
 
         Raises:
             BackendCrashError: the process died.
             BackendTimeoutError: it did not answer in time.
-            UnavailableError: the model or the library has no such thing, or llama.cpp refuses it.
+            UnavailableError: the model or the library lacks the feature, or llama.cpp refuses it.
             BackendError: llama.cpp reports an error.
         """
         try:
@@ -134,29 +135,29 @@ class Process:
         return self._worker
 
     def close(self) -> None:
-        """End the process; the next request begins another one."""
+        """End the process; the next request starts a new one."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
 
 class Models:
-    """The made-up model of the last case, and the processes that hold it; of a case of another one it is made anew."""
+    """The made-up model of the last case and the processes that have loaded it; both are replaced for another model."""
 
     def __init__(self, time_limit: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="conformance-live-"))
         self.embeddings = False
-        """The model gives embeddings in place of logits."""
+        """The model gives embeddings instead of logits."""
         self._time_limit = time_limit
         self._key = ""
         self._model = Request("", "")
         self._processes: dict[tuple[str, str], Process] = {}
 
     def use(self, case_id: str) -> Request:
-        """What an id `FAMILY/ARCH-key=value@seed` asks for, with the file of its model.
+        """Make the model of an id `FAMILY/ARCH-key=value@seed` and return its request.
 
         Raises:
-            UsageError: the id cannot be read.
+            UsageError: the id is invalid.
             UnavailableError: the model cannot be made here.
         """
         request, arch, keys, whole = read_id(case_id)
@@ -173,12 +174,12 @@ class Models:
         return replace(self._model, **context)
 
     def changes(self, request: Request) -> dict[str, Any]:
-        """What a request of a worker has under `changes`."""
+        """Return the `changes` field of a worker's request."""
         made = {name: getattr(request, name) for name in _CONTEXT}
         return {**made, "embeddings": request.embeddings or self.embeddings}
 
     def on(self, device: Device) -> Process:
-        """The process that holds the model on a device."""
+        """Return the process that has loaded the model on a device."""
         key = device.lib, device.device
         if key not in self._processes:
             load = replace(self._model, lib=device.lib, embeddings=self._model.embeddings or self.embeddings)
@@ -192,12 +193,12 @@ class Models:
         self.embeddings, self._key = False, ""
 
     def close(self) -> None:
-        """End the processes, and remove the model."""
+        """End the processes and remove the model."""
         self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def read_id(case_id: str, own: frozenset[str] = frozenset({"do"})) -> tuple[Request, str, dict[str, Any], bool]:
-    """`suite.zoo.family.read` of an id of another family, without its `own` keys."""
+    """Parse the id of another family as `suite.zoo.family.read` does, without its `own` keys."""
     body, at, seed = case_id.partition("/")[2].rpartition("@")
     return read(f"{family.NAME}/{without(body, own)[0]}{at}{seed}")

@@ -1,9 +1,9 @@
-"""The family `memory`: does a backend hold a model's weights once? Measured on its process, whatever it says.
+"""The family `memory`: measures how many copies of a model's weights a backend's process has in memory.
 
-An id is `memory/w=TYPE@1`, of made-up models; `copies=N` says how often the weights may be held, `model=FILE` names a
-model for llama.cpp, where a comma is written `%2C`. A runtime holds much that is no weight: its code, a JIT's
-kernels. So a small and a large model of one kind are measured, and what matters is by how much more the large one
-takes. llama.cpp on a ggml device is compared with its own CPU; for any other adapter `perf.held` measures a decoder.
+An id is `memory/w=TYPE@1` for made-up models; `copies=N` sets the limit, `model=FILE` names a model for llama.cpp, with
+a comma written as `%2C`. A process also holds code and JIT kernels. So a small and a large model of one kind are
+measured, and only the difference counts. llama.cpp on a ggml device is compared with its own CPU; for any other adapter
+`perf.held` measures a decoder.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from .llama import GGML, Device, device
 NAME = "memory"
 _KEYS = {"w": word("q4_0", *TYPES), "copies": text("", "a number"), "model": text("", "a file")}
 COPIES = 1.5
-"""Weights that a backend may hold, in units of those of the file: half-way between once and twice."""
+"""Default limit of copies of the weights: half-way between one and two."""
 _SANE = (0.9, 1.2)
-"""What llama.cpp's own CPU must come to; elsewhere the measurement says nothing."""
+"""Range for llama.cpp's own CPU; outside it the measurement is invalid."""
 _SMALL, _LARGE = 256, 32768
 """`feed_forward_length` of the two made-up models."""
 _TOKENS = 32
-"""Of a graph, at most: a compute buffer grows with it."""
+"""Largest `n_ubatch`; compute buffers grow with it."""
 _SET = "embedding_length:1024+block_count:2+attention.head_count:16+attention.head_count_kv:4+feed_forward_length:{}"
 _TIME = 600.0
-"""Seconds that one measurement may take."""
+"""Time limit of one measurement, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,62 +60,62 @@ class Held:
     """Memory of one process, in bytes."""
 
     parts: Mapping[str, Parts]
-    """Buffer type -> what llama.cpp says."""
+    """Buffer type -> llama.cpp's figures."""
     held: int
-    """In this machine's memory, more than before the model was loaded."""
+    """Growth of host memory since before the model was loaded."""
     peak: int
-    """The most meanwhile."""
+    """The largest growth meanwhile."""
     device: int | None
-    """In the device's memory, if it has one."""
+    """Growth of the device's own memory; None if it has none."""
 
     @property
     def model(self) -> int:
-        """Weights, as llama.cpp says."""
+        """Bytes of weights, as llama.cpp reports them."""
         return sum(p.model for p in self.parts.values())
 
     @property
     def stated(self) -> int:
-        """Everything that llama.cpp speaks of."""
+        """All bytes that llama.cpp reports."""
         return sum(p.self for p in self.parts.values())
 
     @property
     def all(self) -> int:
-        """In both memories."""
+        """Bytes in host and device memory."""
         return self.held + (self.device or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One backend with a small and a large model."""
+    """Memory of one backend with a small and with a large model."""
 
     small: Held
     large: Held
 
     @property
     def more(self) -> int:
-        """Bytes that the large one takes more."""
+        """Bytes that the large model takes beyond the small one."""
         return self.large.all - self.small.all
 
     @property
     def peak(self) -> int:
-        """The same at the worst moment."""
+        """The same difference at peak."""
         return self.large.peak - self.small.peak + (self.large.device or 0) - (self.small.device or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """How often a backend holds the weights."""
+    """Copies of the weights that a backend has in memory."""
 
     held: float
-    """In the end; 1 is as llama.cpp's own CPU."""
+    """After loading; 1 as for llama.cpp's own CPU."""
     peak: float
-    """At the worst moment."""
+    """At peak."""
 
 
 def copies(growth: Growth, cpu: Growth) -> Copies:
-    """How often `pair` holds the weights that `cpu` holds once; UsageError where `cpu` itself does not.
+    """Return how many copies of the weights `growth` has, where `cpu` has one; UsageError if `cpu` does not have one.
 
-    Caches and buffers of activations are the same in both, and so cancel.
+    Caches and activation buffers are equal in both and cancel.
     """
     weights = cpu.large.model - cpu.small.model
     if weights <= 0:
@@ -131,17 +131,17 @@ def copies(growth: Growth, cpu: Growth) -> Copies:
 
 
 def small(folder: Path, weight_type: str) -> Request:
-    """A made-up llama of few weights, its file in `folder`; UsageError as `prepare`."""
+    """Make a small llama in `folder`; UsageError as `prepare`."""
     return _made(folder / "small.gguf", weight_type, _SMALL)
 
 
 def large(folder: Path, weight_type: str) -> Request:
-    """The same with many more weights, and nothing else that is larger."""
+    """Make the same model with many more weights and nothing else larger."""
     return _made(folder / "large.gguf", weight_type, _LARGE)
 
 
 def of_file(model: Path, like: Request) -> Request:
-    """A user's model, in a context as `like`."""
+    """Return the request for a user's model in a context like that of `like`."""
     return replace(like, model=str(model.resolve()), id=f"model/{model.stem}@0", params={"model": model.name})
 
 
@@ -177,7 +177,7 @@ def measure(request: Request, device: Device) -> Held:
 
 
 def _read(case_id: str) -> tuple[str, float | None, Path | None]:
-    """Type of the weights, limit and model; UsageError if the id cannot be read."""
+    """Return weight type, limit and model of an id; UsageError if it is invalid."""
     body, _ = split_id(case_id, NAME, "w=TYPE,copies=N,model=FILE")
     values, _ = read_keys(case_id, body, _KEYS)
     try:
@@ -196,14 +196,14 @@ class Player:
     """Measures one backend."""
 
     def __init__(self, spec: Spec, _isolation: Isolation, _save: Path | None) -> None:
-        """UsageError if nothing of that name is installed; UnavailableError if a ggml device has no llama.cpp."""
+        """Find the backend. UsageError if it is not installed; UnavailableError if a ggml device has no llama.cpp."""
         adapter(resolve(spec).name)
         self._spec = spec
         self._device = device(spec) if resolve(spec).name == GGML else None
         self._folder = Path(tempfile.mkdtemp(prefix="conformance-memory-"))
 
     def play(self, case_id: str) -> Result:
-        """How often the weights are held.
+        """Measure how many copies of the weights the backend has in memory.
 
         Raises:
             UnavailableError: it cannot be measured.
@@ -247,7 +247,7 @@ class Player:
 
 
 def _judged(held: float, peak: float, limit: float, sizes: Mapping[str, float]) -> Result:
-    """The result of a measurement; `sizes` in bytes."""
+    """Return the result of a measurement; `sizes` in bytes."""
     metrics = {"copies": held, "peak_copies": peak, "limit": limit, **sizes}
     said = f"{held:.2f} times the weights, at most {limit:g}"
     if held <= limit:

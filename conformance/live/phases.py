@@ -1,8 +1,8 @@
-"""The family `phases`: prefill and decode of a decoder by themselves, timed: tokens per second, energy, device shares.
+"""The family `phases`: times prefill and decode of a decoder separately: tokens per second, energy, device shares.
 
 An id is `phases/DECODER,pp=512@0` (a prompt of 512 tokens on an empty cache, batches of at most 512, as llama-bench's
-pp) or `phases/DECODER,tg=64@0` (64 tokens one by one, as its tg). `without=DEVICE` times the phase in turns with and
-without one of the devices that share a graph; with `unchanged=1` it fails unless nothing changes.
+pp) or `phases/DECODER,tg=64@0` (64 tokens one by one, as its tg). `without=DEVICE` alternates between runs with and
+without one of the devices that share a graph; with `unchanged=1` a difference in time fails the case.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from .energy import Energy, Meter, meter
 
 NAME = "phases"
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
-"""A decoder that takes minutes anywhere."""
+"""A decoder small enough to take minutes on any machine."""
 _KEYS = {**keys("pp=0 tg=0"), "without": text("", "a device"), **keys("unchanged=0|1")}
 _PROMPTS = {"smoke": (512,), "standard": (512, 1024, 2048, 4096, 8192), "full": (512, 1024, 2048, 4096, 8192)}
 _TOKENS = 64
 _CELLS = 256
-"""A KV cache has a multiple of this."""
+"""The size of a KV cache is a multiple of this."""
 BUDGET = 60.0
-"""Seconds of measuring a phase with and without a device."""
+"""Seconds for timing a phase with and without a device."""
 SAME = 1.05
-"""A ratio of times up to this, either way, is no change."""
+"""Ratios of times up to this, or its inverse, count as unchanged."""
 WITH, WITHOUT = "with", "without"
 UNCHANGED, UNDECIDED = "nothing changes", "undecided"
 
@@ -58,7 +58,7 @@ class Phase:
 
     tokens: int
     without: str
-    """A device to leave out; empty for none."""
+    """A device to leave out; empty to keep all."""
     unchanged: bool
     case: Case
 
@@ -94,12 +94,12 @@ class Player:
     """Times one backend."""
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
-        """ConformanceError if the backend cannot be opened."""
+        """Open the backend. ConformanceError if it cannot be opened."""
         self._spec, self._workers = spec, Workers(isolation)
         self._backend = open_backend(spec, self._workers)
         self._meter: Meter | None = None
         self._lacks = ""
-        """Why there is no energy, or not all of it."""
+        """Reasons why energy is missing or incomplete."""
         try:
             self._meter = meter()
             self._lacks = self._meter.lacks
@@ -107,11 +107,11 @@ class Player:
             self._lacks = str(e)
 
     def play(self, case_id: str) -> Result:
-        """The result of one phase.
+        """Time one phase.
 
         Raises:
             UnavailableError: the backend refuses the case, or has no such device to leave out.
-            BackendError: it failed.
+            BackendError: the backend failed.
         """
         phase = read(case_id)
         if phase.without:
@@ -130,8 +130,8 @@ def measure(backend: Backend, phase: Phase, counters: Meter | None) -> Result:
     """Run the first step of a case to warm up, restore its caches, and time all of its steps.
 
     Raises:
-        UnavailableError: the backend refuses a node or the case; its reason.
-        BackendError: it failed.
+        UnavailableError: the backend refuses a node or the case; gives its reason.
+        BackendError: the backend failed.
     """
     case = phase.case
     _check(backend, case)
@@ -162,7 +162,7 @@ def measure(backend: Backend, phase: Phase, counters: Meter | None) -> Result:
 
 
 def _nodes_on(kernels: Mapping[str, int]) -> dict[str, float]:
-    """Fractions by device of kernels that are named `DEVICE OP`, as ggml's own scheduler shares them."""
+    """Return each device's share of the kernels, which ggml's scheduler names `DEVICE OP`."""
     counts: dict[str, int] = {}
     for name, n in kernels.items():
         device, space, _ = name.partition(" ")
@@ -172,7 +172,7 @@ def _nodes_on(kernels: Mapping[str, int]) -> dict[str, float]:
 
 
 def _check(backend: Backend, case: Case) -> None:
-    """UnavailableError where `backend` refuses a node or the case; its reason."""
+    """Raise UnavailableError with the backend's reason if it refuses a node or the case."""
     for step in case.steps:
         for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
             if not answer:
@@ -183,17 +183,17 @@ def _check(backend: Backend, case: Case) -> None:
 
 
 def timed(session: Session, case: Case) -> tuple[float, Values]:
-    """Seconds of all steps of `case`, and what they gave."""
+    """Run all steps of `case`; return the seconds and the outputs."""
     start = time.perf_counter()
     values = play(session, case.steps)
     return time.perf_counter() - start, values
 
 
 def left_out(spec: Spec, device: str) -> Spec:
-    """`spec` without one of the devices that share its graphs, by the name that a scheduler gives it.
+    """Return `spec` without one of the devices that share its graphs, given by its scheduler name.
 
-    UnavailableError unless it is one: of `sched?devices=a,b,cpu` all but the last, of a ggml device with `mode=sched`
-    the device itself.
+    UnavailableError unless `device` is one that can be left out: of `sched?devices=a,b,cpu` all but the last, of a ggml
+    device with `mode=sched` the device itself.
     """
     whole = resolve(spec)
     options = dict(whole.options)
@@ -214,7 +214,7 @@ def left_out(spec: Spec, device: str) -> Spec:
 
 
 def compared(whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET) -> Result:
-    """Time a phase with and without a device, in turns for `budget` seconds, or until it is clear; compare values.
+    """Time a phase with and without a device, alternating for up to `budget` seconds, and compare the outputs.
 
     Raises:
         UnavailableError: `whole` refuses the case.
@@ -269,7 +269,7 @@ def _timer(session: Session, case: Case, name: str, values: dict[str, Values]) -
 
 
 def _nmse(actual: Values, expected: Values, case: Case) -> float:
-    """The largest NMSE of any output; inf where a NaN or an infinity is only in one."""
+    """Return the largest NMSE of any output; inf if only one of them has a NaN or infinity."""
     apart = [
         compare(t, theirs[t], ours[t])
         for step, ours, theirs in zip(case.steps, actual, expected, strict=True)

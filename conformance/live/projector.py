@@ -1,6 +1,6 @@
 """The family `projector`: libmtmd encodes made-up images and sounds on a device.
 
-An id is `projector/NAME-do=RUN,w=TYPE@1`: a medium, which the CPU judges, or a relation of two ways on the device.
+An id is `projector/NAME-do=RUN,w=TYPE@1`: a medium, compared with the CPU, or a relation of two runs on the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEYS = {"do": word(*DOES), "w": KEYS["w"]}
 
 
 def ids_of(name: str) -> list[str]:
-    """The ids of every run and relation of a projector."""
+    """Return the ids of every run and relation of a projector."""
     return [f"{NAME}/{name}-do={do}@1" for do in DOES]
 
 
@@ -59,7 +59,7 @@ def _unlisted(glob: str) -> list[str]:
 
 
 def _read(case_id: str) -> tuple[str, str, str]:
-    """Projector, run and type of the matrices; UsageError if the id cannot be read."""
+    """Return projector, run and matrix type of an id; UsageError if it is invalid."""
     body, _ = split_id(case_id, NAME, "NAME-do=RUN,w=TYPE")
     name, _, text = body.rpartition("-do=")
     values, _ = read_keys(case_id, f"do={text}", _KEYS)
@@ -72,17 +72,17 @@ def _build(case_id: str) -> Case:
 
 
 class Player:
-    """Plays projectors on one device."""
+    """Runs projectors on one device."""
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
-        """UnavailableError if the backend is no ggml library."""
+        """Find the device. UnavailableError if the backend is not a ggml library."""
         self._device, self._time_limit = device(spec), isolation.time_limit
         self._folder = Path(tempfile.mkdtemp(prefix="conformance-projector-"))
         self._made = ("", "")
         self._processes: dict[Device, Process] = {}
 
     def play(self, case_id: str) -> Result:
-        """The result of a run or relation. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
+        """Run a medium or relation. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
         name, do, type_w = _read(case_id)
         if self._made != (name, type_w):
             self._end()
@@ -106,7 +106,7 @@ class Player:
             return [arrays[k] for k in arrays.files]
 
     def _reference(self, medium: str) -> list[F32]:
-        """What the CPU computes: each chunk is a batch of its own, and no row is all zeros."""
+        """Encode on the CPU, one array per chunk; UnavailableError if that fails or a row is all zeros."""
         try:
             found = self._chunks(self._device.judge, medium)
         except (BackendError, UnavailableError) as e:
@@ -127,15 +127,15 @@ class Player:
 
 
 def tells(chunks: Sequence[F32]) -> bool:
-    """True if no row of embeddings is all zeros."""
+    """Return True if no row of embeddings is all zeros."""
     return all(rows.any(axis=1).all() for rows in chunks)
 
 
 def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", type_w: str = "f32") -> None:
-    """Write what the CPU computes of a medium as a case file.
+    """Encode a medium on the CPU and write the result as a case file.
 
     Raises:
-        UsageError: there is no such projector or library, or libmtmd cannot; gives its reason.
+        UsageError: there is no such projector or library, or libmtmd fails; gives its reason.
     """
     with tempfile.TemporaryDirectory(prefix="conformance-projector-") as folder:
         load = replace(prepare(Path(folder), name, type_w), lib=lib)
@@ -161,7 +161,7 @@ def medium_of(case_id: str) -> tuple[str, Medium, str]:
 
 
 def prepare(folder: Path, name: str, type_w: str = "f32") -> Load:
-    """The files of a projector, written into `folder`; UsageError for an unknown name."""
+    """Write the files of a projector into `folder`; UsageError for an unknown name."""
     it = projector(name)
     stream = f"clip/{name}"
     file, text = folder / "mmproj.gguf", folder / "text.gguf"

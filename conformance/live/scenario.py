@@ -1,4 +1,4 @@
-"""The family `scenario`: two ways through llama.cpp's functions, both on one device, must give equal logits.
+"""The family `scenario`: two call sequences of llama.cpp's API, both on one device, must give equal logits.
 
 An id is `scenario/ARCH-do=SCENARIO,key=value@seed`, with the other keys of the family `zoo`.
 """
@@ -27,23 +27,23 @@ from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
 ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
-"""Builds of summer 2025 use a graph again only so; later ones always do."""
+"""Makes builds of summer 2025 reuse graphs; later builds always do."""
 TRIED = 3
-"""Scenarios of a model that die before no more of it are tried."""
+"""Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
 
 
 def id_of(arch: str, name: str, **keys: object) -> str:
-    """The id of a scenario with an architecture; keys that are empty are left out."""
+    """Return the id of a scenario with an architecture; empty keys are left out."""
     return spell(NAME, arch, {"real": 1, **keys, "do": name})
 
 
 _NAMES = list(SCENARIOS)
 _ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *_NAMES)))
-"""Three scenarios far from each other come first, by which a model that always dies is known."""
+"""Three dissimilar scenarios come first, to detect early a model that always crashes."""
 
 
 def ids_of(arch: str) -> list[str]:
-    """The ids of all scenarios."""
+    """Return the ids of all scenarios."""
     return [id_of(arch, name) for name in _ORDER]
 
 
@@ -73,23 +73,23 @@ def _build(case_id: str) -> Case:
 
 
 class Player:
-    """Plays scenarios on one device."""
+    """Runs scenarios on one device."""
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
-        """UnavailableError if the backend is no ggml library."""
+        """Find the device. UnavailableError if the backend is not a ggml library."""
         found = device(spec)
         self._device = replace(found, environment={**ENVIRONMENT, **found.environment})
         self._models = Models(isolation.time_limit)
         self._model = ""
         self._died: list[str] | None = []
-        """Scenarios with which the model died; None once it did not."""
+        """Scenarios that crashed with this model; None once one did not."""
 
     def play(self, case_id: str) -> Result:
-        """The result of one scenario.
+        """Run one scenario.
 
         Raises:
-            UnavailableError: the model or the library lacks something, llama.cpp refuses, or the model dies with
-                everything.
+            UnavailableError: the model or the library lacks something, llama.cpp refuses, or this model's first
+                scenarios all crashed.
             BackendError: as `Process.ask`.
         """
         request, name = self._models.use(case_id), _name(case_id)
@@ -116,7 +116,7 @@ class Player:
         return replace(result, seconds=time.perf_counter() - begun)
 
     def _once(self, name: str, request: Request) -> Result:
-        """Each part in a process of its own: what a part left is in files."""
+        """Run each part in its own process; parts pass data in files."""
         process, folder = self._models.on(self._device), self._models.folder
         for part in range(SCENARIOS[name].parts):
             if part:

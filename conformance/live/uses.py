@@ -1,4 +1,4 @@
-"""What an audit asks: a backend's answers about each use of a weight, and nodes as cases by themselves."""
+"""Asks a backend about each use of a weight, and cuts nodes out as cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 Equal = Mapping[tuple[int, Hashable], Tensor]
-"""Buffer and work -> a use that is taken there."""
+"""Buffer type and work -> a use that is supported there."""
 
 
 @dataclass(slots=True)
@@ -34,30 +34,30 @@ class Answers:
     made: dict[Tensor, Support] = field(default_factory=dict)
     """llama.cpp's made-up use -> answer."""
     error: str = ""
-    """The error instead of an answer."""
+    """Error raised instead of an answer."""
     absent: str = ""
-    """Why there is nothing to ask: this version of the library cannot have such a tensor at all."""
+    """Reason why this version of the library cannot have such a tensor at all."""
     hung: bool = False
 
     @property
     def taken(self) -> list[Tensor]:
-        """Uses to which it says yes."""
+        """Supported uses."""
         return [n for n, s in self.said.items() if s]
 
     @property
     def refused(self) -> list[Tensor]:
-        """Uses to which it says no."""
+        """Unsupported uses."""
         return [n for n, s in self.said.items() if not s]
 
 
 def weights(case: Case) -> list[Tensor]:
-    """Persistent tensors that some node reads and none writes."""
+    """Return the persistent tensors that some node reads and none writes."""
     caches = frozenset(case.caches())
     return [t for t in case.persistent if t not in caches and case.uses(t)]
 
 
 def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
-    """Every use of `weight`, and llama.cpp's made-up one of each kind."""
+    """Ask about every use of `weight`, and about llama.cpp's made-up use of each kind."""
     answers = Answers(case, weight, buffer)
     uses = case.uses(weight)
     made = made_up(weight, uses)
@@ -80,7 +80,7 @@ def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
 
 
 def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
-    """The result of `do`, or None and its error in words: an adapter's fault must cost one case, not the run."""
+    """Return the result of `do`, or None and its error text: an adapter's exception must cost one case, not the run."""
     try:
         return do(), ""
     except ConformanceError as e:
@@ -90,8 +90,9 @@ def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def contradiction(answers: Answers, equal: Equal) -> str:
-    """How the answers differ over batch dimensions, or from that for equal work in the same buffer type; empty where
-    they do not.
+    """Return how the answers contradict each other, or an empty text.
+
+    They do if they differ between batch sizes, or for equal work in the same buffer type.
     """
     first: dict[Hashable, tuple[Tensor, Support]] = {}
     for node, support in (*answers.said.items(), *answers.made.items()):
@@ -107,7 +108,8 @@ def contradiction(answers: Answers, equal: Equal) -> str:
 
 
 def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
-    """For each step with any of the nodes `wanted`: a case of these alone, without expected values; copy -> original.
+    """Yield for each step with nodes of `wanted` a case of these alone, without expected values, and copy -> original.
+
     GraphError if `case`, with recorded values, lacks one that is needed.
     """
     wanted = frozenset(wanted)
@@ -121,7 +123,7 @@ def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, 
 
 
 def cut_to(case: Case, outputs: tuple[Tensor, ...], nodes: Iterable[Tensor] | None = None) -> Case:
-    """A case of one step cut down to what `outputs` need; of `nodes`, if they are not those of the case."""
+    """Reduce a one-step case to the inputs of `outputs`; `nodes` replaces its graph."""
     (step,) = case.steps
     needed = frozenset(Graph(outputs).tensors())
     graph = Graph(n for n in (step.graph if nodes is None else nodes) if n in needed)
@@ -140,7 +142,7 @@ _B = Builder()
 
 
 def _rows(w: Tensor, *ne: int) -> Tensor:
-    """F32 activations [`ne[0]` of `w`, `ne`…]."""
+    """Make F32 activations [`ne[0]` of `w`, `ne`…]."""
     return new_tensor(F32, w.ne[0], *ne, name="b")
 
 
@@ -161,11 +163,11 @@ MADE_UP: dict[str, Callable[[Tensor, int], Tensor]] = {
     ),
 }
 """Op -> (weight, experts in use) -> the node that `weight_buft_supported` makes up for it. For frequency factors, sinks
-and others it asks about an op that is not the one that runs, or about none, so there is nothing to compare."""
+and others it asks about a different op, or not at all, so there is nothing to compare."""
 
 
 def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
-    """llama.cpp's node for each kind of use that reads the whole weight, with the `op_params` of the real one."""
+    """Return llama.cpp's node for each kind of use that reads the whole weight, with the real node's `op_params`."""
     found: dict[Hashable, Tensor] = {}
     for node in uses:
         if node.op in MADE_UP and weight in node.src and kind(node, weight) not in found:
@@ -179,7 +181,7 @@ def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
 
 
 def kind(node: Tensor, weight: Tensor) -> Hashable:
-    """What `supports_op` may tell apart: op, op_params, types, gaps, and every size that is no batch dimension."""
+    """Return all that `supports_op` may depend on: op, op_params, types, gaps, and every size but batch dimensions."""
     sources = [s for s in node.src if s is not None]
     at = next(i for i, s in enumerate(node.src) if s is not None and s.root is weight)
     read = sources[0] if node.src[at] is None else node.src[at]
@@ -189,13 +191,13 @@ def kind(node: Tensor, weight: Tensor) -> Hashable:
 
 
 def work(node: Tensor, weight: Tensor) -> Hashable:
-    """What makes two nodes equal work, whichever weight they read: op, types, gaps, K and rows."""
+    """Return a key of equal work, whichever weight is read: op, types, gaps, K and rows."""
     reading = next(s for s in node.src if s is not None and s.root is weight)
     apart = tuple((s.type.name, is_contiguous(s)) for s in node.src if s is not None)
     return (node.op, node.op_params, apart, node.type.name, reading.ne, reading is weight)
 
 
 def spell(node: Tensor) -> str:
-    """`MUL_MAT f32[64, 5, 1, 1]` and what it reads."""
+    """Format a node and its sources, as `MUL_MAT f32[64, 5, 1, 1] of …`."""
     src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
     return f"{node.op} {node.name} of {src}".replace("  ", " ")

@@ -1,16 +1,18 @@
-"""The service of processes in which llama.cpp runs a model on a device, which may end them. Its requests:
+"""The service that runs llama.cpp with a model on a device, which may crash the process.
 
-`load` (the fields of `suite.zoo.family.Request`), `device` ("" for the CPU alone) and `rpc` (as of a `Device`): a model
-to run, as a user runs it. Each later request has `changes`, the fields of the request that it sets:
+Its requests, by their fields:
 
-- `run`, the file to write, and `watch`, null or `{"forced": file or null, "values": bool}`: the plan runs; graphs run
-  whole, on the devices that llama.cpp chose, and without a callback unless `recorder.Watch` looks at what routers
-  choose. The reply is `{"notes": {...}, "spoilt": text}`, the file has an array of results per batch; where watched,
-  `choices-` and its name those.
-- `scenario` (a name of `scenarios.table`), `part` and `folder`: a part of the scenario runs. The reply is `{"more":
-  bool, "comparisons": [what each compares, ...]}`, with `folder/SCENARIO.npz`.
+`load` (the fields of `suite.zoo.family.Request`), `device` ("" for the CPU alone) and `rpc` (as of a `Device`): load a
+model, as a user would. Each later request has `changes`, the fields of the request that it sets:
 
-Either is `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
+- `run`, the file to write, and `watch`, null or `{"forced": file or null, "values": bool}`: run the plan; graphs run
+  whole, on the devices that llama.cpp chose, and without a callback unless `recorder.Watch` records router choices.
+  The reply is `{"notes": {...}, "spoilt": text}`; the file has an array of results per batch, and `choices-FILE` the
+  choices of a watched run.
+- `scenario` (a name of `scenarios.table`), `part` and `folder`: run a part of the scenario. The reply is `{"more":
+  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`.
+
+Both may reply `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
 `device` and `rpc`: the reply is that of `held.measure`.
 """
 
@@ -50,12 +52,12 @@ _NOISE = re.compile(
     r"^(llama_decode|llama_encode|decode|encode|process_ubatch): (failed|removing)|sched_graph_compute_async failed"
 )
 LONGEST = 700
-"""Characters of one message."""
+"""Maximum characters of one message."""
 F32 = NDArray[np.float32]
 
 
 def main() -> None:
-    """Answer requests to their end."""
+    """Answer requests until the parent closes the pipe."""
     models: list[DeviceModel] = []
     answers: dict[str, Callable[[Any], dict[str, Any]]] = {
         "run": lambda header: models[-1].reply(header),  # noqa: PLW0108  # the last one of then
@@ -90,7 +92,7 @@ def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DeviceModel:
-    """A model on a device, "" for the CPU alone, which may be behind an RPC server.
+    """A model on a device ("" for the CPU alone), which may be behind an RPC server.
 
     Raises:
         ConformanceError: there is no such library or device, or the model cannot be loaded.
@@ -108,14 +110,14 @@ class DeviceModel:
         self.model = load_model(self.library, request, device, weight)
 
     def reply(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to the request for a run."""
+        """Answer a request for a run."""
         try:
             return self._run(replace(self._request, **ask["changes"]), Path(ask["run"]), ask["watch"])
         except ConformanceError as e:
             return {"failed": str(e), "complaints": self.complaints()}
 
     def scenario(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to the request for a part of a scenario."""
+        """Answer a request for a part of a scenario."""
         it, folder = SCENARIOS[ask["scenario"]], Path(ask["folder"])
         self.library.log.clear()
         harness = Harness(self.library, self.model, replace(self._request, **ask["changes"]), folder, ask["part"])
@@ -135,10 +137,10 @@ class DeviceModel:
         return {"more": it.parts > ask["part"] + 1, "comparisons": [p.record() for p in comparisons]}
 
     def _run(self, request: Request, file: Path, watch: dict[str, Any] | None) -> dict[str, Any]:
-        """Run the request's plan on a context of its own and write what each batch gave.
+        """Run the request's plan on a new context and write the results of each batch.
 
         Raises:
-            ConformanceError: no context can be made, or a part of the plan cannot be done.
+            ConformanceError: no context can be made, or a part of the plan fails.
         """
         self.library.log.clear()
         forced = load_choices(Path(watch["forced"])) if watch and watch["forced"] else None
@@ -161,12 +163,12 @@ class DeviceModel:
         return {"notes": notes, "spoilt": looker.spoilt if looker else ""}
 
     def complaints(self) -> list[str]:
-        """The last errors of the log, without llama.cpp's own line about every failure."""
+        """Return the last errors of the log, without llama.cpp's generic line about every failure."""
         lines = [" ".join(text.split()) for text in self.library.log]
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
     def _results(self, context: int, batch: Ubatch, request: Request) -> F32:
-        """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
+        """Return logits, or embeddings, of every token that requests output, in order: `[tokens, n]`."""
         llama = self.library.llama
         tokens = np.flatnonzero(batch.outputs).tolist()
         if request.embeddings:

@@ -1,4 +1,4 @@
-"""A projector that libmtmd loaded, and its calls: images and sounds in, embeddings out."""
+"""A projector loaded by libmtmd, and its calls: images and sounds in, embeddings out."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .table import Modality
 F32 = NDArray[np.float32]
 Medium = Literal["whole", "odd", "large", "thin"]
 SAMPLES: dict[Medium, int] = {"whole": 16_000, "odd": 12_347, "large": 31 * 16_000 + 77, "thin": 403}
-"""Samples of each sound: a second, some that no hop divides, more than a piece of 30 s, a window of the FFT."""
+"""Samples of each sound: one second, a length that no hop divides, more than a 30 s piece, one FFT window."""
 _SAID, _UNKNOWN = re.compile(r"rror|ailed"), re.compile(r"(unknown|unexpected) .*projector type")
 TOO_MANY, OTHER_SHAPE = 2, 3
-"""What `mtmd_batch_add_chunk` returns where a batch cannot have one more."""
+"""`mtmd_batch_add_chunk` returns one of these if the batch cannot take the chunk."""
 
 
 class UnknownError(UsageError):
@@ -38,22 +38,22 @@ class UnknownError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker loads."""
+    """The fields of a worker's `load` request."""
 
     projector: str
     modality: Modality
     file: str
     text: str
-    """The metadata of the text model."""
+    """File with the metadata of the text model."""
     tile: int
     stream: str
     lib: str = ""
     architecture: str = "llama"
-    """Of the text model."""
+    """Architecture of the text model."""
 
 
 def image_size(medium: Medium, tile: int) -> tuple[int, int]:
-    """Width and height in pixels: one tile, sides that no patch divides, several tiles, and a strip."""
+    """Return width and height in pixels: one tile, sides that no patch divides, several tiles, a strip."""
     sizes = {
         "whole": (tile, tile), "odd": (tile + 13, tile - 9), "large": (3 * tile + 5, 2 * tile + 3),
         "thin": (5 * tile, 7),
@@ -68,14 +68,14 @@ class Encoder:
     library: Mtmd
     load: Load
     device: str
-    """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
+    """Its `ggml_backend_dev_name`; "" for the CPU alone."""
     contexts: list[int] = field(default_factory=list)
-    """`mtmd_context *`; each lives until the run is done."""
+    """`mtmd_context *` of every context; freed by `clean`."""
     _chunks: list[int] = field(default_factory=list)
     _bitmaps: list[int] = field(default_factory=list)
 
     def call(self, name: str) -> Callable[..., Any]:
-        """`mtmd_NAME`; LacksError if this library exports none."""
+        """Return `mtmd_NAME`; LacksError if this library does not export it."""
         function: Callable[..., Any] | None = getattr(self.library.mtmd, name)
         if function is None:
             raise LacksError(f"mtmd_{name}")
@@ -83,7 +83,7 @@ class Encoder:
 
     @contextmanager
     def clean(self) -> Iterator[None]:
-        """Free at the end what was made inside."""
+        """Free everything that was made inside the block."""
         try:
             yield
         finally:
@@ -95,7 +95,7 @@ class Encoder:
 
     @cached_property
     def text_model(self) -> int:
-        """A `llama_model *` that says how wide embeddings are and makes tokens of texts; it computes nothing."""
+        """A `llama_model *` that gives the embedding width and tokenises text; it computes nothing."""
         params = self.library.llama.model_default_params()
         put(params, n_gpu_layers=0)
         model = from_metadata(self.library, self.load.text, lambda *_: None, params)
@@ -105,17 +105,17 @@ class Encoder:
 
     @cached_property
     def n_embd(self) -> int:
-        """Elements of an embedding: what the text model takes for a token, with what goes to deeper layers."""
+        """Elements of an embedding: the text model's input row, including the part for deeper layers."""
         llama = self.library.llama
         return int((llama.model_n_embd_inp or llama.model_n_embd)(self.text_model))
 
     def context(self, *, flash_attn: bool = True, n_threads: int = 1, callback: Any = None) -> int:  # noqa: ANN401
-        """A context: `mtmd_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
+        """Make an `mtmd_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
 
         Raises:
             UnknownError: this libmtmd has no such projector.
-            LacksError: it has not the functions.
-            UsageError: there is no such device, or it cannot load the file.
+            LacksError: this libmtmd lacks a function.
+            UsageError: there is no such device, or the file cannot be loaded.
         """
         params = self.call("context_params_default")()
         handle = self.library.device(self.device) if self.device else None
@@ -135,7 +135,7 @@ class Encoder:
         return int(context)
 
     def medium(self, name: Medium, version: str = "") -> int:
-        """An image or a sound, always the same bytes for a name and version: `mtmd_bitmap *`."""
+        """Make an image or a sound (`mtmd_bitmap *`), with the same bytes for each name and version."""
         stream = Stream(self.load.stream, f"{name} {version}")
         if self.load.modality == "audio":
             samples = _sound(stream, SAMPLES[name])
@@ -147,14 +147,14 @@ class Encoder:
         return int(made)
 
     def mergeable(self, *bitmaps: int) -> None:
-        """Say that they are frames of a film; older versions take every pair of images of one size for that."""
+        """Mark bitmaps as frames of a film; older versions treat every pair of images of one size as such."""
         for bitmap in bitmaps if self.library.mtmd.bitmap_set_mergeable else ():
             self.call("bitmap_set_mergeable")(bitmap, True)  # C's signature
 
     def chunks(self, context: int, *media: int, between: str = " and ") -> list[int]:
-        """What libmtmd makes of a prompt with these media: every `mtmd_input_chunk *` that is no text.
+        """Tokenise a prompt with these media and return every `mtmd_input_chunk *` that is not text.
 
-        UsageError where it cannot.
+        UsageError if libmtmd fails.
         """
         marker = self.call("default_marker")().decode()
         text = between.join([marker] * len(media)).encode()
@@ -170,18 +170,21 @@ class Encoder:
         return [int(chunk) for chunk in found if kind(chunk) != CHUNK_TEXT]
 
     def encode(self, context: int, chunk: int) -> F32:
-        """The embeddings of a chunk: `[tokens, n_embd]`; UsageError where libmtmd cannot."""
+        """Return the embeddings of a chunk, `[tokens, n_embd]`; UsageError if libmtmd fails."""
         status = self.call("encode_chunk")(context, chunk)
         if status:
             raise UsageError(f"mtmd_encode_chunk returned {status}: {self.library.reason()}")
         return self._rows(self.call("get_output_embd")(context), chunk)
 
     def look(self, context: int, *media: int) -> list[F32]:
-        """The embeddings of each chunk of a prompt."""
+        """Return the embeddings of each chunk of a prompt."""
         return [self.encode(context, chunk) for chunk in self.chunks(context, *media)]
 
     def batch(self, context: int, chunks: Sequence[int]) -> list[F32]:
-        """The embeddings of chunks in one batch, in order; RefusedError where libmtmd may say no."""
+        """Return the embeddings of chunks encoded as one batch, in order.
+
+        RefusedError if libmtmd declines the batch, as it may.
+        """
         batch = self.call("batch_init")(context)
         try:
             for chunk in chunks:
@@ -205,7 +208,7 @@ class Encoder:
 
 
 def _picture(stream: Stream, width: int, height: int) -> NDArray[np.uint8]:
-    """Slanted stripes under noise, `[height, width, 3]`: neighbours are alike, and no two patches the same."""
+    """Draw slanted stripes under noise, `[height, width, 3]`: smooth, and no two patches equal."""
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     slopes = stream.bytes(6).astype(np.int64) % 7 + 1
     stripes = np.stack([x * slopes[2 * c] + y * slopes[2 * c + 1] for c in range(3)], axis=-1)
@@ -214,7 +217,7 @@ def _picture(stream: Stream, width: int, height: int) -> NDArray[np.uint8]:
 
 
 def _sound(stream: Stream, n: int) -> F32:
-    """`n` samples in [-1, 1]: a saw tooth that rises in pitch, under noise."""
+    """Make `n` samples in [-1, 1]: a saw tooth of rising pitch, under noise."""
     at = np.arange(n, dtype=np.int64)
     saw = (at * (37 + at // 4096)) % 512
     return (saw.astype(np.float32) / np.float32(512) + stream.unit(n) - np.float32(1)) * np.float32(0.9)

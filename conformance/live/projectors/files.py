@@ -1,4 +1,4 @@
-"""The two files that libmtmd loads: a projector with made-up weights, and the metadata of a text model beside it."""
+"""Writes the two files that libmtmd loads: a projector with made-up weights, and a text model's metadata."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .table import Projector
 _SPECIAL, _BYTE, _NORMAL = 3, 6, 1
 """`enum llama_token_type`."""
 TOKENS = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)))
-"""Every text has tokens: one for each of its bytes."""
+"""Tokens for each byte, so that every text can be tokenised."""
 
 
 def write_projector(path: Path, projector: Projector, stream: str, type_w: str = "f32") -> None:
-    """The file of a projector; `stream` makes its weights, `type_w` is the type of matrices that may have it.
+    """Write the file of a projector; `stream` seeds its weights, `type_w` is the type of matrices that may have it.
 
     UsageError for a value that GGUF cannot hold.
     """
@@ -44,7 +44,7 @@ def write_projector(path: Path, projector: Projector, stream: str, type_w: str =
 
 
 def write_text_model(path: Path, projector: Projector) -> None:
-    """Metadata of the text model that a projector speaks to, whose weights nobody reads."""
+    """Write the metadata of a projector's text model; its weights are never read."""
     arch = projector.text
     types = [_SPECIAL, _SPECIAL, _SPECIAL, *[_BYTE] * 256]
     keys: dict[str, Value] = {
@@ -62,13 +62,13 @@ def write_text_model(path: Path, projector: Projector) -> None:
 
 
 def _type(name: str, ne: tuple[int, ...], type_w: str) -> GGMLType:
-    """`type_w` for the matrices of blocks whose rows it can hold: conversion leaves the others as they are."""
+    """Return `type_w` for block matrices whose rows it can hold, else F32, as llama.cpp's conversion does."""
     is_matrix = len(ne) == 2 and ".blk." in name and name.endswith(".weight") and "conv_dw" not in name
     return TYPES[type_w] if is_matrix and ne[0] % TYPES[type_w].blck_size == 0 else F32
 
 
 def weight_recipe(stream: str, t: Tensor) -> Recipe:
-    """As the zoo makes weights; a convolution's kernel keeps the size of what it sums up."""
+    """Return the zoo's recipe of a weight; a convolution kernel is scaled by its fan-in."""
     if t.ne[2] * t.ne[3] == 1:
         return recipe(stream, t)
     fan_in = t.ne[0] * t.ne[1] * (t.ne[2] if t.ne[3] > 1 else 1)

@@ -1,4 +1,4 @@
-"""What libmtmd computes of an image or a sound, as a case: a step for each chunk, with every node's value."""
+"""Records libmtmd's encoding of an image or a sound as a case: a step per chunk, with every node's value."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .encoder import Encoder, Medium
 from .files import weight_recipe
 
 _EVERY = 1 << 30
-"""Graphs of which each node is recorded: all, as libmtmd flags none as a result."""
+"""Record every node of a graph, since libmtmd flags no node as an output."""
 
 
 def record(e: Encoder, medium: Medium, output: Path) -> None:
-    """Encode a medium on the CPU and write what was computed as a case file.
+    """Encode a medium on the CPU and write the computed values as a case file.
 
     Raises:
-        ConformanceError: libmtmd cannot, or a tensor cannot be read.
+        ConformanceError: libmtmd fails, or a tensor cannot be read.
     """
     recorder = Recorder(e.library, whole=_EVERY)
     context = e.context(callback=recorder.callback)
@@ -55,7 +55,7 @@ def record(e: Encoder, medium: Medium, output: Path) -> None:
 
 
 def _step(graph: GraphRecord) -> Step:
-    """A graph whose last node that computes is its result; the very last may be a view of it."""
+    """Make a step whose output is the last node that computes; the very last node may be a view of it."""
     whole = Graph(graph.nodes)
     used = set(whole.tensors())
     inputs = {t: data for t, data in graph.inputs.items() if t in used}

@@ -1,4 +1,4 @@
-"""What a projector is asked for: runs, which the CPU judges, and relations, two ways on one device that must agree."""
+"""Runs of a projector: media, compared with the CPU, and relations, two runs on one device that must agree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VISION: tuple[Modality, ...] = ("vision",)
 
 
 def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = False) -> Iterator[Comparison]:
-    """A pair for each chunk; one of other shapes where there are more or fewer of them."""
+    """Yield a comparison per chunk, or one that fails if the numbers of chunks differ."""
     if len(found) != len(expected):
         actual, wanted = (np.ones((len(context), 1), np.float32) for context in (found, expected))
         yield Comparison(f"{what}: as many chunks", actual, wanted)
@@ -30,13 +30,13 @@ def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = Fal
 
 
 def _apart(what: str, rows: F32, others: F32) -> Iterator[Comparison]:
-    """Two that must differ, where they can be compared."""
+    """Yield two results that must differ, if their shapes are equal."""
     if rows.shape == others.shape:
         yield Comparison(what, rows, others, apart=True)
 
 
 def twice(e: Encoder) -> Iterator[Comparison]:
-    """A chunk is encoded again, after another one, and in a new context."""
+    """Encode a chunk again, after another one, and in a new context."""
     context = e.context()
     chunks, other = e.chunks(context, e.medium("odd")), e.chunks(context, e.medium("large"))
     first = [e.encode(context, c) for c in chunks]
@@ -47,7 +47,7 @@ def twice(e: Encoder) -> Iterator[Comparison]:
 
 
 def in_turn(e: Encoder) -> Iterator[Comparison]:
-    """Media of all sizes, one after the other, each as if alone: graphs grow and shrink."""
+    """Encode media of all sizes one after the other, each as if alone: graphs grow and shrink."""
     context = e.context()
     order: tuple[Medium, ...] = ("thin", "large", "whole", "odd", "large")
     for name in order:
@@ -55,7 +55,7 @@ def in_turn(e: Encoder) -> Iterator[Comparison]:
 
 
 def prompt(e: Encoder) -> Iterator[Comparison]:
-    """Two media in one prompt, each as if alone."""
+    """Encode two media in one prompt, each as if alone."""
     media = e.medium("odd"), e.medium("whole")
     alone = [e.look(e.context(), medium) for medium in media]
     yield from _same("both", e.look(e.context(), *media), alone[0] + alone[1], exact=True)
@@ -63,7 +63,7 @@ def prompt(e: Encoder) -> Iterator[Comparison]:
 
 
 def reversed_(e: Encoder) -> Iterator[Comparison]:
-    """Chunks of one medium, the last first."""
+    """Encode the chunks of one medium in reverse order."""
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
     if len(chunks) < 2:
@@ -76,7 +76,7 @@ def reversed_(e: Encoder) -> Iterator[Comparison]:
 
 
 def batch(e: Encoder) -> Iterator[Comparison]:
-    """Media of one size in a batch, each as if alone."""
+    """Encode media of one size in a batch, each as if alone."""
     context = e.context()
     chunks = [e.chunks(context, e.medium("odd", version))[0] for version in "abc"]
     alone = [e.encode(context, c) for c in chunks]
@@ -85,7 +85,7 @@ def batch(e: Encoder) -> Iterator[Comparison]:
 
 
 def tiles(e: Encoder) -> Iterator[Comparison]:
-    """The tiles of a large one in a batch, each as if alone."""
+    """Encode the tiles of a large image in a batch, each as if alone."""
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
     if len(chunks) < 3:
@@ -96,7 +96,7 @@ def tiles(e: Encoder) -> Iterator[Comparison]:
 
 
 def frames(e: Encoder) -> Iterator[Comparison]:
-    """Two equal frames, which are merged, are one image; two others are not."""
+    """Check that two equal frames are merged into one image, and two different ones are not."""
     context = e.context()
     image, other = e.medium("odd"), e.medium("odd", "other")
     e.mergeable(image, other)
@@ -110,7 +110,7 @@ def frames(e: Encoder) -> Iterator[Comparison]:
 
 
 def without_flash(e: Encoder) -> Iterator[Comparison]:
-    """Without flash attention."""
+    """Compare with and without flash attention."""
     plain, fused = e.context(flash_attn=False), e.context()
     sizes: tuple[Medium, ...] = ("odd", "large")
     for name in sizes:
@@ -118,24 +118,24 @@ def without_flash(e: Encoder) -> Iterator[Comparison]:
 
 
 def threads(e: Encoder) -> Iterator[Comparison]:
-    """With 3 threads."""
+    """Compare 3 threads with one."""
     many, one = e.context(n_threads=3), e.context()
     yield from _same("odd", e.look(many, e.medium("odd")), e.look(one, e.medium("odd")))
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Two ways to the same embeddings."""
+    """Two runs that must give the same embeddings."""
 
     name: str
     does: str
-    """What, in a sentence."""
+    """Description."""
     play: Callable[[Encoder], Iterator[Comparison]]
     modalities: tuple[Modality, ...] = _BOTH
 
 
 MEDIA: dict[str, Medium] = {f"media-{name}": name for name in get_args(Medium)}
-"""Name of a run -> what is encoded."""
+"""Run name -> encoded medium."""
 RELATIONS = {
     r.name: r
     for r in (

@@ -1,16 +1,16 @@
-"""Projectors that libmtmd knows, each as metadata and the shapes of its weights.
+"""Projectors of libmtmd, each as metadata and the shapes of its weights.
 
 `projectors.json`: metadata keys of every vision or audio projector (`common`), lists of weights that several share
-(`parts`), and of each projector its `type` (`clip.projector_type`; its name where left out), what differs (`set`, null
-takes a key away; `i32` of keys that libmtmd reads as signed), its weights (`tensors`, those that must be F16 by a
-pattern `f16`), pixels of the tiles that libmtmd cuts (`tile`, where that is not `image_size`), and the text model that
-it speaks to (`text`, `text_set`). A key lacks its root, `clip.`. An entry of `tensors` is one of
+(`parts`), and for each projector its `type` (`clip.projector_type`; default: its name), changed keys (`set`, null
+removes a key; `i32` for keys that libmtmd reads as signed), its weights (`tensors`; the pattern `f16` marks those that
+must be F16), the tile size in pixels (`tile`, if it is not `image_size`), and its text model (`text`, `text_set`). Keys
+lack their root, `clip.`. An entry of `tensors` is one of
 
 - `NAME NE…`: a weight and its `ne`, each a sum of products of numbers and `SYMBOLS`;
 - `linear NAME IN OUT`: `NAME.weight` and `NAME.bias`; `norm NAME N`: the same, one row each;
-- `@PART`: what this part lists.
+- `@PART`: the list of this part.
 
-`*` in a name stands for the number of each block. What there must be was read in `tools/mtmd/clip.cpp` and
+`*` in a name stands for the number of each block. The required weights were read from `tools/mtmd/clip.cpp` and
 `tools/mtmd/models/`.
 """
 
@@ -33,19 +33,19 @@ SYMBOLS = {
     "E": "embedding_length", "F": "feed_forward_length", "P": "projection_dim", "H": "attention.head_count",
     "p": "patch_size", "m": "num_mel_bins",
 }  # fmt: skip
-"""Symbol of a shape -> the metadata key that it stands for. `D` is E / H, `N` the patches of an image of that size."""
+"""Symbol in a shape -> metadata key. Also `D` = E / H, and `N`, the number of patches of an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """One projector, and the encoder before it."""
+    """A projector and its encoder."""
 
     name: str
     type: str
     """`clip.projector_type`."""
     modality: Modality
     keys: Mapping[str, Value]
-    """Metadata, in full names."""
+    """Metadata, with full key names."""
     signed: Mapping[str, int]
     """Metadata that GGUF holds as int32."""
     tensors: Mapping[str, tuple[int, ...]]
@@ -53,16 +53,16 @@ class Projector:
     f16: str = "^$"
     """Pattern of weights that must be F16."""
     tile: int = 0
-    """Pixels of a side of the images that it encodes, 0 for audio."""
+    """Side of an image tile in pixels; 0 for audio."""
     text: str = "llama"
     """Architecture of the text model."""
     text_keys: Mapping[str, Value] = field(default_factory=dict)
-    """What it needs beside the zoo's own keys."""
+    """Its metadata beyond the zoo's own keys."""
 
 
 @cache
 def table() -> dict[str, Projector]:
-    """Every projector by name."""
+    """Return every projector by name."""
     try:
         read = json.loads(_TABLE.read_text("utf-8"))
     except OSError as e:
@@ -71,7 +71,7 @@ def table() -> dict[str, Projector]:
 
 
 def projector(name: str) -> Projector:
-    """The projector called `name`; UsageError lists those that there are."""
+    """Return the projector called `name`; UsageError lists the known ones."""
     if name not in table():
         raise UsageError(f"zoo: projector {name!r} is unknown; known: {', '.join(table())}")
     return table()[name]
@@ -101,7 +101,7 @@ def _projector(name: str, entry: Mapping[str, Any], read: Mapping[str, Any]) -> 
 
 
 def _weights(lines: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, list[str]]]:
-    """Name and `ne`, as written, of every weight that the entries list."""
+    """Yield name and `ne`, as written, of every weight in the entries."""
     for line in lines:
         if line.startswith("@"):
             yield from _weights(parts[line[1:]], parts)
@@ -116,6 +116,6 @@ def _weights(lines: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Iterat
 
 
 def _number(text: str, sizes: Mapping[str, int]) -> int:
-    """The value of a sum of products, such as `4*E` or `N+1`."""
+    """Evaluate a sum of products, such as `4*E` or `N+1`."""
     terms = (term.split("*") for term in text.split("+"))
     return sum(prod(int(f) if f.isdecimal() else sizes[f] for f in factors) for factors in terms)

@@ -1,10 +1,12 @@
-"""The service of libmtmd's processes, which a shape or a device may end. Its requests, by their fields:
+"""The service that runs libmtmd in its own process, which a shape or a device may crash.
 
-`load` (`encoder.Load`'s fields) and `device` ("" for the CPU alone): a projector. `run` (a name of `relations.MEDIA`),
-`file`: a medium is encoded; the reply `{"chunks": n}` comes with the file (an array per chunk), or it is
-`{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply `{"comparisons": [what each
-compares, …]}` comes with `folder/NAME.npz`. Either is `{"unsupported": text}` where the library lacks what it takes.
-`record` (a `Medium`) and `output`: what the CPU computes of it is written as a case file; the reply is empty.
+Its requests, by their fields:
+
+`load` (`encoder.Load`'s fields) and `device` ("" for the CPU alone): load a projector. `run` (a name of
+`relations.MEDIA`) and `file`: encode a medium; the reply is `{"chunks": n}`, with an array per chunk in the file, or
+`{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply is `{"comparisons": [...]}`,
+with `folder/NAME.npz`. Both may reply `{"unsupported": text}` if the library lacks a function. `record` (a `Medium`)
+and `output`: write the CPU's values as a case file; the reply is empty.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .relations import MEDIA, RELATIONS
 
 
 def main() -> None:
-    """Answer requests to their end."""
+    """Answer requests until the parent closes the pipe."""
     loaded: list[Encoder] = []
 
     def answer(header: dict[str, Any], _: object) -> Frame:
@@ -49,7 +51,7 @@ def main() -> None:
 
 
 def encoder(load: Load, device: str, rpc: str = "") -> Encoder:
-    """A projector on a device; ConformanceError where there is no such library."""
+    """Load a projector on a device; ConformanceError if the library is missing."""
     library = Mtmd(load.lib)
     library.initialise(last_words)
     attach(library, rpc)
@@ -57,7 +59,7 @@ def encoder(load: Load, device: str, rpc: str = "") -> Encoder:
 
 
 def reply(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to the request for a run or a relation."""
+    """Answer a request for a run or a relation."""
     if e.library.absent:
         return {"unsupported": e.library.absent}
     e.library.log.clear()

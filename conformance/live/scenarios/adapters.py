@@ -1,4 +1,4 @@
-"""Scenarios of adapters: LoRA and control vectors. An adapter is loaded before the contexts, as llama.cpp asks."""
+"""API scenarios for adapters: LoRA and control vectors. llama.cpp requires adapters to be loaded before contexts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _with(harness: Harness, adapters: Sequence[Adapter], text: str = "prompt") -
 
 
 def _read(context: Context, text: str = "prompt") -> F32:
-    """A text in an empty memory, always in one batch of one shape."""
+    """Decode a text into an empty memory, always as one batch of one shape."""
     if context.memory:
         context.clear()
     return context.feed((0, context.harness.tokens(PROMPT, text)))
 
 
 def removed(harness: Harness) -> Iterator[Comparison]:
-    """An adapter is there and then no more."""
+    """Set and remove an adapter."""
     a = Adapter(lora.load(harness, "a", lora.factors(harness, "a")))
     context, plain = harness.context(), _read(harness.context())
     lora.put(context, [a])
@@ -38,7 +38,7 @@ def removed(harness: Harness) -> Iterator[Comparison]:
 
 
 def scaled(harness: Harness) -> Iterator[Comparison]:
-    """Half of an adapter is one whose B is half; none of it is none."""
+    """Compare half an adapter with one whose B is halved, and scale 0 with no adapter."""
     of = lora.factors(harness, "a")
     a = lora.load(harness, "a", of)
     half = lora.load(harness, "half", {w: (f[0], f[1] / np.float32(2)) for w, f in of.items()})
@@ -49,7 +49,7 @@ def scaled(harness: Harness) -> Iterator[Comparison]:
 
 
 def both(harness: Harness) -> Iterator[Comparison]:
-    """Two adapters at once are one that holds the ranks of both."""
+    """Compare two adapters with one that concatenates their ranks."""
     one, other = lora.factors(harness, "a"), lora.factors(harness, "b")
     # A file's scale is alpha / rank, so that of both together is 1, as that of each.
     twice = {w: (f[0], np.float32(2) * f[1]) for w, f in other.items()}
@@ -61,7 +61,7 @@ def both(harness: Harness) -> Iterator[Comparison]:
 
 
 def many(harness: Harness, n: int) -> Iterator[Comparison]:
-    """Many adapters at once, each with its share of one."""
+    """Compare `n` equal adapters of scale 1/n with one."""
     of = lora.factors(harness, "a")
     adapters = [lora.load(harness, "a", of) for _ in range(n)]
     yield Comparison(
@@ -70,7 +70,7 @@ def many(harness: Harness, n: int) -> Iterator[Comparison]:
 
 
 def changed(harness: Harness) -> Iterator[Comparison]:
-    """Adapters change between batches of one shape, whose graph may be used again."""
+    """Change adapters between batches of one shape, whose graph may be reused."""
     a, b = (lora.load(harness, name, lora.factors(harness, name)) for name in ("a", "b"))
     settings = [[], [Adapter(a)], [Adapter(b)], [Adapter(b, 0.5)], [Adapter(a), Adapter(b)], []]
     context, before = harness.context(), None
@@ -84,7 +84,7 @@ def changed(harness: Harness) -> Iterator[Comparison]:
 
 
 def steered(harness: Harness) -> Iterator[Comparison]:
-    """A control vector is there and then no more."""
+    """Set and remove a control vector."""
     context, plain = harness.context(), _read(harness.context())
     lora.steer(context, lora.control(harness, "a"))
     yield Comparison("with the vector", _read(context), plain, apart=True)
@@ -93,7 +93,7 @@ def steered(harness: Harness) -> Iterator[Comparison]:
 
 
 def resteered(harness: Harness) -> Iterator[Comparison]:
-    """Control vectors change between batches of one shape, whose graph may be used again."""
+    """Change control vectors between batches of one shape, whose graph may be reused."""
     context, before = harness.context(), None
     for i, name in enumerate(("", "a", "b", "", "b")):
         vector = lora.control(harness, name) if name else None

@@ -1,4 +1,4 @@
-"""Scenarios of batches: sequences together as each alone, a prompt in pieces as at once."""
+"""API scenarios for batches: sequences together or alone, a prompt split or in one batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .harness import AFTER, F32, PROMPT, Context, Harness, joined
 
 
 def _length(seq: int) -> int:
-    """Another number of tokens for each sequence, of a few kinds."""
+    """Return a number of tokens that differs between neighbouring sequences."""
     return 4 + 3 * seq % 8
 
 
 def _alone(context: Context, seq: int, n: int, steps: int = AFTER) -> F32:
-    """What a sequence gives by itself: its prompt's last row, and its steps' rows."""
+    """Decode a sequence alone: the last row of its prompt, and a row per step."""
     if context.memory:
         context.clear()
     rows = [context.feed((0, context.harness.tokens(n, f"prompt {seq}")))]
@@ -30,9 +30,9 @@ def _alone(context: Context, seq: int, n: int, steps: int = AFTER) -> F32:
 def together(
     harness: Harness, seqs: Sequence[int], *, unified: bool | None = None, alike: bool = False
 ) -> Iterator[Comparison]:
-    """Sequences of different lengths (`alike`: of one length) in one batch, and in each step after it.
+    """Decode sequences of different lengths (`alike`: of one length) together, prompt and steps.
 
-    Where there is one alone, others might have joined: else both ways would be the same.
+    The context has room for one more sequence than it needs, so that the two runs differ even for a single sequence.
     """
     context, calm = harness.context(max(*seqs, 1) + 1, unified=unified), harness.context()
     lengths = {seq: PROMPT if alike else _length(seq) for seq in seqs}
@@ -45,7 +45,7 @@ def together(
 
 
 def needle(harness: Harness, n: int) -> Iterator[Comparison]:
-    """Many sequences whose texts differ in their first token alone."""
+    """Decode many sequences whose texts differ only in their first token."""
     context, calm = harness.context(n, unified=True, n_ctx=1024), harness.context(n_ctx=1024)
     first, text = harness.tokens(n, "needles"), harness.tokens(4, "hay")
     fed = context.feed(*((seq, np.append(first[seq], text)) for seq in range(n)))
@@ -57,7 +57,7 @@ def needle(harness: Harness, n: int) -> Iterator[Comparison]:
 
 
 def ubatch(harness: Harness, n: int) -> Iterator[Comparison]:
-    """A prompt in graphs of few tokens, against one graph."""
+    """Compare a prompt split into graphs of `n` tokens with one graph."""
     text = harness.tokens(27)
     context, calm = harness.context(n_ubatch=n), harness.context()
     fed, expected = context.feed((0, text)), calm.feed((0, text))
@@ -66,7 +66,7 @@ def ubatch(harness: Harness, n: int) -> Iterator[Comparison]:
 
 
 def ubatch_several(harness: Harness) -> Iterator[Comparison]:
-    """Three prompts in one batch, in graphs of few tokens, against one graph."""
+    """Compare three prompts in one batch, split into small graphs, with one graph."""
     spans = [(seq, harness.tokens(11 + seq, f"prompt {seq}")) for seq in range(3)]
     context, calm = harness.context(3, n_ubatch=6), harness.context(3)
     yield Comparison("the prompts", context.feed(*spans), calm.feed(*spans))
@@ -75,7 +75,7 @@ def ubatch_several(harness: Harness) -> Iterator[Comparison]:
 
 
 def chunks(harness: Harness) -> Iterator[Comparison]:
-    """A prompt in two batches and token by token, against one batch."""
+    """Compare a prompt in two batches, and token by token, with one batch."""
     text, context, calm = harness.tokens(PROMPT), harness.context(), harness.context()
     pieces, single = context.feed((0, text[:5])), harness.context()
     pieces = context.feed((0, text[5:]))
@@ -86,7 +86,7 @@ def chunks(harness: Harness) -> Iterator[Comparison]:
 
 
 def unified(harness: Harness) -> Iterator[Comparison]:
-    """Sequences in one stream of cells, against a stream each."""
+    """Compare sequences in one stream of cells with one stream each."""
     spans = [(seq, harness.tokens(_length(seq), f"prompt {seq}")) for seq in range(3)]
     one, each = harness.context(3, unified=True), harness.context(3)
     yield Comparison("the prompts", one.feed(*spans), each.feed(*spans))
@@ -95,7 +95,7 @@ def unified(harness: Harness) -> Iterator[Comparison]:
 
 
 def sets(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
-    """Batches of one shape with other sequences, and of one size in other shapes: a graph may be used again or not."""
+    """Decode batches of equal shape with other sequences, and of equal size in other shapes, to test graph reuse."""
     n = 4
     context, calm = harness.context(n, unified=unified), [harness.context() for _ in range(n)]
     for seq in range(n):

@@ -1,4 +1,4 @@
-"""Scenarios of contexts: what else a context does, or how it is made, changes nothing."""
+"""API scenarios for contexts: other activity or other parameters of a context change nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .harness import PROMPT, Context, Harness, RefusedError, joined
 
 
 def two(harness: Harness) -> Iterator[Comparison]:
-    """Two contexts on one model decode in turn."""
+    """Decode alternately in two contexts on one model."""
     a, b = harness.context(), harness.context()
     calm = [harness.context(), harness.context()]
     fed: list[list[np.ndarray]] = [[], []]
@@ -29,7 +29,7 @@ def two(harness: Harness) -> Iterator[Comparison]:
 
 
 def sizes(harness: Harness) -> Iterator[Comparison]:
-    """Small, large, small and middle texts in one context, each as in a new one."""
+    """Decode texts of changing size in one context, each as in a new one."""
     context = harness.context()
     for i, n in enumerate((1, 200, 1, 60, 2)):
         if context.memory:
@@ -39,22 +39,22 @@ def sizes(harness: Harness) -> Iterator[Comparison]:
 
 
 def other(harness: Harness, **more: int) -> Iterator[Comparison]:
-    """With another value of a parameter, as with the default."""
+    """Compare another value of a parameter with the default."""
     yield from _same(harness, harness.context(more=dict(more)))
 
 
 def threads(harness: Harness) -> Iterator[Comparison]:
-    """With 3 threads as with one."""
+    """Compare 3 threads with one."""
     yield from _same(harness, harness.context(more={"n_threads": 3, "n_threads_batch": 3}))
 
 
 def larger(harness: Harness) -> Iterator[Comparison]:
-    """With more cells than are needed."""
+    """Compare a context with more cells than needed."""
     yield from _same(harness, harness.larger(4))
 
 
 def flash_attn(harness: Harness) -> Iterator[Comparison]:
-    """Without flash attention as with it."""
+    """Compare with and without flash attention."""
     arch = str(harness.request.params.get("arch"))
     if arch in table() and not table()[arch].flash_attn:
         raise RefusedError("this architecture has no flash attention")
@@ -68,7 +68,7 @@ def _same(harness: Harness, context: Context) -> Iterator[Comparison]:
 
 
 def full(harness: Harness) -> Iterator[Comparison]:
-    """A batch for which there are no cells is declined and leaves all as it was."""
+    """Check that a batch with too few free cells is refused and changes nothing."""
     context, calm = harness.context(n_ctx=256), harness.context(n_ctx=256)
     text, more = harness.tokens(245), harness.tokens(30, "more")
     context.feed((0, text))

@@ -1,4 +1,4 @@
-"""Scenarios of an encoder beside a decoder: what it read last is what the decoder sees, of each sequence its own."""
+"""API scenarios for encoder-decoders: each sequence's decoder sees the text that was encoded last."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from conformance.live.comparison import Comparison
 from .harness import F32, PROMPT, Context, Harness
 
 LENGTHS = (1, 33, 2, 200, 7)
-"""Tokens of the texts that one context reads in turn."""
+"""Lengths in tokens of the texts that one context encodes in turn."""
 
 
 def _read(context: Context, *texts: tuple[int, str]) -> None:
-    """Begin anew: sequence i reads the text of so many tokens and such a name."""
+    """Clear the context and encode for sequence i a text of the given length and name."""
     context.clear()
     context.encode(*((seq, context.harness.tokens(n, name)) for seq, (n, name) in enumerate(texts)))
 
 
 def _decode(context: Context, seqs: Sequence[int] = (0,)) -> F32:
-    """The results of all tokens of sequences that decode the same ones in one batch: `[seqs * PROMPT, n_vocab]`."""
+    """Decode the same tokens in several sequences as one batch; return all results, `[seqs * PROMPT, n_vocab]`."""
     text = context.harness.tokens(PROMPT)
     return context.feed(*((seq, text) for seq in seqs), every=True)
 
 
 def twice(harness: Harness) -> Iterator[Comparison]:
-    """A decoder begins anew, with what the encoder read before."""
+    """Decode twice after one encoding."""
     context = harness.context()
     _read(context, (9, "text"))
     first = _decode(context)
@@ -36,7 +36,7 @@ def twice(harness: Harness) -> Iterator[Comparison]:
 
 
 def again(harness: Harness) -> Iterator[Comparison]:
-    """Another text replaces what was read, be it longer or shorter."""
+    """Encode another text, longer or shorter, in place of the first."""
     context = harness.context()
     before: F32 | None = None
     for i, n in enumerate(LENGTHS):
@@ -51,7 +51,7 @@ def again(harness: Harness) -> Iterator[Comparison]:
 
 
 def together(harness: Harness) -> Iterator[Comparison]:
-    """Two sequences read texts in one batch, each as if alone."""
+    """Encode two texts in one batch, each as if alone."""
     texts = ((7, "text a"), (12, "text b"))
     context = harness.context(2)
     _read(context, *texts)

@@ -1,4 +1,4 @@
-"""The harness of scenarios: a loaded model, and contexts on it with their calls."""
+"""The harness of API scenarios: a loaded model, and contexts on it with their calls."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from conformance.suite.zoo.load import LacksError, new_context
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Kind = Literal["attention", "recurrent", "hybrid", "encoder", "encoder-decoder"]
-"""What a model remembers: a KV cache, states, both, nothing, or a KV cache beside what its encoder read. Those that
-remember nothing give embeddings, or logits, as a model that fills in text everywhere (diffusion).
+"""Memory of a model: KV cache, recurrent states, both, nothing, or a KV cache and an encoder's output. Models without
+memory give embeddings, or logits if they are diffusion models.
 """
 Seqs: TypeAlias = "int | tuple[int, ...]"
 """A sequence, or several that share tokens."""
 MROPE = (8, 40)
 """`LLAMA_ROPE_TYPE_MROPE` and `IMROPE`: a position has four parts."""
 PROMPT, AFTER = 13, 3
-"""Tokens of an ordinary prompt, and steps after it."""
+"""Tokens of a default prompt, and steps after it."""
 
 
 AMPLIFIED = 4.0
-"""How many times the NMSE of rounded keys logits may have."""
+"""Allowed ratio of the NMSE of logits to the NMSE of rounded keys."""
 
 
 @cache
 def rounding(name: str) -> float:
-    """NMSE that storing in a type leaves in normal values."""
+    """Return the NMSE of normal values after a round trip through a type."""
     x = Stream("rounding", name).normal(1 << 14, 1.0, 0.0).astype(np.float32).reshape(-1, 256)
     lost = (roundtrip(TYPES[name], x).astype(np.float64) - x) ** 2
     return float(lost.sum() / (x.astype(np.float64) ** 2).sum())
 
 
 class RefusedError(UsageError):
-    """llama.cpp declines by its documented answer, and may: a recurrent state cannot go back, for one."""
+    """llama.cpp declines with a documented return value, and may: a recurrent state cannot go back, for one."""
 
 
 @dataclass
 class Harness:
-    """A model and what scenarios need beside it."""
+    """A model and the state that scenarios share."""
 
     library: Llama
     model: int
@@ -63,13 +63,13 @@ class Harness:
     request: Request
     folder: Path
     part: int = 0
-    """Which of a scenario's processes this is."""
+    """Index of this process among the scenario's parts."""
     contexts: list[int] = field(default_factory=list)
-    """`llama_context *` of each context; it lives until the scenario is done."""
+    """`llama_context *` of each context; freed by `clean`."""
 
     @cached_property
     def kind(self) -> Kind:
-        """What the model remembers."""
+        """The model's memory."""
         if self.request.embeddings or not self._remembers():
             return "encoder"
         if self.call("model_has_encoder")(self.model):
@@ -80,7 +80,7 @@ class Harness:
         return "hybrid" if is_hybrid and is_hybrid(self.model) else "attention"
 
     def _remembers(self) -> bool:
-        """Whether a context has a memory: one of a model that encodes, or fills in text everywhere, has none."""
+        """Return True if a context has a memory; encoders and diffusion models have none."""
         context = new_context(self.library, self.model, replace(self.request, n_seq_max=1))
         try:
             return bool(self.call("get_memory")(context))
@@ -89,7 +89,7 @@ class Harness:
 
     @property
     def n_vocab(self) -> int:
-        """Tokens that there are."""
+        """Size of the vocabulary."""
         return int(self.call("vocab_n_tokens")(self.call("model_get_vocab")(self.model)))
 
     @property
@@ -98,24 +98,24 @@ class Harness:
         return int(self.call("model_n_embd")(self.model))
 
     def larger(self, times: int) -> Context:
-        """A context of more cells; RefusedError where that alone makes it another model."""
+        """Make a context with more cells; RefusedError if the number of cells changes the model itself."""
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
             raise RefusedError("the rotations of this model depend on how many cells there are")
         return self.context(n_ctx=times * self.request.n_ctx)
 
     def turned(self, times: int) -> float:
-        """What it is worth that keys were read, turned and stored again so many times: a draw of roundings each."""
+        """Return the extra NMSE allowed for keys that were read, rotated and stored again `times` times."""
         return times * AMPLIFIED * rounding(self.request.type_k)
 
     def call(self, name: str) -> Callable[..., Any]:
-        """`llama_NAME`; LacksError if this library exports none."""
+        """Return `llama_NAME`; LacksError if this library does not export it."""
         function: Callable[..., Any] | None = getattr(self.library.llama, name)
         if function is None:
             raise LacksError(f"llama_{name}")
         return function
 
     def tokens(self, n: int, name: str = "prompt") -> Tokens:
-        """`n` tokens, always the same ones for a name and a number."""
+        """Return `n` tokens, the same ones for each name."""
         return Stream(self.request.stream, f"verb {name}").integers(n, 0, self.n_vocab)
 
     def context(
@@ -126,10 +126,10 @@ class Harness:
         more: Mapping[str, object] | None = None,
         **changes: Any,  # noqa: ANN401  # fields of a request
     ) -> Context:
-        """A new context; `changes` are fields of `Request`, `more` of `llama_context_params`.
+        """Make a context; `changes` are fields of `Request`, `more` of `llama_context_params`.
 
-        Its sequences have a stream of cells each where the architecture can have that, or as `unified` says;
-        RefusedError where it says what the architecture cannot.
+        `unified`: all sequences share one stream of cells; default: one stream each if the architecture allows it.
+        RefusedError if the architecture cannot have `unified=False`.
         """
         if unified is False and self.request.unified:
             raise RefusedError("this architecture runs in one stream of cells alone")
@@ -141,7 +141,7 @@ class Harness:
 
     @contextmanager
     def clean(self) -> Iterator[None]:
-        """Free all contexts at the end."""
+        """Free all contexts at the end of the block."""
         try:
             yield
         finally:
@@ -151,12 +151,12 @@ class Harness:
 
 
 class Context:
-    """One context, and where each of its sequences stands. An encoder-decoder has read the same text for each."""
+    """One context and the next position of each sequence. An encoder-decoder has encoded the same text for each."""
 
     def __init__(self, harness: Harness, pointer: int, request: Request) -> None:
         self.harness, self.pointer, self.request = harness, pointer, request
         self.next = [0] * request.n_seq_max
-        """Sequence -> the position of its next token."""
+        """Sequence -> position of its next token."""
         self.kind = harness.kind
         owned = harness.call("get_memory")(pointer) if self.kind != "encoder" else 0
         self.memory: int = owned or 0
@@ -165,7 +165,7 @@ class Context:
             self.encode(*((seq, harness.tokens(7, "source")) for seq in range(request.n_seq_max)))
 
     def feed(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32], every: bool = False) -> F32:
-        """Decode (or encode) in one batch new tokens of sequences, each at its next position.
+        """Decode (or encode) new tokens of sequences in one batch, each at its next position.
 
         A span's tokens may be embeddings, `[n, n_embd]`.
 
@@ -187,15 +187,15 @@ class Context:
         return self._results("get_logits_ith", at, self.harness.n_vocab)
 
     def decode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
-        """As `feed`, where nobody reads the results."""
+        """Decode as `feed`, without reading the results."""
         self._run("decode", spans, every=False)
 
     def encode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
-        """Have the encoder read the texts of sequences in one batch, each from position 0; UsageError as `feed`."""
+        """Encode the texts of sequences in one batch, each from position 0; UsageError as `feed`."""
         self._run("encode", spans, every=True)
 
     def steps(self, seq: int = 0, n: int = AFTER, name: str = "after") -> F32:
-        """Decode `n` tokens of a sequence one by one: `[n, n_vocab]`. An encoder reads them together."""
+        """Decode `n` tokens of a sequence one by one: `[n, n_vocab]`. An encoder takes them in one batch."""
         tokens = self.harness.tokens(n, name)
         if self.kind == "encoder":
             return self.feed((seq, tokens))
@@ -203,7 +203,7 @@ class Context:
 
     @property
     def pooled(self) -> bool:
-        """Whether a sequence has one result for all its tokens."""
+        """True if a sequence has one result for all its tokens."""
         return self.request.embeddings and self.harness.call("pooling_type")(self.pointer) > 0
 
     def _run(self, function: str, spans: Sequence[tuple[Seqs, Any]], *, every: bool) -> None:
@@ -239,7 +239,7 @@ class Context:
             raise UsageError(f"llama_{function} of {n} tokens returned {status}: {self.harness.library.reason()}")
 
     def _results(self, name: str, at: Sequence[int], n: int) -> F32:
-        """Rows of `n` elements, as a getter of llama.cpp has them; UsageError where it has none."""
+        """Read rows of `n` elements with a getter of llama.cpp; UsageError if it returns NULL."""
         pointers = [self.harness.call(name)(self.pointer, i) for i in at]
         if not all(pointers):
             raise UsageError(f"llama_{name} returned NULL for {at[pointers.index(None)]}")
@@ -248,11 +248,11 @@ class Context:
     # --- memory
 
     def rm(self, seq: int, p0: int = -1, p1: int = -1, *, may_refuse: bool = False) -> None:
-        """`llama_memory_seq_rm`; `seq` -1 for all sequences.
+        """Call `llama_memory_seq_rm`; `seq` -1 for all sequences.
 
         Raises:
-            RefusedError: it cannot, and `may_refuse` says that it need not.
-            UsageError: it cannot.
+            RefusedError: it returned false, and `may_refuse` allows that.
+            UsageError: it returned false.
         """
         if not self.harness.call("memory_seq_rm")(self.memory, seq, p0, p1):
             error = RefusedError if may_refuse else UsageError
@@ -262,17 +262,17 @@ class Context:
                 self.next[s] = min(self.next[s], max(0, p0))
 
     def cp(self, source: int, to: int) -> None:
-        """`llama_memory_seq_cp` of all tokens."""
+        """Call `llama_memory_seq_cp` for all tokens."""
         self.harness.call("memory_seq_cp")(self.memory, source, to, -1, -1)
         self.next[to] = self.next[source]
 
     def keep(self, seq: int) -> None:
-        """`llama_memory_seq_keep`."""
+        """Call `llama_memory_seq_keep`."""
         self.harness.call("memory_seq_keep")(self.memory, seq)
         self.next = [p if s == seq else 0 for s, p in enumerate(self.next)]
 
     def add(self, seq: int, delta: int, p0: int = 0, p1: int = -1) -> None:
-        """`llama_memory_seq_add`; RefusedError if this memory says that it cannot shift."""
+        """Call `llama_memory_seq_add`; RefusedError if `llama_memory_can_shift` returns false."""
         can_shift = self.harness.call("memory_can_shift")
         if not can_shift(self.memory):
             raise RefusedError("llama_memory_can_shift returned false")
@@ -281,11 +281,11 @@ class Context:
             self.next[seq] += delta
 
     def clear(self, *, data: bool = False) -> None:
-        """`llama_memory_clear`."""
+        """Call `llama_memory_clear`."""
         self.harness.call("memory_clear")(self.memory, data)
         self.next = [0] * len(self.next)
 
 
 def joined(*parts: F32) -> F32:
-    """Rows of several results below each other."""
+    """Stack the rows of several results."""
     return np.concatenate(parts)

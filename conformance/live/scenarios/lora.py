@@ -19,7 +19,7 @@ from .harness import F32, Context, Harness, RefusedError
 
 _WEIGHT = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls)).+\.weight")
 _LEAST = 16
-"""Elements of the shorter side of a matrix that an adapter has a pair for."""
+"""Smallest side of a matrix that gets an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ Factors = dict[str, tuple[F32, F32]]
 
 @cache
 def _matrices(model: str) -> tuple[tuple[str, int, int], ...]:
-    """Name, `ne0` and `ne1` of every matrix of a layer."""
+    """Return name, `ne0` and `ne1` of every matrix of a layer."""
     shapes = [(t.name, [int(n) for n in t.shape]) for t in GGUFReader(model).tensors]
     return tuple((name, *ne) for name, ne in shapes if len(ne) == 2 and min(ne) >= _LEAST and _WEIGHT.fullmatch(name))  # type: ignore[misc]  # two
 
 
 def factors(harness: Harness, name: str, rank: int = 4) -> Factors:
-    """Random factors for every matrix; RefusedError where the model's weights are in no file."""
+    """Draw random factors for every matrix; RefusedError if the file holds no such weights."""
     out: Factors = {}
     for weight, ne0, ne1 in _matrices(harness.request.model):
         stream = Stream(harness.request.stream, f"lora {name} {weight}")
@@ -54,7 +54,7 @@ def factors(harness: Harness, name: str, rank: int = 4) -> Factors:
 
 
 def load(harness: Harness, name: str, of: Factors) -> int:
-    """`llama_adapter_lora_init` of a file written here; UsageError if llama.cpp refuses it."""
+    """Write an adapter file and load it with `llama_adapter_lora_init`; UsageError if llama.cpp refuses it."""
     path = harness.folder / f"{name}.gguf"
     _write(path, str(harness.request.params["arch"]), of)
     adapter: int | None = harness.call("adapter_lora_init")(harness.model, bytes(path))
@@ -78,7 +78,7 @@ def _write(path: Path, arch: str, of: Factors) -> None:
 
 
 def put(context: Context, adapters: Sequence[Adapter]) -> None:
-    """Let a context have these adapters and no others; UsageError if llama.cpp refuses."""
+    """Set exactly these adapters on a context; UsageError if llama.cpp refuses."""
     call = context.harness.call
     if context.harness.library.llama.set_adapters_lora is None:  # until b8100 or so one by one
         call("clear_adapter_lora")(context.pointer)
@@ -94,14 +94,14 @@ def put(context: Context, adapters: Sequence[Adapter]) -> None:
 
 
 def control(harness: Harness, name: str) -> F32:
-    """A random control vector: a row for each layer from the second on."""
+    """Draw a random control vector: a row for each layer from the second on."""
     n_layer = harness.call("model_n_layer")(harness.model)
     rows = Stream(harness.request.stream, f"control {name}").normal((n_layer - 1) * harness.n_embd, 3.0)
     return rows.astype(np.float32).reshape(n_layer - 1, harness.n_embd)
 
 
 def steer(context: Context, vector: F32 | None) -> None:
-    """`llama_set_adapter_cvec`; None takes it away. UsageError if llama.cpp refuses."""
+    """Call `llama_set_adapter_cvec`; None removes the vector. UsageError if llama.cpp refuses."""
     n_embd = context.harness.n_embd
     if vector is None:
         status = context.harness.call("set_adapter_cvec")(context.pointer, None, 0, n_embd, 0, 0)

@@ -1,4 +1,4 @@
-"""Scenarios of memories: what was removed, copied or moved, against contexts that never had it otherwise."""
+"""API scenarios for memory: sequences removed, copied or moved, compared with contexts that never were."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .harness import PROMPT, Context, Harness, RefusedError, joined
 NO_ROPE = -1
 """`LLAMA_ROPE_TYPE_NONE`."""
 _COUPLED = "coupled sequences"
-"""llama.cpp's words where a recurrent memory, by itself, takes no token for two sequences."""
+"""llama.cpp's message if a purely recurrent memory takes no token for two sequences."""
 
 
 def _alone(harness: Harness, name: str = "prompt", n: int = PROMPT) -> Context:
@@ -24,9 +24,9 @@ def _alone(harness: Harness, name: str = "prompt", n: int = PROMPT) -> Context:
 
 
 def _need_rotations(harness: Harness) -> None:
-    """RefusedError where a text is another one at other positions, whatever llama.cpp does with the cells.
+    """Raise RefusedError if a model depends on absolute positions, however the cells move.
 
-    starcoder has a type of RoPE and learnt positions, which are added to the embeddings.
+    starcoder has a RoPE type and learnt positions, which are added to the embeddings.
     """
     learnt = any(t.name == "position_embd.weight" for t in GGUFReader(harness.request.model).tensors)
     if learnt or harness.call("model_rope_type")(harness.model) == NO_ROPE:
@@ -34,7 +34,7 @@ def _need_rotations(harness: Harness) -> None:
 
 
 def cp(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
-    """Sequence 1 gets what sequence 0 has, in place of its own; each goes on by itself."""
+    """Copy sequence 0 over sequence 1; each continues independently."""
     context, calm = harness.context(2, unified=unified), _alone(harness)
     context.feed((0, harness.tokens(PROMPT)), (1, harness.tokens(5, "other")))
     context.rm(1)
@@ -45,7 +45,7 @@ def cp(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
 
 
 def rm_tail(harness: Harness, n: int, gone: int) -> Iterator[Comparison]:
-    """The last tokens are removed, as drafts that were rejected."""
+    """Remove the last tokens, like rejected drafts."""
     text = harness.tokens(n)
     context, calm = harness.context(), harness.context()
     context.feed((0, text))
@@ -56,7 +56,7 @@ def rm_tail(harness: Harness, n: int, gone: int) -> Iterator[Comparison]:
 
 
 def drafts(harness: Harness) -> Iterator[Comparison]:
-    """Three times four drafts in a batch, of which two are accepted, against tokens one by one."""
+    """Decode four drafts in a batch and accept two, three times, compared with single tokens."""
     context, calm = _alone(harness), _alone(harness)
     for i in range(3):
         text = harness.tokens(4, f"drafts {i}")
@@ -68,7 +68,7 @@ def drafts(harness: Harness) -> Iterator[Comparison]:
 
 
 def snapshots(harness: Harness) -> Iterator[Comparison]:
-    """Drafts are rejected where a context keeps snapshots of its recurrent states (`n_rs_seq`)."""
+    """Reject drafts in a context with snapshots of its recurrent states (`n_rs_seq`)."""
     more: dict[str, object] = {"n_rs_seq": 4}
     context, calm = harness.context(more=more), harness.context(more=more)
     text, new = harness.tokens(PROMPT), harness.tokens(4, "drafts")
@@ -81,7 +81,7 @@ def snapshots(harness: Harness) -> Iterator[Comparison]:
 
 
 def rm_all(harness: Harness, *, unified: bool | None = None) -> Iterator[Comparison]:
-    """All sequences are removed at once by the id -1; then others begin."""
+    """Remove all sequences with the id -1, then decode others."""
     context = harness.context(2, unified=unified)
     context.feed((0, harness.tokens(PROMPT, "other")), (1, harness.tokens(5, "other")))
     context.rm(-1)
@@ -91,7 +91,7 @@ def rm_all(harness: Harness, *, unified: bool | None = None) -> Iterator[Compari
 
 
 def rm_whole(harness: Harness, n: int) -> Iterator[Comparison]:
-    """A sequence is removed and its id begins anew; the other one goes on."""
+    """Remove a sequence and reuse its id; the other sequence continues."""
     context = harness.context(2)
     context.feed((0, harness.tokens(n, "other")), (1, harness.tokens(PROMPT, "calm")))
     context.steps(0)
@@ -102,7 +102,7 @@ def rm_whole(harness: Harness, n: int) -> Iterator[Comparison]:
 
 
 def keep(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
-    """Of three sequences one is kept; the id of another begins anew."""
+    """Keep one of three sequences, and reuse the id of another."""
     context = harness.context(3, unified=unified)
     context.feed((0, harness.tokens(9, "other")), (1, harness.tokens(PROMPT)), (2, harness.tokens(8, "other")))
     context.keep(1)
@@ -115,7 +115,7 @@ def keep(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
 
 
 def add_back(harness: Harness) -> Iterator[Comparison]:
-    """Positions move up, another sequence decodes, and they move back."""
+    """Shift positions up, decode another sequence, and shift them back."""
     context = harness.context(2, unified=True)
     context.feed((0, harness.tokens(PROMPT)), (1, harness.tokens(5, "other")))
     context.add(0, 7)
@@ -125,7 +125,7 @@ def add_back(harness: Harness) -> Iterator[Comparison]:
 
 
 def add(harness: Harness) -> Iterator[Comparison]:
-    """A text whose positions are relative reads on the same after they moved."""
+    """Shift all positions of a text, which must not matter if positions are relative."""
     _need_rotations(harness)
     context, calm = _alone(harness), _alone(harness)
     context.add(0, 7)
@@ -133,7 +133,7 @@ def add(harness: Harness) -> Iterator[Comparison]:
 
 
 def shift(harness: Harness) -> Iterator[Comparison]:
-    """A context shift, the first tokens gone and the others moved to 0, against the same cells where they were."""
+    """Remove the first tokens and shift the others to 0, compared with the same cells unshifted."""
     _need_rotations(harness)
     context, calm = _alone(harness), _alone(harness)
     for each in (context, calm):
@@ -143,7 +143,7 @@ def shift(harness: Harness) -> Iterator[Comparison]:
 
 
 def div(harness: Harness) -> Iterator[Comparison]:
-    """Positions divided by 2 are positions moved one by one."""
+    """Compare positions divided by 2 with positions shifted one by one."""
     context, calm = _alone(harness), _alone(harness)
     can_shift = harness.call("memory_can_shift")
     if not can_shift(context.memory):
@@ -156,7 +156,7 @@ def div(harness: Harness) -> Iterator[Comparison]:
 
 
 def clear(harness: Harness, *, data: bool) -> Iterator[Comparison]:
-    """All is forgotten, and a text decodes as in a new context."""
+    """Clear the memory and decode as in a new context."""
     context = harness.context(2)
     context.feed((0, harness.tokens(PROMPT + 5, "other")), (1, harness.tokens(PROMPT, "other")))
     context.clear(data=data)
@@ -166,7 +166,7 @@ def clear(harness: Harness, *, data: bool) -> Iterator[Comparison]:
 
 
 def coupled(harness: Harness) -> Iterator[Comparison]:
-    """Two sequences share the tokens of a prefix in the batch itself, then go their own ways."""
+    """Share a prefix between two sequences in the batch itself, then continue them separately."""
     context = harness.context(2, unified=True)
     try:
         context.feed(((0, 1), harness.tokens(PROMPT)))

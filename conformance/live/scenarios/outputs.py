@@ -1,4 +1,4 @@
-"""Scenarios of inputs and outputs: embeddings in, which results are asked for, pooling, samplers on the device."""
+"""API scenarios for inputs and outputs: embeddings as input, choice of outputs, pooling, samplers on the device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ OTHERWISE = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "scales embeddings of tokens alone"),
     "cogvlm": "takes embeddings for an image",
 }
-"""Architecture -> why its embeddings from outside are not those of tokens."""
+"""Architecture -> why external embeddings are not treated like those of tokens."""
 MEAN, CLS, LAST, NONE = 1, 2, 3, 0
 """`enum llama_pooling_type`."""
 
 
 def embeddings_in(harness: Harness) -> Iterator[Comparison]:
-    """Rows of the token embedding in place of tokens; RefusedError where llama.cpp takes them for something else."""
+    """Feed rows of the token embedding in place of tokens; RefusedError if llama.cpp treats them differently."""
     arch = str(harness.request.params.get("arch"))
     if arch in OTHERWISE:
         raise RefusedError(f"{arch} {OTHERWISE[arch]}")
@@ -37,7 +37,7 @@ def embeddings_in(harness: Harness) -> Iterator[Comparison]:
 
 
 def every(harness: Harness) -> Iterator[Comparison]:
-    """The results of all tokens, against those of the last, and of a few."""
+    """Compare the results of all tokens with those of the last, and of a few."""
     text = harness.tokens(PROMPT)
     all_of = harness.context().feed((0, text), every=True)
     yield Comparison("the last token", harness.context().feed((0, text)), all_of[-1:])
@@ -47,7 +47,7 @@ def every(harness: Harness) -> Iterator[Comparison]:
 
 
 def asked(harness: Harness) -> Iterator[Comparison]:
-    """Embeddings are asked for, and then no more."""
+    """Enable and disable embeddings."""
     context, calm, text = harness.context(), harness.context(), harness.tokens(PROMPT)
     harness.call("set_embeddings")(context.pointer, True)  # C's signature
     context.decode((0, text))
@@ -58,7 +58,7 @@ def asked(harness: Harness) -> Iterator[Comparison]:
 
 
 def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
-    """A pooled result is that of its tokens, computed on the host; of two sequences each."""
+    """Compare pooled results with the same pooling computed on the host, for two sequences."""
     if not harness.request.embeddings:
         raise RefusedError("this model gives logits")
     spans = [(seq, harness.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
@@ -70,11 +70,11 @@ def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
 
 
 LEFT = "needed for sampler"
-"""In the line that llama.cpp logs of a sampler that it leaves to the host, as the device lacks an op of it."""
+"""Part of the line that llama.cpp logs if the device lacks an op of a sampler, which then runs on the host."""
 
 
 def greedy(harness: Harness) -> Iterator[Comparison]:
-    """A greedy sampler on the device takes the largest of the logits that another context gives."""
+    """Compare a greedy sampler on the device with the argmax of another context's logits."""
     call = harness.call
     chain = call("sampler_chain_init")(call("sampler_chain_default_params")())
     call("sampler_chain_add")(chain, call("sampler_init_greedy")())

@@ -1,4 +1,4 @@
-"""Scenarios of states: what was saved and loaded decodes as if nothing had happened."""
+"""API scenarios for saved states: a loaded state decodes as the original would."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ PARTIAL, ON_DEVICE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What llama.cpp saved, of all sequences or of one."""
+    """A saved state, of all sequences or of one."""
 
     data: NDArray[np.uint8]
     next: tuple[int, ...]
-    """Sequence -> the position of its next token."""
+    """Sequence -> position of its next token."""
 
 
 def save(context: Context) -> State:
-    """`llama_state_get_data`."""
+    """Call `llama_state_get_data`."""
     return State(_got(context, "state_get", ()), tuple(context.next))
 
 
 def load(context: Context, state: State) -> None:
-    """`llama_state_set_data`; UsageError if it did not take all."""
+    """Call `llama_state_set_data`; UsageError if it did not read all bytes."""
     _set(context, "state_set_data", state.data, ())
     context.next[: len(state.next)] = state.next
 
 
 def save_seq(context: Context, seq: int, flags: int | None = None) -> State:
-    """`llama_state_seq_get_data`, with flags `_ext`."""
+    """Call `llama_state_seq_get_data`, or `_ext` if there are flags."""
     return State(_got(context, "state_seq_get", (seq,) if flags is None else (seq, flags)), (context.next[seq],))
 
 
 def load_seq(context: Context, seq: int, state: State, flags: int | None = None) -> None:
-    """`llama_state_seq_set_data`, with flags `_ext`; UsageError if it did not take all."""
+    """Call `llama_state_seq_set_data`, or `_ext` if there are flags; UsageError if it did not read all bytes."""
     if flags is None:
         _set(context, "state_seq_set_data", state.data, (seq,))
     else:
@@ -69,14 +69,14 @@ def _set(context: Context, name: str, data: NDArray[np.uint8], rest: tuple[int, 
 
 
 def _begun(harness: Harness, n_seq_max: int = 1, *, unified: bool | None = None) -> Context:
-    """A context that has read a prompt: of each sequence its own."""
+    """Make a context with a different prompt in each sequence."""
     context = harness.context(n_seq_max, unified=unified)
     context.feed(*((seq, harness.tokens(PROMPT + seq, f"prompt {seq}")) for seq in range(n_seq_max)))
     return context
 
 
 def _into(context: Context, into: Context, what: str) -> Iterator[Comparison]:
-    """The state of `context` in `into`, and where it must go on."""
+    """Load the state of `context` into `into` and compare the steps after it."""
     state = save(context)
     load(into, state)
     expected = context.steps()
@@ -86,7 +86,7 @@ def _into(context: Context, into: Context, what: str) -> Iterator[Comparison]:
 
 
 def same(harness: Harness) -> Iterator[Comparison]:
-    """Into the context that it came from, which has read other tokens since."""
+    """Load a state into its own context, which has decoded other tokens since."""
     context = _begun(harness)
     state = save(context)
     expected = context.steps()
@@ -97,17 +97,17 @@ def same(harness: Harness) -> Iterator[Comparison]:
 
 
 def fresh(harness: Harness) -> Iterator[Comparison]:
-    """Into a new context."""
+    """Load a state into a new context."""
     yield from _into(_begun(harness), harness.context(), "in a new context")
 
 
 def larger(harness: Harness) -> Iterator[Comparison]:
-    """Into a context of more cells."""
+    """Load a state into a context of more cells."""
     yield from _into(_begun(harness), harness.larger(2), "in a larger context")
 
 
 def several(harness: Harness) -> Iterator[Comparison]:
-    """Of three sequences, into a new context."""
+    """Load the state of three sequences into a new context."""
     context, into = _begun(harness, 3), harness.context(3)
     load(into, save(context))
     for seq in range(3):
@@ -115,7 +115,7 @@ def several(harness: Harness) -> Iterator[Comparison]:
 
 
 def process(harness: Harness) -> Iterator[Comparison]:
-    """Into a new process: the first part leaves a file, the second one reads it."""
+    """Load a state in a new process: the first part writes a file, the second reads it."""
     file = harness.folder / "left.npz"
     if harness.part == 0:
         context = _begun(harness)
@@ -129,7 +129,7 @@ def process(harness: Harness) -> Iterator[Comparison]:
 
 
 def seq(harness: Harness) -> Iterator[Comparison]:
-    """One of two sequences is removed and comes back; the other notices nothing."""
+    """Save, remove and reload one of two sequences; the other must not change."""
     context, calm = _begun(harness, 2), _begun(harness, 2)
     state = save_seq(context, 0)
     context.rm(0)
@@ -139,7 +139,7 @@ def seq(harness: Harness) -> Iterator[Comparison]:
 
 
 def seq_other(harness: Harness) -> Iterator[Comparison]:
-    """A sequence comes back under another id, in place of what that one had."""
+    """Load a sequence under another id, over that id's tokens."""
     context = _begun(harness, 2)
     load_seq(context, 1, save_seq(context, 0))
     expected = context.steps(0)
@@ -147,7 +147,7 @@ def seq_other(harness: Harness) -> Iterator[Comparison]:
 
 
 def seq_unified(harness: Harness) -> Iterator[Comparison]:
-    """As `seq_other`, where both sequences share one stream of cells."""
+    """Load a sequence under another id, where both share one stream of cells."""
     context = _begun(harness, 2, unified=True)
     load_seq(context, 1, save_seq(context, 0))
     expected = context.steps(0)
@@ -155,7 +155,7 @@ def seq_unified(harness: Harness) -> Iterator[Comparison]:
 
 
 def seq_device(harness: Harness) -> Iterator[Comparison]:
-    """A sequence's state stays on the device meanwhile."""
+    """Save a sequence's state on the device and reload it."""
     context, calm = _begun(harness, 2), _begun(harness, 2)
     state = save_seq(context, 0, ON_DEVICE)
     context.steps(0, name="other")
@@ -165,7 +165,7 @@ def seq_device(harness: Harness) -> Iterator[Comparison]:
 
 
 def checkpoint(harness: Harness) -> Iterator[Comparison]:
-    """A partial state, as servers keep it of what cannot go back; rejected drafts are removed after it is loaded."""
+    """Load a partial state, as servers save it for recurrent memories, and remove rejected drafts after it."""
     context, calm = _begun(harness), _begun(harness)
     state = save_seq(context, 0, PARTIAL)
     context.feed((0, harness.tokens(4, "drafts")))
@@ -175,7 +175,7 @@ def checkpoint(harness: Harness) -> Iterator[Comparison]:
 
 
 def file(harness: Harness) -> Iterator[Comparison]:
-    """A prompt-cache file, with its tokens."""
+    """Write and load a prompt-cache file with its tokens."""
     context, into = _begun(harness), harness.context()
     path, tokens = bytes(harness.folder / "session.bin"), harness.tokens(PROMPT, "prompt 0").astype(np.int32)
     if not harness.call("state_save_file")(context.pointer, path, tokens.ctypes.data, tokens.size):
@@ -190,7 +190,7 @@ def file(harness: Harness) -> Iterator[Comparison]:
 
 
 def seq_file(harness: Harness) -> Iterator[Comparison]:
-    """A file of one sequence, read as another."""
+    """Load a file of one sequence as another."""
     context, into = _begun(harness, 2), harness.context(2)
     path, tokens = bytes(harness.folder / "sequence.bin"), harness.tokens(PROMPT + 1, "prompt 1").astype(np.int32)
     if not harness.call("state_seq_save_file")(context.pointer, path, 1, tokens.ctypes.data, tokens.size):
@@ -211,7 +211,7 @@ def _same_tokens(found: NDArray[np.int32], tokens: NDArray[np.int32]) -> Compari
 
 
 def fragmented(harness: Harness) -> Iterator[Comparison]:
-    """A sequence comes back where too few free cells lie beside each other: between those of another."""
+    """Reload a sequence into cells scattered between those of another, since no free range is long enough."""
     context, n = harness.context(3, unified=True, n_ctx=256), 20
     context.feed((2, harness.tokens(205, "rest")))
     texts = [harness.tokens(n, f"long {seq}") for seq in (0, 1)]

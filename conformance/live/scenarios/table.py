@@ -1,4 +1,4 @@
-"""Every scenario, in one table."""
+"""The table of all API scenarios."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _STATE: tuple[Kind, ...] = ("recurrent", "hybrid")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A relation between two ways through llama.cpp."""
+    """Two call sequences of llama.cpp that must agree."""
 
     name: str
     does: str
-    """What, in a sentence."""
+    """Description."""
     kinds: tuple[Kind, ...]
-    """Which models it makes sense for."""
+    """Kinds of models that it applies to."""
     play: Callable[[Harness], Iterator[Comparison]]
     parts: int = 1
-    """Processes that it takes, one after the other."""
+    """Number of processes, one after the other."""
 
 
 # fmt: off
