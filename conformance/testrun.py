@@ -62,7 +62,7 @@ class Chosen:
     """The selection made on either command line; a field is an option's `dest` (`cli.options`)."""
 
     backends: Sequence[str] = ()
-    """Empty for all installed backends."""
+    """Empty for the default backends (`registry.defaults`)."""
     stage: str | None = None
     families: Sequence[str] = ()
     globs: Sequence[str] = ()

@@ -23,6 +23,9 @@ from .strict import error_text
 GROUP = "conformance.backends"
 REFERENCE = "cpu"
 """The adapter that computes expected values."""
+ON_REQUEST = frozenset({"xdna2"})
+"""Adapters that run only when `--backend` names them: `xdna2` takes MUL_MAT alone, nearly every case is UNSUPPORTED.
+All others, those of other distributions too, run by default."""
 VARIABLE = "env."
 """Begins the option that sets an environment variable of the backend's process."""
 DISTRIBUTION = "ggml-conformance"
@@ -173,6 +176,11 @@ def is_provided(name: str) -> bool:
 def names() -> list[str]:
     """Return the names of all installed adapters."""
     return list(_installed())
+
+
+def defaults() -> list[str]:
+    """Return the names of the adapters that a run without `--backend` takes."""
+    return [n for n in names() if n not in ON_REQUEST]
 
 
 def is_taken(name: str) -> bool:

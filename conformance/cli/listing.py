@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from conformance.backend import registry
 from conformance.backend.interface import describe
+from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf, probe
 from conformance.case.case import JSON
 from conformance.cli.cases import read_cases
@@ -64,23 +65,28 @@ def _backends(names: Sequence[str], json_path: Path | None) -> None:
     """Print what executes for each backend, its versions and buffer types, or why it is not available."""
     rows: list[Sequence[str]] = []
     document: dict[str, JSON] = {}
-    for spec in select.parse_specs(names):
+    defaults = [Spec(n) for n in registry.defaults()]
+    for spec in select.parse_specs(names or registry.names()):
+        runs = spec in defaults
+        default = "yes" if runs else "if named"
         try:
             about = select.probe(spec)
         except UnavailableError as e:
-            rows.append((str(spec), "not available", str(e), ""))
-            document[str(spec)] = {"available": False, "reason": str(e)}
+            rows.append((str(spec), default, "not available", str(e), ""))
+            document[str(spec)] = {"available": False, "default": runs, "reason": str(e)}
             continue
         info, buffers = about.info, about.buffer_types
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
         kinds = ", ".join(b.name for b in buffers)
-        rows.append((str(spec), info.device, f"{info.description} ({versions})", kinds))
-        document[str(spec)] = {"available": True, **describe(info), "buffer_types": [describe(b) for b in buffers]}
+        rows.append((str(spec), default, info.device, f"{info.description} ({versions})", kinds))
+        own = {"available": True, "default": runs, "buffer_types": [describe(b) for b in buffers]}
+        document[str(spec)] = {**describe(info), **own}
     for name, named in ({} if names else registry.defined()).items():
         by = f"{named.adapter}, by {settings_here().path}; opened where it is named"
-        rows.append((name, "not opened", by, ""))
+        rows.append((name, "if named", "not opened", by, ""))
         document[name] = {"opened": False, "adapter": named.adapter}
-    table(rows, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40])
+    heads = ["backend", "default", "device", "what executes", "buffer types"]
+    table(rows, heads, maxcolwidths=[None, None, 24, 56, 34])
     if json_path:
         write_json(json_path, {"schema": 1, "backends": document})
 

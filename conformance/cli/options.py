@@ -146,7 +146,7 @@ def _simple(kind: object, text: str) -> str | float:
     return value if isinstance(value, (int, float)) else str(value)
 
 
-BACKEND = Option("--backend", "backends", "Backend, repeatable; default: every available one.",
+BACKEND = Option("--backend", "backends", "Backend, repeatable; default: all that conform list marks so.",
                  metavar="NAME[?KEY=VALUE]", repeatable=True, complete=complete_backend, short="-b")  # fmt: skip
 CONFIG = Option("--config", "config_path", "Names of backends; default: conformance.toml, if it is here.",
                 ExistingFile, "FILE")  # fmt: skip

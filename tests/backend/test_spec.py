@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.backend import registry
+from conformance.backend.interface import Backend
 from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
 from conformance.ggml.errors import UsageError
 from conformance.run.isolation.isolate import open_backend
+from conformance.run.session.select import parse_specs
+from conformance.suite import FAMILIES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -32,6 +38,28 @@ def test_another_form_is_refused(text: str) -> None:
     """With what was expected."""
     with pytest.raises(UsageError, match=r"expected|must read"):
         Spec.parse(text)
+
+
+def test_what_others_install_runs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every installed adapter but those that run on request only."""
+    installed = dict.fromkeys(("cpu", "their-npu", "xdna2"), "package:Class")
+    monkeypatch.setattr(registry, "_installed", lambda: installed)
+    assert parse_specs([]) == [Spec("cpu"), Spec("their-npu")]
+    assert parse_specs(["xdna2"]) == [Spec("xdna2")]
+
+
+@pytest.mark.parametrize("name", registry.defaults())
+@pytest.mark.parametrize("family", ["kv_growth", "gqa", "multi_sequence", "weight_placement"])
+def test_a_default_backend_takes_a_case_of_each_kind(name: str, family: str) -> None:
+    """KV growth, GQA, several sequences and placement at smoke: at least one is not UNSUPPORTED."""
+    backend = _opened(name)
+    cases = map(FAMILIES[family].build, FAMILIES[family].ids("smoke"))
+    assert any(all(map(bool, backend.supports(s.graph))) and backend.supports_case(c) for c in cases for s in c.steps)
+
+
+@cache
+def _opened(name: str) -> Backend:
+    return open_backend(Spec(name))
 
 
 def test_a_spec_may_set_variables_of_its_process() -> None:

@@ -91,7 +91,8 @@ def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
     result = _conform("list", "backends", "--json", str(out))
     assert result.exit_code == 0
     document = json.loads(out.read_text())["backends"]
-    assert {"cpu", "ggml", "openvino-stateless"} <= set(document)
+    assert [n for n, about in document.items() if not about["default"]] == ["xdna2"]
+    assert {"cpu", "ggml", "npu", "openvino-stateful", "openvino-stateless"} <= set(document)
     assert document["ggml"]["versions"]["ggml"] in result.output
 
 

@@ -133,7 +133,7 @@ def test_a_library_is_loaded_only_for_a_backend_that_is_named(here: Path) -> Non
     (here / "no-library.so").write_text("no library")
     _write('[backend.x]\nadapter = "ggml"\noptions.lib = "./no-library.so"\n')
     settings.load(None)
-    assert parse_specs([]) == [Spec(n) for n in registry.names()]
+    assert parse_specs([]) == [Spec(n) for n in registry.defaults()]
     listed = here / "b.json"
     result = _conform("list", "backends", "--json", str(listed))
     assert result.exit_code == 0, result.output

@@ -110,10 +110,10 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Backends as the user named them, each once; every installed one where none is named; UsageError for a malformed
+    """Backends as the user named them, each once; the default ones where none is named; UsageError for a malformed
     one.
     """
-    return list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.names()]
+    return list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +248,8 @@ def case_name(case: Case | str) -> str:
 def choose(
     texts: Sequence[str], stage: str | None, workers: Workers | None = None
 ) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends of a run that this machine has, and why it lacks the others; each is probed. All
-    installed ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
+    """The backends of a run that this machine has, and why it lacks the others; each is probed. The
+    default ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
     UsageError for an unknown name, option or stage, or a named backend that does not have the stage.
     """
     specs = parse_specs(texts)
