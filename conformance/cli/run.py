@@ -28,7 +28,7 @@ from conformance.ggml.text import printable
 from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.process import is_traced
-from conformance.report.compare import State
+from conformance.report.compare import DIFFERS
 from conformance.report.compare import sentence as compared
 from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
@@ -48,7 +48,6 @@ from .cases import CasePath, read_cases
 from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
-_CHANGES = (State.NEW, State.CHANGED, State.FIXED)
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
@@ -406,7 +405,7 @@ def _compared(it: TestRun, *, quiet: bool) -> list[str]:
     if it.before is None:
         return []
     pairs = it.pairs()
-    changed = [p for p in pairs if p.state in _CHANGES] if not quiet else []
+    changed = [p for p in pairs if p.state in DIFFERS] if not quiet else []
     lines = [f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}" for p in changed]
     return [*lines, compared([str(it.chosen.base or it.chosen.against)], pairs)]
 

@@ -24,24 +24,30 @@ Key = tuple[str, str]
 
 
 class State(str, Enum):
-    """What became of a pair since the base, in the order in which people want to know of it."""
+    """How a pair differs from the base, most urgent first."""
 
     NEW = "new"
     """It fails, and did not."""
+    UNCOVERED = "lost coverage"
+    """It passed, and is UNSUPPORTED or not run."""
     CHANGED = "changed"
-    """Another verdict, or another cause, and neither new nor fixed: FAIL that is a CRASH, a PASS that is refused."""
-    GONE = "gone"
-    """Only the base has it."""
-    STILL = "still"
+    """Another verdict or cause, and none of the others: a FAIL that is a CRASH now, or refused."""
+    STILL = "still failing"
     """It fails as it did."""
-    ADDED = "added"
-    """The base does not have it."""
     FIXED = "fixed"
     """It failed, and passes."""
+    GONE = "not run"
+    """Only the base has it, and it did not pass there."""
+    ADDED = "added"
+    """The base does not have it."""
     SAME = "same"
 
     def __str__(self) -> str:
         return self.value
+
+
+DIFFERS = (State.NEW, State.UNCOVERED, State.CHANGED, State.FIXED)
+"""States that a list of differences shows, pair by pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +88,20 @@ class Pair:
 
     @property
     def state(self) -> State:
-        """What became of it."""
+        """How it differs."""
         before, after = self.before, self.after
-        if after.verdict == ABSENT:
-            return State.GONE
-        if before.verdict == ABSENT:
-            return State.ADDED
-        if after.fails and not before.fails:
-            return State.NEW
-        if before.fails and after.verdict == Verdict.PASS:
-            return State.FIXED
-        if before.verdict != after.verdict or (before.cause and after.cause and before.cause != after.cause):
-            return State.CHANGED
-        return State.STILL if after.fails else State.SAME
+        passed, passes = before.verdict == Verdict.PASS, after.verdict == Verdict.PASS
+        moved = before.verdict != after.verdict or (before.cause and after.cause and before.cause != after.cause)
+        rules = (
+            (passed and after.verdict in (Verdict.UNSUPPORTED, ABSENT), State.UNCOVERED),
+            (after.verdict == ABSENT, State.GONE),
+            (before.verdict == ABSENT, State.ADDED),
+            (after.fails and not before.fails, State.NEW),
+            (before.fails and passes, State.FIXED),
+            (moved, State.CHANGED),
+            (after.fails, State.STILL),
+        )
+        return next((state for holds, state in rules if holds), State.SAME)
 
     @property
     def cause(self) -> str | None:
@@ -124,7 +131,7 @@ class Comparison:
 def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
     """How many pairs came to what, in one line; `names` are what they are compared with."""
     counts = Counter(p.state for p in pairs)
-    return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State)}"
+    return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State if counts[s])}"
 
 
 def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 
-from .compare import Comparison, Pair, State
-from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation_of
+from .compare import DIFFERS, Comparison, Pair
+from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation, operation_of
 from .runfile import Environment
 from .runs import Row, Runs, budget_used, command, pace, refusals
 
@@ -105,7 +105,7 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
         differs = _compared(against) or ["No pair differs."]
         yield "Compared with the base", [f"{inline(against.sentence())}.", ""], differs
     yield f"Causes ({len(runs.causes):,})", [], _causes(runs)
-    yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
+    yield f"Requested, but without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *table(["backend", *map(str, verdicts), "max error (% of tolerance)"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES and r.value.cause is None]
@@ -125,17 +125,19 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
 
 
 def _compared(against: Comparison) -> list[str]:
-    """A line for each cause that makes pairs new, changed or fixed, and for each such pair without one."""
-    told: dict[tuple[str | None, str, str], list[Pair]] = {}
+    """Return a line for each cause by which pairs differ; without one, for each op and pair of verdicts."""
+    told: dict[tuple[str, str | None, str], list[Pair]] = {}
     for p in against.pairs:
-        if p.state in {State.NEW, State.CHANGED, State.FIXED}:
-            told.setdefault((p.cause, p.backend, "" if p.cause else p.case), []).append(p)
+        if p.state in DIFFERS:
+            of = operation(p.case)
+            kind = "" if p.cause else f"{of.op or of.family}: {p.before.verdict}, now {p.after.verdict}"
+            told.setdefault((p.backend, p.cause, kind), []).append(p)
     lines = []
-    for (cause, backend, _), pairs in told.items():
-        first = pairs[0]
-        what = against.sentences.get((cause or "", backend)) or f"{first.before.verdict}, now {first.after.verdict}"
+    for (backend, cause, kind), pairs in told.items():
+        what = against.sentences.get((cause or "", backend)) or kind or cause or ""
         states = ", ".join(f"{n:,} {state}" for state, n in Counter(p.state for p in pairs).items())
-        lines.append(f"- {states}: {inline(what)}, on {code(backend)}; {code(first.case)}")
+        such = "" if len(pairs) == 1 else "such as "
+        lines.append(f"- {states}: {inline(what)}, on {code(backend)}; {such}{code(pairs[0].case)}")
     return lines
 
 

@@ -147,7 +147,7 @@ def test_a_drawing_zooms_and_moves(at: Driver, runs: Runs) -> None:
     region = at.find_element("css selector", ".zoom")
     ActionChains(at).move_to_element(region).click_and_hold().move_by_offset(-40, -20).release().perform()
     assert ask(at, place) == [pytest.approx(left + 40, abs=2), pytest.approx(top + 20, abs=2)]
-    ask(at, "all('button').find((b) => b.ariaLabel === 'All of it').click()")
+    ask(at, "all('button').find((b) => b.ariaLabel === 'Fit').click()")
     fits = """const z = document.querySelector('.zoom');
         return z.scrollWidth <= z.clientWidth && z.scrollHeight <= z.clientHeight"""
     assert ask(at, fits)

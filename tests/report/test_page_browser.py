@@ -54,7 +54,7 @@ def test_the_overview_counts_the_run(at: Driver, runs: Runs) -> None:
         unsupported = sum(r.verdict is Verdict.UNSUPPORTED for r in own)
         lacking = len(cases - {r.case for r in own})
         unlisted = [cell["failed"], 0, cell["waived"], unsupported, lacking]
-        want.append([backend, *unlisted, cell["passed"], cell["executed"], cell["declared"], len(own)])
+        want.append([backend, *unlisted, cell["passed"], len(own)])
     assert sorted(shown) == sorted(want)
     failed = [row[1] for row in shown]
     assert failed == sorted(failed, reverse=True)
@@ -140,7 +140,7 @@ def test_a_cause_shows_its_proof(at: Driver, runs: Runs) -> None:
         go(at, cause_view(runs, i))
         assert ask(at, "return document.querySelector('h2').textContent") == c.value.sentence
         text = " ".join(ask(at, "return document.querySelector('main').innerText").split())
-        hit = f"{c.value.rank['architectures']} architectures of the zoo"
+        hit = f"{c.value.rank['architectures']} architectures"
         said = ("src[0].type = f16 src[1].ne[2] >1", "seen always", hit, "conformance.json, run ",
                 f"on {c.value.backend}", str(c.value.verdict), str(c.value.folder))  # fmt: skip
         assert [s for s in said if s not in text] == []
@@ -164,7 +164,7 @@ def test_a_case_leads_to_its_cause(at: Driver, runs: Runs) -> None:
     go(at, f"results?cause={rows[i]['cause']}")
     assert ask(at, "return found()") == sum(r["cause"] == rows[i]["cause"] for r in rows)
     go(at, "cause?id=x&backend=y")
-    assert ask(at, "return document.querySelector('h2').textContent") == "No such cause"
+    assert ask(at, "return document.querySelector('h2').textContent") == "Cause not found"
 
 
 def test_a_failure_shows_its_graph(at: Driver, runs: Runs) -> None:
@@ -214,7 +214,7 @@ def test_rows_can_be_put_in_order(at: Driver, runs: Runs) -> None:
     go(at, "results")
     head, *places = ask(
         at,
-        r"""const button = all("thead button").find((b) => b.textContent === "budget used");
+        r"""const button = all("thead button").find((b) => b.textContent === "error");
         button.click();
         button.click();
         const place = (e) => Number(e.textContent.match(/results\[(\d+)\]/)[1]);
@@ -222,7 +222,7 @@ def test_rows_can_be_put_in_order(at: Driver, runs: Runs) -> None:
     )
     rows = results(runs)
     want = sorted((r["budget_used"] for r in rows if r["budget_used"] is not None), reverse=True)[:50]
-    assert head == "budget used"
+    assert head == "error"
     assert [rows[i]["budget_used"] for i in places] == want
 
 
@@ -296,14 +296,12 @@ def test_what_did_not_run_is_in_plain_sight(at: Driver, runs: Runs) -> None:
     assert f"level smoke: {len(unlisted):,} of" in text
 
 
-def test_tiles_and_tabs_without_data_are_hidden(browser: Driver, tmp_path: Path) -> None:
-    """A report of a speed run alone has no tile and no tab of what it has no data of, and shows no 0 % for it."""
+def test_tabs_without_data_are_hidden(browser: Driver, tmp_path: Path) -> None:
+    """A report of a speed run alone has no tab without data, and shows no 0 % for it."""
     (tmp_path / "perf.json").write_text(json.dumps(made_runs.perf(1)), encoding="utf-8")
     html = page(read_runs([tmp_path]), now=NOW)
     (tmp_path / "index.html").write_text(html, encoding="utf-8")
     browser.get((tmp_path / "index.html").as_uri())
-    cards = ask(browser, "return all('.card').map((c) => c.innerText.split('\\n')[0])")
-    assert cards == ["Failures", "Gates failed"]
     tabs = ask(browser, "return all('#nav a').map((a) => a.textContent)")
     assert tabs == ["Overview", "Support", "Results", "Speed", "Not run", "Runs"]
     assert "0 %" not in ask(browser, "return document.querySelector('main').innerText")

@@ -63,6 +63,7 @@ def page(
         "states": [str(s) for s in State],
         "changes": list(stored.changes),
         "unasked": stored.unasked,
+        "good": dict(stored.good),
         "drawings": drawn_graphs(runs, seconds=drawing),
     }
     return _assembled(data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
-from conformance.perf.history import History, Series, changes, series
+from conformance.perf.history import History, Series, changes, last_good, series
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
 from conformance.report.runfile import Conformance, Document, Environment
@@ -250,6 +250,8 @@ class Stored:
     """Change points of nightly series: series, first run of the new rate, rates before and after."""
     unasked: str = ""
     """Why no change points were sought; empty where they were."""
+    good: Mapping[str, str | None] = field(default_factory=dict)
+    """Backend -> when its newest run in which cases passed and none failed was written; None without one."""
 
 
 def read_history(path: Path) -> Stored:
@@ -257,12 +259,12 @@ def read_history(path: Path) -> Stored:
     be read.
     """
     with closing(History(path)) as history:
-        every, nightly = series(history, nightly=False), series(history)
+        every, nightly, good = series(history, nightly=False), series(history), last_good(history)
     units = _units(path, every)
     try:
         found = changes(nightly)
     except UnavailableError as e:
-        return Stored(units, unasked=str(e))
+        return Stored(units, unasked=str(e), good=good)
     points = [
         {
             **_named(c.series),
@@ -276,7 +278,7 @@ def read_history(path: Path) -> Stored:
         }
         for c in found
     ]
-    return Stored(units, points)
+    return Stored(units, points, good=good)
 
 
 def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:

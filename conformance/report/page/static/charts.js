@@ -11,13 +11,13 @@ function bins() {
   for (let k = 1; k < edges.length; k++) {
     list.push({ low: edges[k - 1], high: edges[k], name: `${share(edges[k - 1])} to ${share(edges[k])}`, range: `${edges[k - 1]}..${edges[k]}` });
   }
-  list.push({ low: 1, high: Infinity, name: "over the budget", range: "1..", over: true });
+  list.push({ low: 1, high: Infinity, name: "over the tolerance", range: "1..", over: true });
   return list;
 }
 
 function budgetSection(root, params) {
   const t = tables.results;
-  add(root, h("h2", null, "Error budgets"));
+  add(root, h("h2", null, "Error"));
   if (!t.count) return add(root, nothing("results", "conform run --json FILE"));
   const chosen = params.get("op") || "";
   const ops = [...new Set(t.words("op"))].sort();
@@ -25,7 +25,7 @@ function budgetSection(root, params) {
     h("option", { value: "" }, "all"), ops.map((o) => h("option", { value: o }, o)));
   select.value = chosen;
   add(root,
-    h("p", { class: "about" }, "The largest share of its error budget that any checked tensor of a case used. Right of 1 it is over, and fails. Each bar is a link to its rows."),
+    h("p", { class: "about" }, "The largest error of a case's tensors as a share of its tolerance; beyond 100 % the case fails. Each bar is a link to its rows."),
     h("form", { class: "filters", onsubmit: (e) => e.preventDefault() }, h("label", null, h("span", null, "op or family"), select)),
     h("div", { class: "panels" }, t.words("backend").map((b) => histogram(b, chosen))));
 }
@@ -51,15 +51,15 @@ function histogram(backend, op) {
   const decade = (e) => (2 + (e - LOWEST) * STEPS) * w;
   const axis = [[0, "exact", "start"], [decade(-6), "10⁻⁶"], [decade(-3), "10⁻³"], [decade(0), "1 = whole"]]
     .map(([x, text, side]) => s("text", { x, y: top + height + 13, class: `axis ${side || ""}` }, text));
-  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 18}`, role: "group", "aria-label": `Budgets used on ${backend}` },
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 18}`, role: "group", "aria-label": `Errors on ${backend}` },
     s("line", { x1: 0, x2: width, y1: top + height + 0.5, y2: top + height + 0.5, class: "base" }), bars, axis);
   roving(svg, "a");
   const unchecked = rows.length - checked;
   return h("figure", { class: "panel" },
     h("figcaption", null, h("strong", null, backend), h("span", { class: "quiet" }, " ",
       rowsLink("results", { ...filter, budget_used: "..Infinity" }, count(checked)), " checked, ",
-      rowsLink("results", { ...filter, budget_used: "none" }, count(unchecked)), " without a figure; heights are logarithmic")),
-    checked ? svg : h("p", { class: "note" }, "Nothing was checked here, so there is no distribution."),
+      rowsLink("results", { ...filter, budget_used: "none" }, count(unchecked)), " not checked; logarithmic heights")),
+    checked ? svg : h("p", { class: "note" }, "Nothing was checked."),
     closest(rows, filter));
 }
 
@@ -71,7 +71,7 @@ function closest(rows, filter) {
   const t = tables.results, values = t.columns.budget_used.numbers;
   const top = rows.filter((i) => values[i] > 0).sort((a, b) => values[b] - values[a]).slice(0, 3);
   if (!top.length) return "";
-  return h("ol", { class: "closest", "aria-label": "Closest to the budget" },
+  return h("ol", { class: "closest", "aria-label": "Closest to the tolerance" },
     top.map((i) => h("li", null, h("span", { class: "number", title: String(values[i]) }, share(values[i])), " ", caseLink(i))),
     h("li", { class: "more" }, h("a", { href: link("results", { ...filter, sort: "-budget_used" }) }, "all, closest first")));
 }

@@ -15,7 +15,7 @@ function caseSection(root, params) {
   const t = tables.results;
   const found = select(t, new URLSearchParams({ document: params.get("document"), row: params.get("row") }));
   if (found.length !== 1 || report.documents[params.get("document")]?.run !== params.get("run")) {
-    return add(root, h("h2", null, "No such row"), h("p", null, h("a", { href: "#results" }, "All results")));
+    return add(root, h("h2", null, "Result not found"), h("p", null, h("a", { href: "#results" }, "All results")));
   }
   const i = found[0];
   const get = (column) => t.value(column, i);
@@ -23,17 +23,17 @@ function caseSection(root, params) {
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
     h("h2", { class: "id" }, get("case")),
-    h("p", { class: "verdict" }, badge(get("verdict")), ` on ${get("backend")}`, get("waived") ? ` (${get("waived")}, as a waiver says)` : "", get("fresh") ? " · a fresh case: filed, fails no run" : ""),
+    h("p", { class: "verdict" }, badge(get("verdict")), ` on ${get("backend")}`, get("waived") ? ` (${get("waived")}, waived)` : "", get("fresh") ? " · fresh case, reported only" : ""),
     get("detail") ? h("p", { class: "story" }, get("detail")) : "",
-    get("cause") ? h("p", null, "Its cause: ", causeLink(get("cause"), get("backend"))) : "",
+    get("cause") ? h("p", null, "Cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), divergence(get("where")), failure(get("error"))),
-      h("section", null, h("h3", null, "Run it again"), commands(get("case"), get("backend"), get("saved")), h("h3", null, "Elsewhere"), elsewhere(i))),
+      h("section", null, h("h3", null, "Reproduce"), commands(get("case"), get("backend"), get("saved")), h("h3", null, "Other backends"), elsewhere(i))),
     h("h3", null, "Graph"), graph(get("case"), get("where")),
-    h("h3", null, "Witness"), get("witness") ? facts(Object.entries(get("witness")).map(([k, v]) => [k, show(v)])) : h("p", { class: "quiet" }, "It did not run to the end, so nothing witnessed it."),
+    h("h3", null, "Witness"), get("witness") ? facts(Object.entries(get("witness")).map(([k, v]) => [k, show(v)])) : h("p", { class: "quiet" }, "None: the case did not run to its end."),
     h("h3", null, "Source"),
     h("p", null, `${place} of ${file}, run ${run}, written ${when(written)} UTC`),
-    h("details", null, h("summary", null, "The row as JSON"), h("pre", { tabindex: "0" }, JSON.stringify(rowJson(i), null, 1))));
+    h("details", null, h("summary", null, "JSON"), h("pre", { tabindex: "0" }, JSON.stringify(rowJson(i), null, 1))));
 }
 
 const CASES = 200;
@@ -62,7 +62,7 @@ function causeSection(root, params) {
   const t = tables.causes;
   const found = select(t, new URLSearchParams({ id: params.get("id") ?? "", backend: params.get("backend") ?? "" }));
   if (found.length !== 1) {
-    return add(root, h("h2", null, "No such cause"), h("p", null, h("a", { href: "#causes" }, "All causes")));
+    return add(root, h("h2", null, "Cause not found"), h("p", null, h("a", { href: "#causes" }, "All causes")));
   }
   const i = found[0], { id, backend, verdict, smallest } = causeOf(i);
   const proof = NEWEST.get(`${smallest}\n${backend}`);
@@ -72,9 +72,9 @@ function causeSection(root, params) {
     h("h2", null, t.value("sentence", i)),
     h("p", { class: "verdict" }, badge(verdict), ` on ${backend}`),
     h("div", { class: "columns" },
-      h("section", null, h("h3", null, "What it is"), causeFacts(i)),
-      h("section", null, h("h3", null, "Run its smallest case again"), commands(smallest, backend, its("saved")),
-        t.value("folder", i) ? h("p", null, "Its proof and drafts: ", h("code", null, t.value("folder", i))) : "")),
+      h("section", null, h("h3", null, "Facts"), causeFacts(i)),
+      h("section", null, h("h3", null, "Reproduce its smallest case"), commands(smallest, backend, its("saved")),
+        t.value("folder", i) ? h("p", null, "Bug report: ", h("code", null, t.value("folder", i))) : "")),
     h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, its("where")),
     h("h3", null, "Cases"), causeCases(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
@@ -89,8 +89,8 @@ function causeFacts(i) {
     ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : "–"],
     ["message", t.value("message", i) || "–"],
     ["seen", t.value("seen", i) || "not confirmed"],
-    ["who is hit", t.value("architectures", i) === null ? "not known" : `${plural(t.value("architectures", i), "architecture")} of the zoo`],
-    ["with the conditions", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
+    ["affected", t.value("architectures", i) === null ? "not counted" : `${plural(t.value("architectures", i), "architecture")}`],
+    ["matching nodes", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
     ["first seen", seenFirst(i)],
   ]);
 }
@@ -102,7 +102,7 @@ function causeCases(i) {
   const listed = [...new Set([...t.value("cases", i), ...rows.keys()])];
   const item = (name) => (rows.has(name) ? [badge(tables.results.value("verdict", rows.get(name))), " ", caseLink(rows.get(name))] : name);
   return [
-    h("p", null, figure("results", { cause: id, backend }), " results here have this cause."),
+    h("p", null, figure("results", { cause: id, backend }), " results have this cause."),
     h("ul", { class: "others" }, listed.slice(0, CASES).map((name) => h("li", null, item(name)))),
     listed.length > CASES ? h("p", { class: "quiet" }, `and ${count(listed.length - CASES)} more`) : "",
   ];
@@ -112,15 +112,15 @@ function numbersOf(i) {
   const t = tables.results;
   const used = t.value("budget_used", i);
   const checked = t.value("nmse", i) !== null;
-  const bar = used === null ? "" : h("meter", { min: 0, max: 1, low: 0.5, high: 0.9, optimum: 0, value: Math.min(used, 1), "aria-label": "budget used" });
+  const bar = used === null ? "" : h("meter", { min: 0, max: 1, low: 0.5, high: 0.9, optimum: 0, value: Math.min(used, 1), "aria-label": "error, share of the tolerance" });
   return [
-    ["budget used", used === null ? (checked ? "no budget allows the difference" : "nothing was checked") : [h("span", { title: String(used) }, share(used)), " ", bar]],
+    ["error (% of tolerance)", used === null ? (checked ? "bit-exact required" : "not checked") : [h("span", { title: String(used) }, share(used)), " ", bar]],
     ["NMSE, declared arithmetic", number(t.value("nmse", i), 4)],
-    ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same, or not computed" : number(t.value("nmse_exact", i), 4)],
+    ["NMSE, exact", number(t.value("nmse_exact", i), 4)],
     ["worst tensor", t.value("wrong", i) === null ? "–" : wrongText(t.value("wrong", i))],
-    ["stored values", t.value("golden", i) ?? "none of this case"],
-    ["steps that ran", number(t.value("steps", i))],
-    ["time of the backend", duration(t.value("seconds", i))],
+    ["golden output", t.value("golden", i) ?? "none"],
+    ["steps", number(t.value("steps", i))],
+    ["backend time", duration(t.value("seconds", i))],
   ];
 }
 
@@ -131,12 +131,12 @@ function wrongText({ kind, nmse }) {
 function divergence(where) {
   if (!where) return "";
   const { numbers, ...rest } = where;
-  return [h("h3", null, "Where it goes wrong"), facts(Object.entries({ ...rest, ...numbers }).map(([k, v]) => [k, show(v)]))];
+  return [h("h3", null, "First wrong node"), facts(Object.entries({ ...rest, ...numbers }).map(([k, v]) => [k, show(v)]))];
 }
 
 function failure(error) {
   if (!error) return "";
-  return [h("h3", null, "What it said"), facts(Object.entries(error).map(([k, v]) => [k, show(v)]))];
+  return [h("h3", null, "Error"), facts(Object.entries(error).map(([k, v]) => [k, show(v)]))];
 }
 
 function show(v) {
@@ -164,7 +164,7 @@ function elsewhere(i) {
   const others = select(t, new URLSearchParams({ case: t.value("case", i) })).filter((k) => k !== i);
   const lacking = select(tables.missing, new URLSearchParams({ case: t.value("case", i) }));
   const machines = new Set([i, ...others].map((k) => report.documents[t.value("document", k)].environment.machine)).size;
-  if (!others.length && !lacking.length) return h("p", { class: "quiet" }, "No other backend is in these runs.");
+  if (!others.length && !lacking.length) return h("p", { class: "quiet" }, "No other backend in these runs.");
   return h("ul", { class: "others" },
     others.map((k) => h("li", null, caseLink(k, [badge(t.value("verdict", k)), ` ${t.value("backend", k)}`]), machines > 1 ? h("span", { class: "quiet" }, ` machine ${report.documents[t.value("document", k)].environment.machine}`) : "")),
     lacking.map((k) => h("li", null, badge("not run", LOOKS["not run"]), ` ${tables.missing.value("backend", k)}`)));
@@ -185,7 +185,7 @@ const KIND_CLASSES = { weight: "k-weight", cache: "k-cache", input: "k-input", v
 
 function graph(id, wrong) {
   const d = Object.hasOwn(report.drawings, id) && report.drawings[id];
-  if (!d) return h("p", { class: "note" }, "Not drawn in this page, which draws failures and one case of each op. The last command above draws it.");
+  if (!d) return h("p", { class: "note" }, "Not drawn: the page draws failures and one case of each op. The last command above draws it.");
   const culprit = wrong && wrong.step === d.step ? wrong.node : null;
   const boxes = d.boxes.map(([node, x, y, kind, head, below, holds, title]) => {
     const marked = culprit !== null && node === culprit;
@@ -254,7 +254,7 @@ function zoomable(label, svg) {
   const button = (text, name, key) => h("button", { type: "button", "aria-label": name, title: `${name} (${key})`, onclick: steps[key] }, text);
   return [
     h("div", { class: "bar", role: "group", "aria-label": `Size of the ${label.toLowerCase()}` },
-      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "As drawn", "0"), button("Whole", "All of it", "f"), said),
+      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "Original size", "0"), button("Whole", "Fit", "f"), said),
     region,
   ];
 }

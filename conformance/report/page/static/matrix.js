@@ -80,7 +80,7 @@ function supportSection(root, params) {
     h("h2", null, "Support"),
     h("p", { class: "about" },
       "Below each word: passed / executed / declared / cases, and how long ago it last ran. ",
-      "Declared: the backend says through supports_op that it takes the case. Executed: it then gave an answer."),
+      "Declared: supports_op accepts the case. Executed: the backend returned a result."),
     legend(),
     h("form", { class: "filters", role: "search", onsubmit: (e) => e.preventDefault() },
       h("label", { class: "search" }, h("span", null, "Search"),
@@ -98,7 +98,7 @@ function supportSection(root, params) {
     const select = h("select", { onchange: (e) => change(key, e.target.value) },
       h("option", { value: "" }, "any"), options.map(([v, text]) => h("option", { value: v }, text)));
     select.value = state[key];
-    return h("label", null, h("span", null, key === "state" ? "with a cell that is" : key), select);
+    return h("label", null, h("span", null, key === "state" ? "contains" : key), select);
   }
 
   function change(key, value) {
@@ -160,13 +160,13 @@ function split(indices, column, words) {
 
 function legend() {
   const entries = [
-    [badge("2 failed", ["✗", "bad"]), "wrong, died, or took what it cannot do"],
-    [badge("2 missing", LOOKS[LOST]), "it was asked, and there is no result"],
-    [badge("0 %", ["✗", "zero"]), "it takes them, and none passed"],
-    [badge("2 known", ["≈", "known"]), "fail as a waiver says"],
-    [badge("unsupported", ["⊘", "refused"]), "it was asked and said no"],
-    [badge("not run", ["○", "notrun"]), "nobody asked"],
-    [badge("passed", ["✓", "good"]), "all that it takes"],
+    [badge("2 failed", ["✗", "bad"]), "wrong result, crash or overclaim"],
+    [badge("2 missing", LOOKS[LOST]), "requested, but without a result"],
+    [badge("0 %", ["✗", "zero"]), "supported, none passed"],
+    [badge("2 known", ["≈", "known"]), "failures with a waiver"],
+    [badge("unsupported", ["⊘", "refused"]), "refused by supports_op"],
+    [badge("not run", ["○", "notrun"]), "not requested"],
+    [badge("passed", ["✓", "good"]), "every supported case passed"],
   ];
   return h("ul", { class: "legend" }, entries.map(([b, text]) => h("li", null, b, ` ${text}`)));
 }

@@ -5,10 +5,9 @@ function overviewSection(root) {
   add(root, h("h2", null, "Overview"));
   if (report.base) add(root, h("h3", null, "Compared with the base"), comparedCounts());
   if (tables.causes.count) add(root, h("h3", null, plural(tables.causes.count, "cause"), ", most urgent first"), causesTable(), archCauses());
-  add(root, h("div", { class: "cards" }, cards()));
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
-  if (t.count) add(root, h("h3", null, `${tables.causes.count ? "Other failures" : "Failures"}, by reason`), failures());
-  add(root, h("h3", null, "What did not run"), notRunSummary());
+  if (t.count) add(root, h("h3", null, tables.causes.count ? "Other failures" : "Failures"), failures());
+  add(root, h("h3", null, "Not run"), notRunSummary());
 }
 
 const CAUSES = 50;
@@ -61,40 +60,21 @@ function archCauses() {
   ];
 }
 
-// Tiles of what is there; a tile without data is left out.
-function cards() {
-  const { results: r, missing: m } = tables;
-  const n = (filter) => select(r, new URLSearchParams(link("", filter).slice(2))).length;
-  return [
-    r.count ? card("Failures", [figure("results", { verdict: FAILED }), of("results", {}, "results")]) : "",
-    n({ verdict: LOST }) ? card("Without a result", [figure("results", { verdict: LOST }), h("span", { class: "quiet" }, " requested")]) : "",
-    m.count ? card("Not run", [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")]) : "",
-    n({ family: "gate" }) ? card("Gates failed", [figure("results", { family: "gate", verdict: FAILED }), of("results", { family: "gate" }, "gates")]) : "",
-  ];
-}
-
-function card(title, content) {
-  return h("div", { class: "card" }, h("h3", null, title), h("p", null, content));
-}
-
-function of(table, filter, noun) {
-  return h("span", { class: "quiet" }, " of ", figure(table, filter), ` ${noun}`);
-}
-
 function backendsTable() {
   const t = tables.results;
-  const heads = ["backend", "", "failed", "missing", "known failures", "unsupported", "not run", "passed", "executed", "declared", "cases"];
+  const heads = ["backend", "", "failed", "missing", "known failures", "unsupported", "not run", "passed", "cases", ...(Object.keys(report.good).length ? ["last good run (UTC)"] : [])];
   return h("table", { class: "plain" },
     h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
     h("tbody", null, worstFirst(t.words("backend")).map((backend) => {
       const c = tally(select(t, new URLSearchParams({ backend })));
       const { word, look, filter } = standing(c);
       const before = [{ verdict: FAILED }, { verdict: LOST }, { verdict: "XFAIL" }, { verdict: "UNSUPPORTED" }];
-      const after = [{ verdict: PASSED }, { taken: "finished" }, { taken: DECLARED }, {}];
+      const after = [{ verdict: PASSED }, {}];
       const cells = (filters) => filters.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f })));
       return h("tr", null, h("th", { scope: "row" }, backend),
         h("td", null, rowsLink("results", { backend, ...filter }, badge(word, look), `${word}: show the rows`)),
-        cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after));
+        cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after),
+        heads.length > 9 ? h("td", { class: "number" }, report.good[backend] ? when(report.good[backend]) : "none") : "");
     })));
 }
 
@@ -102,7 +82,7 @@ function failures() {
   const t = tables.results;
   const explained = tables.causes.count ? { cause: "none" } : {};
   const rows = select(t, new URLSearchParams(link("", { verdict: FAILED, ...explained }).slice(2)));
-  if (!rows.length) return h("p", null, badge(tables.causes.count ? "no other failure" : "no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " cases that the backends take.");
+  if (!rows.length) return h("p", null, badge(tables.causes.count ? "no other failure" : "no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " supported cases.");
   const groups = new Map();
   for (const i of rows) {
     const key = `${t.value("verdict", i)}\n${t.value("reason", i)}`;
@@ -142,26 +122,26 @@ function groupItem(rows) {
 
 // This run compared with another, the base: pairs of case and backend by what became of them, and by cause.
 
-const MATTERS = ["new", "fixed", "still", "gone", "changed"];
+const MATTERS = ["new", "lost coverage", "changed", "fixed", "still failing"];
 
 function comparedCounts() {
   const files = report.base.documents.map((d) => [d.file, `written ${when(d.written)} UTC`, commitText(d.environment)].filter(Boolean).join(", "));
   return [
-    h("p", null, report.states.map((state) => [h("span", { class: "pair" }, figure("compared", { state }), " ", badge(state)), "  "]), h("a", { href: "#comparison" }, "by cause")),
+    h("p", null, report.states.filter((state) => select(tables.compared, new URLSearchParams({ state })).length).map((state) => [h("span", { class: "pair" }, figure("compared", { state }), " ", badge(state)), "  "]), h("a", { href: "#comparison" }, "by cause")),
     h("p", { class: "quiet" }, `Base: ${files.slice(-3).join("; ")}${files.length > 3 ? ` and ${count(files.length - 3)} more` : ""}`),
   ];
 }
 
 function comparisonSection(root) {
   add(root, h("h2", null, "Comparison"));
-  if (!report.base) return add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No base was given: conform report RUN.json --against BASE.json -o DIR"));
+  if (!report.base) return add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No base given: conform report RUN.json --against BASE.json -o DIR"));
   add(root,
-    h("p", { class: "about" }, "Each case on each backend, here and in the base. New: it fails, and did not. Fixed: it failed, and passes. Changed: another verdict or another cause besides. Gone: only the base has it; added: only this run has it."),
+    h("p", { class: "about" }, "Each case on each backend, here and in the base. New: a failure that the base does not have. Lost coverage: it passed, and is now unsupported or not run. Changed: any other verdict, or another cause. Not run and added: only in the base, or only here."),
     comparedCounts(),
     h("h3", null, "By cause"), comparedCauses(),
     h("h3", null, "By backend"), comparedTable("backend", tables.compared.words("backend").map((backend) => [backend, { backend }])));
   const loose = select(tables.compared, new URLSearchParams([["cause", "none"], ["state", "new"], ["state", "changed"]]));
-  if (loose.length) add(root, h("h3", null, "New or changed, and without a cause"), h("ul", { class: "stories" }, loose.slice(0, 30).map(comparedStory)),
+  if (loose.length) add(root, h("h3", null, "New or changed, without a cause"), h("ul", { class: "stories" }, loose.slice(0, 30).map(comparedStory)),
     loose.length > 30 ? h("p", null, rowsLink("compared", { cause: "none", state: ["new", "changed"] }, `All ${count(loose.length)}`)) : "");
 }
 
@@ -176,7 +156,7 @@ function comparedCauses() {
     if (!found.has(key)) found.set(key, { cause, backend, n: Object.fromEntries(MATTERS.map((s) => [s, 0])) });
     found.get(key).n[state]++;
   }
-  if (!found.size) return h("p", { class: "quiet" }, "Neither run names a cause of what differs or fails: conform triage RUN.json --json RUN.json finds them.");
+  if (!found.size) return h("p", { class: "quiet" }, "No causes in either run. To find them: conform triage RUN.json --json RUN.json");
   const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
   return comparedTable("cause", rows.map(([key, { cause, backend }]) => [[causeLink(cause, backend, told.get(key)), h("div", { class: "quiet" }, `on ${backend}`)], { cause, backend }]));
 }
@@ -214,18 +194,18 @@ function notRunSummary() {
     const n = select(tables.missing, new URLSearchParams(filter)).length;
     if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} on no backend`);
   }
-  if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Everything that these runs know of ran.");
+  if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Every known case ran.");
   return h("ul", { class: "stories" }, lines);
 }
 
 function notRunSection(root) {
   add(root, h("h2", null, "Not run"), notRunSummary(), h("p", null, figure("missing", {}, { text: "Every case that did not run" })));
   const levels = Object.entries(report.planned);
-  if (!levels.length) add(root, h("p", { class: "quiet" }, "Which cases a level lists is not known here; conform report --level NAME says it."));
+  if (!levels.length) add(root, h("p", { class: "quiet" }, "To list the cases of a level that no run has: conform report --level NAME"));
 }
 
 function runsSection(root) {
-  add(root, h("h2", null, "Runs"), h("p", { class: "about" }, "The files that this page is made of. ", report.superseded ? `${plural(report.superseded, "older result")} of cases that ran again ${report.superseded === 1 ? "is" : "are"} not shown.` : ""));
+  add(root, h("h2", null, "Runs"), h("p", { class: "about" }, "Records that this page shows. ", report.superseded ? `${plural(report.superseded, "older result")} of cases that ran again ${report.superseded === 1 ? "is" : "are"} not shown.` : ""));
   add(root, scroller("Runs", h("table", { class: "plain" },
     h("thead", null, h("tr", null, ["file", "run", "written (UTC)", "commit", "CI job", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
     h("tbody", null, report.documents.map((d) => h("tr", null,

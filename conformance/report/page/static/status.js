@@ -11,18 +11,18 @@ function standingOfAll() {
   const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(waiver|case)s\b/, "$1") : text}`, href]);
   tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
   tell(bad, n(r, { verdict: LOST }), "missing", link("results", { verdict: LOST }));
-  tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "asked for, without a result or a name", "#runs");
-  if (!n(r, { taken: DECLARED })) bad.push(["nothing was executed", "#notrun"]);
+  tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "requested, without a result or a name", "#runs");
+  if (!n(r, { taken: DECLARED })) bad.push(["no case was executed", "#notrun"]);
   for (const backend of r.words("backend")) {
     const c = tally(select(r, new URLSearchParams({ backend })));
-    if (!c.passed && n(r, { taken: DECLARED })) bad.push([`${brief(backend)} passed nothing`, link("results", { backend })]);
-    else if (c.cases && c.declared < FEW * c.cases) look.push([`${brief(backend)} takes ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
+    if (!c.passed && n(r, { taken: DECLARED })) bad.push([`no case passed on ${brief(backend)}`, link("results", { backend })]);
+    else if (c.cases && c.declared < FEW * c.cases) look.push([`${brief(backend)} supports ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
   }
   for (const d of report.documents) for (const b of Object.keys(d.asked || {})) {
     if (d.asked[b] && !r.words("backend").includes(b)) bad.push([`${brief(b)} has no result`, "#runs"]);
   }
   tell(bad, report.documents.reduce((sum, d) => sum + d.waivers.length, 0), "waivers that fail a run", "#runs");
-  tell(look, n(r, { verdict: FAILED, fresh: "fresh" }), "fresh cases failed, filed", link("results", { verdict: FAILED, fresh: "fresh" }));
+  tell(look, n(r, { verdict: FAILED, fresh: "fresh" }), "fresh cases failed (reported only)", link("results", { verdict: FAILED, fresh: "fresh" }));
   return { bad, look };
 }
 
@@ -52,21 +52,21 @@ function fillLost() {
   const list = h("ul", { class: "stories" });
   const details = h("details", {
     ontoggle: () => {
-      if (details.open && !list.childNodes.length) add(list, rows.slice(0, 200).map((i) => h("li", null, caseLink(i), ` on ${t.value("backend", i)}: `, h("span", { class: "quiet" }, t.value("detail", i) || "no reason is known"))),
+      if (details.open && !list.childNodes.length) add(list, rows.slice(0, 200).map((i) => h("li", null, caseLink(i), ` on ${t.value("backend", i)}: `, h("span", { class: "quiet" }, t.value("detail", i) || "no reason given"))),
         rows.length > 200 ? h("li", null, rowsLink("results", { verdict: LOST }, `All ${count(rows.length)}`)) : "");
     },
-  }, h("summary", null, "Which ones"), list);
+  }, h("summary", null, "List"), list);
   add(document.getElementById("lost"), h("section", { class: "banner", role: "alert" },
-    h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": requested, and without a result. These runs are not complete."),
+    h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": requested, but without a result. The run is incomplete."),
     h("ul", null,
       [...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
-      report.unlisted.map(([file, backend, n]) => h("li", null, `${count(n)} on ${backend}: ${file} does not say which`))),
+      report.unlisted.map(([file, backend, n]) => h("li", null, `${count(n)} on ${backend}: ${file} does not list them`))),
     rows.length ? details : ""));
 }
 
 function asked(backend) {
   const n = report.documents.reduce((sum, d) => sum + (Number.isInteger(d.asked?.[backend]) ? d.asked[backend] : 0), 0);
-  return n ? ` of ${count(n)} asked for` : "";
+  return n ? ` of ${count(n)} requested` : "";
 }
 
 // What was run where: each thing once, with the number of files that say it where they do not all.
@@ -82,13 +82,13 @@ function fillOrigin() {
   const rows = [];
   for (const [name, of] of kinds) {
     const found = [...new Set(report.documents.map(of).filter(Boolean))];
-    if (!found.length && ["commit", "CI job"].includes(name)) rows.push([name, h("span", null, "not said by these files")]);
+    if (!found.length && ["commit", "CI job"].includes(name)) rows.push([name, h("span", null, "not recorded")]);
     if (!found.length) continue;
     const shown = found.slice(-3).map((text, k) => [k ? ", " : "", name === "CI job" ? outside(text) : name === "machine" || name === "settings" || name === "waivers" ? text : h("code", null, text)]);
     rows.push([name, [shown, found.length > 3 ? [" and ", h("a", { href: "#runs" }, `${count(found.length - 3)} more`)] : ""]]);
   }
   // folded on a phone, where it would push everything else down
-  add(document.getElementById("origin"), h("details", { open: innerWidth > 640 }, h("summary", null, "What was run, and where"),
+  add(document.getElementById("origin"), h("details", { open: innerWidth > 640 }, h("summary", null, "Commit, machine and settings"),
     h("dl", { class: "origin" }, rows.map(([k, v]) => h("div", null, h("dt", null, k), h("dd", null, v))))));
 }
 
