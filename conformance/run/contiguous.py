@@ -1,7 +1,7 @@
-"""Rebuild a one-step case with each strided source copied by CONT first: the same values from contiguous sources.
+"""Rebuild a one-step case with each strided source copied by CONT first.
 
-Many kernels of ggml's CPU abort on strides that its constructors take, or ignore them. Its CONT and CPY read and write
-any strides, so over such copies ggml is a second opinion of every op.
+Many kernels of ggml's CPU abort on strides that its constructors accept, or ignore them. Its CONT and CPY read and
+write any strides, so with such copies ggml is a second opinion for every op.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from conformance.ggml.partial import like
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Tensor, computes, contiguous_nb
 
 _STORES = {"CPY": 1, "SET_ROWS": 2, "OPT_STEP_ADAMW": 0, "OPT_STEP_SGD": 0}
-"""Ops that write into a source by nature, whatever its strides -> which."""
+"""Ops that always write into a source -> its index."""
 _MOMENTS = {"OPT_STEP_ADAMW": (2, 3)}
-"""Ops -> sources that they write too."""
+"""Ops -> further sources that they write."""
 
 
 def contiguous(case: Case) -> tuple[Case, dict[Tensor, Tensor]] | None:
-    """The case, and output -> the output that stands for it; None where it has no strided source, or several steps."""
+    """Return the copy and output -> its output; None for several steps or no strided source."""
     if len(case.steps) > 1:
         return None
     (step,) = case.steps
@@ -38,7 +38,7 @@ def contiguous(case: Case) -> tuple[Case, dict[Tensor, Tensor]] | None:
 
 
 def _is_plain(t: Tensor) -> bool:
-    """True if no stride is another than of a tensor that owns its bytes: kernels ask for nb[0] of one element too."""
+    """Return True for strides of a contiguous tensor, also of one element as kernels require."""
     return t.nb == contiguous_nb(t.type, t.ne)
 
 
@@ -47,12 +47,12 @@ class _Copying:
         self.b = Builder()
         self.nodes: list[Tensor] = []
         self.of: dict[Tensor, Tensor] = {}
-        """Tensor -> what is read in its place; leaves stand for themselves."""
+        """Tensor -> its replacement as a source; leaves are not in it."""
         self.seen: dict[Tensor, Tensor] = {}
-        """Node that has no one copy -> a copy of its value, right after it."""
+        """Node without a single copy -> a copy of its value right after it."""
 
     def add(self, node: Tensor) -> None:
-        """Append what computes `node`; a parameter stands among the nodes and owns its bytes."""
+        """Append what computes `node`; a parameter is listed among the nodes and owns its bytes."""
         if node.op == "NONE" and node.view_src is None:
             self.nodes.append(node)
             return

@@ -1,11 +1,10 @@
-"""Estimates what computing a case takes, from its shapes, types and parameters, before anything is computed.
+"""Estimate the cost of a case from shapes, types and parameters, before anything runs.
 
-A case file of a few hundred bytes can ask for more than a machine has: REPEAT makes any size, and some kernels loop as
-often as a parameter says. The figures are those of the reference `cpu`: a step's nodes stay until the step ends, a
-kernel works on float64 copies of its operands, and outputs and caches of every step stay until they are compared, which
-happens in float64 too, block by block. Where they differ, all nodes of a step are compared, each alone.
-They are upper bounds within a small factor, not measurements; what an op takes beyond that stands in its declaration
-(`ggml.ops.op.Work`).
+A case file of a few hundred bytes can exceed any machine: REPEAT makes any size, and some kernels loop as often as a
+parameter says. The figures are those of the reference `cpu`: a step's nodes live until the step ends, a kernel works on
+float64 copies of its operands, and outputs and caches of every step live until they are compared, in float64 too, block
+by block. If they differ, all nodes of a step are compared, each alone. They are upper bounds within a small factor, not
+measurements; what an op needs beyond that is in its declaration (`ggml.ops.op.Work`).
 """
 
 from __future__ import annotations
@@ -22,27 +21,26 @@ from conformance.process.memory import default_limit
 from .execute import computed_nodes
 
 RATE = 1e9
-"""Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""
+"""Operations per second: one pass of NumPy over one element, on one core."""
 _F64 = 8
 _COMPARED = 10
-"""Float64 values that comparing two tensors holds for each element of a block."""
+"""Float64 values per element of a block while two tensors are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the reference needs for a case."""
+    """Resources that the reference needs for a case."""
 
     bytes: int
-    """Held at a time, at most."""
+    """Peak memory."""
     operations: int
-    """Of the step that takes the most."""
+    """Operations of the most expensive step."""
 
 
 def of(cases: Sequence[Case]) -> Cost:
-    """What computing `cases` together takes, those of one step in one graph.
+    """Estimate the cost of computing `cases` together, those of one step in one graph.
 
-    Of a graph of many, buffers, outputs and caches of all are held at once; kernels run and values are compared one
-    after the other.
+    In a shared graph, buffers, outputs and caches of all cases exist at once; kernels and comparisons run one by one.
     """
     single = [(c, c.steps[0]) for c in cases if len(c.steps) == 1]
     costs = [_of(c) for c in cases if len(c.steps) != 1] + ([_of_graph(single)] if single else [])
@@ -50,7 +48,7 @@ def of(cases: Sequence[Case]) -> Cost:
 
 
 def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: float) -> str:
-    """Why `cases` are not computed together, in words; empty where they may be.
+    """Return why `cases` together exceed the limits; empty if they do not.
 
     `memory_limit` is in bytes (`default_limit` if None), `time_limit` in seconds for a step.
     """
@@ -82,7 +80,7 @@ def _of(case: Case) -> Cost:
 
 
 def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
-    """Cases of one step each, merged into one graph."""
+    """Estimate one-step cases merged into one graph."""
     held = sum(sum(map(nbytes, c.persistent)) + 3 * _kept(c, s) for c, s in single)
     computing = sum(_buffers(c, s) for c, s in single) + max(_kernel(s) for _, s in single)
     comparing = max(_comparing(s) for _, s in single)
@@ -91,7 +89,7 @@ def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
 
 
 def _kept(case: Case, step: Step) -> int:
-    """Outputs and caches of a step, once: they are held exact, in the backend's arithmetic, and as its own."""
+    """Return the bytes of outputs and caches of a step, once; three versions of them exist."""
     return sum(map(packed_nbytes, case.caches())) + sum(map(packed_nbytes, step.outputs))
 
 
@@ -111,12 +109,12 @@ def _buffers(case: Case, step: Step) -> int:
 
 
 def _read(node: Tensor) -> int:
-    """Elements of its sources."""
+    """Return the number of elements of all sources."""
     return sum(nelements(s) for s in node.src if s is not None and s is not node)
 
 
 def _beside(node: Tensor) -> int:
-    """Bytes that the kernel of `node` holds beside buffers."""
+    """Return the bytes that the kernel of `node` needs beside buffers."""
     work = DECLARATIONS[node.op].work
     if work.held is not None:
         return _F64 * work.held(node)

@@ -1,4 +1,4 @@
-"""Runs one case on one backend and returns what came out: freely, in reused memory, or with its state restored."""
+"""Run a case on a backend and return its values: freely, in reused memory, or node by node."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from conformance.ggml.types import F32
 
 @dataclass(slots=True)
 class StepValues:
-    """The values after a step, packed."""
+    """Packed values after a step."""
 
     outputs: dict[Tensor, Bytes] = field(default_factory=dict)
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
 
     @property
     def all(self) -> dict[Tensor, Bytes]:
-        """Both."""
+        """Outputs and caches."""
         return {**self.outputs, **self.caches}
 
 
@@ -39,26 +39,26 @@ class Execution:
     witness: Witness
     seconds: float
     opaque: frozenset[Tensor] = frozenset()
-    """Caches that the backend cannot read; no step's values have them."""
+    """Caches that the backend cannot read; they have no values."""
 
     def comparable(self, values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
-        """Those of expected `values`, per step, that this run can be held against."""
+        """Return the expected `values` per step that this run can be compared with."""
         return [{t: x for t, x in v.all.items() if t not in self.opaque} for v in values]
 
 
 def with_values(case: Case, values: Sequence[StepValues]) -> Case:
-    """As many steps of `case` as have `values`, with these as recorded ones."""
+    """Return the first steps of `case` with `values` as their recorded values."""
     pairs = zip(case.steps, values, strict=False)
     return replace(case, steps=[Step(s.graph, s.inputs, s.outputs, v.all) for s, v in pairs])
 
 
 def computed_nodes(step: Step) -> list[Tensor]:
-    """The nodes of a step that compute something: flagged COMPUTE, no view op, not empty."""
+    """Return the nodes of a step that compute: flagged COMPUTE, no view op, not empty."""
     return [n for n in step.graph if computes(n)]
 
 
 def nothing(_session: Session, _step: int) -> None:
-    """What nobody does between steps."""
+    """Do nothing between steps."""
 
 
 def execute(
@@ -70,12 +70,12 @@ def execute(
     unread: bool = False,
     before: Callable[[Session, int], None] = nothing,
 ) -> Execution:
-    """Run all steps of `case` freely: each step starts from the caches that the one before left.
+    """Run all steps of `case` freely: each step starts from the caches of the previous one.
 
-    Of the steps `every_node` all computed nodes are wanted, not the outputs alone. `memory` says by which graph a step
-    is computed, without `every_node`. If `unread`, caches are read after the last step only, and no other step's values
-    have them. `before` is called before each step: what somebody does to the session between steps. BackendError, which
-    knows its step, if the backend failed, died or did not answer.
+    Steps in `every_node` return all computed nodes, not only the outputs. `memory` computes each step in reused memory;
+    not with `every_node`. If `unread`, caches are read after the last step only, and other steps have no values for
+    them. `before` gets the session and the index of each step before it runs. BackendError, which has the step, if the
+    backend failed, died or did not answer.
     """
     caches = case.caches()
     wanted = frozenset(every_node)
@@ -106,12 +106,13 @@ def execute(
 
 
 class PartError(ConformanceError):
-    """A backend runs whole cases, and none of the parts that it is asked for."""
+    """A backend supports the case, but no part of it."""
 
 
 def execute_apart(backend: Backend, case: Case) -> Execution:
-    """Run each node that computes in a graph and a session of its own, with the bytes that the nodes before it left: no
-    backend can compute two of them together. Raises as `execute`, and PartError.
+    """Run each computing node in its own graph and session, from earlier nodes' values.
+
+    No backend can then compute two nodes together. Raises as `execute`, and PartError.
     """
     held = dict(case.persistent)
     runs: list[Execution] = []
@@ -140,13 +141,13 @@ def execute_apart(backend: Backend, case: Case) -> Execution:
 
 
 def _singly(graph: Graph) -> list[tuple[int, int]]:
-    """First and last node of each part that has one node that computes, and the view ops before it."""
+    """Return first and last node of each part: one computing node and the view ops before it."""
     ends = [i + 1 for i, n in enumerate(graph) if computes(n)]
     return list(zip([0, *ends[:-1]], [*ends[:-1], len(graph)], strict=True))
 
 
 def _alone(case: Case, part: Part, held: Mapping[Tensor, Bytes], values: Mapping[Tensor, Bytes]) -> Case:
-    """A part as a case: what nothing has computed is read by no node of it, and 0."""
+    """Return a part as a case; leaves that nothing computed are 0, as no node reads them."""
     own = {t for t in part.graph.tensors() if t in held}
     inputs = {t: values[root] if root in values else np.zeros(nbytes(t), np.uint8) for t, root in part.inputs.items()}
     return Case(
@@ -159,17 +160,17 @@ def _alone(case: Case, part: Part, held: Mapping[Tensor, Bytes], values: Mapping
 
 @runtime_checkable
 class _Rebuilding(Protocol):
-    """A session in another process, where a graph is rebuilt in the memory that the library sees."""
+    """A session in another process, which rebuilds graphs in the memory that the library sees."""
 
     def compute_rebuilt(self, step: Step) -> Mapping[Tensor, Bytes]:
         """Compute `step` as `Memory` does."""
 
 
 class Memory:
-    """One set of tensors and one graph, filled anew for every step; persistent tensors stay as they are.
+    """One set of tensors and one graph, overwritten for every step; persistent tensors stay.
 
-    llama.cpp rebuilds each step's graph in the memory of the one before. A backend that recognises a graph or a tensor
-    by its address finds the same one with other contents.
+    llama.cpp rebuilds each step's graph in the memory of the previous one. A backend that recognises a graph or a
+    tensor by its address finds the same one with other contents.
     """
 
     def __init__(self, case: Case) -> None:
@@ -178,7 +179,7 @@ class Memory:
         self._tensors: list[Tensor] = []
 
     def compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
-        """Compute `step` here; the values of its outputs."""
+        """Compute `step` in this memory and return its outputs."""
         return session.compute_rebuilt(step) if isinstance(session, _Rebuilding) else self._compute(session, step)
 
     def _compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
@@ -188,7 +189,7 @@ class Memory:
         return {t: found[now[t]] for t in step.outputs}
 
     def place(self, graph: Graph) -> tuple[Graph, Mapping[Tensor, Tensor]]:
-        """Fill the memory with `graph`: the graph that stands for it, and each of its tensors -> the one that does."""
+        """Overwrite the memory with `graph`; return its graph and each tensor -> its replacement."""
         now = {t: t for t in self._persistent}
         made = [t for t in graph.tensors() if t not in self._persistent]
         while len(self._tensors) < len(made):
@@ -206,17 +207,17 @@ class Memory:
 
 
 class Reuse(Memory):
-    """Of equal graphs the first, computed again for all of them, as llama.cpp does while it can reuse a graph."""
+    """Memory that computes the first of equal graphs for all, as llama.cpp reuses graphs."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         self._first: dict[Hashable, Graph] = {}
 
     def compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
-        """Compute the first graph that equals that of `step`; the values of its outputs."""
+        """Compute the first graph that equals that of `step`; return the outputs of `step`."""
         return self._compute(session, step)
 
     def place(self, graph: Graph) -> tuple[Graph, Mapping[Tensor, Tensor]]:
-        """The first graph that equals `graph`."""
+        """Return the first graph that equals `graph`."""
         first = self._first.setdefault(graph.key(self._persistent), graph)
         return first, dict(zip(graph.tensors(), first.tensors(), strict=True))

@@ -1,8 +1,8 @@
-"""Golden outputs: expected values of a pinned corpus, accepted only where the reference and the real ggml agree.
+"""Golden outputs: stored values of a corpus on which the reference and the real ggml agree.
 
-`ops.gguf` in `golden/` holds single ops with their expected values, `captured/` there trajectories that
-llama.cpp recorded. The file itself is the list of its cases. `verify` computes all of them again, or judges backends by
-them; every run does the latter for the cases that it runs (`stored`).
+`ops.gguf` in `golden/` has single ops with expected values, `captured/` there has trajectories recorded from llama.cpp.
+The file is the list of its cases. `verify` recomputes all of them, `judge` compares backends with them; every run does
+so for the cases that it runs (`stored`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from .stored import FAMILY, OPS, label
 
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
 LARGEST = 1 << 19
-"""Bytes of a case and its values, above which the corpus, which goes with every installation, takes none."""
+"""Maximum bytes of a case and its values in the corpus, which every installation contains."""
 _BATCH = 128
 
 
 def read(folder: Path) -> tuple[list[Case], list[Case]]:
-    """The single ops and the trajectories of a corpus. UsageError if there are none, CaseFileError if files are
-    damaged: it has what is wrong with all of them.
-    """
+    """Return ops and trajectories of a corpus; UsageError if none, CaseFileError if damaged."""
     path = folder / OPS
     if not path.is_file():
         raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
@@ -61,9 +59,7 @@ def read(folder: Path) -> tuple[list[Case], list[Case]]:
 
 
 def verify(folder: Path | None = None) -> list[Result]:
-    """Compute every golden value again, on the reference and on the real ggml; one result per value's case. Raises as
-    `read`.
-    """
+    """Recompute golden values on reference and real ggml, a result per case; raises as `read`."""
     stored, captured = read(folder or shipped.golden())
     with closing(Runner()) as runner:
         again = _computed(runner, [_bare(c) for c in stored])
@@ -77,8 +73,9 @@ def judge(
     isolation: Isolation | None = None,
     waiving: Waiving | None = None,
 ) -> Iterator[Result]:
-    """Run the corpus on backends and judge what they give by the stored values, and by the recomputed reference; one
-    result per case and backend. Raises as `read` and as `Runner.run`.
+    """Run the corpus on backends; yield one result per case and backend.
+
+    They are compared with stored values and with the recomputed reference. Raises as `read` and `Runner.run`.
     """
     stored, captured = read(folder or shipped.golden())
     with closing(Runner(isolation=isolation, waiving=waiving)) as runner:
@@ -92,16 +89,17 @@ def judge(
 
 
 def update(folder: Path | None = None, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[Result]:
-    """Compute `ops.gguf` again and give one result per case of it. A case keeps its bytes where its values are the
-    same, and where the reference and the real ggml disagree, which fails.
+    """Recompute `ops.gguf` and return one result per case.
+
+    A case keeps its bytes if its values are unchanged, or if the reference and the real ggml disagree, which fails.
 
     Args:
-        folder: where it is; the one that comes along by default.
-        add: globs of ids of any level that it takes, too.
-        remove: globs of its ids that it gives up.
+        folder: the corpus; the shipped one by default.
+        add: globs of ids of any level to add.
+        remove: globs of ids to remove.
 
     Raises:
-        UsageError: it cannot be written there, or a glob matches nothing.
+        UsageError: it cannot be written, or a glob matches nothing.
     """
     path = writable(folder)
     held = {c.id: c for c in casefile.read(path)} if path.exists() else {}
@@ -118,7 +116,7 @@ def update(folder: Path | None = None, *, add: Sequence[str] = (), remove: Seque
 
 
 def _updated(runner: Runner, ids: Iterable[str], held: Mapping[str, Case]) -> tuple[list[Result], list[Case]]:
-    """A result per id that is known or held, and the cases to write, in order."""
+    """Return a result per known id, and the cases to write, in order."""
     results: dict[str, Result] = {}
     made: dict[str, Case] = {}
     for i in ids:
@@ -141,7 +139,7 @@ def _updated(runner: Runner, ids: Iterable[str], held: Mapping[str, Case]) -> tu
 
 
 def _kept(held: Case | None, made: Case | None) -> Case | None:
-    """Which of the two the corpus holds from now on; None where no value was accepted."""
+    """Return which of the two cases the corpus gets; None if no value was accepted."""
     accepted = made if made is not None and made.steps[0].expected else None
     if held is None or accepted is None:
         return held or accepted
@@ -150,7 +148,7 @@ def _kept(held: Case | None, made: Case | None) -> Case | None:
 
 
 def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tensor, Bytes], Result]]:
-    """The exact values of each one-step case, and the result of the reference against the real ggml."""
+    """Yield exact values of each one-step case, and the result of the reference against ggml."""
     for start in range(0, len(cases), _BATCH):
         batch = cases[start : start + _BATCH]
         agreed = runner.run(Spec(REFERENCE), batch)
@@ -159,7 +157,7 @@ def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tens
 
 
 def writable(folder: Path | None = None) -> Path:
-    """The file that `update` writes; UsageError if it cannot be written."""
+    """Return the file that `update` writes; UsageError if it is not writable."""
     path = (folder or shipped.golden()) / OPS
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")
@@ -182,7 +180,7 @@ def _size(case: Case) -> int:
 
 
 def _bare(case: Case) -> Case:
-    """The case without its golden values, so that they cannot be what it is checked against."""
+    """Return the case without golden values, so that it cannot be compared with them."""
     steps = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
     return Case(case.id, case.persistent, steps, case.family, case.params, case.seed, case.generator)
 

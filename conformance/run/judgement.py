@@ -1,8 +1,8 @@
-"""Judges what a backend gave for a case: the free run, the demands on its witness, and each step by itself.
+"""Judge the run of a case: the free run, the demands on its witness, and each step alone.
 
-Run freely, errors feed back through the caches, and a rounding that once went the other way stays there. Step by step
-the reference starts each step from the backend's own caches, so what is left is the error of one step. The grammar of
-demands is `case.demands`.
+In a free run errors feed back through the caches, and a rounding that once went the other way stays there. Step by step
+the reference starts each step from the backend's own caches, so only the error of one step remains. The grammar of
+demands is in `case.demands`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "==": 
 
 
 def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
-    """The result of a free run: PASS, FAIL, or VACUOUS where it has nothing to check or does not meet a demand."""
+    """Return the result of a free run; VACUOUS if unchecked, or if a demand is not met."""
     judged, beside = expectation.judge(case, execution)
     unread = f"{len(execution.opaque)} caches cannot be read here: outputs only are judged" if execution.opaque else ""
     ran = Result(
@@ -63,7 +63,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
 
 
 def _is_all(node: Tensor, case: Case) -> bool:
-    """Whether a case computes nothing else: the node read leaves, so no other run says more of it."""
+    """Return True if `node` is the only computing node of a case."""
     return [n for s in case.steps for n in computed_nodes(s)] == [node]
 
 
@@ -71,9 +71,7 @@ def _is_all(node: Tensor, case: Case) -> bool:
 
 
 def unmet(case: Case, spec: Spec, witness: Witness) -> str:
-    """The first demand on `spec` that the witness does not meet, in words; empty where all are met. GraphError if the
-    case's demands are malformed.
-    """
+    """Return the first unmet demand on `spec` in words, empty if none; GraphError if malformed."""
     said = describe(witness)
     for demand in parse(case.demands):
         if not _concerns(demand, spec, witness):
@@ -106,16 +104,17 @@ def _meets(have: Any, what: Any) -> bool:  # noqa: ANN401  # JSON
 
 
 def steps_apply(case: Case) -> bool:
-    """Whether a step of `case` starts from state that an earlier one left, and no recording says more."""
+    """Return True if a step of `case` starts from earlier state, and no recording tells more."""
     return len(case.steps) > 1 and bool(case.caches()) and not recorded.is_free_running(case)
 
 
 def judge_each_step(
     result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
 ) -> Result:
-    """`result`, a PASS of the free run, with each step judged within what its own nodes may err by: the worst counts.
-    `reference`, which is not the backend under test, and that backend compute in `arithmetic`; BackendError if the
-    reference failed.
+    """Return `result`, a PASS of the free run, with each step judged by its own nodes' budgets.
+
+    The worst step counts. `reference` and the backend under test compute in `arithmetic`; BackendError if `reference`
+    fails.
     """
     wanted = locate.expected_steps(reference, case, execution.steps)
     used = result.budget_used or 0.0

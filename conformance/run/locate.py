@@ -1,14 +1,14 @@
-"""Locate a failure: the first wrong node, what a backend cannot run, stale state, or a near-tie of experts.
+"""Locate a failure: the first wrong or failing node, stale state, or a near-tie of experts.
 
-The case runs again with every intermediate value, and each node is judged from the values that the backend itself fed
-it, so that one wrong node is named and not all that follow from it.
+The case runs again with every intermediate value, and each node is judged from the values that the backend itself gave
+its sources. So one wrong node is named, and not all that follow from it.
 
-Two right backends may take different experts where two scores of a router are closer than they round. What follows is
-then other values altogether, and no budget of the free run holds. It is no fault if the first thing that differs is the
-choice, its scores are within their budget, the margin is within what they differ by, and each node by itself is right.
+Two correct backends may choose different experts if two router scores are closer than their rounding. All later values
+then differ beyond any tolerance. That is no bug if the first difference is the choice, its scores are within their
+tolerance, the margin is within their difference, and each node alone is right.
 
-A backend opened anew has no state of earlier cases. So a step that is wrong in the whole case there, and right there by
-itself from the same caches, is wrong by what an earlier step left, such as a compiled graph, a cache or a log.
+A fresh backend has no state of earlier cases. If a step is wrong there in the whole case, and right alone from the same
+caches, the cause is state that an earlier step left, such as a compiled graph, a cache or a log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BEFORE_AGREES = "everything before it agrees"
 
 
 def describe(judged: Judged, case: Case, fault: Fault = Fault.NODE) -> Place:
-    """Where a tensor is wrong."""
+    """Return the location of a wrong tensor."""
     graph = case.steps[judged.step].graph
     t, d = judged.tensor, judged.difference
     numbers = Numbers(d.index, d.expected, d.found, d.nmse, judged.budget.nmse, d.special, judged.budget.card)
@@ -56,7 +56,7 @@ def describe(judged: Judged, case: Case, fault: Fault = Fault.NODE) -> Place:
 
 
 def sentence(judged: Judged, case: Case) -> str:
-    """The same for a person."""
+    """Describe a wrong tensor in words."""
     where = describe(judged, case)
     assert where.numbers is not None
     return diverges(where, where.numbers)
@@ -65,10 +65,9 @@ def sentence(judged: Judged, case: Case) -> str:
 def locate(
     result: Result, backend: Backend, reference: Backend, case: Case, expectation: Expectation, execution: Execution
 ) -> Result:
-    """`result`, the FAIL of a free run, with its first wrong node, or that no node alone is wrong.
+    """Return `result`, the FAIL of a free run, with its first wrong node, if one is wrong alone.
 
-    A PASS where a choice of experts at a near-tie explains it. `reference` computes in the arithmetic that `backend`
-    declares.
+    Return a PASS if a near-tie of experts explains it. `reference` computes in the arithmetic of `backend`.
 
     Raises:
         LocatingError: either failed; it has the result as far as it is known.
@@ -87,7 +86,7 @@ def locate(
 
 
 class LocatingError(Exception):
-    """The first wrong node was not found; its cause says why."""
+    """The search for the first wrong node failed; its cause tells why."""
 
     def __init__(self, result: Result) -> None:
         super().__init__()
@@ -130,23 +129,24 @@ def _located(
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Tells nodes that are wrong from those that are wrong only as every node is asked for: a backend may lose a result
-    that is an output, and that others read.
+    """Separates wrong nodes from values that are wrong only because every node is an output.
+
+    A backend may lose a result that is both an output and a source of other nodes.
     """
 
     outputs: Collection[tuple[int, Tensor]]
-    """Outputs that are wrong where nothing else is asked for, each with its step."""
+    """Outputs, each with its step, that are wrong in the free run."""
     ran: Sequence[StepValues]
-    """The run in which each node was asked for."""
+    """Values of the run with every node as an output."""
     backend: Backend
     reference: Backend
     case: Case
 
     def named(self, judged: Judged) -> Judged | None:
-        """A node that is wrong where each is asked for, as it is where no other is; `judged` where nobody can say.
+        """Return a node that is wrong also if no other node is an output; `judged` if unknown.
 
-        None where it is wrong by no more than that it is asked for: it is right where no other is, or where it ends a
-        graph, and wrong as soon as the next node reads it.
+        Return None if being an output is what makes it wrong: it is right if no other node is one, or if it ends its
+        graph, and wrong once the next node reads it.
         """
         k, t = judged.step, judged.tensor
         if t in self.case.steps[k].outputs:
@@ -166,14 +166,15 @@ class Probe:
             return judged
 
     def _is_as_before(self, judged: Judged, last: Tensor) -> bool:
-        """Whether a node has the value that it had where each was asked for in a graph that ends with `last`, too."""
+        """Return True if a node, as the only output up to `last`, has its value in `ran`."""
         k, t = judged.step, judged.tensor
         found = execute(self.backend, self._up_to(k, t, last)).steps[k].outputs[t]
         return judged.budget.used(compare(t, self.ran[k].outputs[t], found)) <= 1
 
     def traced(self, wrong: Judged) -> Judged | None:
-        """The node behind a wrong value that is the first wrong one: it is wrong where it ends a graph, and what it
-        reads is right where that does. None where the value itself is right so, or nobody can say.
+        """Return the first wrong node behind a wrong value; None if there is none or it is unknown.
+
+        It is wrong as the end of a graph, and its sources are right as ends of theirs.
         """
         k, nodes = wrong.step, self.case.steps[wrong.step].graph.nodes
         last = next((n for n in reversed(nodes) if computes(n) and n.root is wrong.tensor.root), None)
@@ -202,7 +203,7 @@ class Probe:
         return None
 
     def tell(self, result: Result, found: Judged | None, outputs: Sequence[Judged]) -> Result:
-        """`result` with the node `found`; where there is none, with the first of the `outputs` that is lost."""
+        """Return `result` located at the node `found`, else at the first of `outputs` that is lost."""
         if found is not None:
             return replace(result, where=describe(found, self.case)).noted(BEFORE_AGREES)
         lost = next((j for j in map(self.lost, outputs) if j is not None), None)
@@ -211,8 +212,9 @@ class Probe:
         return result.noted("nodes are wrong by no more than that they are asked for")
 
     def lost(self, judged: Judged) -> Judged | None:
-        """A wrong output, or the node that it shows, if that is right where it ends a graph: it is computed, and lost.
-        None where it is right, or computed wrongly, or nobody can say.
+        """Return a wrong output, or the node it views, that is right as the end of a graph.
+
+        It is computed and then lost. None if it is right, computed wrongly or unknown.
         """
         k, t = judged.step, judged.tensor
         node = t.root if t.op in VIEW_OPS else t
@@ -223,12 +225,12 @@ class Probe:
         return None
 
     def _off(self, k: int, t: Tensor, last: Tensor) -> Difference | None:
-        """How `t` of step `k` is wrong as the only output of a graph that ends with `last`; None where it is right."""
+        """Return the error of `t` in step `k` as only output of a graph up to `last`; None if right."""
         judged = self.judged(k, t, last)
         return judged.difference if judged is not None else None
 
     def judged(self, k: int, t: Tensor, last: Tensor | None = None) -> Judged | None:
-        """`t` of step `k` as the only output of a graph that ends with `last`, or itself; None where it is right."""
+        """Judge `t` of step `k` as only output of a graph up to `last`, or itself; None if right."""
         case = self._up_to(k, t, last or t)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
         chain = Chain(self.reference.arithmetic())
@@ -239,7 +241,7 @@ class Probe:
         return judged if judged.used > 1 else None
 
     def _up_to(self, k: int, t: Tensor, last: Tensor) -> Case:
-        """The case up to node `last` of step `k`, where `t` is the only output."""
+        """Return the case up to node `last` of step `k`, with `t` as the only output."""
         step = self.case.steps[k]
         graph = Graph(step.graph.nodes[: step.graph.nodes.index(last) + 1])
         leaves = set(graph.tensors())
@@ -248,13 +250,13 @@ class Probe:
 
 
 def _sources(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
-    """The nodes that compute what `node` reads, in order: also those that wrote it into a leaf before."""
+    """Return the nodes before `node` that compute or write its sources, in order."""
     read = {s.root for s in node.src if s is not None}
     return [n for n in nodes[: nodes.index(node)] if not read.isdisjoint(written(n))]
 
 
 def _before(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
-    """All nodes on which `node` depends, in order."""
+    """Return all nodes on which `node` depends, in order."""
     found: set[Tensor] = set()
     todo = [node]
     while todo:
@@ -270,16 +272,18 @@ def _reads(n: Tensor, t: Tensor) -> bool:
 
 
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
-    """The first node of steps 0 to `upto`, the first with a wrong output or cache, that a backend computes wrongly from
-    its own sources. None where every node is right once intermediate values are asked for: a fault of fusion, or of
-    state that a fresh run does not have. Arguments as of `divergent`.
+    """Return the first node of steps 0 to `upto` that is wrong given its own sources.
+
+    `upto` is the first step with a wrong output or cache. None if every node is right once it is an output: then
+    fusion, or state that a fresh run lacks, is the cause. Arguments as for `divergent`.
     """
     return next(divergent(ran, reference, case, upto), None)
 
 
 def divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Iterator[Judged]:
-    """The nodes of steps 0 to `upto` that a backend computes wrongly from its own sources, in order. `ran` holds every
-    computed node of these steps in a free run of the backend; `reference` computes in the arithmetic that it declares.
+    """Yield the nodes of steps 0 to `upto` that are wrong given their own sources, in order.
+
+    `ran` has every computed node of these steps in a free run; `reference` computes in the backend's arithmetic.
     """
     arithmetic = reference.arithmetic()
     recorded = with_values(case, ran[: upto + 1])
@@ -298,11 +302,11 @@ def divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: i
 def first_nan(
     backend: Backend, ran: Sequence[StepValues], reference: Backend, case: Case, upto: int
 ) -> tuple[Judged, str] | None:
-    """The first value with a NaN where the reference has none, and where it comes from, in words.
+    """Return the first value with a NaN where the reference has none, and its origin in words.
 
-    A NaN that a cache holds reaches every node that reads the cache, and alone, fed with it, each of them is right: so
-    nodes and caches are looked at in the order in which they got their values, the caches before the first step too.
-    Arguments as of `first_divergent`; `backend` opens the case once more, for what its caches hold before that step.
+    A NaN in a cache reaches every node that reads it, and each of them is right given its sources. So nodes and caches
+    are checked in the order in which they got their values, caches also before the first step: for these `backend`
+    opens the case again. Other arguments as for `first_divergent`.
     """
     arithmetic, caches = reference.arithmetic(), case.caches()
     right = execute(reference, case, every_node=range(upto + 1)).steps
@@ -335,9 +339,10 @@ OPS = frozenset({"ARGSORT", "TOP_K"})
 def near_tie(
     case: Case, found: Sequence[Mapping[Tensor, Bytes]], right: Sequence[Mapping[Tensor, Bytes]], arithmetic: Arithmetic
 ) -> str:
-    """The first choice that differs, with its margin; empty where something else differs first, or no tie explains it.
+    """Describe the first different choice and its margin; empty if no near-tie explains it.
 
-    `found` and `right` hold every computed node of each step in the free runs of a backend and of the reference.
+    It is empty too if another value differs before. `found` and `right` have every computed node of each step in free
+    runs of backend and reference.
     """
     chain = Chain(arithmetic)
     for k, (step, mine, wanted) in enumerate(zip(case.steps, found, right, strict=False)):
@@ -359,7 +364,7 @@ def near_tie(
 
 
 def _flips(graph: Graph, node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapping[Tensor, Bytes]) -> list[str] | None:
-    """What tokens chose otherwise, in words; None where one did by more than its scores differ."""
+    """Describe each token's different choice; None if one exceeds the difference of its scores."""
     scores = operand(node)
     if scores not in mine:
         return []
@@ -386,7 +391,7 @@ def _flips(graph: Graph, node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapp
 
 
 def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution) -> str:
-    """The choice of experts at a near-tie that explains all that is wrong; empty where none does."""
+    """Return the near-tie of experts that explains all wrong values; empty if none does."""
     if not any(n.op in OPS for s in case.steps for n in s.graph):
         return ""
     every = range(len(case.steps))
@@ -407,22 +412,23 @@ def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution
 
 TOGETHER = "the step by itself is as wrong, so what its nodes do together (fusion, shared memory) is at fault"
 FreshBackend = Callable[[], AbstractContextManager[Backend]]
-"""Opens the backend once more, and closes it."""
+"""Opens another backend and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """What the backend kept is at fault."""
+    """Stale state is the cause of a failure."""
 
     fault: Fault
     """STALE or EARLIER."""
     wrong: Judged | None
-    """The first tensor that is wrong by it, where one is wrong on a backend opened anew too."""
+    """First tensor that is wrong because of it; None if a fresh backend is right."""
 
 
 def stale_state(fresh_backend: FreshBackend, reference: Backend, case: Case, arithmetic: Arithmetic) -> Stale | None:
-    """Whether a failing case is wrong by what the backend kept. `reference` and backend compute in `arithmetic`.
-    BackendError if a run failed.
+    """Check whether stale state is the cause of a failing case; None if it is not.
+
+    `reference` and backend compute in `arithmetic`. BackendError if a run fails.
     """
     with fresh_backend() as fresh:
         ran = execute(fresh, case).steps
@@ -445,11 +451,11 @@ class Replay:
 
     steps: Sequence[StepValues]
     before: Sequence[Mapping[Tensor, Bytes]]
-    """Per step: the persistent tensors that it starts from, where these are caches or were written by somebody."""
+    """Per step: its initial persistent tensors that are caches or were overwritten."""
 
 
 def replay(reference: Backend, case: Case, before: Callable[[Session, int], None] = nothing) -> Replay:
-    """Run `case` on the reference, with what somebody does `before` each step; BackendError if it failed."""
+    """Run `case` on the reference and call `before` before each step; BackendError if it fails."""
     states: list[Mapping[Tensor, Bytes]] = []
     caches = case.caches()
 
@@ -469,9 +475,10 @@ def stale(
     right: Replay,
     arithmetic: Arithmetic,
 ) -> Stale | None:
-    """The same as `stale_state` of a run that gave `ran`, where a plain one may not show the fault: what somebody does
-    between the steps, by which graph a step runs, or what nobody reads is part of it, or the caches cannot be read.
-    Each step starts from the state that it has in the reference's run, `right`.
+    """Check for stale state like `stale_state` in a run that gave `ran`; None if there is none.
+
+    For runs that a plain run does not reproduce: something is written between the steps, a graph is reused, a value is
+    not read, or the caches cannot be read. Each step starts from its state in the reference's run, `right`.
     """
     bare = replace(case, tolerance={})
     shown = [{t: x for t, x in w.all.items() if t in got.all} for w, got in zip(right.steps, ran, strict=True)]
@@ -491,7 +498,7 @@ def stale(
 
 
 def stale_step(fresh_backend: FreshBackend, case: Case, k: int, right: Replay) -> Place | None:
-    """Where a run failed at step `k`, if a backend opened anew runs that from the state of the reference's run."""
+    """Return the place of a failure at step `k` if a fresh backend runs that step; else None."""
     with fresh_backend() as fresh:
         try:
             _by_itself(fresh, case, k, right.before[k])
@@ -505,12 +512,12 @@ def _stale_at(k: int) -> Place:
 
 
 def is_stale(result: Result) -> bool:
-    """Whether a failure was found to come from what the backend kept, so that no kernel and no translation is wrong."""
+    """Return True if a failure was caused by stale state, not by a kernel or a translation."""
     return result.where is not None and result.where.fault in {Fault.STALE, Fault.EARLIER}
 
 
 def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) -> Iterator[StepValues]:
-    """What each step should give, started from the caches that a backend had after the step before, by `found`."""
+    """Yield the expected values of each step, started from the caches `found` before it."""
     caches = case.caches()
     with reference.open(case) as session:
         for k, step in enumerate(case.steps):
@@ -521,7 +528,7 @@ def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) 
 
 
 def _first_wrong(reference: Backend, case: Case, ran: Sequence[StepValues], arithmetic: Arithmetic) -> Judged | None:
-    """The first wrong tensor of the first step that is wrong although it started from the backend's own caches."""
+    """Return the first wrong tensor of the first step that is wrong given its own caches."""
     for k, (want, got) in enumerate(zip(expected_steps(reference, case, ran), ran, strict=True)):
         wrong = next((j for j in _judge(case, k, want, got, arithmetic) if j.used > 1), None)
         if wrong is not None:
@@ -534,7 +541,7 @@ def _judge(case: Case, k: int, want: StepValues, got: StepValues, arithmetic: Ar
 
 
 def _by_itself(backend: Backend, case: Case, k: int, held: Mapping[Tensor, Bytes]) -> StepValues:
-    """Step `k` as the first of a session that opens the whole case with these bytes of its persistent tensors."""
+    """Run step `k` first in a session whose persistent tensors have the bytes `held`."""
     step = case.steps[k]
     recipes = {t: r for t, r in case.recipes.items() if t not in held}
     with backend.open(replace(case, persistent={**case.persistent, **held}, recipes=recipes)) as session:
@@ -549,9 +556,10 @@ def _by_itself(backend: Backend, case: Case, k: int, held: Mapping[Tensor, Bytes
 def place(
     backend: Backend, fresh_backend: FreshBackend, reference: Backend, case: Case, error: BackendError
 ) -> Place | None:
-    """Where `backend` failed at `case` with `error`: the step, and the first of its nodes that fails by itself, or else
-    the first that fails behind those before it, or that the step runs on a backend opened anew. None where the step is
-    unknown. BackendError if another run failed.
+    """Return where `backend` failed at `case` with `error`; None if the step is unknown.
+
+    That is the first node of the step that fails alone, else the first that fails after those before it, or stale state
+    if the step runs on a fresh backend. BackendError if another run fails.
     """
     k = error.step
     if k is None:
@@ -575,7 +583,7 @@ def place(
 
 
 def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes], error: BackendError) -> Place:
-    """Where step `k` fails with `error` on a backend opened fresh_backend, from `caches`."""
+    """Return where step `k` fails with `error` on a fresh backend, from `caches`."""
     graph = case.steps[k].graph
     try:
         _by_itself(fresh, case, k, caches)
@@ -592,7 +600,7 @@ def _failing(fault: Fault, case: Case, k: int, node: Tensor) -> Place:
 
 
 def bisect_first(n: int, fails: Callable[[int], bool]) -> int | None:
-    """The index of the first of `n` items with which those up to it fail; None where all together do not."""
+    """Return the index of the item that makes the prefixes up to `n` fail; None if `n` passes."""
     if not fails(n):
         return None
     low, high = 0, n
@@ -603,7 +611,7 @@ def bisect_first(n: int, fails: Callable[[int], bool]) -> int | None:
 
 
 def _fails(backend: Backend, case: Case, error: BackendError) -> bool:
-    """Whether `backend` fails at `case` with `error`: another says nothing, as of a node that it never meets alone."""
+    """Return True if `backend` fails at `case` with the same error."""
     try:
         execute(backend, case)
     except BackendError as e:
@@ -614,7 +622,7 @@ def _fails(backend: Backend, case: Case, error: BackendError) -> bool:
 
 
 def with_nodes(alone: Case, nodes: Sequence[Tensor]) -> Case:
-    """Only `nodes` of a case of isolated ones."""
+    """Return a case of isolated nodes with `nodes` only."""
     growing = Expansion()
     for node in nodes:
         growing.expand(node)
@@ -622,7 +630,7 @@ def with_nodes(alone: Case, nodes: Sequence[Tensor]) -> Case:
 
 
 def _beginning(case: Case, k: int, n: int, caches: Mapping[Tensor, Bytes]) -> Case:
-    """The first `n` nodes of step `k` as a case, which starts from `caches`."""
+    """Return the first `n` nodes of step `k` as a case that starts from `caches`."""
     step = case.steps[k]
     part = partial(step.graph, 0, n, persistent=case.persistent, outputs=frozenset(step.outputs))
     inputs = {leaf: step.inputs[root] for leaf, root in part.inputs.items()}
@@ -630,7 +638,7 @@ def _beginning(case: Case, k: int, n: int, caches: Mapping[Tensor, Bytes]) -> Ca
 
 
 def one_step_case(case: Case, step: Step, caches: Mapping[Tensor, Bytes]) -> Case:
-    """A case of one step, with the tensors of `case` that it has."""
+    """Return a one-step case with the tensors of `case` that it uses."""
     used = set(step.graph.tensors())
     persistent = {t: data for t, data in {**case.persistent, **caches}.items() if t in used}
     step.inputs = {t: data for t, data in step.inputs.items() if t in used}

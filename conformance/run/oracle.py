@@ -1,7 +1,7 @@
-"""Computes expected values. A backend is never its own oracle.
+"""Compute expected values. A backend is never its own oracle.
 
 The reference computes every expected value in the arithmetic that the tested backend declares. The reference itself is
-tested against the second opinion, the real ggml, by computing in *its* arithmetic.
+compared with a second opinion, the real ggml, in *ggml's* arithmetic.
 """
 
 from __future__ import annotations
@@ -33,44 +33,45 @@ SECOND_OPINION = "ggml"
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a case should give."""
+    """Expected values of a case."""
 
     steps: list[StepValues]
-    """In the declared arithmetic."""
+    """Computed in `arithmetic`."""
     exact: list[StepValues] | None
-    """Without any rounding but the last; `steps` where the arithmetic changes nothing, None where nobody asked."""
+    """Rounded only when stored; `steps` if `arithmetic` changes nothing, None if not requested."""
     arithmetic: Arithmetic
-    """In which `steps` were computed."""
+    """Arithmetic of `steps`."""
     note: str = field(default="", kw_only=True)
-    """How they were computed, where it was in no ordinary way."""
+    """How they were computed, if not in the usual way."""
 
     @property
     def values(self) -> list[StepValues]:
-        """Of every output and cache of each step."""
+        """Values of every output and cache of each step."""
         return self.steps
 
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
-        """Judge a free run by the expected values, and by further ones where the kind of expectation has any."""
+        """Judge a free run by the expected values; the second list is for a subclass's own."""
         return list(judge_steps(case, self.steps, execution, self.arithmetic)), []
 
 
 def judge_steps(
     case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
 ) -> Iterator[Judged]:
-    """Outputs and caches of a free run, but caches that the backend cannot show."""
+    """Judge outputs and caches of a free run, except caches that the backend cannot read."""
     yield from judge_trajectory(case, execution.comparable(expected), [v.all for v in execution.steps], arithmetic)
 
 
 class NoSecondOpinionError(UnavailableError):
-    """The real ggml refuses a case, so nothing can hold the reference to it."""
+    """The real ggml refuses a case, so the reference cannot be checked on it."""
 
 
 class Oracle:
     """Computes expected values and caches the latest."""
 
     def __init__(self, *, exact: bool = False, kept: Expected | None = None) -> None:
-        """`exact`: also without the rounding that a backend declares, which costs the reference a second time. `kept`:
-        values on disk, of earlier runs and for later ones.
+        """Open the reference.
+
+        `exact`: also compute without the declared rounding, at twice the cost. `kept`: cache of values on disk.
         """
         self._exact = exact
         self._kept = kept
@@ -78,14 +79,14 @@ class Oracle:
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
         self._known: Kept[tuple[Case, str], list[StepValues]] = Kept()
-        """Cached for the next backend; a trajectory has its caches in them once per step."""
+        """Values for the next backend; those of a trajectory have its caches for each step."""
         self._second: Backend | None = None
         self._second_reason = ""
         waivers = shipped.path("waivers", f"{SECOND_OPINION}.toml")
         self._waivers = parse(waivers.read_text(encoding="utf-8"), waivers.name)
 
     def reference_in(self, arithmetic: Arithmetic) -> Backend:
-        """The reference computing in `arithmetic`."""
+        """Return the reference computing in `arithmetic`."""
         if isinstance(arithmetic, Mixed):  # one case's own
             return self._reference.computing_in(arithmetic)
         name = self._name(arithmetic)
@@ -94,7 +95,7 @@ class Oracle:
         return self._imitating[name]
 
     def _name(self, arithmetic: Arithmetic) -> str:
-        """A unique name: two adapters may give different arithmetics one name."""
+        """Return a unique name: arithmetics of two adapters may have the same name."""
         if isinstance(arithmetic, Mixed):  # one case's own
             return arithmetic.name
         held = self._declared.setdefault(arithmetic.name, [])
@@ -104,7 +105,7 @@ class Oracle:
         return f"{arithmetic.name} {i}" if i else arithmetic.name
 
     def second_opinion(self) -> Backend:
-        """The real ggml; UnavailableError if this machine lacks it."""
+        """Return the real ggml; UnavailableError if this machine lacks it."""
         if self._second is None and not self._second_reason:
             try:
                 self._second = open_backend(Spec(SECOND_OPINION))
@@ -115,9 +116,7 @@ class Oracle:
         return self._second
 
     def expect(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[Expectation]:
-        """Expected values of each case, computed together where the cases have one step each; BackendError if the
-        reference itself cannot run a case.
-        """
+        """Return expected values of each case, one-step cases in one graph; BackendError on failure."""
         changed = dict.fromkeys(c for c in cases if touches(c, arithmetic))
         plain = [c for c in cases if self._exact or c not in changed]
         exact = dict(zip(plain, self._values(plain, EXACT), strict=True))
@@ -125,8 +124,9 @@ class Oracle:
         return [Expectation(values[c], exact.get(c), arithmetic) for c in cases]
 
     def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
-        """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.
-        NoSecondOpinionError if ggml refuses a node, another ConformanceError if it is not here or failed.
+        """Return the real ggml's values for each case, and the reference in the arithmetic of ggml.
+
+        NoSecondOpinionError if ggml refuses a node, another ConformanceError if it is unavailable or fails.
         """
         second = self.second_opinion()
         arithmetic = second.arithmetic()
@@ -149,12 +149,13 @@ class Oracle:
         raise NoSecondOpinionError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
 
     def doubt(self, case_id: str) -> str:
-        """Why the second opinion is not to be believed of a case, by the waivers that come with it; empty if it is."""
+        """Return why ggml is known to be wrong about a case, from its waivers; empty if it is not."""
         return next((w.reason for w in self._waivers.entries if w.covers(case_id)), "")
 
     def whole(self, case: Case, arithmetic: Arithmetic, steps: Sequence[int]) -> list[StepValues]:
-        """The reference's values of each step of one case, and of each computed node of `steps` among the outputs.
-        `expect` has them too from then on. BackendError if the reference cannot run it.
+        """Return the reference's values of each step, with every computed node of `steps`.
+
+        They are cached for `expect` too. BackendError if the reference cannot run the case.
         """
         key = (case, f"{arithmetic.name}, every node")
         if key not in self._known:
@@ -177,7 +178,7 @@ class Oracle:
         return found
 
     def _found(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
-        """The values of each case: those on disk, the others computed."""
+        """Return the values of each case, from disk or computed."""
         if self._kept is None:
             return run_together(self.reference_in(arithmetic), cases)
         entries = {c: self._kept.entry(c, arithmetic) for c in cases}
@@ -191,7 +192,7 @@ class Oracle:
         return [found[c] for c in cases]
 
     def close(self) -> None:
-        """End the backends it opened."""
+        """Close its backends."""
         if self._kept is not None:
             self._kept.trim()
         for backend in (*self._imitating.values(), self._second):
@@ -200,14 +201,14 @@ class Oracle:
 
 
 def _of_copy(values: StepValues, outputs: Mapping[Tensor, Tensor], case: Case) -> StepValues:
-    """The values of `case` among those of its copy."""
+    """Return the values of `case` from those of its contiguous copy."""
     return StepValues(
         {t: values.outputs[copy] for t, copy in outputs.items()}, {t: values.caches[t] for t in case.caches()}
     )
 
 
 def _refusal(backend: Backend, cases: Sequence[Case]) -> str:
-    """The first reason why `backend` refuses a node; empty if it takes all."""
+    """Return the first reason why `backend` rejects a node; empty if it supports all."""
     answers = backend.supports(Graph([n for c in cases for s in c.steps for n in s.graph]))
     return next((a.reason for a in answers if not a), "")
 
@@ -217,9 +218,7 @@ def _size(values: list[StepValues]) -> int:
 
 
 def run_together(backend: Backend, cases: Sequence[Case]) -> list[list[StepValues]]:
-    """The values of each case: one-step cases in one graph, the others one by one; ConformanceError if the backend
-    failed.
-    """
+    """Return the values of each case, one-step cases in one graph; ConformanceError on failure."""
     single = [c for c in cases if len(c.steps) == 1]
     values: dict[Case, list[StepValues]] = {}
     if len(single) > 1:
@@ -230,7 +229,7 @@ def run_together(backend: Backend, cases: Sequence[Case]) -> list[list[StepValue
 
 
 def part(merged: StepValues, case: Case) -> StepValues:
-    """What belongs to `case` out of the values of the batch it ran in."""
+    """Return the values of `case` from those of its batch."""
     return StepValues(
         {t: merged.outputs[t] for t in case.steps[0].outputs},
         {t: merged.caches[t] for t in case.caches()},

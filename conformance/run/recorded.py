@@ -1,10 +1,10 @@
-"""Cases with recorded values: a free run is held against the recording, and node by node.
+"""Judge cases with recorded values: the free run against the recording, and each node alone.
 
-A recording was made in an arithmetic of its own, and the error of that depends on the graph: 1e-8 on a small float32
-model, 6e-4 on twelve layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and a right
-backend may differ from the recording by their distance. Neither the recording nor the backend under test has an
-influence on it. A free run is also compared with the reference in the arithmetic that the backend declares, within the
-ordinary budgets: for an exact backend these are tight where the recording is far.
+A recording has its own arithmetic, whose error depends on the graph: 1e-8 on a small float32 model, 6e-4 on twelve
+layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and a correct backend may differ
+from the recording by their distance. Neither the recording nor the backend under test affects it. A free run is also
+compared with the reference in the backend's arithmetic, within the ordinary tolerances: for an exact backend these are
+tight even if the recording is far off.
 """
 
 from __future__ import annotations
@@ -33,26 +33,25 @@ from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, Oracle
 
 FACTOR = 4.0
-"""Multiple of the reference's own figure that an arithmetic may cost: it is one draw of roundings, another device's is
-another, and few logits scatter (docs/measurements/tolerances.md)."""
+"""Allowed multiple of an arithmetic's measured error, a sample of few logits (docs/measurements/tolerances.md)."""
 WHOLE_BYTES = 1 << 28
-"""Bytes of all nodes' values of a step, up to which it is judged node by node without a record."""
+"""Maximum bytes of a step's values, to judge it node by node without recorded nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording(Expectation):
-    """A recording as expected values, and the reference's values beside it."""
+    """A recording as expected values, with the reference's values."""
 
     declared: Arithmetic
-    """Of the backend under test."""
+    """Arithmetic of the backend under test."""
     worth: list[dict[Tensor, Budget]] | None
-    """Error that both arithmetics cost in each tensor of a step; None where the recorder's is unknown."""
+    """Per step: error of both arithmetics in each tensor; None if the recorder's is unknown."""
     reference: list[StepValues] | None
-    """The reference in the arithmetic that the backend declares; None where it is the one under test."""
+    """The reference in the backend's arithmetic; None if the reference is under test."""
 
     @property
     def values(self) -> list[StepValues]:
-        """Those that are recorded, and of the reference where none is."""
+        """Recorded values, and the reference's where none are recorded."""
         if self.reference is None:
             return self.steps
         return [
@@ -61,9 +60,9 @@ class Recording(Expectation):
         ]
 
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
-        """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
+        """Judge a free run by the recording, and by the reference in the backend's arithmetic.
 
-        Caches that the backend cannot show are left out.
+        Caches that the backend cannot read are left out.
         """
         found = [v.all for v in execution.steps]
         record = execution.comparable(self.steps)
@@ -76,25 +75,25 @@ class Recording(Expectation):
 
 
 def is_free_running(case: Case) -> bool:
-    """Whether the case is judged by its own recording."""
+    """Return True if the case is judged by its own recording."""
     return bool(case.tolerance) and all(s.expected for s in case.steps)
 
 
 def judges(case: Case, arithmetic: Arithmetic) -> bool:
-    """Whether a free run is compared with the recording: not where the backend requantises weights.
+    """Return True if a free run is compared with the recording.
 
-    Requantised weights are other weights; then the reference, with the same weights, gives the expected values.
+    If the backend requantises weights, it is compared with the reference, which uses the same weights.
     """
     return is_free_running(case) and not requantises(case, arithmetic)
 
 
 def requantises(case: Case, arithmetic: Arithmetic) -> bool:
-    """True if a backend that computes in `arithmetic` stores a weight of `case` in another form first."""
+    """Return True if a backend in `arithmetic` converts a weight of `case` to another type."""
     return any(weight_form(n, arithmetic.at(n).weights, arithmetic.at(n).rows) for s in case.steps for n in s.graph)
 
 
 def has_nodes(case: Case) -> bool:
-    """Whether some step's recording holds every computed node."""
+    """Return True if the recording of some step has every computed node."""
     return is_free_running(case) and any(_whole(case, k) for k in range(len(case.steps)))
 
 
@@ -104,9 +103,7 @@ def _whole(case: Case, k: int) -> bool:
 
 
 def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Recording:
-    """The recording as expected values for `backend`, with the reference's; ConformanceError if the reference cannot
-    run the case.
-    """
+    """Return recording and reference as expected values; ConformanceError if the latter fails."""
     caches = case.caches()
     steps = [
         StepValues({t: s.expected[t] for t in s.outputs}, {t: s.expected[t] for t in caches if t in s.expected})
@@ -132,9 +129,9 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
 def _worth(
     exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
 ) -> list[dict[Tensor, Budget]]:
-    """Error that the recorder's arithmetic and the backend's cost together in each tensor, `FACTOR` of each.
+    """Return `FACTOR` times the error of both arithmetics in each tensor, per step.
 
-    The maximum of all steps so far: each is one draw of few values, and caches carry errors of earlier steps.
+    It is the maximum of all steps so far: each is a sample of few values, and caches carry errors of earlier steps.
     """
     most: dict[str, float] = {}
     found = []
@@ -153,13 +150,13 @@ def _worth(
 
 
 def arithmetic_of(case: Case) -> Arithmetic | None:
-    """The arithmetic that made the recording, where the case says so."""
+    """Return the arithmetic of the recording, if the case names a known one."""
     said = case.provenance.get("arithmetic")
     return NAMED.get(said) if isinstance(said, str) else None
 
 
 def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
-    """The backend to run: the reference imitates the arithmetic of the recording."""
+    """Return the backend to run; the reference imitates the arithmetic of the recording."""
     arithmetic = arithmetic_of(case)
     if resolve(spec).name == REFERENCE and arithmetic is not None:
         return oracle.reference_in(arithmetic)
@@ -170,10 +167,10 @@ def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
 
 
 def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> Result:
-    """`result`, of the free run, with nodes judged one by one, each fed with right values: the worst counts.
+    """Return `result` of the free run with nodes judged one by one, given right sources.
 
-    Steps with all nodes recorded are fed from the record; where there is none, the first step of each layout is fed
-    from the reference's own run. Steps that cannot be judged so leave the verdict alone and are named in a note.
+    The worst node counts. Steps with all nodes recorded use the recorded values; without such steps, the first step of
+    each layout uses the reference's. Steps that cannot be judged are named in a note and keep the verdict.
     """
     if has_nodes(case):
         steps = [k for k in range(len(case.steps)) if _whole(case, k)]
@@ -198,16 +195,16 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error, with its class where it is none of ours."""
+    """Return the message of an error, with its class if it is not ours."""
     return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
 
 
 def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
-    """Nodes of step `k` fed from the record; and whether all are equal to the record.
+    """Judge nodes of step `k` given recorded sources; True if all equal the recording.
 
-    Each is held against the record (within what two arithmetics may differ by), where the record judges this
-    arithmetic, and, unless the reference is the one under test, against the reference in the arithmetic that the
-    backend declares (within rounding).
+    Each is compared with the recording (within the distance of two arithmetics), if that applies to this arithmetic.
+    Unless the recording has the same arithmetic, each is also compared with the reference in the backend's (within
+    rounding).
     """
     del spec
     recording = arithmetic_of(case)
@@ -232,7 +229,7 @@ def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int)
 
 
 def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
-    """Nodes of step `k` fed from the reference's run; the reference itself is held against the second opinion."""
+    """Judge nodes of step `k` given the reference's values; for the reference, by the real ggml."""
     size = _size(case, k)
     if size > WHOLE_BYTES:
         raise BackendError(f"its nodes' values take {size:,} bytes, and {WHOLE_BYTES:,} are allowed")
@@ -249,7 +246,7 @@ def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: i
 
 
 def layouts(case: Case) -> list[int]:
-    """The first step of each distinct graph."""
+    """Return the first step of each distinct graph."""
     first: dict[tuple[object, ...], int] = {}
     for k, step in enumerate(case.steps):
         kind = tuple(
@@ -260,7 +257,7 @@ def layouts(case: Case) -> list[int]:
 
 
 def _held(case: Case) -> list[int]:
-    """Those whose nodes' values fit into `WHOLE_BYTES`."""
+    """Return the layouts whose nodes' values fit into `WHOLE_BYTES`."""
     return [k for k in layouts(case) if _size(case, k) <= WHOLE_BYTES]
 
 

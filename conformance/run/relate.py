@@ -1,7 +1,7 @@
-"""Relations: compares the values of several runs of a claim on one backend.
+"""Judge relations: compare the values of several runs of a case on one backend.
 
-No reference takes part. Where a claim allows a budget, each side may err by what a right backend may err by, and the
-errors add up; elsewhere both sides must be equal to the bit.
+No reference is involved. If the relation has a tolerance, both sides may err by it, and the errors add up; otherwise
+both sides must be bit-exact.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, e
 
 
 class NotOfferedError(Exception):
-    """The backend lacks what the relation varies; that is no fault."""
+    """The backend lacks what the relation varies, which is no failure."""
 
 
 class Opener(Protocol):
-    """Opens a backend; if `own` in a process of its own, whatever it is."""
+    """Opens a backend, in its own process if `own`."""
 
     def __call__(self, spec: Spec, *, own: bool) -> Backend:
-        """Errors as `open_backend`."""
+        """Raise as `open_backend`."""
 
 
 Before = Callable[[Session, int], None]
@@ -67,18 +67,18 @@ Before = Callable[[Session, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two runs that are not the same, or one that failed."""
+    """One of two runs that differ, or a run that failed."""
 
     what: str
     case: Case
     first: int
-    """Where the steps of `case` begin in those of the relation."""
+    """Step of the relation at which `case` begins."""
     spec: Spec
-    """Of a backend that was not used before: with the threads or buffers of this run, and nothing else of its."""
+    """Spec for a fresh backend, with the threads or buffers of this run."""
     ran: Sequence[StepValues]
-    """What its steps gave; nothing where it failed."""
+    """Values of its steps; empty if it failed."""
     before: Callable[[Backend], Before]
-    """What somebody does between the steps of the same run on another backend."""
+    """Given a fresh backend, returns what is called before each step there, to write the same."""
 
 
 def judge(
@@ -89,10 +89,10 @@ def judge(
     tell: Callable[[Result, Sequence[Side]], Result] = lambda result, _sides: result,
     failed: Callable[[BackendError, Side], Result] | None = None,
 ) -> Result:
-    """Do all runs of a relation and compare what it claims to be the same. UNSUPPORTED where the backend has no choice
-    of what the relation varies. `open_` opens further backends; `tell` says more of two runs that are not the same,
-    `failed` makes the result of one that failed. ConformanceError if the claim is malformed, or, without `failed`, a
-    run failed.
+    """Run all sides of a relation and compare them; UNSUPPORTED without such a choice.
+
+    `open_` opens further backends, `tell` locates the difference of two runs, `failed` makes the result of a failed
+    run. ConformanceError if the relation is malformed, or, without `failed`, a run failed.
     """
     claim = read(case)
     result = Result(case.id, str(spec), Verdict.PASS)
@@ -119,20 +119,20 @@ def judge(
 
 
 class _Runs:
-    """The runs of one claim, each done once, and the backends that they open."""
+    """The runs of one relation, each done once, and the backends opened for them."""
 
     def __init__(self, spec: Spec, backend: Backend, case: Case, claim: Claim, open_: Opener, stack: ExitStack) -> None:
         self.spec, self.case, self.claim = spec, case, claim
         self.done: dict[tuple[int, str], Execution] = {}
         self.failed: tuple[int, str] | None = None
-        """The run that failed, and the variant."""
+        """Index and variant of the failed run."""
         self.backend = backend
         self._opener = open_
         self._stack = stack
         self._opened: dict[tuple[int, str], Backend] = {}
 
     def variants(self) -> Iterator[str]:
-        """Names of what the claim varies in the backend; one empty name where it varies nothing."""
+        """Yield the names of buffer types to compare; one empty name if they are not varied."""
         if any(r.how == THREADS for r in self.claim.runs) and not self.backend.takes(THREADS):
             raise NotOfferedError(f"{self.spec} offers no choice of threads")
         if all(r.how != BUFFERS for r in self.claim.runs):
@@ -144,7 +144,7 @@ class _Runs:
         yield from names
 
     def execution(self, i: int, variant: str) -> Execution:
-        """The values of run `i`, done at the first call."""
+        """Return run `i`, done at the first call."""
         r = self.claim.runs[i]
         key = (i, variant if r.how == BUFFERS else "")
         if key not in self.done:
@@ -157,7 +157,7 @@ class _Runs:
         return self.done[key]
 
     def side(self, i: int, variant: str) -> Side:
-        """Run `i`, done or failed."""
+        """Return run `i`, done or failed."""
         r, alone = self.claim.runs[i], case_of(self.case, self.claim, i)
         spec = self._spec(r, variant if r.how == BUFFERS else "") if r.how in {THREADS, BUFFERS} else self.spec
 
@@ -195,7 +195,7 @@ class _Runs:
         return execute(backend, alone)
 
     def _outside(self, alone: Case, r: Run) -> Before:
-        """What somebody writes between the steps of run `r`, whose case is `alone`."""
+        """Return what writes persistent tensors between the steps of run `r`, whose case is `alone`."""
         caches = alone.caches()
         given: dict[Tensor, Bytes] = {}
         written_at = r.at + 1
@@ -248,11 +248,11 @@ class _Runs:
 
 
 _Value = tuple[Bytes, Budget]
-"""Bytes of some rows, and their budget."""
+"""Bytes of some rows, and their tolerance."""
 
 
 def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[int, int] | None]:
-    """`result` with both sides of every claim compared, and the first two runs that are not the same."""
+    """Return `result` with all sides compared, and the first two runs that differ."""
     claim, case = runs.claim, runs.case
     budgets: dict[int, list[dict[Tensor, Budget]]] = {}
     needed = dict.fromkeys([i for pair in claim.whole for i in pair])
@@ -293,7 +293,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[i
 
 
 def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:
-    """Both sides of every claim, step by step."""
+    """Yield both sides of every comparison, step by step."""
     at = {t: i for i, t in enumerate(case.persistent)}
     for a, b in claim.whole:
         left, right = case_of(case, claim, a), case_of(case, claim, b)
@@ -321,7 +321,7 @@ def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Val
 
 
 def held_against(case: Case, arithmetic: Arithmetic, expected: Execution, found: Execution) -> Iterator[Judged]:
-    """Every output and cache of two runs of one case, by what two right runs in `arithmetic` may be apart."""
+    """Judge every output and cache of two runs of a case by the tolerance of both."""
     for k, own in enumerate(_budgets(case, arithmetic)):
         left, right = expected.steps[k].all, found.steps[k].all
         for t in left:
@@ -330,7 +330,7 @@ def held_against(case: Case, arithmetic: Arithmetic, expected: Execution, found:
 
 
 def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:
-    """Step -> output or cache -> its budget in a free run."""
+    """Return, per step, output or cache -> its tolerance in a free run."""
     chain, caches = Chain(arithmetic), case.caches()
     found = []
     for step in case.steps:

@@ -1,4 +1,4 @@
-"""Runs cases on backends and judges them; a failing case gets its first wrong node and is saved as a file."""
+"""Run cases on backends and judge them; locate each failure and save its case."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from .signature import error_of
 
 
 class Runner:
-    """Holds the backends of a run and the oracle they share."""
+    """Backends of a run and the oracle that they share."""
 
     locates = True
-    """Whether a failing case runs again to find its first wrong node and its stage."""
+    """Run a failing case again to find its first wrong node and stage."""
     checks_stale_state = True
-    """Whether it also runs on the backend opened anew, to tell a kernel's fault from what the backend kept."""
+    """Also run it on a fresh backend, to separate kernel bugs from stale state."""
 
     def __init__(
         self,
@@ -63,44 +63,42 @@ class Runner:
         oracle: Oracle | None = None,
         workers: Workers | None = None,
     ) -> None:
-        """Open no backend yet.
+        """Prepare a runner; no backend is opened.
 
-        `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
-        failing ones that no id makes again. `oracle` computes expected values, and is closed with the runner. `workers`
-        has the processes of its backends, and is closed with it; None: new ones, within the limits of `isolation`.
+        `save_failures` is a folder for the case files of failures, `write_ahead` one for running cases, and for failing
+        cases that no id generates. `oracle` and `workers`, the processes of backends, are closed with the runner;
+        without `workers` there are new ones, within the limits of `isolation`.
         """
         self._workers = workers or Workers(isolation)
         self.problems: list[str] = []
-        """Errors beside the cases: backends that could not be closed."""
+        """Errors in closing backends."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
         self.undeclared: dict[Spec, None] = {}
-        """Backends of which a case was judged by upstream's limits, in order."""
+        """Backends judged by upstream's limits in some case, in order."""
         self.oracle = Oracle() if oracle is None else oracle
         self._backends: dict[Spec, Backend] = {}
         self._broken: dict[Spec, ConformanceError] = {}
-        """Backends that could not be opened."""
+        """Backends that could not be opened -> the error."""
         self._cases: Kept[str, Case] = Kept()
         self._players: dict[tuple[Spec, str], live.Player | ConformanceError] = {}
-        """Players of live families, or why there is none."""
+        """Player of a live family, or why it could not be opened."""
         self._stored: dict[Case, stored.Stored | None] = {}
-        """What is stored of the cases at work."""
+        """Stored values of the current cases."""
         self._save = save_failures
         self._waiving = waiving
 
     def backend(self, spec: Spec) -> Backend:
-        """The backend behind `spec`, opened once; UsageError if its name or an option is unknown, UnavailableError if
-        this machine lacks it.
-        """
+        """Return the backend of `spec`, opened once; UsageError or UnavailableError if not possible."""
         if spec not in self._backends:
             self._backends[spec] = self._open(spec, own=False)
         return self._backends[spec]
 
     def _open(self, spec: Spec, *, own: bool) -> Backend:
-        """Open a backend once more, if `own` in a process of its own whatever it is; errors as `open_backend`."""
+        """Open another backend, in its own process if `own`; raises as `open_backend`."""
         return open_backend(spec, self._workers, own=own)
 
     def _opened(self, spec: Spec) -> Backend:
-        """The backend behind `spec`; ConformanceError if it cannot be opened, then always the same."""
+        """Return the backend of `spec`; ConformanceError if it cannot be opened, always the same."""
         if spec in self._broken:
             raise self._broken[spec]
         try:
@@ -112,7 +110,7 @@ class Runner:
             raise
 
     def case(self, case_id: str) -> Case:
-        """The case behind an id, cached for the next backend; UsageError if no family knows the id."""
+        """Return the case of an id, cached for the next backend; UsageError for an unknown id."""
         if case_id not in self._cases:
             case = select.build(case_id)
             self._cases.add(case_id, case, case.nbytes)
@@ -120,11 +118,11 @@ class Runner:
         return self._cases[case_id]
 
     def _makes(self, case: Case) -> bool:
-        """Whether the id of `case` makes it again."""
+        """Return True if `case` was generated from its id."""
         return self._cases.get(case.id) is case
 
     def close(self) -> None:
-        """Close every backend; one that fails to close is reported in `problems`, and the others are closed."""
+        """Close every backend; errors go to `problems`."""
         if self._ahead is not None:
             self._ahead.close()
         for spec, backend in self._backends.items():
@@ -134,7 +132,7 @@ class Runner:
         self._end("the oracle", self.oracle)
 
     def restart(self) -> None:
-        """Close the backends; the next case opens them anew, where isolated in fresh processes."""
+        """Close the backends; the next case opens fresh ones."""
         for spec, backend in self._backends.items():
             self._end(str(spec), backend)
         self._end_players()
@@ -155,7 +153,7 @@ class Runner:
             sys.stderr.write(f"{self.problems[-1]}; nothing is lost by it\n")
 
     def batch_size(self, spec: Spec) -> int:
-        """How many cases to hand to `run` at a time."""
+        """Return the number of cases to pass to `run` at a time."""
         try:
             return max(self._opened(spec).batch, 32)
         except UsageError:
@@ -164,9 +162,11 @@ class Runner:
             return 32
 
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
-        """One result per case, in order, whatever a backend or a case does. UsageError if nothing is installed by that
-        name, it does not take an option, or golden outputs are missing; CaseFileError if they are damaged, or a case
-        cannot be written.
+        """Return one result per case, in order, whatever a backend or a case does.
+
+        Raises:
+            UsageError: no such backend or option, or golden outputs are missing.
+            CaseFileError: golden outputs are damaged, or a case cannot be written.
         """
         if any(live.is_live(c.id) and not c.file for c in cases):  # an id in a file may be a stranger's
             return [self._finished(spec, c, self._played(spec, c.id)) for c in cases]
@@ -182,7 +182,7 @@ class Runner:
             return [self._finished(spec, c, results[c]) for c in cases]
 
     def _played(self, spec: Spec, case_id: str) -> Result:
-        """The result of a case of a live family."""
+        """Return the result of a case of a live family."""
         try:
             return self._player(spec, case_id.partition("/")[0]).play(case_id)
         except UsageError:
@@ -195,7 +195,7 @@ class Runner:
             return _unjudged(e)
 
     def _player(self, spec: Spec, family: str) -> live.Player:
-        """The player of a live family on a backend; ConformanceError if it cannot be opened, then always the same."""
+        """Return the player of a live family; ConformanceError if not possible, the same every time."""
         if (spec, family) not in self._players:
             try:
                 self._players[spec, family] = live.live_family(family).player(spec, self._workers.isolation, self._save)
@@ -210,7 +210,7 @@ class Runner:
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
-        """While this lasts, no request to a backend may take longer; a shorter limit of its own holds."""
+        """Limit requests to a backend to `seconds`, or its own limit, within this context."""
         self._workers.bound = seconds
         try:
             yield
@@ -219,7 +219,7 @@ class Runner:
 
     @contextmanager
     def quick(self, *, locates: bool, checks_stale_state: bool) -> Iterator[None]:
-        """While this lasts, look no closer at failures than this; opening a backend anew may take a second."""
+        """Limit how failures are located within this context; a fresh backend may take a second."""
         before = self.locates, self.checks_stale_state
         self.locates, self.checks_stale_state = locates and before[0], checks_stale_state and before[1]
         try:
@@ -259,7 +259,7 @@ class Runner:
         return replace(result, saved=failures.save(folder, whole, result))
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
-        """UNSUPPORTED, with the reason, for each case that has a node which `backend` does not take."""
+        """Return UNSUPPORTED, with the reason, for each case with a node that `backend` rejects."""
         graphs = [s.graph for c in cases for s in c.steps]
         try:
             answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
@@ -275,7 +275,7 @@ class Runner:
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
     def _refusal(self, backend: Backend, case: Case, answers: Sequence[Sequence[Support]] | None) -> Result | None:
-        """By the `answers` for the nodes of each step, which are asked for where they are None, then by the case."""
+        """Return the refusal of a case from `answers` for each step's nodes; None asks the backend."""
         try:
             refused = _unsupported(case, answers or [backend.supports(s.graph) for s in case.steps])
             if refused is None:
@@ -286,14 +286,15 @@ class Runner:
         return None if refused is None else Result("", "", Verdict.UNSUPPORTED, error=refused)
 
     def expectation(self, spec: Spec, case: Case) -> Expectation:
-        """What `case` should give on the backend behind `spec`; ConformanceError if nothing can compute it."""
+        """Return the expected values of `case` on `spec`; ConformanceError if not computable."""
         backend = self._opened(spec)
         backend.arithmetic_in(case)
         return self._expect(spec, backend, [case])[0][0]
 
     def divergent(self, spec: Spec, case: Case) -> tuple[list[tuple[int, Tensor]], list[StepValues]]:
-        """Step and node of all that the backend behind `spec` computes wrongly from its own sources, and what it gave
-        for each node of `case`; ConformanceError if it cannot run that.
+        """Return step and node of each value that is wrong given its sources, and all values.
+
+        ConformanceError if `spec` cannot run `case` so.
         """
         backend = self._opened(spec)
         reference = self._referee(spec, backend, case)
@@ -302,12 +303,12 @@ class Runner:
         return [(j.step, j.tensor) for j in locate.divergent(ran, reference, case, every[-1])], ran
 
     def too_costly(self, cases: Sequence[Case]) -> str:
-        """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
+        """Return why `cases` together exceed the limits of a process; empty if they do not."""
         limits = self._workers.isolation
         return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
 
     def _by_itself(self, spec: Spec, case: Case) -> bool:
-        """True if a case is known to fail: it would spoil the results of those that share its graph."""
+        """Return True if a case is expected to fail, which would affect others in its graph."""
         doubted = resolve(spec).name == REFERENCE and self.oracle.doubt(case.id)
         return bool(doubted) or (self._waiving is not None and bool(self._waiving.verdicts(spec, case.id)))
 
@@ -348,11 +349,11 @@ class Runner:
             return result.noted(select.stage_hint(result.verdict, self._run_at_stage(translation, case)))
 
     def _is_known(self, spec: Spec, case: Case, verdict: Verdict) -> bool:
-        """True if a waiver expects this verdict of the case."""
+        """Return True if a waiver expects this verdict of the case."""
         return self._waiving is not None and verdict in self._waiving.verdicts(spec, case.id)
 
     def _replace_damaged(self, spec: Spec, case: Case, result: Result) -> None:
-        """End the process of a backend that survived a case that it is known to die of: its heap may be damaged."""
+        """End a process that survived a case that usually kills it: its heap may be damaged."""
         if result.verdict is not Verdict.CRASH and self._is_known(spec, case, Verdict.CRASH):
             self.backend(spec).renew()
 
@@ -398,7 +399,7 @@ class Runner:
     def _compare_stored(
         self, spec: Spec, case: Case, expectation: Expectation, execution: Execution, result: Result
     ) -> Result:
-        """`result` with the comparison of what was given and what is stored of the case."""
+        """Return `result` with the comparison of the run with stored values."""
         if (values := self._stored.get(case)) is not None:
             return stored.judge(result, spec, self.oracle, case, values, expectation, execution)
         return replace(result, golden=Golden.NOT_COMPARABLE) if recorded.is_free_running(case) else result
@@ -409,7 +410,7 @@ class Runner:
     def _look_closer(
         self, spec: Spec, backend: Backend, case: Case, expectation: Expectation, execution: Execution, result: Result
     ) -> Result:
-        """Judge node by node and step by step, and name the first wrong node: nothing here may cost the verdict."""
+        """Judge node by node and step by step, and locate the first wrong node; errors are notes."""
         if isinstance(expectation, recorded.Recording) or recorded.has_nodes(case):
             if execution.opaque:
                 result = result.noted("node by node: not judged: its caches cannot be read or set")
@@ -436,8 +437,9 @@ class Runner:
         return result
 
     def _tell_kept(self, spec: Spec, backend: Backend, case: Case, execution: Execution, result: Result) -> Result:
-        """`result`, if something that the backend kept, or a scheduler's copy between devices, is at fault, with that;
-        or that nodes are right one by one.
+        """Return `result` with stale state, or a wrong copy between devices, if that is the cause.
+
+        Otherwise note if all nodes are right one by one.
         """
         if (found := _handover(backend, case)) is not None:
             return _with_handover(result, found)
@@ -455,7 +457,7 @@ class Runner:
         return result.noted(locate.TOGETHER if together else "")
 
     def _tell_sides(self, result: Result, sides: Sequence[relate.Side]) -> Result:
-        """The same of the two runs of a relation that differ: the first that is wrong by what was kept says so."""
+        """Return `result` with stale state if it explains one of two runs of a relation that differ."""
         for side in sides:
             try:
                 told = self._tell_side(result, side)
@@ -467,7 +469,7 @@ class Runner:
         return result
 
     def _side_failed(self, error: BackendError, side: relate.Side) -> Result:
-        """The result of a relation of which a run failed: its step may run on a backend opened anew."""
+        """Return the result of a relation's failed run, located if a fresh backend runs its step."""
         result = result_of_error(error)
         if error.step is None or isinstance(error, (BackendTimeoutError, NotIndependentError)):
             return result
@@ -494,7 +496,7 @@ class Runner:
         return _with_stale(result, stale, case, side.first).noted(f"wrong in the run {side.what!r}")
 
     def _wrong_alone(self, spec: Spec, case: Case, arithmetic: Arithmetic) -> bool:
-        """Whether a node by itself, fed with right values, is wrong on the backend opened anew, too."""
+        """Return True if a fresh backend computes a node wrongly from right values."""
         if not recorded.is_free_running(case):
             return False
         right = Result(case.id, str(spec), Verdict.PASS)
@@ -502,7 +504,7 @@ class Runner:
             return recorded.judge_nodes(right, spec, fresh, self.oracle, case).verdict is Verdict.FAIL
 
     def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
-        """The result of a case that `backend` could not run, with the node that it failed at."""
+        """Return the result of a case that `backend` could not run, with the failing node."""
         result = result_of_error(error)
         if self.locates and result.verdict is not Verdict.VACUOUS and not self._is_known(spec, case, result.verdict):
             try:
@@ -515,7 +517,7 @@ class Runner:
 
     @contextmanager
     def _fresh_backend(self, spec: Spec, arithmetic: Arithmetic) -> Iterator[Backend]:
-        """The backend behind `spec`, opened once more; the reference in `arithmetic`."""
+        """Open another backend of `spec`, the reference in `arithmetic`; close it at the end."""
         backend = self._open(spec, own=False)
         try:
             yield backend.computing_in(arithmetic) if resolve(spec).name == REFERENCE else backend
@@ -523,7 +525,7 @@ class Runner:
             self._end(str(spec), backend)
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
-        """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
+        """Return expected values and the backend to test, which for the reference imitates another."""
         if undeclared(backend.arithmetic_in(cases[0])):
             self.undeclared[spec] = None
         if all(recorded.judges(c, backend.arithmetic_in(c)) for c in cases):
@@ -534,11 +536,11 @@ class Runner:
         return self.oracle.expect_second(cases)
 
     def _declared(self, spec: Spec, backend: Backend) -> Arithmetic:
-        """The arithmetic that a backend is tested in, whatever the case."""
+        """Return the arithmetic in which a backend is tested, apart from what a case changes."""
         return (self.oracle.second_opinion() if resolve(spec).name == REFERENCE else backend).arithmetic()
 
     def _referee(self, spec: Spec, backend: Backend, case: Case) -> Backend:
-        """Who the backend is held against: the reference in its arithmetic, or for the reference the real ggml."""
+        """Return the backend to compare with: the reference, or for the reference the real ggml."""
         if resolve(spec).name == REFERENCE:
             return self.oracle.second_opinion()
         return self.oracle.reference_in(backend.arithmetic_in(case))
@@ -548,7 +550,7 @@ _UNTOLD = "whether something kept is at fault was not found"
 
 
 def _with_stale(result: Result, stale: locate.Stale, case: Case, first: int = 0) -> Result:
-    """`result` with what is at fault; `first`: where the steps of `case` begin in those of the result."""
+    """Return `result` caused by stale state; `case` begins at step `first` of the result."""
     if stale.wrong is None:
         return replace(result, where=replace(result.where or Place(stale.fault), fault=stale.fault))
     where = locate.describe(stale.wrong, case, stale.fault)
@@ -556,24 +558,24 @@ def _with_stale(result: Result, stale: locate.Stale, case: Case, first: int = 0)
 
 
 def _with_handover(result: Result, found: Place) -> Result:
-    """`result` with where a value is lost; which tensor is wrong by it stays a note."""
+    """Return `result` located at a wrong copy; the wrong tensor becomes a note."""
     wrong = result.where
     note = "" if wrong is None or wrong.numbers is None else diverges(wrong, wrong.numbers)
     return replace(result, where=found).noted(note)
 
 
 def _handover(backend: Backend, case: Case, first: int = 0) -> Place | None:
-    """Where a value goes wrong between two devices of a scheduler, if one does. `first` as above."""
+    """Return where a scheduler copies a value wrongly, if it does; `first` as above."""
     found = backend.handover(case) if isinstance(backend, Scheduler) else None
     return None if found is None else found.place(first)
 
 
 _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS})
-"""Verdicts of which no case is saved."""
+"""Verdicts whose cases are not saved."""
 
 
 def _groups(cases: Sequence[Case], size: int, by_itself: Callable[[Case], bool]) -> Iterable[list[Case]]:
-    """Cases that may share a graph, `size` at a time; every other one by itself."""
+    """Yield groups of up to `size` cases that may share a graph, every other case alone."""
     group: list[Case] = []
     for case in cases:
         single = len(case.steps) == 1 and not recorded.is_free_running(case)
@@ -602,11 +604,11 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
     (BackendTimeoutError, Verdict.TIMEOUT),
     (BackendCrashError, Verdict.CRASH),
 )
-"""Any other error is an OVERCLAIM."""
+"""Other errors are an OVERCLAIM."""
 
 
 def result_of_error(error: ConformanceError) -> Result:
-    """Return the result of a case whose backend failed; its case and backend are empty."""
+    """Return the result of a case whose backend failed, without case and backend."""
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
     where = None
     if isinstance(error, BackendError) and error.step is not None:
@@ -619,5 +621,5 @@ def _uncheckable(why: str) -> Result:
 
 
 def _unjudged(error: Exception) -> Result:
-    """What an adapter raises comes as a `ConformanceError`, so this is the suite's own."""
+    """Return VACUOUS for a bug of the suite; errors of adapters are a `ConformanceError`."""
     return Result("", "", Verdict.VACUOUS, error=Error(f"the suite itself could not judge it: {error_text(error)}"))

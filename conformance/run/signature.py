@@ -1,4 +1,4 @@
-"""The signature of a failure: what stays the same while a case gets smaller, and in another case that fails alike."""
+"""Signature of a failure: the part that is equal in cases that fail alike."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from conformance.judge.evidence import Error, Fault
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 NORMAL = 2.0**-126
-"""The least float32 that is not subnormal."""
+"""Smallest normal float32."""
 FLUSHED = "subnormal numbers are zero"
-"""How wrong numbers are if the processor, or one kernel, flushes what is subnormal."""
+"""Kind of wrong numbers if a kernel, or the processor, flushes subnormals."""
 NOT_FINITE = "not finite"
-"""How they are if a number became none."""
+"""Kind of wrong numbers if a finite number became NaN or Inf."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 # A backend chooses what they are applied to, so none of them may look at a letter more often than a few times.
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
@@ -24,18 +24,18 @@ _PASSED_ON = re.compile(r"^.*?[eE]xception: (?=.)(?:Check '.*' failed at \S+: Fr
 _WRAPPER = re.compile(
     r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|(?<!\S)\S*/(?=[\w.-]+:[0-9]+)"
 )
-"""What OpenVINO and ggml put around a message: who passed it on, and where the source was built."""
+"""Text that OpenVINO and ggml add to a message: callers, and paths of sources."""
 _VALIDATED = re.compile(r"While validating node '(\S+) [^']*' with friendly_name '[^']*'")
 _NAMED = re.compile(r"with name '(?:[A-Z]\w{0,80}?_[0-9]{1,12}_?)?([^'(]{0,200}?)-?[0-9]{0,12}(?: \([^']*)?'")
 _TYPED = re.compile(r"Node \S+(?: \([^:']*?)? of type (\w+)")
 _TENSOR = re.compile(
     r"(?<=pre-allocated tensor) \(.{0,300}\)(?= in a buffer)|(?<=cannot run the operation) \([A-Z_0-9]+\)"
 )
-"""The parts of a message that name a node: its op stays, and of its own name what is no count and no view."""
+"""Parts of a message that name a node; its op and plain name stay."""
 _DAMAGED = re.compile(
     r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): |corrupted|double free|stack smashing"
 )
-"""What the C library says of a heap that somebody damaged, which goes by chance."""
+"""Messages of the C library about a damaged heap, which vary at random."""
 _SHAPE = re.compile(r"[\[({][-?.#,x;:\s]*[\])}]")
 _KEPT = 240
 DIED, DAMAGED = "its process died", "the heap is damaged"
@@ -44,20 +44,20 @@ _DIED = re.compile(rf"{DIED} \([^)]*\)(?:: {DAMAGED})?")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The part of a failure that must stay the same while the case gets smaller."""
+    """The part of a failure that must stay the same while its case shrinks."""
 
     verdict: Verdict
     op: str = ""
-    """Of the node at fault; empty where no single node is, or nothing says which."""
+    """Op of the wrong or failing node; empty if unknown or not a single node."""
     kind: str = ""
-    """`node`, `graph`, `kept`, `output` or `state`, with `not finite` where a number became none, or `FLUSHED`; of a
-    crash how it died and its last words, of other failures the innermost message: without numbers, shapes, names of
-    cases, and what wraps it.
+    """The fault of wrong numbers, with `NOT_FINITE` or `FLUSHED`; else how the process died or the innermost message,
+    without numbers, shapes, names of cases and wrappers.
     """
 
     def covers(self, other: Signature | None) -> bool:
-        """Whether `other` is the same failure: at the same op, or, where none is at fault here, at any. Wrong numbers
-        of which nobody knows the first wrong node may be any.
+        """Return True if `other` is the same failure, at the same op, or at any if `op` is empty.
+
+        Wrong numbers with an unknown first wrong node cover any failure with the verdict.
         """
         if self.kind == Fault.OUTPUT:
             return other is not None and other.verdict is self.verdict
@@ -69,12 +69,12 @@ class Signature:
 
 
 def by_damage(kind: str) -> bool:
-    """Whether a crash of this kind says no more than that memory is damaged, which shows by chance."""
+    """Return True if a crash of this kind may be damaged memory, which varies at random."""
     return _DIED.fullmatch(kind) is not None
 
 
 def signature_of(result: Result) -> Signature | None:
-    """The signature of a failure; None where `result` is no failure."""
+    """Return the signature of a failure; None if `result` is none."""
     if result.verdict not in FAILURES:
         return None
     where, error = result.where, result.error
@@ -90,26 +90,26 @@ def signature_of(result: Result) -> Signature | None:
 
 
 def _how(expected: float, found: float) -> str:
-    """In what way one number is wrong, where that tells."""
+    """Return the kind of error of a number, if it has a name."""
     if not isfinite(found):
         return NOT_FINITE
     return FLUSHED if 0 < abs(expected) <= NORMAL and found == 0 else ""
 
 
 def error_of(error: ConformanceError) -> Error:
-    """An exception as the evidence of a result."""
+    """Convert an exception to the evidence of a result."""
     if isinstance(error, BackendError):
         return Error(clip(str(error)), clip(str(error.words)), str(error.died), str(error.side))
     return Error(clip(str(error)))
 
 
 def innermost(error: Error) -> str:
-    """Return `said`, with `#` for numbers and shapes: equal for failures that differ in nothing else."""
+    """Return the innermost message with `#` for numbers and shapes, to compare failures."""
     return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", _innermost(error))).split())[:_KEPT]
 
 
 def said(error: Error) -> str:
-    """Return the innermost message of a failure: how a process died and its assertion, or the text without wrappers."""
+    """Return the innermost message of a failure, or how the process died and its assertion."""
     return " ".join(_innermost(error).split())[:_KEPT]
 
 

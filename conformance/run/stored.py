@@ -1,10 +1,9 @@
-"""Stored values: what a backend gives is also compared with values that were computed once and kept in a file.
+"""Compare a backend also with stored values, computed once and saved in a file.
 
-The recomputed reference cannot notice that it has changed itself; a stored value can. `golden/ops.gguf` holds values of
-single ops, which every run finds by the id of a case; a case file may hold those of its own cases. They are in float64,
-up to the last store, or in the arithmetic that the file names. A backend computes in the arithmetic that it declares,
-so it may differ from them by its own budget and by the distance of the two arithmetics on this very graph, which the
-reference knows: it computes both.
+The recomputed reference cannot detect its own changes; stored values can. `golden/ops.gguf` has values of single ops,
+found by the id of a case; a case file may have those of its own cases. They are in float64 up to the last store, or in
+the arithmetic that the file names. A backend may differ from them by its own tolerance and by the distance of both
+arithmetics on this graph, which the reference computes.
 
 A recording with a tolerance is judged by `recorded` instead.
 """
@@ -36,17 +35,17 @@ from .recorded import arithmetic_of, is_free_running, requantises
 
 OPS = "ops.gguf"
 FAMILY = "ops"
-"""Whose cases `OPS` holds."""
+"""Family of the cases in `OPS`."""
 MARGIN = 2.0
-"""Factor of the distance of two arithmetics: its NMSE and the backend's refer to energies that differ a little."""
+"""Multiple of the distance of two arithmetics, whose NMSE refers to another energy."""
 
 Values = Sequence[Mapping[Tensor, Bytes]]
-"""Of each step."""
+"""Values per step."""
 
 
 @cache
 def label(file: str) -> str:
-    """A file by name, such as `golden/ops.gguf` if it came along."""
+    """Return the name of a file: `golden/ops.gguf` for a shipped one, else its path."""
     path, own = Path(file), shipped.own_golden().parent
     return path.relative_to(own).as_posix() if path.is_relative_to(own) else file
 
@@ -58,15 +57,13 @@ class Stored:
     file: str
     values: Values
     arithmetic: Arithmetic = EXACT
-    """In which they were computed."""
+    """Arithmetic of the values."""
     problem: str = ""
-    """Why they are not of this case; empty where they are."""
+    """Reason why they do not fit the case; empty if they do."""
 
 
 def corpus() -> Recorded:
-    """The golden values of ops, read once per process; UsageError if they are not there, CaseFileError if the file is
-    damaged.
-    """
+    """Return the golden values of ops; UsageError if missing, CaseFileError if damaged."""
     return _read(shipped.golden())
 
 
@@ -79,9 +76,9 @@ def _read(folder: Path) -> Recorded:
 
 
 def stored_of(case: Case, *, generated: bool) -> Stored | None:
-    """What is stored of `case`: its own expected values, else, where its id made it (`generated`), those of the corpus.
+    """Return the stored values of `case`: its own expected ones, or if `generated` the corpus's.
 
-    None where nothing is stored, or a tolerance makes its values a recording. Raises as `corpus`.
+    None if there are none, or if a tolerance makes them a recording. Raises as `corpus`.
     """
     if any(s.expected for s in case.steps):
         values = [s.expected for s in case.steps]
@@ -95,7 +92,7 @@ def stored_of(case: Case, *, generated: bool) -> Stored | None:
 
 
 def with_values(case: Case, stored: Stored) -> Case:
-    """The case with the stored values as its own, so that a file of it says the same."""
+    """Return the case with the stored values as its own, for a file."""
     if not stored.values:
         return case
     steps = [Step(s.graph, s.inputs, s.outputs, dict(v)) for s, v in zip(case.steps, stored.values, strict=True)]
@@ -121,12 +118,12 @@ def judge(
     expectation: Expectation,
     execution: Execution,
 ) -> Result:
-    """`result` with a comparison of its free run with stored values, and of these with the recomputed reference.
+    """Compare a free run with stored values, and these with the recomputed reference.
 
     Args:
-        result: of the comparison with the recomputed reference.
-        spec: the backend. If it is the reference, nothing else recomputes what it gives.
-        oracle: computes in the arithmetic of the stored values, where the backend declares another.
+        result: result of the comparison with the recomputed reference.
+        spec: the backend; for the reference itself, the run is the recomputation.
+        oracle: computes in the arithmetic of the stored values, if the backend's differs.
         case: the case.
         stored: its values.
         expectation: the recomputed values, in the arithmetic of the backend.
@@ -175,12 +172,12 @@ def _disagree(result: Result, text: str) -> Result:
 
 
 def _differ(case: Case, stored: Stored, declared: Arithmetic) -> bool:
-    """True if the arithmetic of the stored values and the declared one give this case other values."""
+    """Return True if the stored values' arithmetic and the declared one differ on this case."""
     return stored.arithmetic != declared and (touches(case, stored.arithmetic) or touches(case, declared))
 
 
 def _distance(theirs: Mapping[Tensor, Bytes], declared: Mapping[Tensor, Bytes]) -> dict[Tensor, Budget]:
-    """The distance of two arithmetics in each tensor; without those that only one of them can represent."""
+    """Return the distance of two arithmetics per tensor that both can represent."""
     found = {}
     for t, value in theirs.items():
         d = compare(t, value, declared[t], unordered=t.op == "TOP_K")

@@ -1,7 +1,7 @@
-"""An adapter that did not come with this distribution must compute by itself, or say what computes for it.
+"""Check that a third-party adapter computes by itself, or declares what computes for it.
 
-Its worker notes when it loads the reference or the golden values, by import or by file, and another adapter or a
-library of ggml that its `delegates` do not name. That finds open copying; it is no sandbox.
+Its worker detects that it loads the reference or golden values, by import or as a file, or another adapter or a library
+of ggml that its `delegates` do not name. That finds open copying; it is no sandbox.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from conformance.run.session import expected
 REFERENCE = "backends.cpu"
 GGML = "ggml"
 _MARKS = (b"ggml_backend_graph_compute", b"ggml_graph_compute", b"GGML_ASSERT(")
-"""What stands in a library of ggml or in one that calls it: symbols, and a text that stays where these are stripped."""
+"""Bytes in a library that contains or calls ggml: symbols, and a text if they are stripped."""
 _CHUNK = 1 << 22
 
 
 class Independence:
-    """Watches what the adapter of `spec` loads, which is not imported yet; one of our own is not watched."""
+    """Watches what a third-party adapter loads; create it before the adapter is imported."""
 
     def __init__(self, spec: Spec) -> None:
         self._found = ""
         self._watched = third_party(spec)
         self._delegates: frozenset[str] = frozenset()
         self._heard: list[str] = []
-        """Libraries that Python loaded: some may be gone again."""
+        """Libraries that Python loaded, which may be unloaded again."""
         self._libraries: dict[str, None] = {}
         """Those of ggml."""
         if self._watched:
@@ -44,13 +44,11 @@ class Independence:
             sys.addaudithook(self._hear)
 
     def declare(self, backend: Backend) -> None:
-        """Take note of what `backend` says that computes for it."""
+        """Store what `backend` declares to compute for it."""
         self._delegates = frozenset(backend.delegates)
 
     def check(self) -> None:
-        """Refuse to answer once the adapter has loaded expected values, or another adapter that it does not declare;
-        NotIndependentError says what it loaded.
-        """
+        """Raise NotIndependentError if the adapter loaded expected values or an undeclared adapter."""
         if not self._watched:
             return
         if REFERENCE in sys.modules:
@@ -62,10 +60,9 @@ class Independence:
             raise NotIndependentError(f"{self._found}, so nothing independent was tested")
 
     def delegates(self, named: JSON) -> list[str]:
-        """What the adapter delegates to, beside what its witness has `named`; NotIndependentError for a library that it
-        does not declare.
+        """Return used delegates that its witness has not `named`; NotIndependentError if undeclared.
 
-        The system says which libraries are mapped (Linux), however they were loaded, so this is asked once for a case.
+        The system lists all mapped libraries (Linux), however they were loaded, so one call per case is enough.
         """
         if not self._watched:
             return []
@@ -111,7 +108,7 @@ def _folders() -> list[tuple[str, str]]:
 
 
 def libraries() -> Sequence[str]:
-    """Paths of all files that are mapped as code; none where the system does not say."""
+    """Return the paths of all files mapped as code; empty if the system does not list them."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -121,7 +118,7 @@ def libraries() -> Sequence[str]:
 
 
 def is_ggml(path: str) -> bool:
-    """Whether a library holds ggml or calls it: by what stands in it, or by its name where it cannot be read."""
+    """Return True if a library contains ggml or calls it, by content, or by name if unreadable."""
     overlap = max(map(len, _MARKS))
     try:
         with open(path.removesuffix(" (deleted)"), "rb") as f:  # noqa: PTH123  # a name for the loader is no path

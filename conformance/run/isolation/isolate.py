@@ -1,4 +1,4 @@
-"""A backend in a process of its own: an abort, a fault or a hang ends that process and not the suite."""
+"""Run a backend in its own process, which an abort, a fault or a hang ends, not the suite."""
 
 from __future__ import annotations
 
@@ -42,37 +42,35 @@ from conformance.run.scheduler.backend import SchedBackend, attached
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Limits of the process that a backend runs in."""
+    """Limits of a backend's process."""
 
     time_limit: float = 120.0
-    """Seconds that one request may take."""
+    """Maximum seconds of a request."""
     memory_limit: int | None = None
-    """Bytes that the process may hold; `memory.default_limit` where None."""
+    """Maximum bytes of the process; `memory.default_limit` if None."""
 
 
 _PARSED = 1 << 28
-"""Bytes of memory that parsing a reply's header may take."""
+"""Maximum bytes of memory to parse a reply header."""
 MOST = 1 << 20
-"""Cases that a backend may ask for in one graph."""
+"""Maximum number of cases that a backend may request in one graph."""
 
 
 def runs_here(spec: Spec) -> bool:
-    """Whether a backend has no process of its own: the reference, unless it has an environment, and one that is made of
-    others, such as a scheduler.
-    """
+    """Return True if a backend has no own process: the reference without `env.`, or a scheduler."""
     name = resolve(spec).name
     return is_provided(name) or (name == REFERENCE and not environment(spec))
 
 
 def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = False) -> Backend:
-    """Open the backend behind `spec` in a process of `workers`; what `runs_here` in this one.
+    """Open the backend of `spec` in a process of `workers`, or in this one if `runs_here`.
 
-    With `own` the reference gets a process, too. Closing a backend that nobody asked anything returns its process.
+    With `own` the reference gets a process too. Closing an unused backend returns its process.
 
     Raises:
         UsageError: the name or an option is unknown.
         UnavailableError: the machine lacks what it needs.
-        BackendError: it did not open in time, or describes itself in wrong types.
+        BackendError: it did not open in time, or its description has wrong types.
     """
     name = resolve(spec).name
     if is_provided(name) and environment(spec):
@@ -84,18 +82,18 @@ def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = Fals
 
 
 def process_of(backend: Backend) -> IsolatedBackend | None:
-    """Return a backend that has one process of its own; None for any other."""
+    """Return a backend that has exactly one process; None for any other."""
     return backend if isinstance(backend, IsolatedBackend) else None
 
 
 def pids(backend: Backend) -> list[int]:
-    """The processes that compute for a backend that `open_backend` opened."""
+    """Return the pids that compute for a backend of `open_backend`."""
     devices = backend.devices if isinstance(backend, SchedBackend) else [backend]
     return list(dict.fromkeys(d.pid if isinstance(d, IsolatedBackend) else os.getpid() for d in devices))
 
 
 class _Process:
-    """The worker process of one backend: its death is a crash of the backend, or a timeout."""
+    """The worker process of a backend; its death is a crash or a timeout of the backend."""
 
     def __init__(self, spec: Spec, limits: Isolation) -> None:
         self._name = str(spec)
@@ -110,10 +108,10 @@ class _Process:
         )
         self.hello: _Reply = {}
         self.is_fresh = True
-        """Whether it was asked for nothing since its backend is open."""
+        """True if it has had no request since the backend was opened."""
 
     def ready(self) -> _Process:
-        """Itself, as soon as the backend is open. ConformanceError if it does not open."""
+        """Return itself once the backend is open; ConformanceError if it does not open."""
         try:
             self.hello = self.hello or self.ask(None, (), "opening the backend")[0]
         except ConformanceError:
@@ -124,8 +122,9 @@ class _Process:
     def ask(
         self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
     ) -> tuple[dict[str, JSON], list[Bytes]]:
-        """Send a request, if there is one, and wait for the reply, whose byte arrays must have `sizes`.
-        ConformanceError of the adapter's own, BackendCrashError or BackendTimeoutError.
+        """Send a request, if any, and return the reply, whose byte arrays must have `sizes`.
+
+        ConformanceError if the adapter raised it, BackendCrashError or BackendTimeoutError.
         """
         self.is_fresh = header is None
         try:
@@ -138,19 +137,19 @@ class _Process:
 
 
 class Workers:
-    """The worker processes of a run that wait for use, and the limits of all."""
+    """The idle worker processes of a run, and the limits of all."""
 
     def __init__(self, isolation: Isolation | None = None, *, ahead: bool = False) -> None:
-        """Start no process yet. If `ahead`, the next of a backend that was replaced starts while one works."""
+        """Start no process yet; if `ahead`, start the next of a backend when one is replaced."""
         self.isolation = isolation or Isolation()
         self.bound = inf
-        """Seconds that one request may take at present, where they are fewer; opening the backend is none."""
+        """Maximum seconds of a request for now, if less than the limit; not for opening the backend."""
         self._ahead = ahead
         self._waiting: dict[Spec, list[_Process]] = {}
-        """Of each backend that was opened before."""
+        """Idle processes of each backend that was opened before."""
 
     def take(self, spec: Spec) -> _Process:
-        """Return a process whose backend is open; ConformanceError as of `_Process.ready`."""
+        """Return a process whose backend is open; ConformanceError as for `_Process.ready`."""
         known, process = spec in self._waiting, None
         waiting = self._waiting.setdefault(spec, [])
         while waiting and process is None:
@@ -171,14 +170,14 @@ class Workers:
             process.worker.close()
 
     def close(self) -> None:
-        """End the processes that nobody took."""
+        """End the idle processes."""
         for process in itertools.chain.from_iterable(self._waiting.values()):
             process.worker.close()
         self._waiting.clear()
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:
-    """The environment that `spec` asks for; None for this process's own."""
+    """Return the environment for `spec`; None for this process's own."""
     changes = environment(spec)
     if not changes:
         return None
@@ -187,7 +186,7 @@ def _environment(spec: Spec) -> dict[str, str] | None:
 
 
 def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
-    """The header of a reply, within bounds: its writer may be anyone."""
+    """Parse the header of an untrusted reply, within limits."""
     try:
         return parse_json(memoryview(raw), Memory(_PARSED, 0), "header")
     except CaseFileError as e:
@@ -195,8 +194,9 @@ def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
 
 
 class IsolatedBackend(Backend):
-    """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next request.
-    ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
+    """The backend of `spec`, run by `isolation.worker`; a process that died is replaced.
+
+    ConformanceError as for `open_backend`; BackendCrashError if the process died while it was opened.
     """
 
     def __init__(self, spec: Spec, workers: Workers | None = None) -> None:
@@ -217,7 +217,7 @@ class IsolatedBackend(Backend):
             raise BackendError(f"{spec}: opening the backend: {e}", words=e.words or str(e)) from None
 
     def _adopt(self, hello: _Reply) -> None:
-        """Describe itself as the adapter does; raise BackendError where that is malformed."""
+        """Set the properties that the adapter describes; BackendError if malformed."""
         buffers = _field(hello, "buffer_types", _is_list, "a list")
         stages = _field(hello, "stages", _texts, "a list of texts")
         if "run" not in stages[-1:]:
@@ -240,20 +240,22 @@ class IsolatedBackend(Backend):
         self._options = frozenset(_field(hello, "options", _texts, "a list of texts"))
 
     def takes(self, option: str) -> bool:
-        """Whether the adapter's constructor has this option."""
+        """Return True if the adapter's constructor has this option."""
         return option in self._options
 
     def info(self) -> DeviceInfo:
-        """As the adapter said when it was opened."""
+        """Return what the adapter described when it was opened."""
         return self._info
 
     def arithmetic(self) -> Arithmetic:
-        """As the adapter said when it was opened."""
+        """Return what the adapter described when it was opened."""
         return self._arithmetic
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """One round trip for a case, where the adapter overrides it. Where its process dies of that, as it does of
-        running the case, the device's own: the case can be made smaller still.
+        """Return the adapter's `arithmetic_in` in one round trip, if it overrides that.
+
+        If its process dies of it, as it may of running the case, return the device's own, so that the case can still
+        shrink.
         """
         if not self._rounds_by_case:
             return self._arithmetic
@@ -266,19 +268,19 @@ class IsolatedBackend(Backend):
         return self._declared[1]
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """As the adapter said when it was opened."""
+        """Return what the adapter described when it was opened."""
         return self._buffer_types
 
     def supports_op(self, node: Tensor) -> Support:
-        """One round trip; `supports` needs one for a whole graph."""
+        """Ask in one round trip; `supports` needs one for a whole graph."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node in one round trip."""
+        """Return `supports_op` of every node in one round trip."""
         return self._supports(graph, "supports_op")
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """One round trip."""
+        """Ask in one round trip."""
         return self._supports(graph, "supports_placed", tensor=graph.tensors().index(tensor), buffer=buffer)
 
     def _supports(self, graph: Graph, method: str, **place: int) -> list[Support]:
@@ -287,20 +289,20 @@ class IsolatedBackend(Backend):
         return _supports(reply, len(graph))
 
     def renew(self) -> None:
-        """End the process; the next request starts a fresh one. Its sessions are lost, and so is what a fault left."""
+        """End the process with its sessions and damage; the next request starts a fresh one."""
         if self._process is not None:
             self._process.worker.close()
             self._process = None
 
     def supports_case(self, case: Case) -> Support:
-        """One round trip, where the adapter overrides it."""
+        """Ask in one round trip, if the adapter overrides it."""
         if not self._whole:
             return super().supports_case(case)
         reply, _ = self._alive().ask(*_request("supports_case", case), "answering supports_case")
         return _supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
-        """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
+        """Open `case` in the worker; graphs, bytes and inputs are sent once, expected values never."""
         watch, self._watch = self._watch, False
         if self.fragile and len(case.steps) > 1 and not any(s.lives() for s in self._sessions):
             self.renew()
@@ -309,9 +311,9 @@ class IsolatedBackend(Backend):
         return session
 
     def settle(self, turn: int) -> None:
-        """Keep a backend of one thread on the `turn`-th processor, modulo their number, where the system can.
+        """Pin a single-threaded backend to the `turn`-th processor (modulo their number) on Linux.
 
-        Processors of a machine that others share are not equally fast.
+        Processors of a shared machine differ in speed.
         """
         if self.threads == 1 and sys.platform == "linux":
             processors = sorted(os.sched_getaffinity(0))
@@ -320,21 +322,21 @@ class IsolatedBackend(Backend):
 
     @property
     def pid(self) -> int:
-        """The process that computes."""
+        """The pid that computes."""
         return self._alive().worker.pid
 
     def watch(self) -> None:
-        """Measure from the next `open` how the memory of the process rises, for `risen`."""
+        """Measure the memory of the process from the next `open` on, for `risen`."""
         self._watch = True
 
     def risen(self) -> Rise:
-        """By how many bytes it rose, without those of the case that it was given. Once after each `watch`."""
+        """Return the increase in bytes, without those of the case; once after each `watch`."""
         reply, _ = self._alive().ask({"do": "risen"}, (), "measuring its memory")
         fits, wanted = (lambda v: v is None or _count(v)), "a whole number or nothing"
         return Rise(_field(reply, "held", fits, wanted), _field(reply, "peak", fits, wanted))
 
     def close(self) -> None:
-        """End the process, or return it to the workers that were given if nobody used it."""
+        """End the process, or return it to its workers if it is unused."""
         self._closed = True
         if self._process is not None and self._shares:
             self._workers.give(self._spec, self._process)
@@ -351,14 +353,14 @@ class IsolatedBackend(Backend):
 
 
 def _request(do: str, case: Case, **more: JSON) -> tuple[dict[str, JSON], list[Bytes]]:
-    """The header of a request with a whole case, but for its expected values, and the case's arrays."""
+    """Return header and arrays of a request with a case, without its expected values."""
     bare = replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
     doc, blobs = codec.dump(bare)
     return {"do": do, "case": doc, "names": list(blobs), **more}, list(blobs.values())
 
 
 class _IsolatedSession(Session):
-    """A session in another process. `compute` takes the graphs of the opened case only, by identity."""
+    """A session in another process. `compute` takes graphs of the opened case only, by identity."""
 
     def __init__(self, process: _Process, number: int, case: Case, *, watch: bool) -> None:
         self._process = process
@@ -380,7 +382,7 @@ class _IsolatedSession(Session):
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
-        """Seconds spent in the worker, by the session's own clock if it has one, without the transfer."""
+        """Return seconds spent in the worker, by the session's own clock if any, without transfers."""
         return self._seconds
 
     def opaque(self) -> frozenset[Tensor]:
@@ -397,9 +399,10 @@ class _IsolatedSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor], *, rebuilt: bool = False
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again. If `rebuilt`, as
-        `execute.Memory` does it in this process. GraphError if `graph` is no graph of the opened case, or an input or
-        output is not in it; BackendError if the backend failed, its process died, or it did not answer in time.
+        """Run `graph` of the opened case; the case's own input arrays are not sent again.
+
+        If `rebuilt`, in reused memory as `execute.Memory` does. GraphError if `graph`, an input or an output is not of
+        the case; BackendError if the backend failed, its process died, or it did not answer in time.
         """
         k = self._steps.get(graph)
         if k is None:
@@ -428,7 +431,7 @@ class _IsolatedSession(Session):
         return dict(zip(outputs, blobs, strict=True))
 
     def compute_rebuilt(self, step: Step) -> Mapping[Tensor, Bytes]:
-        """Compute a step of the case; its graph is rebuilt there in the memory of the one before."""
+        """Compute a step of the case; the worker rebuilds its graph in the previous one's memory."""
         return self.compute(step.graph, step.inputs, step.outputs, rebuilt=True)
 
     def witness(self) -> Witness:
@@ -436,13 +439,13 @@ class _IsolatedSession(Session):
         return _record(Witness, reply.get("witness"), "witness")
 
     def close(self) -> None:
-        """Close the worker's session, where the worker lives."""
+        """Close the worker's session, if the worker is alive."""
         self._closed = True
         if not self._process.worker.death:
             self._ask({"do": "close"}, (), "closing")
 
     def lives(self) -> bool:
-        """Whether it can compute still."""
+        """Return True if it can still compute."""
         return not self._closed and not self._process.worker.death
 
     def _index(self, tensor: Tensor) -> int:
@@ -472,7 +475,7 @@ def _supports(reply: _Reply, wanted: int) -> list[Support]:
 
 
 def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
-    """What a worker's `do_arithmetic_in` says; BackendError where that is malformed."""
+    """Decode the reply of a worker's `do_arithmetic_in`; BackendError if malformed."""
     kinds = [_arithmetic(a) for a in _field(reply, "arithmetics", _is_list, "a list")]
     name = _field(reply, "mixed", lambda v: v is None or _text(v), "a text or nothing")
     if name is None and len(kinds) == 1:
@@ -490,7 +493,7 @@ def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
 
 
 def _arithmetic(value: JSON) -> Arithmetic:
-    """What was declared, within upstream's limits."""
+    """Decode a declared arithmetic; BackendError if beyond upstream's limits."""
     found = _record(Arithmetic, value, "arithmetic")
     for fault in faults(found):
         raise BackendError(f"arithmetic: {fault}")
@@ -558,4 +561,4 @@ _TYPES: dict[str, tuple[str, Callable[[JSON], bool]]] = {
     "Mapping[str, int]": ("whole numbers by name", _of(_whole)),
     "Mapping[str, float]": ("numbers by name", _of(_finite)),
 }
-"""Annotation of a record's field -> its name in messages, and the check of a value."""
+"""Annotation of a record's field -> its description in messages, and the check of a value."""

@@ -1,4 +1,4 @@
-"""The service of `IsolatedBackend`, one backend in its own process: the module with arguments `SPEC [NAMES]`."""
+"""The service of `IsolatedBackend`: one backend, with arguments `SPEC [NAMES]`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Reply = tuple[dict[str, JSON], Sequence[Bytes]]
 
 
 class _Open:
-    """An open case; tensors go by their index in `Graph.tensors` and `Case.persistent`."""
+    """An open case; tensors are indices in `Graph.tensors` and `Case.persistent`."""
 
     def __init__(self, backend: Backend, case: Case) -> None:
         self.case = case
@@ -41,7 +41,7 @@ class _Open:
         self.spent = time.perf_counter() - start
         self.persistent = list(case.persistent)
         self.memory = Memory(case)
-        """For graphs that are rebuilt."""
+        """Memory for rebuilt graphs."""
         self._tensors: dict[int, list[Tensor]] = {}
 
     def tensors(self, step: int) -> list[Tensor]:
@@ -50,7 +50,7 @@ class _Open:
         return self._tensors[step]
 
     def seconds(self) -> JSON:
-        """The session's own clock, or ours: neither counts the transfer."""
+        """Return the session's own clock, or ours; both exclude the transfer."""
         own = self.session.clock()
         return plain(self.spent if own is None else own, "clock")
 
@@ -61,12 +61,12 @@ class _Worker:
     def __init__(self, backend: Backend, independence: Independence, libraries: Sequence[str]) -> None:
         self.backend = backend
         self._libraries = list(libraries)
-        """What computes, as far as `info` says it: for a witness that does not name it."""
+        """Libraries from `info`, for a witness without any."""
         self.independence = independence
         self.cases: dict[int, _Open] = {}
         self._peak: Peak | None = None
         self._before: int | None = None
-        """What the process held when the measurement began, the case's own bytes among it."""
+        """Bytes of the process when the measurement began, including the case."""
 
     def close(self) -> None:
         for opened in self.cases.values():
@@ -85,7 +85,7 @@ class _Worker:
         return _pack_support([self.backend.supports_case(_case(header, blobs))], 1)
 
     def do_arithmetic_in(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-        """Itself, or name, kinds and of each node of each step the index of its own among these."""
+        """Return the arithmetic; for a mixed one its name, its kinds, and their index per node."""
         case = _case(header, blobs)
         found = self.backend.arithmetic_in(case)
         if not isinstance(found, Mixed):
@@ -156,7 +156,7 @@ class _Worker:
 
 
 def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:
-    """Each yes as null, each no as its reason."""
+    """Encode each yes as null, each no as its reason."""
     if len(supports) != wanted:
         raise BackendError(f"supports: an answer for each of {wanted} nodes expected, {len(supports)} found")
     for s in supports:
@@ -166,12 +166,12 @@ def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:
 
 
 def _case(header: dict[str, JSON], blobs: list[Bytes]) -> Case:
-    """A case that this program sent, so it was validated when it was read."""
+    """Decode a case that this program validated and sent."""
     return codec.load(header["case"], dict(zip(header["names"], blobs, strict=True)), validate=False)
 
 
 def _bytes(data: object, size: int, where: str) -> Bytes:
-    """`data` of an adapter, if it is `size` bytes; else raise BackendError."""
+    """Return `data` of an adapter if it is `size` bytes; else raise BackendError."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
         found = f"{data.dtype}{list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
         raise BackendError(f"{where}: {size} bytes as a uint8 array expected, {found} found")
@@ -205,7 +205,7 @@ def _hello(backend: Backend) -> dict[str, JSON]:
 
 
 def _bounded(reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> Reply:
-    """A reply, or the error that it is too long for one."""
+    """Return a reply, or an error if it is too long."""
     size = len(json.dumps(reply)) if {"supports", "witness", "nodes"} & reply.keys() else 0
     if size > LONGEST_REPLY // 2:
         text = f"an answer of {LONGEST_REPLY >> 21} MiB at most expected, it is longer"
@@ -214,7 +214,7 @@ def _bounded(reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> Reply:
 
 
 def pack_error(error: BaseException) -> dict[str, JSON]:
-    """An exception as a reply: one of our family as it is, any other as a `BackendError` that names it."""
+    """Encode an exception as a reply, one that is not ours as a `BackendError` with its name."""
     name, message = type(error).__name__, shortened(_message(error))
     if isinstance(error, CaseFileError):
         message = shortened(str(error.message))
@@ -242,7 +242,7 @@ def _message(error: BaseException) -> str:
 
 
 def main(spec: str, names: str = "{}") -> int:
-    """Serve until the caller closes the wire; `names` are those of the user's settings that the caller knows."""
+    """Serve until the caller closes the pipe; `names` are those of the caller's settings."""
     service = Service()
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what an interrupt ends

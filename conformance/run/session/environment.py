@@ -1,7 +1,7 @@
-"""What a record says of where a run took place: versions and the kind of machine, commit, branch and CI page.
+"""Describe where a run took place: versions, kind of machine, commit, branch and CI page.
 
-It names nobody. Git is not started: it would start what a stranger's `.git/config` names (a file system monitor, a
-filter). Its files are read instead, with a bound on each, and what they do not say plainly is left out.
+It has no names of people or hosts. Git is not started, because it would run programs named in an untrusted
+`.git/config`, such as a file system monitor. Its files are read instead, with a size limit; unclear content is ignored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pyte
 
 
 def header(kind: str) -> dict[str, JSON]:
-    """The first fields of a run document of a `kind`: `{"schema", "kind", "run", "written", "environment"}`.
+    """Return the first fields of a run document: schema, kind, run, written, environment.
 
-    `run` is a random name of 32 hex digits, which identifies the document wherever it is merged; `written` is in UTC.
+    `run` is a random id of 32 hex digits, which identifies the document after merges; `written` is in UTC.
     """
     written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     where = {**environment(), **source()}
@@ -36,9 +36,9 @@ def header(kind: str) -> dict[str, JSON]:
 
 
 def environment() -> dict[str, JSON]:
-    """Versions of Python and of the packages that results depend on, the system, the processor, its cores.
+    """Return the versions of Python and relevant packages, the system, processor and cores.
 
-    `machine` is a short name of the last three together: the same for machines of one kind.
+    `machine` is a short hash of the last three, equal for machines of one kind.
     """
     system, cpu, cores = f"{platform.system()} {platform.machine()}", _cpu_model(), os.cpu_count()
     return {
@@ -70,7 +70,7 @@ def _cpu_model() -> str:
 
 
 MOST = 8 << 20
-"""Bytes of one of git's files; a larger one is not read."""
+"""Maximum bytes of one of git's files; a larger one is not read."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
 _REF = re.compile(r"refs/(?!.*\.\.)[!-~][ -~]{0,250}", re.ASCII)
@@ -85,13 +85,13 @@ _BRANCHES = (
 
 
 class _Unknown(Exception):  # noqa: N818  # no error: git's files do not say it plainly
-    """The answer is not there."""
+    """Git's files do not contain the answer in a known form."""
 
 
 def source(folder: Path | None = None, variables: Mapping[str, str] | None = None) -> dict[str, JSON]:
-    """`commit`, `branch` and `ci` of a run, as far as the checkout around `folder` and environment variables say.
+    """Return `commit`, `branch` and `ci` from the checkout around `folder` and the environment.
 
-    `branch` is the CI's where the checkout is on none. It never fails: a checkout that cannot be read counts as none.
+    `branch` is the CI's if the checkout has none. It never raises: an unreadable checkout is ignored.
     """
     variables = os.environ if variables is None else variables
     found: dict[str, JSON] = {}
@@ -105,9 +105,9 @@ def source(folder: Path | None = None, variables: Mapping[str, str] | None = Non
 
 
 def ci_link(variables: Mapping[str, str]) -> str | None:
-    """The page of this CI job, by the variables that CI systems set; None elsewhere, or if it is no link.
+    """Return the URL of this CI job from the variables of CI systems; None if absent or no URL.
 
-    Only `https` without a user name: people click on it in reports.
+    Only `https` without a user name, because people click it in reports.
     """
     server, project, run = (variables.get(f"GITHUB_{k}", "") for k in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
     links = [f"{server}/{project}/actions/runs/{run}"] if server and project and run else []
@@ -133,7 +133,7 @@ def _checkout(folder: Path) -> dict[str, JSON]:
 
 
 def _places(folder: Path) -> tuple[Path, Path]:
-    """The git folder of the checkout around a folder, and the one that all checkouts of the repository share."""
+    """Return the git folder of the checkout around a folder, and that of all its worktrees."""
     for root in (folder, *folder.parents):
         own = root / ".git"
         if own.is_file():
@@ -160,9 +160,7 @@ def _resolved(name: str, own: Path, common: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """A plain file's text; a pipe or a device is not waited for. _Unknown if it is no plain file, or larger than
-    `MOST`.
-    """
+    """Read a regular file without blocking; _Unknown if it is not one, or larger than `MOST`."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as f:
         found = os.fstat(descriptor)

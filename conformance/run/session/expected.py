@@ -1,9 +1,9 @@
-"""Expected values on disk, so that a later run, of any backend, need not compute them again.
+"""Expected values on disk, so that later runs, of any backend, need not compute them again.
 
-A file is named by the digest of all that its values depend on: the content of the case (graphs, strides, parameters and
-bytes, not its id), the arithmetic, and the code that computes (`code`). So after a change of a kernel nothing of before
-is found. It begins with a checksum of its values; where that does not hold (a torn write, a full disk), they are
-computed again. It is renamed into place whole, so any number of processes may share the folder.
+A file's name is the digest of all that its values depend on: the content of the case (graphs, strides, parameters and
+bytes, not its id), the arithmetic, and the code that computes (`code`). After a change of a kernel no old file is
+found. A file begins with a checksum; if it does not match (a partial write, a full disk), values are computed again.
+Files are renamed into place, so any number of processes may share the folder.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from conformance.run import cost
 from conformance.run.execute import StepValues
 
 PLACE = "CONFORMANCE_EXPECTED"
-"""Environment variable: the folder; empty: values are not kept."""
+"""Environment variable: the folder of the cache; empty for no cache."""
 LIMIT = 2 << 30
-"""Bytes of all files."""
+"""Maximum bytes of all files."""
 WORTH = 2_000_000
-"""Operations of a step, as `cost` estimates them, below which computing takes no longer than finding."""
+"""Minimum operations of a cached step, by `cost`; below, computing is as fast as reading."""
 _REFERENCE = "cpu"
 _CHECK = 8
-"""Bytes of the checksum, CRC-32: three times as fast as SHA-256, and nobody who forges values is held off by either."""
+"""Bytes of the CRC-32, three times as fast as SHA-256; neither protects from forged values."""
 _PAGE = 4096
-"""Bytes that a small file takes at least."""
+"""Minimum bytes of a file on disk."""
 _HOUR = 3600.0
 _UNFINISHED = ".unfinished-"
 
 
 def folder() -> Path | None:
-    """Where values are kept: as `PLACE` says, else `expected` below the user's folder of caches; None: nowhere."""
+    """Return the cache folder: `PLACE`, or `expected` in the user's caches; None for no cache."""
     said = os.environ.get(PLACE)
     if said is None:
         return source.cache().parent / "expected"
@@ -59,7 +59,7 @@ def folder() -> Path | None:
 
 
 def files() -> list[Path]:
-    """The code that computes expected values: the reference, all that an adapter may import, how steps run."""
+    """Return the code that computes expected values: reference, adapter interface, execution."""
     rooms = [Path(inspect.getfile(adapter(_REFERENCE))).parent, *map(shipped.path, ("ggml", "case", "backend"))]
     steps = [shipped.path("run", "execute.py"), shipped.path("suite", "batch.py")]
     return [*(p for room in rooms for p in sorted(room.rglob("*.py"))), *steps]
@@ -67,12 +67,12 @@ def files() -> list[Path]:
 
 @cache
 def code() -> str:
-    """Digest of that code, and of the versions of Python and NumPy."""
+    """Return the digest of that code and of the versions of Python and NumPy."""
     return digest(files())
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """The same, of any files."""
+    """Return the digest of files and of the versions of Python and NumPy."""
     whole = hashlib.sha256(repr((np.__version__, platform.python_version(), platform.machine())).encode())
     for path in paths:
         whole.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
@@ -81,13 +81,13 @@ def digest(paths: Iterable[Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The values of one case in one arithmetic."""
+    """The file of one case's values in one arithmetic."""
 
     case: Case
     path: Path
 
     def read(self) -> list[StepValues] | None:
-        """The values; None if there are none, or not those that were written."""
+        """Read the values; None if there are none, or the checksum is wrong."""
         sizes = [packed_nbytes(t) for _, t, _ in self._places()]
         try:
             held = np.fromfile(self.path, np.uint8)
@@ -107,7 +107,7 @@ class Entry:
         return values
 
     def write(self, values: list[StepValues]) -> int:
-        """Keep `values`; the bytes that were written. OSError if that fails."""
+        """Write the values and return the number of bytes; OSError if it fails."""
         arrays = [(values[k].caches if is_cache else values[k].outputs)[t] for k, t, is_cache in self._places()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.path.parent)
@@ -123,7 +123,7 @@ class Entry:
         return _CHECK + sum(a.nbytes for a in arrays)
 
     def _places(self) -> Iterator[tuple[int, Tensor, bool]]:
-        """Step, tensor, and whether it is a cache, of each value."""
+        """Yield step, tensor, and True for a cache, of each value."""
         caches = self.case.caches()
         for k, step in enumerate(self.case.steps):
             yield from ((k, t, False) for t in dict.fromkeys(step.outputs))
@@ -142,23 +142,23 @@ def _bytes(a: Bytes) -> memoryview:
 
 
 def here() -> Expected | None:
-    """The values kept on this machine; None where `PLACE` says so."""
+    """Return the cache of this machine; None if `PLACE` disables it."""
     place = folder()
     return None if place is None else Expected(place)
 
 
 class Expected:
-    """The files of a folder, `limit` bytes of them at most."""
+    """A folder of files, at most `limit` bytes."""
 
     def __init__(self, place: Path, limit: int = LIMIT) -> None:
         self._place = place
         self._limit = limit
         self._written = 0
         self._broken = False
-        """Whether nothing can be written there."""
+        """True if the folder cannot be written."""
 
     def entry(self, case: Case, arithmetic: Arithmetic) -> Entry | None:
-        """Where the values of `case` are, or will be; None where they are not worth it, or are too many."""
+        """Return the entry of `case`; None if it is too cheap or too large to cache."""
         if type(arithmetic) is not Arithmetic or cost.of([case]).operations < WORTH:  # another has rules of its own
             return None
         size = sum(packed_nbytes(t) for s in case.steps for t in (*s.outputs, *case.caches()))
@@ -171,7 +171,7 @@ class Expected:
         return Entry(case, self._place / name[:2] / name[2:])
 
     def add(self, entry: Entry, values: list[StepValues]) -> None:
-        """Keep the values of an entry, if that can be."""
+        """Write the values of an entry, if possible."""
         if self._broken:
             return
         try:
@@ -182,9 +182,7 @@ class Expected:
             self.trim()
 
     def trim(self) -> None:
-        """Where something was written: delete the files that were not read for longest, until the rest is within the
-        limit with room to spare, and what a killed process left.
-        """
+        """After writes, delete the oldest files above the limit, and those of killed processes."""
         if not self._written:
             return
         self._written = 0
@@ -201,7 +199,7 @@ class Expected:
 
 
 def _listed(place: Path) -> Iterator[tuple[float, int, Path]]:
-    """Time of the last use, bytes on disk and path of each file; those that vanish meanwhile are left out."""
+    """Yield time of last use, bytes on disk and path of each file that still exists."""
     for path in place.glob("??/*"):
         with suppress(OSError):
             found = path.lstat()
@@ -209,7 +207,7 @@ def _listed(place: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def key(case: Case, arithmetic: Arithmetic) -> str:
-    """Digest of all that the values of `case` depend on."""
+    """Return the digest of all that the values of `case` depend on."""
     steps = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
     doc, blobs = codec.dump(replace(_BARE, persistent=case.persistent, steps=steps))
     said = [code(), describe(arithmetic), doc, [[name, data.nbytes] for name, data in blobs.items()]]

@@ -1,4 +1,4 @@
-"""Failing cases as files. A file holds the result, so that `conform repro` can say whether a new run gives the same."""
+"""Save failing cases as files, with their results for `conform repro` to compare."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from conformance.judge.verdict import Result
 from .environment import environment
 
 RECORD = "seen"
-"""Where the record stands in a case's provenance."""
+"""Key of the result in a case's provenance."""
 _STEM = 94
-"""Characters of a file's name before its suffix."""
+"""Maximum characters of a file name without suffix."""
 NUMBERS = ("budget_used", "nmse")
 CLOSE = 1e-6
-"""Relative difference of two numbers that count as the same: an accelerator's may differ in the last bits from run to
-run."""
+"""Maximum relative difference of equal numbers; an accelerator's last bits vary."""
 
 LONGEST = 300
-"""Characters of a file's text that a line shows."""
+"""Maximum characters of a file's text in a line."""
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
-"""Names that Windows takes for devices, whatever follows their first dot."""
+"""Names that Windows reserves for devices, whatever follows the first dot."""
 
 
 def save(folder: Path, case: Case, result: Result) -> str:
-    """Write a failing case and its result to `folder`; the path of its file. CaseFileError if it cannot be written."""
+    """Write a failing case with its result; return the path; CaseFileError if not writable."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(f"{case.id}_{result.backend}")
     casefile.write(path, [with_result(case, result)])
@@ -39,7 +38,7 @@ def save(folder: Path, case: Case, result: Result) -> str:
 
 
 def file_name(stem: str) -> str:
-    """A name of at most 99 characters, safe everywhere; with a digest where it would say less than `stem` does."""
+    """Return a safe file name of at most 99 characters, with a digest if `stem` was changed."""
     name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", stem)
     if _DEVICE.fullmatch(name):
         name = f"_{name}"
@@ -51,7 +50,7 @@ def file_name(stem: str) -> str:
 
 
 def with_result(case: Case, result: Result) -> Case:
-    """`case` with what `result` says of it, and where it ran."""
+    """Return `case` with `result` and the environment in its provenance."""
     whole = result.to_json()
     fields = ("backend", "verdict", *NUMBERS, "where", "error", "notes", "detail")
     record = {k: whole[k] for k in fields} | {"environment": environment()}
@@ -59,13 +58,13 @@ def with_result(case: Case, result: Result) -> Case:
 
 
 def record_of(case: Case) -> dict[str, JSON] | None:
-    """The record in a saved case; None where there is none."""
+    """Return the result in a saved case; None if it has none."""
     record = case.provenance.get(RECORD)
     return record if isinstance(record, dict) and isinstance(record.get("backend"), str) else None
 
 
 def differences(record: dict[str, JSON], result: Result) -> list[str]:
-    """What differs from the saved record, in words: verdict, numbers, place of the first divergence."""
+    """Describe differences from the saved result: verdict, numbers, first divergence."""
     now = result.to_json()
     found = [_differs("verdict", record.get("verdict"), now["verdict"])]
     found += [_differs(k, record.get(k), now[k]) for k in NUMBERS if not _close(record.get(k), now[k])]
@@ -85,7 +84,7 @@ def _close(was: JSON, here: JSON) -> bool:
 
 
 def _place(record: dict[str, JSON]) -> str:
-    """Where numbers are wrong first, also of a record from before `where`; whatever a file holds, it is words."""
+    """Describe where numbers first diverge, also in old or malformed records."""
     where = record.get("where", record.get("first_divergence"))
     if not isinstance(where, dict) or record.get("error") or where.get("fault") in (Fault.STATE, Fault.UNLOCATED):
         return "nowhere"

@@ -1,4 +1,4 @@
-"""What a run keeps to use again, within bounds."""
+"""A cache of values within a run, limited in count and bytes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 COUNT = 1024
-"""Values."""
+"""Maximum number of values."""
 BYTES = 1 << 29
-"""Of their data."""
+"""Maximum bytes of their data."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Kept(Generic[K, V]):
-    """The latest values, up to `COUNT` of them and up to `BYTES`."""
+    """A cache of the latest values, limited to `COUNT` and `BYTES`."""
 
     def __init__(self) -> None:
         self._values: dict[K, tuple[V, int]] = {}
@@ -30,17 +30,17 @@ class Kept(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K) -> V | None:
-        """The value of `key`; None if there is none any more."""
+        """Return the value of `key`; None if it is not cached."""
         found = self._values.get(key)
         return None if found is None else found[0]
 
     def add(self, key: K, value: V, nbytes: int) -> None:
-        """Keep `value`, whose data are `nbytes`; nothing is given up for it before `trim`."""
+        """Add `value` with `nbytes` of data; nothing is evicted before `trim`."""
         self._bytes += nbytes - self._values.get(key, (value, 0))[1]
         self._values[key] = value, nbytes
 
     def trim(self, least: int = 1) -> None:
-        """Give up the oldest values until the rest is within the bounds, but never one of the latest `least`."""
+        """Evict the oldest values until the limits are met, but never the latest `least`."""
         while len(self._values) > least and (len(self._values) > COUNT or self._bytes > BYTES):
             _, nbytes = self._values.pop(next(iter(self._values)))
             self._bytes -= nbytes

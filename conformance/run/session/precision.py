@@ -1,4 +1,4 @@
-"""What a user can do about a device that does not declare how it rounds."""
+"""Advice about a device that declares no rounding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ CARD = "CARD.toml"
 
 
 def undeclared(arithmetic: Arithmetic) -> bool:
-    """True if some node of a case is judged by upstream's limits, as its device declares nothing."""
+    """Return True if some node is judged by upstream's limits, as its device declares nothing."""
     return any(a == UNDECLARED for a in (arithmetic.nodes.values() if isinstance(arithmetic, Mixed) else (arithmetic,)))
 
 
 def advice(spec: Spec) -> str:
-    """How to measure the precision of the device behind `spec`, in one line."""
+    """Return one line on how to measure the precision of the device of `spec`."""
     learn = shell(["conform", "precision", str(spec), "-o", CARD])
     judged = shell(["--backend", str(Spec(spec.name, (*spec.options, ("card", CARD))))])
     return (

@@ -1,6 +1,6 @@
-"""Which cases and backends a run takes: families, globs, levels, specs, seeds, stages.
+"""Select cases and backends of a run: families, globs, levels, specs, seeds, stages.
 
-pytest and the command line share it.
+Shared by pytest and the command line.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from conformance.suite.family import Family, Level
 
 
 def family_named(name: str) -> Family:
-    """The family called `name`; UsageError if there is none."""
+    """Return the family called `name`; UsageError if it is unknown."""
     if (family := family_or_none(name)) is None:
         raise UsageError(f"family {name!r} is unknown; known: {', '.join((*FAMILIES, *LIVE))}")
     return family
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id; UsageError if no family knows it."""
+    """Build the case of an id; UsageError if it is unknown."""
     return family_named(case_id.partition("/")[0]).build(case_id)
 
 
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
-    """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none). An id that a
-    glob spells out in full is taken even where no level lists it, and so is what a live family makes of a glob. A
-    family that this installation lacks is left out where none is named (`lacking` says which), and so is a live one
-    that no glob begins with. UsageError for an unknown family, or a glob that matches nothing; UnavailableError if this
-    installation lacks a family that is named.
+    """Return ids of families at `level` that match any of `globs` (all without globs).
+
+    A complete id is included though no level lists it, and so are ids that a live family makes of a glob. Without named
+    families, those that this installation lacks are left out (see `lacking`), and so are live ones that no glob begins
+    with.
+
+    Raises:
+        UsageError: a family is unknown, or a glob matches nothing.
+        UnavailableError: this installation lacks a family that is named.
     """
     chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
     for f in chosen:
@@ -76,9 +80,9 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
 
 
 def _may_match(glob: str, family: Family) -> bool:
-    """Whether what `glob` spells out before its first wildcard leaves room for ids of `family`.
+    """Return True if ids of `family` may match `glob` before its first wildcard.
 
-    To list them all takes longer than a small run.
+    Listing all ids takes longer than a small run.
     """
     spelt, name = re.split(r"[*?[]", glob, maxsplit=1)[0], f"{family.name}/"
     return spelt.startswith(name) or name.startswith(spelt)
@@ -93,7 +97,7 @@ def record_of(
     files: Sequence[str] = (),
     shard: str = "1/1",
 ) -> dict[str, JSON]:
-    """What was selected, as the document of a run holds it under `selection`."""
+    """Return the selection for the document of a run."""
     return {
         "levels": {str(spec): n for spec, n in levels.items()},
         "families": list(families),
@@ -105,20 +109,18 @@ def record_of(
 
 
 def lacking(families: Sequence[str]) -> dict[str, str]:
-    """Which of the chosen families this installation lacks, and why."""
+    """Return selected families that this installation lacks -> the reason."""
     return {n: why for n, f in FAMILIES.items() if (not families or n in families) and (why := f.lacks())}
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Backends as the user named them, each once; the default ones where none is named; UsageError for a malformed
-    one.
-    """
+    """Parse the user's backends, each once, or the default ones; UsageError if malformed."""
     return list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How a backend describes itself when it is opened."""
+    """Description of an opened backend."""
 
     info: DeviceInfo
     buffer_types: Sequence[BufferType]
@@ -126,9 +128,9 @@ class Probe:
 
 
 def probe(spec: Spec, workers: Workers | None = None) -> Probe:
-    """Open `spec` as a run would, and read how it describes itself; its process waits in `workers`. UsageError for an
-    unknown name, or an option that it does not take; UnavailableError if this machine lacks it, or the adapter is
-    broken; the message says why.
+    """Open `spec` as a run would, and read its description; the process then waits in `workers`.
+
+    UsageError for an unknown name or option; UnavailableError if this machine lacks it or the adapter is broken.
     """
     try:
         with closing(open_backend(spec, workers)) as backend:
@@ -144,7 +146,7 @@ def probe(spec: Spec, workers: Workers | None = None) -> Probe:
 
 
 def available(specs: Sequence[Spec], workers: Workers | None = None) -> tuple[list[Spec], dict[Spec, str]]:
-    """Return the backends that this machine has, and why it lacks the others; errors as of `probe`."""
+    """Return the backends that this machine has, and why it lacks the others; raises as `probe`."""
     have: list[Spec] = []
     lack: dict[Spec, str] = {}
     for spec in specs:
@@ -158,18 +160,18 @@ def available(specs: Sequence[Spec], workers: Workers | None = None) -> tuple[li
 
 
 LARGEST = 10**9
-"""Fresh seeds are below."""
+"""Upper limit of fresh seeds, exclusive."""
 FOLDER = "failures"
-"""Default folder of fresh cases that fail."""
+"""Default folder of failing fresh cases."""
 
 
 def new_seed() -> int:
-    """Return a seed that nobody could know before."""
+    """Return an unpredictable seed."""
     return secrets.randbelow(LARGEST)
 
 
 def reseeded(case_id: str, seed: int | None) -> str:
-    """The id with this seed; unchanged where there is none, or the family generates nothing from a seed."""
+    """Return the id with `seed`; unchanged for None, or if the family does not use seeds."""
     body, at, own = case_id.rpartition("@")
     if seed is None or not at or not re.fullmatch(r"[0-9]+", own, re.ASCII):
         return case_id
@@ -178,9 +180,10 @@ def reseeded(case_id: str, seed: int | None) -> str:
 
 
 def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: int, seed: int) -> list[str]:
-    """`n` cases that no level lists: what the chosen families have at `level`, in turn, each with a seed of its own.
-    The families are all that have seeds where none is named; `globs` match ids but for their seeds. The same `seed`
-    gives the same cases. UsageError for an unknown family, or nothing to choose from.
+    """Return `n` new ids: ids of each family at `level` in turn, with random seeds.
+
+    Without `families` all that use seeds are included; `globs` match ids apart from seeds. The same `seed` gives the
+    same ids. UsageError if a family is unknown, or nothing matches.
     """
     if n < 1:
         return []
@@ -208,29 +211,29 @@ BLAMED: dict[Verdict, str] = {
     Verdict.FAIL: "a kernel or fusion is at fault",
     **dict.fromkeys((Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT), "the compiler or the device is at fault"),
 }
-"""Verdict of a run -> what is to blame where its translation is right."""
+"""Verdict of a run -> the cause if its translation is right."""
 
 
 def stage_of(spec: Spec) -> str:
-    """The stage that `spec` names."""
+    """Return the stage of `spec`."""
     return dict(registry.resolve(spec).options).get(OPTION, RUN)
 
 
 def staged(spec: Spec, stage: str) -> Spec:
-    """The same backend at another stage."""
+    """Return the same backend at another stage."""
     plain = Spec(spec.name, tuple((k, v) for k, v in spec.options if k != OPTION))
     return plain if stage_of(plain) == stage else Spec(spec.name, (*plain.options, (OPTION, stage)))
 
 
 def translation_of(spec: Spec, backend: Backend, verdict: Verdict) -> Spec | None:
-    """The backend that tells a wrong translation from a wrong kernel; None where none is needed or there is none."""
+    """Return the backend that runs only the translation; None if not applicable."""
     if verdict not in BLAMED or stage_of(spec) != RUN or TRANSLATE not in backend.stages:
         return None
     return staged(spec, TRANSLATE)
 
 
 def stage_hint(verdict: Verdict, translation: Result) -> str:
-    """Which half is at fault in a run that ended in `verdict`, by the result of its translation."""
+    """Describe which half of a run is wrong, from its verdict and the result of its translation."""
     if translation.verdict is Verdict.PASS:
         return f"the translation is right, so {BLAMED[verdict]}"
     if translation.verdict is Verdict.FAIL:
@@ -241,16 +244,17 @@ def stage_hint(verdict: Verdict, translation: Result) -> str:
 
 
 def case_name(case: Case | str) -> str:
-    """The id of a case, which may be the id alone."""
+    """Return the id of a case or id."""
     return case if isinstance(case, str) else case.id
 
 
 def choose(
     texts: Sequence[str], stage: str | None, workers: Workers | None = None
 ) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends of a run that this machine has, and why it lacks the others; each is probed. The
-    default ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
-    UsageError for an unknown name, option or stage, or a named backend that does not have the stage.
+    """Return the backends of a run that this machine has, and why it lacks the others.
+
+    `texts` empty means the default ones; `stage` applies to all, None keeps each one's own. UsageError for an unknown
+    name, option or stage, or if a named backend lacks the stage.
     """
     specs = parse_specs(texts)
     if stage is None:

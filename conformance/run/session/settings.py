@@ -1,8 +1,8 @@
-"""`conformance.toml`: backends under names of their own.
+"""`conformance.toml`: names and settings of backends.
 
-    [backend.vulkan]                       # what --backend calls it
+    [backend.vulkan]                       # its name for --backend
     adapter = "ggml"                       # an installed adapter
-    level = "standard"                     # its level where --level is not given
+    level = "standard"                     # its level unless --level is given
     waivers = "waivers/vulkan.toml"        # its known failures, relative to this file; or package:waivers/ggml.toml
     options = { lib = "./build/bin", device = "Vulkan0" }
     environment = { GGML_VK_VISIBLE_DEVICES = "0", GGML_VK_DEBUG = false }
@@ -10,10 +10,10 @@
 A table of an installed name, `[backend.ggml]`, or of one with options, `[backend."ggml?threads=1"]`, has `level` and
 `waivers` only. The table of a backend with its options has precedence over that of its name.
 
-`environment` is set in the backend's worker process before anything is loaded; `false` takes a variable away. Options
-and variables that begin with `./` or `../` are paths relative to the file. Reading the file opens no backend and loads
-no library: that is done only for a backend that the user names with `--backend`, or that a saved case or a run file
-names where the user chose the settings with `--config` (`untrusted.py`).
+`environment` is set in the backend's worker process before anything is loaded; `false` removes a variable. Options and
+variables that begin with `./` or `../` are paths relative to the file. Reading the file opens no backend and loads no
+library: only a backend that the user names with `--backend` is opened, or one named by a saved case or a run file if
+the user chose the settings with `--config` (`untrusted.py`).
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ from conformance.suite.family import LEVELS, Level
 from .select import build
 
 FILE = "conformance.toml"
-"""Its name in the working directory."""
+"""Default file in the working directory."""
 OWN = ("level", "waivers")
-"""Keys of any name."""
+"""Keys of every table."""
 KEYS = ("adapter", "options", "environment", *OWN)
-"""Keys of a name of the user's own."""
+"""Keys of a table that defines a name."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The content of a settings file, but for the names of backends, which the registry has."""
+    """Content of a settings file, except names of backends, which the registry has."""
 
     path: Path | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
-    """Backend, with options or without -> its own level."""
+    """Backend, with or without options -> its level."""
     waivers: Mapping[str, Path] = field(default_factory=dict)
-    """Backend, with options or without -> its file of waivers."""
+    """Backend, with or without options -> its waiver file."""
 
     def level(self, spec: Spec, given: Level | None) -> Level:
-        """The level to run `spec` at: what the user gave, its own, or smoke."""
+        """Return the level of `spec`: the user's, its own, or smoke."""
         return given or self.levels.get(str(spec)) or self.levels.get(spec.name, LEVELS[0])
 
     def waivers_of(self, specs: list[Spec], given: Path | None) -> dict[Spec, Waivers]:
-        """The waivers of each backend that has a file of them; `given` is the user's, for the one backend of the run.
-        UsageError if a file cannot be read or is malformed, or one is given for several backends.
+        """Return the waivers of each backend with a file; `given` is for the only backend.
+
+        UsageError if a file cannot be read or is malformed, or if `given` is ambiguous.
         """
         if given is not None:
             if len(specs) != 1:
@@ -76,14 +77,14 @@ class Settings:
 
 
 def read_waivers(path: Path) -> Waivers:
-    """The waivers of a file; UsageError if it cannot be read, or is malformed."""
+    """Read a waiver file; UsageError if it cannot be read or is malformed."""
     return waivers.parse(strict.read_text(path), str(path))
 
 
 def load(path: Path | None) -> Settings:
-    """Read settings and make their backends known by name; without a file, no name but the installed ones is known. The
-    file is `conformance.toml` of the working directory where `path` is None. UsageError names the file, the table and
-    the key.
+    """Read settings and register their backends; without a file, only installed names.
+
+    None is `conformance.toml` in the working directory, if present. UsageError names file, table and key.
     """
     found = path or (Path(FILE) if Path(FILE).is_file() else None)
     if found is None:
@@ -150,7 +151,7 @@ def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _located(value: str, folder: Path) -> str:
-    """A path of the file, absolute: a library without a folder would be looked for in the system's."""
+    """Return a path as absolute: a library without a folder would be searched in the system's."""
     return str((folder / value).resolve()) if value.startswith(("./", "../")) else value
 
 
@@ -162,20 +163,20 @@ class Waiving:
         self._today = today
 
     def to_json(self) -> dict[str, JSON]:
-        """Backend -> its file of waivers, and how many failures that knows."""
+        """Return backend -> its waiver file and number of known failures."""
         return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
 
     def apply(self, spec: Spec, result: Result) -> Result:
-        """`result`, as XFAIL or XPASS where a waiver of `spec` speaks of the case."""
+        """Return `result`, as XFAIL or XPASS if a waiver of `spec` covers the case."""
         return waive(self._waivers[spec], result, self._today) if spec in self._waivers else result
 
     def verdicts(self, spec: Spec, case_id: str) -> list[Verdict]:
-        """What the waivers of `spec` that speak of a case expect of it."""
+        """Return the verdicts that waivers of `spec` expect of a case."""
         entries = self._waivers[spec].entries if spec in self._waivers else ()
         return [w.verdict for w in entries if w.covers(case_id)]
 
     def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
-        """A sentence per waiver that fails the run, and a unified diff per file that would mend it."""
+        """Return a sentence per waiver that fails the run, and a unified diff per file to fix it."""
         kept = list(results)
         sentences: list[str] = []
         edits: list[str] = []
@@ -189,7 +190,7 @@ class Waiving:
 
 
 def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JSON] | None:
-    """What files of settings and waivers change in a run, for its record; None where none was read."""
+    """Return the settings and waivers in use, for the record; None if no file was read."""
     known = {} if waiving is None else waiving.to_json()
     if settings.path is None and not known:
         return None
@@ -202,7 +203,7 @@ def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JS
 
 
 def lines_of(found: dict[str, JSON] | None) -> list[str]:
-    """`in_force` as a line for people; none where nothing is."""
+    """Return `in_force` as lines for the terminal."""
     if found is None:
         return []
     said = [f"names: {', '.join(found['names'])}"] if found["names"] else []
@@ -215,19 +216,19 @@ def lines_of(found: dict[str, JSON] | None) -> list[str]:
 
 
 def today() -> date:
-    """This machine's date. A verdict depends on no other clock, and on this one by a waiver's last day only."""
+    """Return the local date, the only clock that affects a verdict, by the last day of a waiver."""
     return datetime.now().astimezone().date()
 
 
 def report(edits: Sequence[str]) -> list[str]:
-    """The edits that `problems` proposes, as lines for people."""
+    """Return the edits that `problems` proposes, as lines for the terminal."""
     if not edits:
         return []
     return ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
 
 
 def _listed(family: str) -> Sequence[str]:
-    """Every id of a level; a case from a file may be of no family."""
+    """Return all ids of a family; none if it is unknown, as for a case from a file."""
     known = family_or_none(family)
     return () if known is None else known.ids("full")
 

@@ -1,8 +1,8 @@
-"""One of N shards of a run: which cases it takes, so that machines share a run without talking to each other.
+"""Select one of N shards of a run, so that machines share it without communication.
 
-The cases of each family are dealt out like cards, in the order of a hash of their ids: all shards get equally many of
-each family, give or take one, and neighbours in a table, which cost alike, are spread. The same cases are always dealt
-alike; `whole` names those cases, so that a merge sees which shards belong together and which is missing.
+The cases of each family are distributed in turn, in the order of a hash of their ids: all shards get the same number of
+each family, give or take one, and neighbours in a table, with similar cost, are spread. The same cases always give the
+same shards; `whole` identifies those cases, so that a merge finds shards that belong together and missing ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 
 LARGEST = 9999
-"""Shards."""
+"""Maximum number of shards."""
 _TEXT = re.compile(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", re.ASCII)
 
 
@@ -31,9 +31,9 @@ class Shard:
         return f"{self.index}/{self.of}"
 
     def share(self, ids: Iterable[str]) -> list[str]:
-        """The cases of `ids` that this shard takes, in their order, each once.
+        """Return the cases of `ids` in this shard, in order, without duplicates.
 
-        All shards' shares of the same ids make the whole, and no two have a case in common.
+        Every case is in exactly one shard.
         """
         listed = dict.fromkeys(ids)
         if self.of == 1:
@@ -49,16 +49,16 @@ class Shard:
         return [i for i in listed if i in mine]
 
     def to_json(self, ids: Iterable[str]) -> dict[str, JSON]:
-        """`{"index", "of", "whole"}` for a document of a run that shared out `ids`."""
+        """Return `{"index", "of", "whole"}` for a document of a run that distributed `ids`."""
         return {"index": self.index, "of": self.of, "whole": whole(ids)}
 
 
 WHOLE = Shard()
-"""The only one."""
+"""The shard of an undivided run."""
 
 
 def parse(text: str) -> Shard:
-    """The shard that `I/N` names; UsageError for another text."""
+    """Parse `I/N`; UsageError if malformed."""
     found = _TEXT.fullmatch(text)
     index, of = map(int, found.groups()) if found else (0, 0)
     if not 1 <= index <= of:
@@ -67,12 +67,12 @@ def parse(text: str) -> Shard:
 
 
 def whole(ids: Iterable[str]) -> str:
-    """A name of the cases that were shared out: 16 hex digits, the same whatever their order."""
+    """Return an identifier of the distributed cases, in any order: 16 hex digits."""
     return _digest("\n".join(sorted(set(ids))))
 
 
 def missing(shards: Iterable[JSON]) -> list[str]:
-    """A sentence for each run that lacks a shard, given the `shard` entries of documents that belong together."""
+    """Return a sentence for each run that lacks a shard, from the `shard` entries of documents."""
     present: dict[tuple[str, int], set[int]] = {}
     for s in shards:
         present.setdefault((s["whole"], s["of"]), set()).add(s["index"])

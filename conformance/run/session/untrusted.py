@@ -1,8 +1,8 @@
-"""Which backend a file may choose: a saved case, a run file or a record may come from a stranger.
+"""Restrict the backends that an untrusted file may choose: a saved case, run file or record.
 
-`Spec.parse` reads what the user typed. What a file names goes through `backends_of`: an installed adapter whose options
-are plain words and numbers, none of which names a file, folder, library or network address; or a name of the settings
-file that the user chose with `--config`. Anything else runs only if the user repeats it as `--backend`.
+`Spec.parse` reads what the user typed. A name in a file goes through `backends_of`: an installed adapter whose options
+are plain words and numbers, none of them a file, folder, library or network address; or a name from the settings file
+that the user chose with `--config`. Anything else runs only if the user repeats it as `--backend`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from conformance.run.scheduler.assign import read_devices
 from conformance.run.scheduler.backend import NAME as SCHED
 
 LONGEST = 300
-"""Characters of a file's text that a message shows."""
+"""Maximum characters of a file's text in a message."""
 _VALUE = re.compile(r"[A-Za-z0-9_+ -]{1,64}(\.[0-9]{1,5})?")
-"""A value of an option that a file may choose: a word, a number, words joined by +. No path, URL or library."""
+"""Option values that a file may choose: words, numbers, words joined by `+`; no path, URL or library."""
 _LARGE = re.compile(r"[0-9]{6}")
 _PLACES = frozenset(
     ("lib", "library", "plugin", "path", "paths", "file", "files", "dir", "folder", "cache", "model", "out", "output",
      "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec",
      "env", "environment")
 )  # fmt: skip
-"""Words in the name of an option that names a place, where an adapter does not declare its `places`."""
+"""Words in names of options that are paths or addresses, for adapters that do not declare `places`."""
 
 
 def backends_of(file: Path, texts: Iterable[str], command: Sequence[str], typed: Iterable[str] = ()) -> dict[str, Spec]:
-    """The backends that a file names, by their text there.
+    """Return the backends that a file names, by their text in the file.
 
     Args:
-        file: named in messages.
-        texts: what the file says.
+        file: the file, for messages.
+        texts: names of backends in the file.
         command: words of the running command, without `--backend`.
-        typed: what the user gave as `--backend`; the file may choose these, whatever they are.
+        typed: the user's `--backend` values, which the file may choose whatever they are.
 
     Raises:
-        UsageError: a backend that a file may not choose; the message holds the command that runs it.
+        UsageError: a backend that a file may not choose; the message has the command that runs it.
     """
     found: dict[str, Spec] = {}
     allowed = frozenset(map(Spec.parse, typed))
@@ -61,7 +61,7 @@ def backends_of(file: Path, texts: Iterable[str], command: Sequence[str], typed:
 
 
 def _refusal(spec: Spec) -> str:
-    """Why a file may not choose `spec`; empty where it may."""
+    """Return why a file may not choose `spec`; empty if it may."""
     if (named := registry.defined().get(spec.name)) is not None:
         if not named.chosen:
             return f"{named.where} defines {spec.name}, and nobody named that file with --config"

@@ -1,9 +1,8 @@
-"""Writes each case to disk before it runs, so that a killed run can be recovered.
+"""Write each case to disk before it runs, to recover it if the run is killed.
 
-A run has a folder of its own, and holds a lock in it as long as it lives. A trajectory, or a case that no id makes
-again, is written as a case file; one-step cases are written by their ids, because a file for each would take longer
-than running it. The file is removed when the case has run, whatever the result. A folder without a lock is what a
-killed run left: `recover` makes case files of it.
+A run has its own folder and locks it while it lives. A trajectory, or a case that no id generates, is written as a case
+file; one-step cases are written by id, because a file for each would take longer than running it. The file is removed
+after the case has run. A folder without a lock is from a killed run: `recover` makes case files of it.
 """
 
 from __future__ import annotations
@@ -41,33 +40,33 @@ RUNNING = "running-"
 LEFT = "interrupted"
 LOCK = "lock"
 KEEP_BYTES = 1 << 30
-"""Of case files of killed runs; the oldest go first."""
+"""Maximum bytes of case files of killed runs; the oldest are removed first."""
 MAX_IDS = 1 << 20
-"""Bytes of the ids of a batch; a hundred ids take a tenth of it."""
+"""Maximum bytes of the ids of a batch; a hundred ids take a tenth of it."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """What a killed run was doing."""
+    """Cases that were running when a run was killed."""
 
     backend: str
     path: Path
-    """A case file of one or more cases, of which one ended the run; it stays while later ones take no `KEEP_BYTES`."""
+    """A case file of one or more cases, one of which ended the run; kept within `KEEP_BYTES`."""
     cases: int
 
     def sentence(self) -> str:
-        """One line for a person."""
+        """Describe it in one line."""
         what = "a case" if self.cases == 1 else f"{self.cases} cases"
         again = shell(["conform", "repro", str(self.path), "--backend", self.backend])
         return f"a run ended in the middle of {what}: {again}"
 
 
 def default_folder() -> Path:
-    """The default parent of the folders of runs: a folder of the user's in the system's temporary one.
+    """Return the default parent folder of runs: the user's own in the system's temporary folder.
 
-    Others can create files there too. A folder of that name that is another's, a link, or open to others is not used:
-    this process then makes a new one, and says so.
+    Others can create files there too. If a folder of that name belongs to another user, is a link or is writable to
+    others, this process makes a new one and says so.
     """
     try:
         user = getpass.getuser()
@@ -80,7 +79,7 @@ def default_folder() -> Path:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether `folder` is a folder of this user, not a link, and nobody else can write to it."""
+    """Return True if `folder` is this user's, not a link, and nobody else can write to it."""
     try:
         found = folder.lstat()
     except OSError:
@@ -105,7 +104,7 @@ def _removed_if_empty(folder: Path) -> None:
 
 
 class Ahead:
-    """The folder of a run under `folder`, which all runs share; `known` says whether an id makes a case again."""
+    """The folder of a run below `folder`; `known(case)` is True if its id generates it."""
 
     def __init__(self, folder: Path, known: Callable[[Case], bool]) -> None:
         self.folder = folder
@@ -116,15 +115,13 @@ class Ahead:
 
     @contextmanager
     def batch(self, spec: Spec, cases: Sequence[Case]) -> Iterator[None]:
-        """Keep the ids of `cases`, of those that ids make again, and the name of their backend on disk; as `one`."""
+        """Write the ids of generated `cases` and their backend while they run; raises as `one`."""
         with self._written(spec, [c for c in cases if self._known(c)], None):
             yield
 
     @contextmanager
     def one(self, spec: Spec, case: Case) -> Iterator[None]:
-        """Keep `case` on disk: as a file, or by its id where that is enough; CaseFileError if the folder cannot be
-        written to.
-        """
+        """Write `case` to disk while it runs, as a file or by id; CaseFileError if not possible."""
         by_id = self.by_id(case)
         with self._written(spec, [case] if by_id else [], None if by_id else case):
             yield
@@ -142,7 +139,7 @@ class Ahead:
             self._own = None
 
     def by_id(self, case: Case) -> bool:
-        """Whether writing the id is enough."""
+        """Return True if the id of `case` is enough to recover it."""
         return len(case.steps) == 1 and self._known(case)
 
     @contextmanager
@@ -180,7 +177,7 @@ class Ahead:
 
 
 def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
-    """Make case files of what killed runs left in `folder`, that of an `Ahead`; each is returned once."""
+    """Make case files of what killed runs left in `folder`, and return each once."""
     found: list[Interrupted] = []
     for own in sorted(folder.glob(f"{RUNNING}*")):
         if not is_own(own):
@@ -202,7 +199,7 @@ def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
 
 
 def _trim(folder: Path, new: AbstractSet[Path]) -> None:
-    """Remove the oldest case files of `folder` until the rest takes `KEEP_BYTES` at most, but none of `new`."""
+    """Remove the oldest case files of `folder` beyond `KEEP_BYTES`, but none of `new`."""
     with suppress(OSError):  # another run removes them, too
         files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob("*.gguf")), reverse=True)
         total = 0
@@ -237,7 +234,7 @@ def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """While this lasts, no other process makes or takes a folder of a run in `folder`."""
+    """Keep other processes from making or taking a run's folder in `folder` within this context."""
     if not LOCKS or sys.platform == "win32":
         yield
         return
@@ -251,9 +248,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _take(lock: Path) -> int | None:
-    """Take the lock of a run that ended: its descriptor, -1 where there is nothing to hold, None while the run lives.
+    """Take the lock of a run that ended; return its descriptor, -1 if none, None if it lives.
 
-    The caller holds it until the folder is gone, so that two recoveries do not report the same run.
+    The caller holds it until the folder is removed, so that two recoveries do not report the same run.
     """
     if not LOCKS or sys.platform == "win32":
         try:
