@@ -164,6 +164,12 @@ class Session(AbstractContextManager["Session"], ABC):
         self.close()
 
 
+API_VERSION = 1
+"""Version of this interface; a change that adapters must follow increments it."""
+API_CHANGES: Mapping[int, str] = {}
+"""Version -> what an adapter of the version before must change, in one sentence."""
+
+
 class Backend(ABC):
     """A device in one execution mode.
 
@@ -171,6 +177,8 @@ class Backend(ABC):
     raises `UnavailableError` if the machine lacks what it needs, `UsageError` for an unknown value.
     """
 
+    api_version: ClassVar[int] = 1
+    """The `API_VERSION` that the adapter was written for, as a literal."""
     batch: ClassVar[int] = 1
     """Number of one-step cases to merge into one graph, for backends whose cost is per graph."""
     stages: ClassVar[tuple[str, ...]] = ("run",)
@@ -306,6 +314,15 @@ def class_faults(adapter: object, name: str) -> Iterator[str]:
             "conformance.backend.kernel.KernelBackend, which needs a table of kernels only."
         )
         return
+    written_for: object = adapter.api_version
+    if not isinstance(written_for, int) or written_for < 1:
+        yield f"{name} has {written_for!r:.80} as `api_version`; it must be a whole number from 1."
+    elif written_for > API_VERSION:
+        yield f"{name} needs version {written_for} of the interface, this is {API_VERSION}; upgrade ggml-conformance."
+    else:
+        for version in range(written_for + 1, API_VERSION + 1):
+            change = API_CHANGES[version]
+            yield f"{name} was written for version {version - 1} of the interface; for {version}: {change}"
     delegates: object = adapter.delegates
     if not isinstance(delegates, (tuple, list)) or not all(isinstance(d, str) for d in delegates):
         yield f"{name} has {delegates!r:.80} as `delegates`; it must be a tuple of names of adapters, as ('ggml',)."

@@ -53,8 +53,9 @@ KERNELS: dict[str, Kernel] = {
 
 
 class $cls(KernelBackend):
-    """What it has no kernel for, it refuses; view ops it gets for nothing. `delegates` names who computes for it."""
+    """Refuses every op without a kernel; view ops need none. `delegates` names who computes for it."""
 
+    api_version = 1
     name = "$name"
 
     def kernels(self) -> dict[str, Kernel]:

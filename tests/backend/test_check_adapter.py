@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.cpu import CpuBackend
-from conformance.backend import registry
+from conformance.backend import interface, registry
 from conformance.backend.contract import CHECKS, Shape, check_adapter
 from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness, no
 from conformance.case.case import Case
@@ -368,3 +368,25 @@ def test_every_check_says_what_it_asks_for() -> None:
     for check in CHECKS:
         assert check.__doc__ is not None
         assert check.__doc__.endswith(".")
+
+
+def test_an_adapter_of_another_version_is_told_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each version in between adds a sentence; a later one asks for a newer release; this one is no fault."""
+    monkeypatch.setattr(interface, "API_VERSION", 3)
+    monkeypatch.setattr(interface, "API_CHANGES", {2: "rename `close` to `free`.", 3: "return `Support`."})
+
+    def faults(version: object) -> list[str]:
+        return [f for f in check_adapter(type("Old", (CpuBackend,), {"api_version": version})) if "version" in f]
+
+    assert faults(1) == [
+        "Old was written for version 1 of the interface; for 2: rename `close` to `free`.",
+        "Old was written for version 2 of the interface; for 3: return `Support`.",
+    ]
+    assert faults(3) == []
+    assert faults(4) == ["Old needs version 4 of the interface, this is 3; upgrade ggml-conformance."]
+    assert faults("1") == ["Old has '1' as `api_version`; it must be a whole number from 1."]
+
+
+def test_each_version_of_the_interface_says_what_changed() -> None:
+    """No version is without a sentence, the first excepted."""
+    assert list(interface.API_CHANGES) == list(range(2, interface.API_VERSION + 1))
