@@ -57,6 +57,8 @@ class Build:
     """True if its llama.cpp can split tensors over several devices, as with `-sm tensor`."""
     server: bool = False
     """True if it has an RPC server program and the RPC backend."""
+    architectures: tuple[str, ...] = ()
+    """Names of the architectures that its llama.cpp knows; none if it does not list them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a strict JSON object."""
@@ -99,4 +101,5 @@ def _build(text: str, path: Path, reply: Mapping[str, Any]) -> Build:
         tuple(reply["variants"]),
         reply["meta"],
         reply["server"],
+        tuple(reply["architectures"]),
     )

@@ -33,9 +33,11 @@ def describe(path: Path) -> dict[str, Any]:
     """Return the fields of a build other than name and path; UnavailableError as for `Library`."""
     library = Library(str(path))
     library.load_devices()
+    architectures: list[str] = []
     llama, left_out = True, [*library.left_out, *(f"a device: {text}" for text in library.refusals())]
     try:
         with_llama = Llama(str(find_llama(path)))
+        architectures = with_llama.architectures()
         left_out += [text for text in with_llama.left_out if text not in left_out]
     except UnavailableError as e:
         llama = False
@@ -60,6 +62,7 @@ def describe(path: Path) -> dict[str, Any]:
         "left_out": left_out,
         "variants": library.variants(),
         "meta": llama and library.ggml.backend_meta_device is not None,
+        "architectures": architectures,
         "server": library.registry("RPC") is not None and rpc_server(library.folder) is not None,
     }
 

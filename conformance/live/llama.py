@@ -126,12 +126,15 @@ class Process:
             env = {k: v for k, v in variables.items() if v is not None}
             self._worker = Worker(self._service, time_limit=self._time_limit, env=env)
             try:
-                self._worker.ask({"load": asdict(self._load), **self._device.asked})
+                reply = self._worker.ask({"load": asdict(self._load), **self._device.asked})[0]
             except WorkerDiedError:
                 raise
             except ConformanceError as e:
                 self.close()
                 raise BackendError(str(e)) from None
+            if "unsupported" in reply:
+                self.close()
+                raise UnavailableError(reply["unsupported"])
         return self._worker
 
     def close(self) -> None:

@@ -79,7 +79,10 @@ def main() -> None:
 
 
 def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
-    models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
+    try:
+        models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
+    except LacksError as e:
+        return {"unsupported": f"this llama.cpp has no {e}"}
     return {}
 
 

@@ -19,6 +19,7 @@ from conformance.run.session.select import case_ids
 from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES, ops, tbo
 from conformance.suite.family import LEVELS, Level
+from conformance.suite.zoo.model import table
 from conformance.testrun import Chosen, TestRun
 
 from .cases import Sweep, spread
@@ -173,6 +174,8 @@ class Release:
         """Return sentences about stages and devices that did not run, and why."""
         lines = [f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why in self._left() if ids]
         lines.append(f"{', '.join(absent(self.build))}: no such device here")
+        if unknown := [name for name in self.build.architectures if name not in table()]:
+            lines.append(f"{', '.join(unknown)}: architectures of the build that the suite has no model of")
         return [*lines, *(f"{text}: the build lacks it" for text in self.build.left_out)]
 
     def totals(self) -> Mapping[str, Totals]:

@@ -22,6 +22,7 @@ from conformance.builds.build import probe
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.library import WHEEL, Library, part, plugins, rpc_server
+from conformance.suite.zoo.model import table
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
 needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no links for everybody")
@@ -244,7 +245,9 @@ def test_a_distribution_without_ggml_is_no_build() -> None:
 
 @needs_wheel
 def test_the_wheel_by_its_name() -> None:
-    """The installed wheel is a build with a CPU device, with llama.cpp, and with nothing left out."""
+    """The installed wheel is a build with a CPU device, with llama.cpp, with nothing left out, and all architectures of
+    its llama.cpp stand in the zoo.
+    """
     build = probe(WHEEL)
     assert build.path.parent.name == WHEEL
     assert [d.type for d in build.devices] == ["CPU"]
@@ -252,6 +255,7 @@ def test_the_wheel_by_its_name() -> None:
     assert build.features
     assert build.llama
     assert build.left_out == ()
+    assert set(build.architectures) == {a.name for a in table().values() if not a.of}
     assert build.to_json()["path"] == str(build.path)
 
 

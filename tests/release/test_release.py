@@ -333,6 +333,15 @@ def test_what_the_time_leaves_out_is_said() -> None:
     assert [len(rows) for rows in release.results(here)] == [len(there)] * 2
 
 
+def test_architectures_without_a_model_are_named() -> None:
+    """An architecture of the build that the suite does not know is printed; one that it knows is not."""
+    build = replace(_build(), architectures=("llama", "clip", "one-of-next-year"))
+    release = Release(build, None, [], [], 1.0, Isolation(), Fixed())
+    assert [line for line in release.not_run() if "architectures" in line] == [
+        "one-of-next-year: architectures of the build that the suite has no model of"
+    ]
+
+
 def test_the_outcome_of_a_release() -> None:
     """A new cause and a case that is refused since fail it; what the time left out makes it incomplete; on a device on
     which nothing passed nothing is proven.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -28,6 +29,8 @@ from .layout import (
 from .library import Library, part
 
 _P = ctypes.c_void_p
+_ARCH_NAME = "_Z13llm_arch_name8llm_arch"
+"""`const char * llm_arch_name(llm_arch)`, a C++ function: there is no C function that lists architectures."""
 
 
 class Llama(Library):
@@ -64,6 +67,15 @@ class Llama(Library):
             self.ggml.set_abort_callback(self._abort_callback)
         self.llama.backend_init()
         self.load_devices()
+
+    def architectures(self) -> list[str]:
+        """Return the names of all architectures it knows; none if it does not export `llm_arch_name`, as on Windows."""
+        function = self.function(_ARCH_NAME)
+        if function is None:
+            return []
+        function.restype, function.argtypes = ctypes.c_char_p, (ctypes.c_int,)
+        names = ((function(i) or b"").decode() for i in count())
+        return list(takewhile(lambda name: name.strip("()") not in ("", "unknown"), names))
 
     def reason(self) -> str:
         """Return llama.cpp's last error messages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,12 +18,13 @@ from .family import Request
 
 
 class LacksError(UsageError):
-    """This version of llama.cpp lacks a symbol or a struct field."""
+    """This version of llama.cpp lacks a symbol, a struct field or an architecture."""
 
 
 SPLIT_TENSOR = 3
 """`LLAMA_SPLIT_MODE_TENSOR`: one meta device over several."""
 ALL_LAYERS = 999
+_UNKNOWN = re.compile(r"unknown model (architecture: '[^']+')")
 READ = 0
 """`LLAMA_LOAD_MODE_NONE`: neither mapped nor locked."""
 
@@ -42,6 +44,7 @@ def load_model(
     scheduler's split graph, and weights are not repacked. Unless `mapped`, a file's weights are read into own memory.
 
     Raises:
+        LacksError: this version does not know the model's architecture.
         UsageError: there is no such device, or llama.cpp cannot load the model.
         ConformanceError: `weight` raised it.
     """
@@ -72,7 +75,9 @@ def load_model(
     if errors:
         raise errors[0]
     if not model:
-        raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
+        reason = library.reason()
+        unknown = _UNKNOWN.search(reason)
+        raise LacksError(unknown[1]) if unknown else UsageError(f"llama.cpp cannot load the model: {reason}")
     return int(model)
 
 

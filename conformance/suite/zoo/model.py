@@ -1,7 +1,7 @@
 """Build a model of an architecture from a table: GGUF metadata, weight recipes, whole file.
 
-`architectures.json`: keys of every architecture (`common`), of a mixture of experts (`experts`), and per architecture
-the differences (`set`; null removes a key), whether it has experts, whether it only encodes, or why it does not run
+`architectures.json`: keys of every architecture (`common`), keys that several share (`groups`), and per architecture
+its groups (`with`), the differences (`set`; null removes a key), whether it only encodes, or why it does not run
 (`lacks`). A key without one of the dot-separated roots stands for `ARCH.key`. `variants`: models that llama.cpp runs as
 the architecture `of`, under their own names.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,6 +38,8 @@ _ALIGNMENT = 32
 _FACTS = ("lacks", "encodes", "flash_attn", "unified", "optional", "absent", "types", "of")
 _ROOTS = ("general.", "tokenizer.", "xielu.")
 """Prefixes of keys that are not under the architecture's name."""
+_WIDE = re.compile(r"\.ple\.(layer_multipliers|head_offsets|head_vocab_sizes)$")
+"""Keys of arrays of 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def architecture(name: str) -> Architecture:
 
 
 def _architecture(name: str, entry: Mapping[str, Any], read: Mapping[str, Any]) -> Architecture:
-    values = {**read["common"], **(read["experts"] if entry.get("experts") else {}), **entry.get("set", {})}
+    shared = [read["groups"][group] for group in entry.get("with", ())]
+    values = dict(ChainMap(entry.get("set", {}), *reversed(shared), read["common"]))
     keys = {full_key(entry.get("of", name), key): value for key, value in values.items() if value is not None}
     return Architecture(name, keys, **{k: entry[k] for k in _FACTS if k in entry})
 
@@ -152,7 +156,7 @@ def write_metadata(
 
 def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
     """Return a writer with the metadata; UsageError for a value that GGUF cannot store."""
-    from gguf import GGUFWriter  # noqa: PLC0415  # takes a tenth of a start, and most never need it
+    from gguf import GGUFValueType, GGUFWriter  # noqa: PLC0415  # takes a tenth of a start, and most never need it
 
     entry = table().get(arch)
     writer = GGUFWriter(path, entry.of or arch if entry else arch)
@@ -169,6 +173,8 @@ def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
             writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
+        elif _WIDE.search(key):
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, GGUFValueType.UINT64)
         else:
             writer.add_array(key, value)
     return writer

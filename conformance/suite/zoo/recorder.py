@@ -59,8 +59,8 @@ class Recorder:
         self._lasting: dict[int, Tensor] = {}
         self._pointers: dict[Tensor, int] = {}
         self._tensors: dict[int, Tensor] = {}
-        self._first: dict[str, str] = {}
-        """Function of llama.cpp -> name of its graph's first node."""
+        self._first: dict[str, list[str]] = {}
+        """Function of llama.cpp -> names of its graph's first node and of that node's sources."""
         self._function = ""
         self.callback = EVAL_CALLBACK(self._called)
 
@@ -84,9 +84,10 @@ class Recorder:
         return False
 
     def _expect(self, pointer: int) -> bool:
-        name = self._library.struct(pointer).name.decode(errors="replace")
-        first = self._first.setdefault(self._function, name)
-        if self._tensors and (pointer in self._tensors or name == first):
+        struct = self._library.struct
+        names = [struct(p).name.decode(errors="replace") for p in (pointer, *struct(pointer).src) if p]
+        first = self._first.setdefault(self._function, names)
+        if self._tensors and (pointer in self._tensors or names == first):
             self._end()
         if not self._tensors:
             self.graphs.append(GraphRecord())
