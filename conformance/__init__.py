@@ -4,5 +4,5 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("ggml-conformance")
-except PackageNotFoundError:  # a tree on the path that nobody installed
+except PackageNotFoundError:  # not installed, only on the path
     __version__ = "0"

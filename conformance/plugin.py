@@ -58,7 +58,7 @@ class Suite:
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
         self.run = TestRun(self.chosen, recovers=not self.is_worker)
         if self.is_shared:
-            self.chosen.workers.close()  # others run the cases
+            self.chosen.workers.close()  # xdist's workers run the cases
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
@@ -150,12 +150,12 @@ class Reports:
             at = self._specs[result.backend], result.case
             if at not in self._died:
                 suite.keep(at, result)
-            else:  # the one at which a worker died: what another gives that runs the rest changes nothing
+            else:  # a worker died at it: a later result does not count
                 suite.results[at] = suite.results[at].noted(f"run again in another process it was {result.verdict}")
         key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
         if key is None:
             return
-        if str(report.when) == "???":  # xdist's word for it
+        if str(report.when) == "???":  # xdist reports a dead worker so
             self._died.add(key)
             detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
             suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, error=Error(detail)))
@@ -218,11 +218,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401  # xdist's own
     """Give each device to one worker, whatever `--dist` says; group marks depend on versions."""
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # whoever calls this has it
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # only xdist calls this
 
     suite = config.stash[SUITE]
 
-    class ByDevice(LoadScopeScheduling):  # type: ignore[misc]  # xdist may not be there when types are checked
+    class ByDevice(LoadScopeScheduling):  # type: ignore[misc]  # xdist is optional
         def _split_scope(self, nodeid: str) -> str:
             key = suite.key_of(nodeid)
             return nodeid if key is None else device(key[0])
@@ -233,7 +233,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Record the selected tests in order, for batches and the required results."""
     suite = session.config.stash[SUITE]
-    if not suite.is_shared:  # there workers collect
+    if not suite.is_shared:  # with xdist, workers collect
         try:
             suite.begin(session, filter(None, (_key(i) or plugin_perf.case_of(i) for i in session.items)))
         except UsageError as e:

@@ -130,7 +130,7 @@ def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[
         try:
             check(row.result)
         except pytest.fail.Exception as e:
-            raise AssertionError(e.msg) from None  # pytest-benchmark knows ordinary exceptions only
+            raise AssertionError(e.msg) from None  # pytest-benchmark handles Exception only
         clock.now += next(seconds)
 
     benchmark.extra_info.update({"case": row.result.case, "verdict": str(row.result.verdict), **row.result.metrics})

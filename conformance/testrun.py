@@ -217,7 +217,7 @@ class Chosen:
 class TestRun:
     """A run of a selection: requested cases, results and the record."""
 
-    __test__ = False  # no class of tests
+    __test__ = False  # not a test class
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class TestRun:
             new = self._new(spec, left, ends, limit, stop, at)
             for case, known in zip(batch, earlier, strict=True):
                 found = next(new, None) if known is None else (None, known)
-                if found is None:  # it stopped before this one
+                if found is None:  # stopped before this case
                     return
                 result = replace(found[1], fresh=found[1].case in self.fresh)
                 self.results.append(result)
@@ -367,7 +367,7 @@ class TestRun:
             if stop() or left <= 0:
                 return
             results = self._run(spec, group, min(left, limit), at)
-            if self.clock() > ends:  # whoever had no time to answer has not failed
+            if self.clock() > ends:  # a timeout at the end of the run is no failure
                 cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
                 results = results[: next(cut, len(results))]
             results = [replace(r, fresh=r.case in self.fresh) for r in results]
@@ -419,7 +419,7 @@ class TestRun:
         """
         written = False
         asked = {(b, i) for b, ids in self.request.cases.items() for i in ids}
-        for r in self.results:  # of later rounds of fresh cases what ran was requested
+        for r in self.results:  # of later rounds of fresh cases those that ran are required
             if r.fresh and (r.backend, r.case) not in asked:
                 self.request.cases.setdefault(r.backend, []).append(r.case)
         try:

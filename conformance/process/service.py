@@ -27,7 +27,7 @@ Frame = tuple[Header, Sequence[Any]]
 """A header and its blobs, one-dimensional buffers of bytes."""
 
 
-class Closed(Exception):  # noqa: N818  # an end, not an error of its own
+class Closed(Exception):  # noqa: N818  # an end, not an error
     """The other side has closed the stream."""
 
 

@@ -17,7 +17,7 @@ from conformance.ggml.errors import UnavailableError
 
 from .launcher import launch
 
-LAUNCHER: Final = os.path.abspath(launch.__file__)  # noqa: PTH100  # a text, and no link resolved
+LAUNCHER: Final = os.path.abspath(launch.__file__)  # noqa: PTH100  # a str, with links unresolved
 ROOT: Final = str(Path(LAUNCHER).parents[3])
 """The folder that holds this package."""
 POSIX: Final = hasattr(os, "fork")
@@ -130,9 +130,9 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
     if not popen.ours:
         return
     if not ended(popen, patience):
-        popen.terminate()  # its supervisor kills the group and ends as the child ended
+        popen.terminate()  # its supervisor kills the group and ends with the child's status
         if not ended(popen, PATIENCE):
-            for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the supervisor
+            for pid in [*launch.descendants(popen.pid), popen.pid]:  # the supervisor was stopped
                 with suppress(OSError):
                     os.kill(pid, KILL)
             popen.wait()
@@ -227,7 +227,7 @@ if sys.platform == "win32":
         limits = _Extended()
         limits.Basic.LimitFlags = _KILL_ON_JOB_CLOSE
         kernel.SetInformationJobObject(handle, _EXTENDED_LIMIT, ctypes.byref(limits), ctypes.sizeof(limits))
-        kernel.AssignProcessToJobObject(handle, int(popen._handle))  # type: ignore[attr-defined]  # noqa: SLF001  # there is no other way to it
+        kernel.AssignProcessToJobObject(handle, int(popen._handle))  # type: ignore[attr-defined]  # noqa: SLF001  # there is no public access
 
         def close() -> None:
             kernel.CloseHandle(handle)

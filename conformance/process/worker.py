@@ -35,7 +35,7 @@ POLLS: Final = hasattr(select, "poll")
 """True if this system can poll a pipe; elsewhere a thread reads each."""
 
 
-class Late(Exception):  # noqa: N818  # an end, not an error of its own
+class Late(Exception):  # noqa: N818  # an end, not an error
     """The deadline has passed."""
 
 
@@ -338,7 +338,7 @@ class Worker:
                 lines = self._last_lines()
                 self.death = f"no answer within {seconds:g} s, its process was ended{_quote(lines)}"
                 raise WorkerTimeoutError("no answer", lines, self.death) from None
-            except BaseException:  # an interrupt leaves half a frame on the wire
+            except BaseException:  # an interrupt leaves half a frame in the pipe
                 self.death = "its process was ended by an interrupt"
                 end_group(self._child)
                 self._finalizer()
@@ -389,7 +389,7 @@ def _end(child: Child, wire: Wire, tail: Tail, patience: float) -> None:
         cast("BinaryIO", child.stdin).close()
     end_group(child, patience)
     cast("BinaryIO", child.stdout).close()
-    tail.join(1.0)  # what left its group on a system that cannot find it may hold stderr open
+    tail.join(1.0)  # a process that left the group may keep stderr open
     cast("BinaryIO", child.stderr).close()
 
 

@@ -71,24 +71,24 @@ def _size(n: int) -> str:
 
 def _of(case: Case) -> Cost:
     held = sum(map(nbytes, case.persistent))
-    peak, kept, operations = held, 0, 0
+    peak, results, operations = held, 0, 0
     for step in case.steps:
-        kept += _kept(case, step)
-        peak = max(peak, held + 3 * kept + max(_buffers(case, step) + _kernel(step), _comparing(step)))
+        results += _results(case, step)
+        peak = max(peak, held + 3 * results + max(_buffers(case, step) + _kernel(step), _comparing(step)))
         operations = max(operations, sum(map(_operations, computed_nodes(step))))
     return Cost(peak, operations)
 
 
 def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
     """Estimate one-step cases merged into one graph."""
-    held = sum(sum(map(nbytes, c.persistent)) + 3 * _kept(c, s) for c, s in single)
+    held = sum(sum(map(nbytes, c.persistent)) + 3 * _results(c, s) for c, s in single)
     computing = sum(_buffers(c, s) for c, s in single) + max(_kernel(s) for _, s in single)
     comparing = max(_comparing(s) for _, s in single)
     operations = sum(_operations(n) for _, s in single for n in computed_nodes(s))
     return Cost(held + max(computing, comparing), operations)
 
 
-def _kept(case: Case, step: Step) -> int:
+def _results(case: Case, step: Step) -> int:
     """Return the bytes of outputs and caches of a step, once; three versions of them exist."""
     return sum(map(packed_nbytes, case.caches())) + sum(map(packed_nbytes, step.outputs))
 

@@ -134,11 +134,11 @@ def _updated(runner: Runner, ids: Iterable[str], held: Mapping[str, Case]) -> tu
         if agreed.verdict is Verdict.PASS:
             case.steps[0].expected = values
             case.provenance = _provenance(runner.oracle, agreed)
-    kept = [_kept(held.get(i), made.get(i)) for i in ids]
-    return [results[i] for i in ids if i in results], [c for c in kept if c is not None]
+    chosen = [_chosen(held.get(i), made.get(i)) for i in ids]
+    return [results[i] for i in ids if i in results], [c for c in chosen if c is not None]
 
 
-def _kept(held: Case | None, made: Case | None) -> Case | None:
+def _chosen(held: Case | None, made: Case | None) -> Case | None:
     """Return which of the two cases the corpus gets; None if no value was accepted."""
     accepted = made if made is not None and made.steps[0].expected else None
     if held is None or accepted is None:

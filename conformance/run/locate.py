@@ -74,9 +74,9 @@ def locate(
     """
     by_steps, beside = expectation.judge(case, execution)
     wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
-    if wrong is None:  # right when run freely: what failed was a step run from recorded caches
+    if wrong is None:  # the free run is right; a step from recorded caches failed
         return result
-    if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
+    if execution.opaque:  # without readable caches no node can run alone
         return replace(result, where=describe(wrong, case, Fault.GRAPH))
     result = replace(result, where=describe(wrong, case, Fault.OUTPUT))
     try:
@@ -101,10 +101,10 @@ def _located(
     probe = Probe({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
     try:
         suspect = first_divergent(ran, reference, case, wrong.step)
-    except ConformanceError:  # what was lost cannot even be read, such as an index beyond all rows
+    except ConformanceError:  # a lost value cannot be used, such as an index out of range
         return probe.tell(result, probe.traced(wrong), by_steps)
     found = None if suspect is None else probe.named(suspect)
-    if suspect is not None and found is None:  # a value is lost where each is asked for, so the others tell nothing
+    if suspect is not None and found is None:  # requesting every node loses a value, so the others tell nothing
         return probe.tell(result, probe.traced(wrong), by_steps)
     if found is None and (flip := _flip(backend, reference, case, execution)):
         used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
@@ -191,7 +191,7 @@ class Probe:
             while off(last) is not None:
                 before = _before(nodes, last)
                 right, bad = -1, len(before)
-                while bad - right > 1:  # what depends on a wrong node is mostly wrong
+                while bad - right > 1:  # nodes that depend on a wrong one are mostly wrong
                     middle = (right + bad) // 2
                     right, bad = (middle, bad) if off(before[middle]) is None else (right, middle)
                 if bad < len(before):
@@ -290,7 +290,7 @@ def divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: i
     for k in range(upto + 1):
         found = recorded.steps[k].expected
         alone, original = isolated_nodes(recorded, k)
-        each = arithmetic.copied(original)  # where devices share nodes, each copy has the arithmetic of its node
+        each = arithmetic.copied(original)  # with several devices, each copy has the arithmetic of its node
         ran_alone = execute(reference if each is arithmetic else reference.computing_in(each), alone)
         right = ran_alone.steps[0].outputs
         yield from (j for j in judge_isolated(alone, original, right, found, each, step=k) if j.used > 1)
@@ -398,7 +398,7 @@ def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution
     ran, right = (execute(b, case, every_node=every).steps for b in (backend, reference))
     arithmetic = reference.arithmetic()
     flip = near_tie(case, [v.outputs for v in ran], [v.outputs for v in right], arithmetic)
-    whole = [  # a view that is an output shows a node, which is judged itself
+    whole = [  # an output that is a view is judged by its node
         StepValues({t: v.outputs[t] for t in s.outputs if t in v.outputs}, v.caches)
         for s, v in zip(case.steps, ran, strict=True)
     ]

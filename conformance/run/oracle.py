@@ -25,8 +25,8 @@ from conformance.suite.batch import merge
 from .contiguous import contiguous
 from .execute import Execution, StepValues, execute
 from .isolation.isolate import open_backend
+from .session.cache import Cache
 from .session.expected import Expected
-from .session.kept import Kept
 
 SECOND_OPINION = "ggml"
 
@@ -68,17 +68,17 @@ class NoSecondOpinionError(UnavailableError):
 class Oracle:
     """Computes expected values and caches the latest."""
 
-    def __init__(self, *, exact: bool = False, kept: Expected | None = None) -> None:
+    def __init__(self, *, exact: bool = False, disk: Expected | None = None) -> None:
         """Open the reference.
 
-        `exact`: also compute without the declared rounding, at twice the cost. `kept`: cache of values on disk.
+        `exact`: also compute without the declared rounding, at twice the cost. `disk`: cache of values on disk.
         """
         self._exact = exact
-        self._kept = kept
+        self._disk = disk
         self._reference = open_backend(Spec(REFERENCE))
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
-        self._known: Kept[tuple[Case, str], list[StepValues]] = Kept()
+        self._known: Cache[tuple[Case, str], list[StepValues]] = Cache()
         """Values for the next backend; those of a trajectory have its caches for each step."""
         self._second: Backend | None = None
         self._second_reason = ""
@@ -179,22 +179,22 @@ class Oracle:
 
     def _found(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
         """Return the values of each case, from disk or computed."""
-        if self._kept is None:
+        if self._disk is None:
             return run_together(self.reference_in(arithmetic), cases)
-        entries = {c: self._kept.entry(c, arithmetic) for c in cases}
+        entries = {c: self._disk.entry(c, arithmetic) for c in cases}
         read = {c: None if entry is None else entry.read() for c, entry in entries.items()}
         found = {c: values for c, values in read.items() if values is not None}
         missing = [c for c in cases if c not in found]
         for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
             found[c] = values
             if (entry := entries[c]) is not None:
-                self._kept.add(entry, values)
+                self._disk.add(entry, values)
         return [found[c] for c in cases]
 
     def close(self) -> None:
         """Close its backends."""
-        if self._kept is not None:
-            self._kept.trim()
+        if self._disk is not None:
+            self._disk.trim()
         for backend in (*self._imitating.values(), self._second):
             if backend is not None:
                 backend.close()

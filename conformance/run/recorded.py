@@ -121,7 +121,7 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
     if made is not None:
         there = oracle.expect([case], made)[0].steps
         worth = _worth(exact, there, there if own is None else own)
-    # Float32, stores and rounded products are the chain's; how either side rounds activations is in `worth`.
+    # The chain has float32, stores and rounded products; `worth` has the activations' rounding on both sides.
     limits = replace(EXACT, products=declared.products)
     return Recording(steps, exact, limits, declared, worth, own)
 
@@ -182,7 +182,7 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
     for k in steps:
         try:
             judged, same = judge(spec, backend, oracle, case, k)
-        except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
+        except Exception as e:  # noqa: BLE001  # an adapter may raise anything; the free run keeps its verdict
             missed.setdefault(reason(e).replace(f"{case.id}#{k}", case.id), []).append(k)
             continue
         equal = equal and same

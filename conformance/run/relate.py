@@ -28,7 +28,6 @@ from conformance.judge.evidence import Error, Fault
 from conformance.judge.judge import Chain, Judged, how_wrong
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.relations.claim import (
-    APART,
     BITS,
     BUFFERS,
     FOLDER,
@@ -86,12 +85,12 @@ def judge(
     backend: Backend,
     case: Case,
     open_: Opener,
-    tell: Callable[[Result, Sequence[Side]], Result] = lambda result, _sides: result,
+    check: Callable[[Result, Sequence[Side]], Result] = lambda result, _sides: result,
     failed: Callable[[BackendError, Side], Result] | None = None,
 ) -> Result:
     """Run all sides of a relation and compare them; UNSUPPORTED without such a choice.
 
-    `open_` opens further backends, `tell` locates the difference of two runs, `failed` makes the result of a failed
+    `open_` opens further backends, `check` searches the cause of a difference, `failed` makes the result of a failed
     run. ConformanceError if the relation is malformed, or, without `failed`, a run failed.
     """
     claim = read(case)
@@ -102,7 +101,7 @@ def judge(
             for variant in runs.variants():
                 result, apart = _compare(result, runs, variant)
                 if apart is not None:
-                    result = tell(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
+                    result = check(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
                     break
         except NotOfferedError as e:
             return Result(case.id, str(spec), Verdict.UNSUPPORTED, error=Error(str(e)))
@@ -230,7 +229,7 @@ class _Runs:
             except UsageError as e:
                 if r.how != THREADS:
                     raise
-                raise NotOfferedError(str(e)) from e  # the option is the adapter's, and this device has no threads
+                raise NotOfferedError(str(e)) from e  # the adapter has the option, but this device has no threads
             self._stack.callback(backend.close)
             self._opened[key] = backend
         return self._opened[key]
@@ -257,7 +256,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[i
     budgets: dict[int, list[dict[Tensor, Budget]]] = {}
     needed = dict.fromkeys([i for pair in claim.whole for i in pair])
     needed |= dict.fromkeys([p.run for k in claim.links for p in (*k.left, *k.right)])
-    for i in range(len(claim.runs)):  # in order: earlier runs are part of what is claimed of a later one
+    for i in range(len(claim.runs)):  # in order: later runs depend on earlier ones
         runs.execution(i, variant)
     for i in needed:
         alone = case_of(case, claim, i)
@@ -318,15 +317,6 @@ def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Val
     shaped = replace(t, ne=ne, nb=contiguous_nb(t.type, ne), view_src=None, view_offs=0)
     found = compare(shaped, a, b, unordered=t.op == "TOP_K")
     return Judged(place.step, t, found, budget)
-
-
-def held_against(case: Case, arithmetic: Arithmetic, expected: Execution, found: Execution) -> Iterator[Judged]:
-    """Judge every output and cache of two runs of a case by the tolerance of both."""
-    for k, own in enumerate(_budgets(case, arithmetic)):
-        left, right = expected.steps[k].all, found.steps[k].all
-        for t in left:
-            if t in right:
-                yield _judge(t, Place(0, k, "output", 0), [(left[t], own[t])], [(right[t], own[t])])
 
 
 def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:

@@ -38,7 +38,7 @@ from .isolation.isolate import Isolation, Workers, open_backend
 from .oracle import Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.handover import Scheduler
 from .session import failures, select
-from .session.kept import Kept
+from .session.cache import Cache
 from .session.precision import undeclared
 from .session.settings import Waiving
 from .session.writeahead import Ahead
@@ -79,7 +79,7 @@ class Runner:
         self._backends: dict[Spec, Backend] = {}
         self._broken: dict[Spec, ConformanceError] = {}
         """Backends that could not be opened -> the error."""
-        self._cases: Kept[str, Case] = Kept()
+        self._cases: Cache[str, Case] = Cache()
         self._players: dict[tuple[Spec, str], live.Player | ConformanceError] = {}
         """Player of a live family, or why it could not be opened."""
         self._stored: dict[Case, stored.Stored | None] = {}
@@ -168,7 +168,7 @@ class Runner:
             UsageError: no such backend or option, or golden outputs are missing.
             CaseFileError: golden outputs are damaged, or a case cannot be written.
         """
-        if any(live.is_live(c.id) and not c.file for c in cases):  # an id in a file may be a stranger's
+        if any(live.is_live(c.id) and not c.file for c in cases):  # an id in a file is untrusted
             return [self._finished(spec, c, self._played(spec, c.id)) for c in cases]
         self._stored = {c: self._stored_of(c) for c in cases}
         try:
@@ -191,7 +191,7 @@ class Runner:
             return Result("", "", Verdict.UNSUPPORTED, error=Error(str(e), str(e)))
         except ConformanceError as e:
             return result_of_error(e)
-        except Exception as e:  # noqa: BLE001  # a fault of a player must cost one case, not the run
+        except Exception as e:  # noqa: BLE001  # a bug of a player must fail one case, not the run
             return _unjudged(e)
 
     def _player(self, spec: Spec, family: str) -> live.Player:
@@ -237,9 +237,9 @@ class Runner:
                 results[case] = _uncheckable(why)
             else:
                 able.append(case)
-        with suppress(ConformanceError):  # who cannot compute a case is found with that case
+        with suppress(ConformanceError):  # the case itself reports the error
             stored.prepare(self.oracle, {c: self._stored[c] for c in able}, self._declared(spec, backend))
-        for group in _groups(able, backend.batch, partial(self._by_itself, spec)):
+        for group in _groups(able, backend.batch, partial(self._runs_alone, spec)):
             results.update(zip(group, self._run_batch(spec, backend, group), strict=True))
         return results
 
@@ -307,7 +307,7 @@ class Runner:
         limits = self._workers.isolation
         return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
 
-    def _by_itself(self, spec: Spec, case: Case) -> bool:
+    def _runs_alone(self, spec: Spec, case: Case) -> bool:
         """Return True if a case is expected to fail, which would affect others in its graph."""
         doubted = resolve(spec).name == REFERENCE and self.oracle.doubt(case.id)
         return bool(doubted) or (self._waiving is not None and bool(self._waiving.verdicts(spec, case.id)))
@@ -318,7 +318,7 @@ class Runner:
         try:
             expectations, tested = self._expect(spec, backend, group)
             merged = execute(tested, merge(group))
-        except Exception:  # noqa: BLE001  # whatever it is, it is found with the case that it is of
+        except Exception:  # noqa: BLE001  # each case alone reports its error
             return [self._run_alone(spec, backend, c) for c in group]
         results = []
         for case, expectation in zip(group, expectations, strict=True):
@@ -341,8 +341,8 @@ class Runner:
             result = self._execute_and_judge(spec, backend, case)
             self._replace_damaged(spec, case, result)
             if result.golden is Golden.DIFFERS and result.unlocated:
-                return result  # by the reference, the backend is right
-            stale = locate.is_stale(result)  # then the translation has it too
+                return result  # the backend agrees with the reference
+            stale = locate.is_stale(result)  # stale state affects the translation too
             translation = None if stale or not self.locates else select.translation_of(spec, backend, result.verdict)
             if translation is None:
                 return result
@@ -368,12 +368,14 @@ class Runner:
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
             if claim.applies(case):
-                tells = (self._tell_sides, self._side_failed) if self.locates and self.checks_stale_state else ()
-                return relate.judge(spec, backend, case, self._open, *tells)
+                checks = (
+                    (self._find_stale_in_sides, self._locate_side) if self.locates and self.checks_stale_state else ()
+                )
+                return relate.judge(spec, backend, case, self._open, *checks)
             return self._judge(spec, backend, case)
         except ConformanceError as e:
             return result_of_error(e)
-        except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
+        except Exception as e:  # noqa: BLE001  # any bug must fail one case, not the run
             return _unjudged(e)
 
     def _judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
@@ -382,13 +384,13 @@ class Runner:
             (expectation,), tested = self._expect(spec, backend, [case])
         except NoSecondOpinionError as e:
             return Result("", "", Verdict.UNSUPPORTED, error=Error(str(e)))
-        except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
+        except Exception as e:  # noqa: BLE001  # an arithmetic that cannot be computed
             why = str(e) if isinstance(e, ConformanceError) else error_text(e)
             return _uncheckable(why)
         try:
             execution = execute(tested, case)
         except BackendError as e:
-            return self._placed(spec, tested, case, e)
+            return self._locate_error(spec, tested, case, e)
         result = judgement.judge(spec, case, expectation, execution)
         result = self._look_closer(spec, tested, case, expectation, execution, result.noted(expectation.note))
         if not isinstance(expectation, recorded.Recording):
@@ -420,7 +422,7 @@ class Runner:
             try:
                 other = self._referee(spec, backend, case)
                 result = judgement.judge_each_step(result, other, case, execution, expectation.arithmetic)
-            except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
+            except Exception as e:  # noqa: BLE001  # an adapter may raise anything; the free run keeps its verdict
                 result = result.noted(f"step by step: not judged: {recorded.reason(e)}")
         if self.locates and result.verdict is Verdict.FAIL and result.unlocated:
             try:
@@ -431,12 +433,12 @@ class Runner:
                 result = known.noted(f"the first wrong node was not found: {recorded.reason(why)}")
         if self.locates and self.checks_stale_state and result.verdict is Verdict.FAIL:
             try:
-                result = self._tell_kept(spec, backend, case, execution, result)
+                result = self._find_stale(spec, backend, case, execution, result)
             except Exception as e:  # noqa: BLE001  # as above
-                result = result.noted(f"{_UNTOLD}: {recorded.reason(e)}")
+                result = result.noted(f"{_UNCHECKED}: {recorded.reason(e)}")
         return result
 
-    def _tell_kept(self, spec: Spec, backend: Backend, case: Case, execution: Execution, result: Result) -> Result:
+    def _find_stale(self, spec: Spec, backend: Backend, case: Case, execution: Execution, result: Result) -> Result:
         """Return `result` with stale state, or a wrong copy between devices, if that is the cause.
 
         Otherwise note if all nodes are right one by one.
@@ -456,19 +458,19 @@ class Runner:
         together = result.where is not None and result.where.fault is Fault.GRAPH and not execution.opaque
         return result.noted(locate.TOGETHER if together else "")
 
-    def _tell_sides(self, result: Result, sides: Sequence[relate.Side]) -> Result:
+    def _find_stale_in_sides(self, result: Result, sides: Sequence[relate.Side]) -> Result:
         """Return `result` with stale state if it explains one of two runs of a relation that differ."""
         for side in sides:
             try:
-                told = self._tell_side(result, side)
+                located = self._find_stale_in_side(result, side)
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
-                result = result.noted(f"{_UNTOLD} in the run {side.what!r}: {recorded.reason(e)}")
+                result = result.noted(f"{_UNCHECKED} in the run {side.what!r}: {recorded.reason(e)}")
             else:
-                if told is not None:
-                    return told
+                if located is not None:
+                    return located
         return result
 
-    def _side_failed(self, error: BackendError, side: relate.Side) -> Result:
+    def _locate_side(self, error: BackendError, side: relate.Side) -> Result:
         """Return the result of a relation's failed run, located if a fresh backend runs its step."""
         result = result_of_error(error)
         if error.step is None or isinstance(error, (BackendTimeoutError, NotIndependentError)):
@@ -479,10 +481,10 @@ class Runner:
             right = locate.replay(other, case, side.before(other))
             found = locate.stale_step(partial(self._fresh_backend, side.spec, arithmetic), case, error.step, right)
         except Exception as e:  # noqa: BLE001  # as in `_look_closer`
-            return result.noted(f"{_UNTOLD}: {recorded.reason(e)}")
+            return result.noted(f"{_UNCHECKED}: {recorded.reason(e)}")
         return result if found is None else replace(result, where=found)
 
-    def _tell_side(self, result: Result, side: relate.Side) -> Result | None:
+    def _find_stale_in_side(self, result: Result, side: relate.Side) -> Result | None:
         backend, case = self._opened(side.spec), side.case
         if (found := _handover(backend, case, side.first)) is not None:
             return _with_handover(result, found)
@@ -503,7 +505,7 @@ class Runner:
         with self._fresh_backend(spec, arithmetic) as fresh:
             return recorded.judge_nodes(right, spec, fresh, self.oracle, case).verdict is Verdict.FAIL
 
-    def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
+    def _locate_error(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
         """Return the result of a case that `backend` could not run, with the failing node."""
         result = result_of_error(error)
         if self.locates and result.verdict is not Verdict.VACUOUS and not self._is_known(spec, case, result.verdict):
@@ -546,7 +548,7 @@ class Runner:
         return self.oracle.reference_in(backend.arithmetic_in(case))
 
 
-_UNTOLD = "whether something kept is at fault was not found"
+_UNCHECKED = "stale state was not checked"
 
 
 def _with_stale(result: Result, stale: locate.Stale, case: Case, first: int = 0) -> Result:
@@ -574,12 +576,12 @@ _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict
 """Verdicts whose cases are not saved."""
 
 
-def _groups(cases: Sequence[Case], size: int, by_itself: Callable[[Case], bool]) -> Iterable[list[Case]]:
+def _groups(cases: Sequence[Case], size: int, alone: Callable[[Case], bool]) -> Iterable[list[Case]]:
     """Yield groups of up to `size` cases that may share a graph, every other case alone."""
     group: list[Case] = []
     for case in cases:
         single = len(case.steps) == 1 and not recorded.is_free_running(case)
-        if not single or case.demands or claim.applies(case) or size == 1 or by_itself(case):
+        if not single or case.demands or claim.applies(case) or size == 1 or alone(case):
             yield [case]
             continue
         group.append(case)

@@ -18,7 +18,7 @@ FLUSHED = "subnormal numbers are zero"
 NOT_FINITE = "not finite"
 """Kind of wrong numbers if a finite number became NaN or Inf."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
-# A backend chooses what they are applied to, so none of them may look at a letter more often than a few times.
+# They are applied to untrusted text, so each must run in linear time.
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
 _PASSED_ON = re.compile(r"^.*?[eE]xception: (?=.)(?:Check '.*' failed at \S+: FrontEnd API failed with \w+: )?")
 _WRAPPER = re.compile(

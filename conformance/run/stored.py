@@ -142,19 +142,19 @@ def judge(
         worth = [_distance(a.all, b.all) for a, b in zip(again, expectation.steps, strict=True)]
     found = [v.all for v in execution.steps]
     values = [{t: x for t, x in want.items() if t in got} for want, got in zip(stored.values, found, strict=True)]
-    kept = values if worth is None else [
+    comparable = values if worth is None else [
         {t: x for t, x in want.items() if t in near} for want, near in zip(values, worth, strict=True)
     ]  # fmt: skip
-    if not any(kept):
+    if not any(comparable):
         return replace(result, golden=Golden.NOT_COMPARABLE)
     result = replace(result, golden=Golden.COMPARED)
     recomputed = [v.all for v in again]
     same = all(_equal(want, got) for want, got in zip(values, recomputed, strict=True))
     if same and worth is None:
-        return result  # the run has been compared with these very values
+        return result  # the run was compared with equal values already
     pinned = None if same else _first_wrong(case, values, recomputed, stored.arithmetic)
     as_declared = same and all(_equal(want, v.all) for want, v in zip(found, expectation.steps, strict=True))
-    wrong = None if as_declared else _first_wrong(case, kept, found, declared, worth)
+    wrong = None if as_declared else _first_wrong(case, comparable, found, declared, worth)
     first, passed = pinned or wrong, result.verdict is Verdict.PASS
     if first is None or not (passed or pinned):
         return result

@@ -21,7 +21,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES
 from conformance.run.runner import Runner
-from conformance.run.session.kept import Kept
+from conformance.run.session.cache import Cache
 from conformance.suite import FAMILIES
 from conformance.suite.batch import groups
 
@@ -119,7 +119,7 @@ def _cycle(runner: Runner, spec: Spec, ids: Sequence[str]) -> None:
 
 
 def _forget(runner: Runner) -> None:
-    runner._cases, runner.oracle._known = Kept(), Kept()
+    runner._cases, runner.oracle._known = Cache(), Cache()
 
 
 @pytest.mark.parametrize("name", GOALS)

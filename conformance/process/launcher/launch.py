@@ -46,7 +46,7 @@ def children(pid: int) -> list[int]:
                 found += map(int, file.read().split())
         except FileNotFoundError:
             if thread == str(pid) and os.path.isdir(f"/proc/{pid}"):  # noqa: PTH112  # as above
-                return _scan(pid)  # a kernel without that file
+                return _scan(pid)  # this kernel lacks that file
         except OSError:
             pass
     return found
@@ -204,7 +204,7 @@ def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> No
     `lifeline` is a descriptor as for `fork`; empty for none. `root` is the folder that contains this package, to run
     one of its modules; empty to use the environment's own.
     """
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib costs what a fork does
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # importing pathlib takes as long as a fork
     sys.path[:] = [p for p in sys.path if os.path.realpath(p) != os.path.realpath(here)]
     if lifeline and sys.platform != "win32":
         fork(int(lifeline))
@@ -213,7 +213,7 @@ def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> No
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_DFL)
         try:
-            os.execvp(target, [target, *arguments])  # noqa: S606  # the caller's command, and no shell
+            os.execvp(target, [target, *arguments])  # noqa: S606  # the caller's command, without a shell
         except OSError as e:
             os.write(2, f"{target} could not be started: {e.strerror}\n".encode())
             os._exit(127)

@@ -100,8 +100,8 @@ def _folders() -> list[tuple[str, str]]:
     places = (package / "golden", package.parent / "golden", shipped.golden().absolute())
     found = [(place, "the golden values") for place in places]
     spec = importlib.util.find_spec(REFERENCE)
-    if (kept := expected.folder()) is not None:
-        found.append((kept.absolute(), "expected values of earlier runs"))
+    if (cache := expected.folder()) is not None:
+        found.append((cache.absolute(), "expected values of earlier runs"))
     code = (spec.submodule_search_locations if spec else None) or ()
     found += [(Path(place), f"the reference ({REFERENCE})") for place in code]
     return [(f"{folder}{os.sep}", what) for folder, what in found]
@@ -121,7 +121,7 @@ def is_ggml(path: str) -> bool:
     """Return True if a library contains ggml or calls it, by content, or by name if unreadable."""
     overlap = max(map(len, _MARKS))
     try:
-        with open(path.removesuffix(" (deleted)"), "rb") as f:  # noqa: PTH123  # a name for the loader is no path
+        with open(path.removesuffix(" (deleted)"), "rb") as f:  # noqa: PTH123  # the loader's name need not be a path
             rest = b""
             while chunk := f.read(_CHUNK):
                 if any(mark in rest + chunk for mark in _MARKS):

@@ -154,7 +154,7 @@ class Workers:
         waiting = self._waiting.setdefault(spec, [])
         while waiting and process is None:
             found = waiting.pop()
-            if found.worker.lives():  # it may have died as it waited, of no fault that another has
+            if found.worker.lives():  # it may have died while idle
                 with suppress(ConformanceError):
                     process = found.ready()
         process = process or _Process(spec, self.isolation).ready()

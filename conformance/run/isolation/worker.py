@@ -237,7 +237,7 @@ def pack_error(error: BaseException) -> dict[str, JSON]:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as e:  # noqa: BLE001  # an adapter's exception may have a fault of its own
+    except Exception as e:  # noqa: BLE001  # an adapter's exception may be broken itself
         return f"(it cannot be shown: {type(e).__name__})"
 
 

@@ -95,12 +95,12 @@ def blind(oracle: Oracle, measured: Sequence[Measured], key: str, entry: Entry) 
 
 def _planted(case: Case, weights: Tensor) -> Iterator[Case]:
     """Yield `case` with one scale or weight doubled, at each of `_PLACES` positions."""
-    kept = case.persistent if weights in case.persistent else case.steps[0].inputs
-    n = kept[weights].nbytes // weights.type.type_size
+    leaves = case.persistent if weights in case.persistent else case.steps[0].inputs
+    n = leaves[weights].nbytes // weights.type.type_size
     for i in range(_PLACES):
-        data = kept[weights].copy()
+        data = leaves[weights].copy()
         _double(weights.type, data.reshape(n, -1)[(2 * i + 1) * n // (2 * _PLACES)])
-        if kept is case.persistent:
+        if leaves is case.persistent:
             yield replace(case, persistent={**case.persistent, weights: data})
         else:
             step = case.steps[0]

@@ -84,7 +84,7 @@ _BRANCHES = (
 )  # fmt: skip
 
 
-class _Unknown(Exception):  # noqa: N818  # no error: git's files do not say it plainly
+class _Unknown(Exception):  # noqa: N818  # not an error
     """Git's files do not contain the answer in a known form."""
 
 

@@ -98,7 +98,7 @@ class Entry:
             with suppress(OSError):
                 self.path.unlink()
             return None
-        with suppress(OSError):  # the oldest go first
+        with suppress(OSError):  # the least recently used are deleted first
             os.utime(self.path)
         values = [StepValues() for _ in self.case.steps]
         parts = np.split(data, np.cumsum(sizes)[:-1])
@@ -159,14 +159,14 @@ class Expected:
 
     def entry(self, case: Case, arithmetic: Arithmetic) -> Entry | None:
         """Return the entry of `case`; None if it is too cheap or too large to cache."""
-        if type(arithmetic) is not Arithmetic or cost.of([case]).operations < WORTH:  # another has rules of its own
+        if type(arithmetic) is not Arithmetic or cost.of([case]).operations < WORTH:  # `key` does not cover a subclass
             return None
         size = sum(packed_nbytes(t) for s in case.steps for t in (*s.outputs, *case.caches()))
         if not 0 < size <= self._limit // 8:
             return None
         try:
             name = key(case, arithmetic)
-        except GraphError:  # no document says it
+        except GraphError:  # it cannot be encoded
             return None
         return Entry(case, self._place / name[:2] / name[2:])
 

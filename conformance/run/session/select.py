@@ -140,7 +140,7 @@ def probe(spec: Spec, workers: Workers | None = None) -> Probe:
     except UsageError as e:
         if spec.options or resolve(spec) != spec or spec.name not in registry.names():
             raise
-        raise UnavailableError(f"could not be started: {e}") from e  # the user named no option that could be wrong
+        raise UnavailableError(f"could not be started: {e}") from e  # the user gave no option that could be wrong
     except ConformanceError as e:
         raise UnavailableError(f"could not be started: {e}") from e
 

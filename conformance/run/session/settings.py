@@ -177,11 +177,11 @@ class Waiving:
 
     def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
         """Return a sentence per waiver that fails the run, and a unified diff per file to fix it."""
-        kept = list(results)
+        rows = list(results)
         sentences: list[str] = []
         edits: list[str] = []
         for spec, own in self._waivers.items():
-            mine = [r for r in kept if r.backend == str(spec)]
+            mine = [r for r in rows if r.backend == str(spec)]
             found = problems(own, mine, self._today, _listed, _exists)
             sentences += [p.sentence for p in found]
             if found and (edit := proposal(own, found)):

@@ -68,7 +68,7 @@ def _refusal(spec: Spec) -> str:
         return f"{spec.name} is a name of your settings, with options of its own" if spec.options else ""
     if spec.name == SCHED:
         return next(filter(None, (_refusal_in_sched(k, v) for k, v in spec.options)), "")
-    if not spec.options or spec.name not in registry.names():  # nothing opens a name that is not installed
+    if not spec.options or spec.name not in registry.names():  # a name that is not installed cannot be opened
         return ""
     places = registry.adapter(spec.name).places
     return next(filter(None, (_refusal_of_option(k, v, places) for k, v in spec.options)), "")

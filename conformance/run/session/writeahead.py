@@ -133,7 +133,7 @@ class Ahead:
             if os.name == "nt":  # an open file cannot be removed there
                 os.close(self._lock)
                 shutil.rmtree(self._own, ignore_errors=True)
-            else:  # held to the end, so that no recovery takes it for one that was left
+            else:  # locked to the end, so that no recovery takes the folder
                 shutil.rmtree(self._own, ignore_errors=True)
                 os.close(self._lock)
             self._own = None
@@ -166,7 +166,7 @@ class Ahead:
     def _folder(self) -> Path:
         if self._own is None:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with _alone_in(self.folder):  # no recovery sees it before it is held
+            with _alone_in(self.folder):  # no recovery sees it before it is locked
                 own = Path(tempfile.mkdtemp(prefix=f"{RUNNING}{os.getpid()}-", dir=self.folder))
                 self._lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
                 if LOCKS and sys.platform != "win32":  # elsewhere an open file cannot be removed
@@ -215,10 +215,10 @@ def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
         document: dict[str, JSON] = json.loads(file.read(MAX_IDS))
     backend, ids = document["backend"], document["ids"]
     if not (isinstance(backend, str) and all(isinstance(i, str) for i, _ in ids)):
-        raise ValueError("texts expected")  # no run of ours left this file: nothing to report
+        raise ValueError("texts expected")  # not written by a run of ours
     with suppress(FileExistsError):
         to.mkdir(mode=0o700)
-    if not is_own(to):  # a link, or open to others: keep what was left elsewhere
+    if not is_own(to):  # a link, or writable to others: use another folder
         to = Path(tempfile.mkdtemp(prefix=f"{LEFT}-", dir=to.parent))
     path = to / f"{said.parent.name.removeprefix(RUNNING)}-{said.stem}.gguf"
     whole = said.with_suffix(".gguf")

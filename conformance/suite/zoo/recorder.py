@@ -79,7 +79,7 @@ class Recorder:
         try:
             if self.error is None:
                 return self._expect(pointer) if ask else self._keep(pointer)
-        except Exception as e:  # noqa: BLE001  # nothing may leave a callback
+        except Exception as e:  # noqa: BLE001  # a callback must not raise
             self.error = e
         return False
 
@@ -212,7 +212,7 @@ class Watch:
                 self._choose(pointer, op)
             elif self._values and not self.spoilt:
                 self._look(pointer, op)
-        except Exception as e:  # noqa: BLE001  # nothing may leave a callback
+        except Exception as e:  # noqa: BLE001  # a callback must not raise
             self.spoilt = self.spoilt or f"{type(e).__name__}: {e}"
         return True
 
@@ -240,7 +240,7 @@ class Watch:
                 self._library.set(pointer, np.ascontiguousarray(other).reshape(-1).view(np.uint8))
 
     def _look(self, pointer: int, op: str) -> None:
-        if not np.isnan(self._numbers(pointer)).any():  # masks hold -Inf rightly
+        if not np.isnan(self._numbers(pointer)).any():  # -Inf is right in masks
             return
         c, leaf = self._library.struct(pointer), self._library.leaf
         states = (p for p in c.src if p and self._is_state(p, c.view_src))

@@ -164,7 +164,7 @@ def main() -> None:
             return failure(e, UsageError.__name__)
 
     Service().serve(answer)
-    os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
+    os._exit(0)  # skip the clean-up of libraries
 
 
 def record(request: Request) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _values(place: Path, cases: Sequence[Case], arithmetic: Arithmetic = GGML_CPU) -> list[list[StepValues]]:
-    with closing(Oracle(kept=Expected(place))) as it:
+    with closing(Oracle(disk=Expected(place))) as it:
         return [e.steps for e in it.expect(cases, arithmetic)]
 
 

@@ -13,7 +13,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
+class Cache(Generic[K, V]):
     """A cache of the latest values, limited to `COUNT` and `BYTES`."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run keeps is bounded by number and by bytes."""
+"""A cache is limited by number and by bytes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from conformance.case.case import Case, Step
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
-from conformance.run.session import kept
-from conformance.run.session.kept import Kept
+from conformance.run.session import cache
+from conformance.run.session.cache import Cache
 from conformance.suite import batch
 from conformance.suite.batch import groups
 
 B = Builder()
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, kept.BYTES // 2)), max_size=60), st.integers(1, 5))
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, cache.BYTES // 2)), max_size=60), st.integers(1, 5))
 def test_the_latest_values_stay_within_the_bounds(added: list[tuple[int, int]], least: int) -> None:
     """After each trim what is left are the latest values, within the bounds but for the latest `least`."""
-    it: Kept[int, int] = Kept()
+    it: Cache[int, int] = Cache()
     sizes: dict[int, int] = {}
     for key, nbytes in added:
         it.add(key, key, nbytes)
@@ -30,17 +30,17 @@ def test_the_latest_values_stay_within_the_bounds(added: list[tuple[int, int]], 
         left = [k for k in sizes if k in it]
         assert len(left) == len(it) >= min(least, len(sizes))
         assert left == list(sizes)[len(sizes) - len(left) :]
-        assert len(left) <= least or sum(sizes[k] for k in left) <= kept.BYTES
+        assert len(left) <= least or sum(sizes[k] for k in left) <= cache.BYTES
         sizes = {k: sizes[k] for k in left}
 
 
 def test_there_is_a_bound_of_the_number() -> None:
-    """Values without bytes are given up by their number, the oldest first."""
-    it: Kept[int, int] = Kept()
-    for k in range(kept.COUNT + 3):
+    """Values without bytes are evicted by their number, the oldest first."""
+    it: Cache[int, int] = Cache()
+    for k in range(cache.COUNT + 3):
         it.add(k, k, 0)
         it.trim()
-    assert len(it) == kept.COUNT
+    assert len(it) == cache.COUNT
     assert it.get(2) is None
     assert it[3] == 3
 
