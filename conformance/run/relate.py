@@ -30,8 +30,9 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.suite.relations.claim import (
     BITS,
     BUFFERS,
+    BY_NODE,
     FOLDER,
-    HANDED,
+    HANDED_OVER,
     OVERWRITTEN,
     PROCESS,
     RESTORED,
@@ -161,7 +162,7 @@ class _Runs:
         spec = self._spec(r, variant if r.how == BUFFERS else "") if r.how in {THREADS, BUFFERS} else self.spec
 
         def before(other: Backend) -> Before:
-            if r.how not in {RESTORED, WRITTEN, HANDED}:
+            if r.how not in {RESTORED, WRITTEN, HANDED_OVER}:
                 return nothing
             again = _Runs(self.spec, other, self.case, self.claim, self._opener, self._stack)
             return again._outside(alone, r)
@@ -170,9 +171,9 @@ class _Runs:
         return Side(r.what, alone, r.first, spec, done.steps if done else (), before)
 
     def _execute(self, backend: Backend, alone: Case, r: Run) -> Execution:
-        if r.how in {RESTORED, WRITTEN, HANDED}:
-            return execute(backend, alone, unread=r.how == HANDED, before=self._outside(alone, r))
-        if r.how == APART:
+        if r.how in {RESTORED, WRITTEN, HANDED_OVER}:
+            return execute(backend, alone, unread=r.how == HANDED_OVER, before=self._outside(alone, r))
+        if r.how == BY_NODE:
             try:
                 apart = execute_apart(backend, alone)
             except PartError as e:
@@ -209,7 +210,7 @@ class _Runs:
             if step == r.at + 1 and r.how == RESTORED:
                 given.update((t, session.read(t)) for t in caches)
             if step == written_at:
-                if r.how == HANDED:
+                if r.how == HANDED_OVER:
                     had = self.execution(0, "").steps[r.at].caches
                     given.update((t, had[t]) for t in caches[::2])
                 for t, data in given.items():

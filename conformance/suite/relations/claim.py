@@ -21,20 +21,20 @@ from conformance.ggml.tensor import Bytes, Tensor
 KEY = "relation"
 
 PLAIN, OVERWRITTEN, BUFFERS, PROCESS = "plain", "overwritten", "buffers", "process"
-RESTORED, WRITTEN, UNREAD, HANDED, REUSED = "restored", "written", "unread", "handed", "reused"
-THREADS, APART = "threads", "apart"
+RESTORED, WRITTEN, UNREAD, HANDED_OVER, REUSED = "restored", "written", "unread", "handed", "reused"
+THREADS, BY_NODE = "threads", "apart"
 HOW: dict[str, str] = {
-    PLAIN: "each step's graph where it is",
-    OVERWRITTEN: "each step's graph rebuilt in the memory of the one before, as llama.cpp does",
+    PLAIN: "each step's graph in its own memory",
+    OVERWRITTEN: "each step's graph rebuilt in the memory of the previous one, as llama.cpp does",
     BUFFERS: "once for each further buffer type that the backend offers for weights",
-    PROCESS: "in a process of its own",
-    THREADS: "with as many threads as its option says, on a backend that offers the choice",
+    PROCESS: "in a separate process",
+    THREADS: "with the number of threads in `options`, if the backend has that option",
     RESTORED: "caches saved after step `at`, and written back after the next, as llama_state_set_data does",
     WRITTEN: "weights and caches written after step `at`, with the bytes that the first run starts with",
-    UNREAD: "nobody reads a cache before the end",
-    HANDED: "the same; after step `at` every other cache is written with the bytes that the first run had there",
-    APART: "each node that computes in a graph and a session of its own, with what the nodes before it left",
-    REUSED: "of equal graphs the first, computed again, as llama.cpp does while it can reuse a graph",
+    UNREAD: "no cache is read before the end",
+    HANDED_OVER: "like UNREAD; after step `at` every other cache is overwritten with its bytes in the first run",
+    BY_NODE: "each computing node in its own graph and session, from the values of earlier nodes",
+    REUSED: "the first of equal graphs computed again, as llama.cpp reuses graphs",
 }
 """Ways to run a trajectory."""
 
@@ -187,9 +187,9 @@ def _check(case: Case, claim: Claim) -> None:
 def _check_after_first(case: Case, claim: Claim, r: Run) -> None:
     """Raise ValueError if `r` takes bytes from the first run that it does not have."""
     first = claim.runs[0]
-    if r.how in {WRITTEN, HANDED} and first.how != PLAIN:
+    if r.how in {WRITTEN, HANDED_OVER} and first.how != PLAIN:
         raise ValueError(f"the first run, {first}, must be {PLAIN} for another to take bytes from it")
-    if r.how == HANDED and (r.first, r.last) != (first.first, first.last):
+    if r.how == HANDED_OVER and (r.first, r.last) != (first.first, first.last):
         raise ValueError(f"run {r} has other steps than the first and takes caches from it")
     if r.how == WRITTEN:
         sizes = [[d.nbytes for d in case_of(case, claim, claim.runs.index(x)).persistent.values()] for x in (first, r)]

@@ -10,14 +10,14 @@ import numpy as np
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
 
-from .claim import APART, BUDGET, HANDED, RESTORED, REUSED, UNREAD, WRITTEN, Claim, Link, Place, Run, combine
+from .claim import BUDGET, BY_NODE, HANDED_OVER, RESTORED, REUSED, UNREAD, WRITTEN, Claim, Link, Place, Run, combine
 from .pairs import copied
 
 
 def apart(case_id: str, case: Case, seed: int) -> Case:
     """Compare each node in its own graph with all nodes in one graph."""
     n = len(case.steps)
-    runs = (Run("each node in a graph of its own", 0, n, how=APART), Run("all nodes in one graph", 0, n))
+    runs = (Run("each node in a graph of its own", 0, n, how=BY_NODE), Run("all nodes in one graph", 0, n))
     claim = Claim("apart", "node by node = in one graph", BUDGET, runs, ((0, 1),))
     return combine(case_id, claim, [case], case.params, seed)
 
@@ -83,7 +83,7 @@ def unread(case_id: str, case: Case, seed: int) -> Case:
     runs = [Run("every cache read after every step", 0, n), Run("no cache read before the end", 0, n, how=UNREAD)]
     if len(case.caches()) > 1:
         at = (n - 1) // 2
-        runs.append(Run("the same, every other cache written with what it holds", 0, n, how=HANDED, at=at))
+        runs.append(Run("the same, every other cache written with what it holds", 0, n, how=HANDED_OVER, at=at))
     links = [x for r in range(1, len(runs)) for k in range(n) for x in _links(case, k, r, k, caches=k == n - 1)]
     claim = Claim("unread", "caches read at the end = read after each step", BUDGET, tuple(runs), links=tuple(links))
     return combine(case_id, claim, [case], case.params, seed)
