@@ -27,7 +27,7 @@ from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import command
 from conformance.run import golden
 from conformance.run.session.select import lacking
-from conformance.run.session.settings import lines_of
+from conformance.run.session.settings import settings_lines
 from conformance.run.session.shard import WHOLE
 from conformance.suite.family import LEVELS
 from conformance.testrun import TestRun
@@ -298,7 +298,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(printable_lines(text), **markup)
 
     run, chosen = suite.run, suite.chosen
-    show(lines_of(run.in_force))
+    show(settings_lines(run.active_settings))
     for spec in chosen.specs:
         show([f"{spec}: {Totals.of(r for (s, _), r in suite.results.items() if s == spec)}"])
     if chosen.fresh_cases:

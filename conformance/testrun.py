@@ -45,7 +45,7 @@ from conformance.run.session.select import (
     record_of,
     reseeded,
 )
-from conformance.run.session.settings import Settings, Waiving, in_force, report, today
+from conformance.run.session.settings import Settings, WaiverBook, active_settings, report, today
 from conformance.run.session.shard import WHOLE, Shard
 from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS, Level
@@ -224,7 +224,7 @@ class TestRun:
         chosen: Chosen,
         *,
         journal: Journal | None = None,
-        waivers: Waiving | None = None,
+        waivers: WaiverBook | None = None,
         bases: Mapping[Spec, Spec] | None = None,
         clock: Callable[[], float] = time.monotonic,
         recovers: bool = True,
@@ -242,8 +242,8 @@ class TestRun:
         self.chosen, self._journal, self.clock = chosen, journal, clock
         settings = chosen.settings
         if waivers is None:
-            waivers = Waiving(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
-        self.waiving, self.in_force = waivers, in_force(settings, waivers)
+            waivers = WaiverBook(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
+        self.waivers, self.active_settings = waivers, active_settings(settings, waivers)
         self.save_failures = save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
         """Folder for failing cases."""
         self._folder = save or writeahead.default_folder()
@@ -253,8 +253,8 @@ class TestRun:
             save_failures=save,
             workers=chosen.workers,
             write_ahead=self._folder,
-            waiving=self.waiving,
-            oracle=Oracle(exact=chosen.exact, kept=expected.here()),
+            waivers=self.waivers,
+            oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
         self.request = Request()
         self.fresh: set[str] = set(chosen.fresh_cases)
@@ -424,7 +424,7 @@ class TestRun:
                 self.request.cases.setdefault(r.backend, []).append(r.case)
         try:
             self.missing = self.request.missing(self._rows, why, self.reasons, cause)
-            self.waiver_problems = self.waiving.problems(self.results)
+            self.waiver_problems = self.waivers.problems(self.results)
             if (path := self.chosen.json_path) is not None:
                 write_json(path, {**self._record(), **self.chosen.extra()})
                 written = True
@@ -439,7 +439,7 @@ class TestRun:
     def _record(self) -> dict[str, JSON]:
         document = record(
             self._rows, self.chosen.lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
-            settings=self.in_force, gating=self.gating,
+            settings=self.active_settings, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
         environment = {"environment": {**document["environment"], **self.about.get("environment", {})}}

@@ -271,7 +271,7 @@ class Executor:
         """Write new results down, and failing cases as files."""
         new = [r for r in results if (spec, r.case) in self._results and self._results[spec, r.case] is None]
         fresh = self._run.fresh
-        new = [self._run.waiving.apply(spec, replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]
+        new = [self._run.waivers.apply(spec, replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]
         new = [self._saved(r) for r in new]
         self._run.keep(new)
         for r in new:

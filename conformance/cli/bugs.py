@@ -153,7 +153,7 @@ def shrink(
         (spec,) = backends_of(file, [was["backend"]], ["conform", "shrink", str(file)]).values()
     else:
         spec = Spec.parse(str(backend))
-    for text in settings.lines_of(settings.in_force(settings_here())):
+    for text in settings.settings_lines(settings.active_settings(settings_here())):
         line(text)
     output = output or file.with_name(f"{file.stem}-small.gguf")
     with closing(Runner(isolation=isolation)) as runner:

@@ -23,7 +23,7 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.learn.partial import beside, resume
 from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
-from conformance.run.session.settings import Waiving, today
+from conformance.run.session.settings import WaiverBook, today
 from conformance.suite.family import Level
 
 from .options import (
@@ -168,8 +168,8 @@ def golden(
         raise UsageError("golden verify: --add, --remove: only with update")
     elif backends:
         specs, _ = specs_here(backends)
-        waiving = Waiving(settings_here().waivers_of(specs, None), today())
-        results = list(corpus.judge(specs, folder, None, waiving))
+        waivers = WaiverBook(settings_here().waivers_of(specs, None), today())
+        results = list(corpus.judge(specs, folder, None, waivers))
     else:
         results = corpus.verify(folder)
     by_backend: dict[str, list[Result]] = {}

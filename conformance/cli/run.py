@@ -38,7 +38,7 @@ from conformance.run.isolation.isolate import Isolation, Workers, pids
 from conformance.run.live import LIVE, live_family
 from conformance.run.session import failures
 from conformance.run.session.select import case_name
-from conformance.run.session.settings import Waiving, lines_of, today
+from conformance.run.session.settings import WaiverBook, settings_lines, today
 from conformance.run.session.shard import WHOLE
 from conformance.run.session.untrusted import backends_of
 from conformance.testrun import ENDED, Chosen, TestRun
@@ -147,7 +147,7 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
     if not chosen.backends:
         texts = [r["backend"] for r in map(failures.record_of, cases) if r]
         chosen = replace(chosen, backends=list(backends_of(file, texts, ["conform", "repro", str(file)])))
-    bare = Waiving({}, today())  # as it was saved: no waiver stands between
+    bare = WaiverBook({}, today())  # as it was saved: no waiver stands between
     if debug:
         chosen = replace(chosen, workers=Workers(Isolation(inf, sys.maxsize)))
     it = TestRun(chosen, waivers=bare)
@@ -350,7 +350,7 @@ class Execution:
     def _summarise(self) -> None:
         """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
         it, shown = self._run, self._shown
-        lines = [] if shown.quiet else lines_of(it.in_force)
+        lines = [] if shown.quiet else settings_lines(it.active_settings)
         groups: dict[str, list[Result]] = {}
         for r in it.results:
             groups.setdefault(r.backend, []).append(r)

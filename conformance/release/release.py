@@ -16,7 +16,7 @@ from conformance.live import arch, audit, scenario
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.select import case_ids
-from conformance.run.session.settings import Waiving, today
+from conformance.run.session.settings import WaiverBook, today
 from conformance.suite import FAMILIES, ops, tbo
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.zoo.model import table
@@ -88,7 +88,7 @@ class Release:
         self.it = TestRun(
             Chosen(workers=Workers(self.isolation)),
             bases=bases,
-            waivers=Waiving({}, today()),
+            waivers=WaiverBook({}, today()),
             clock=self.clock,
             recovers=False,
         )

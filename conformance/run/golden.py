@@ -30,7 +30,7 @@ from .isolation.isolate import Isolation
 from .oracle import SECOND_OPINION, Oracle
 from .runner import Runner
 from .session.select import build, case_ids
-from .session.settings import Waiving
+from .session.settings import WaiverBook
 from .stored import FAMILY, OPS, label
 
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
@@ -71,14 +71,14 @@ def judge(
     specs: Sequence[Spec],
     folder: Path | None = None,
     isolation: Isolation | None = None,
-    waiving: Waiving | None = None,
+    waivers: WaiverBook | None = None,
 ) -> Iterator[Result]:
     """Run the corpus on backends; yield one result per case and backend.
 
     They are compared with stored values and with the recomputed reference. Raises as `read` and `Runner.run`.
     """
     stored, captured = read(folder or shipped.golden())
-    with closing(Runner(isolation=isolation, waiving=waiving)) as runner:
+    with closing(Runner(isolation=isolation, waivers=waivers)) as runner:
         for spec in specs:
             size = runner.batch_size(spec)
             for start in range(0, len(stored), size):

@@ -40,7 +40,7 @@ from .scheduler.handover import Scheduler
 from .session import failures, select
 from .session.cache import Cache
 from .session.precision import undeclared
-from .session.settings import Waiving
+from .session.settings import WaiverBook
 from .session.writeahead import Ahead
 from .signature import error_of
 
@@ -59,7 +59,7 @@ class Runner:
         save_failures: Path | None = None,
         isolation: Isolation | None = None,
         write_ahead: Path | None = None,
-        waiving: Waiving | None = None,
+        waivers: WaiverBook | None = None,
         oracle: Oracle | None = None,
         workers: Workers | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class Runner:
         self._stored: dict[Case, stored.Stored | None] = {}
         """Stored values of the current cases."""
         self._save = save_failures
-        self._waiving = waiving
+        self._waivers = waivers
 
     def backend(self, spec: Spec) -> Backend:
         """Return the backend of `spec`, opened once; UsageError or UnavailableError if not possible."""
@@ -245,8 +245,8 @@ class Runner:
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
         result = replace(result, case=case.id, backend=str(spec))
-        if self._waiving is not None:
-            result = self._waiving.apply(spec, result)
+        if self._waivers is not None:
+            result = self._waivers.apply(spec, result)
         if result.verdict in _HARMLESS or not case.steps:
             return result
         folder = self._save
@@ -310,7 +310,7 @@ class Runner:
     def _runs_alone(self, spec: Spec, case: Case) -> bool:
         """Return True if a case is expected to fail, which would affect others in its graph."""
         doubted = resolve(spec).name == REFERENCE and self.oracle.doubt(case.id)
-        return bool(doubted) or (self._waiving is not None and bool(self._waiving.verdicts(spec, case.id)))
+        return bool(doubted) or (self._waivers is not None and bool(self._waivers.verdicts(spec, case.id)))
 
     def _run_batch(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
         if len(group) == 1 or self.too_costly(group):
@@ -350,7 +350,7 @@ class Runner:
 
     def _is_known(self, spec: Spec, case: Case, verdict: Verdict) -> bool:
         """Return True if a waiver expects this verdict of the case."""
-        return self._waiving is not None and verdict in self._waiving.verdicts(spec, case.id)
+        return self._waivers is not None and verdict in self._waivers.verdicts(spec, case.id)
 
     def _replace_damaged(self, spec: Spec, case: Case, result: Result) -> None:
         """End a process that survived a case that usually kills it: its heap may be damaged."""

@@ -17,7 +17,7 @@ from conformance.campaign.chunk import Chunk, execute
 from conformance.campaign.executor import Executor, Pool, device_of
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.session.settings import Waiving, today
+from conformance.run.session.settings import WaiverBook, today
 from conformance.suite import FAMILIES
 from conformance.testrun import Chosen, TestRun
 
@@ -31,7 +31,7 @@ class Run(TestRun):
     __test__ = False
 
     def __init__(self, earlier: Sequence[Result] = ()) -> None:
-        super().__init__(Chosen(), waivers=Waiving({}, today()), recovers=False)
+        super().__init__(Chosen(), waivers=WaiverBook({}, today()), recovers=False)
         self.kept: Counter[tuple[str, str]] = Counter()
         self.said: list[str] = []
         self._earlier = {(r.backend, r.case): r for r in earlier}

@@ -28,7 +28,7 @@ from conformance.judge.verdict import Result
 from conformance.process import words
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session.settings import Waiving, today
+from conformance.run.session.settings import WaiverBook, today
 from conformance.suite import FAMILIES
 from conformance.testrun import Chosen, TestRun
 
@@ -60,7 +60,7 @@ def test_killed_workers_cost_nothing() -> None:
                         alive = workers.client.run(os.getpid, on_error="ignore")
                         os.kill(draw.choice(list(alive.values())), signal.SIGKILL)
 
-        run = Kept(Chosen(), waivers=Waiving({}, today()), recovers=False)
+        run = Kept(Chosen(), waivers=WaiverBook({}, today()), recovers=False)
         work = Executor(workers, run, {Spec("cpu"): IDS})
         work.run()
     runner = Runner()

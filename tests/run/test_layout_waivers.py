@@ -13,7 +13,7 @@ from conformance.judge import waivers
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
-from conformance.run.session.settings import Waiving
+from conformance.run.session.settings import WaiverBook
 from conformance.suite.ops import build
 
 WAIVED = "ops/SQR-f32-ne=18x6x3x2,src0=p1023@1"
@@ -28,7 +28,7 @@ expiry = 2999-12-31
 
 
 def _runner(text: str = TABLE) -> Runner:
-    return Runner(waiving=Waiving({Spec("ggml"): waivers.parse(text, "w.toml")}, date(2026, 1, 1)))
+    return Runner(waivers=WaiverBook({Spec("ggml"): waivers.parse(text, "w.toml")}, date(2026, 1, 1)))
 
 
 def test_a_waived_case_shares_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def _located(value: str, folder: Path) -> str:
     return str((folder / value).resolve()) if value.startswith(("./", "../")) else value
 
 
-class Waiving:
+class WaiverBook:
     """The waivers of a run's backends, on one day."""
 
     def __init__(self, waivers: Mapping[Spec, Waivers], today: date) -> None:
@@ -189,9 +189,9 @@ class Waiving:
         return sentences, edits
 
 
-def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JSON] | None:
+def active_settings(settings: Settings, waivers: WaiverBook | None = None) -> dict[str, JSON] | None:
     """Return the settings and waivers in use, for the record; None if no file was read."""
-    known = {} if waiving is None else waiving.to_json()
+    known = {} if waivers is None else waivers.to_json()
     if settings.path is None and not known:
         return None
     return {
@@ -202,8 +202,8 @@ def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JS
     }
 
 
-def lines_of(found: dict[str, JSON] | None) -> list[str]:
-    """Return `in_force` as lines for the terminal."""
+def settings_lines(found: dict[str, JSON] | None) -> list[str]:
+    """Return `active_settings` as lines for the terminal."""
     if found is None:
         return []
     said = [f"names: {', '.join(found['names'])}"] if found["names"] else []
