@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .evidence import Amount, Count, Endpoint, Error, Fault, to_json
-from .text import STALE
 
 if TYPE_CHECKING:
     from conformance.case.case import JSON
@@ -38,6 +37,12 @@ _OWN_CACHES = "started from its own caches"
 _NUMBERS = ("index", "expected", "found", "nmse", "budget")
 _STALE = "kept"
 """Former kind of STALE and EARLIER."""
+STALE = {
+    Fault.STALE: "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its "
+    "key, a cache, a log) is at fault, and no kernel",
+    Fault.EARLIER: "right on a backend opened anew: something kept from the cases before it, or chance, is at fault",
+}
+"""Former text of both."""
 
 
 def error_of(detail: str) -> Error:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from .evidence import Endpoint, Error, Fault, Numbers, Place
 
 STALE = {
-    Fault.STALE: "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its "
-    "key, a cache, a log) is at fault, and no kernel",
-    Fault.EARLIER: "right on a backend opened anew: something kept from the cases before it, or chance, is at fault",
+    Fault.STALE: "right alone on a fresh backend, wrong after earlier steps: stale state (compiled graph, its key, "
+    "cache, log), not a kernel",
+    Fault.EARLIER: "right on a fresh backend: stale state of earlier cases, or nondeterminism",
 }
 
 
@@ -40,7 +40,7 @@ def diverges(where: Place, numbers: Numbers) -> str:
     what = "cache" if where.op == "NONE" else where.op
     special = f", {numbers.special} NaN/Inf out of place" if numbers.special else ""
     found = f"{numbers.expected:.9g} expected, {numbers.found:.9g} found (NMSE {numbers.nmse:.2g}{special})"
-    budget = f"budget {numbers.budget:.2g}" if numbers.budget else "must be equal to the bit"
+    budget = f"budget {numbers.budget:.2g}" if numbers.budget else "bit-exact required"
     by = f" by {numbers.card}" if numbers.card else ""
     name = " ".join(filter(None, (what, where.name, where.tensor)))
     return f"{_at(where)}{name} diverges at {list(numbers.index)}: {found}, {budget}{by}"
@@ -62,8 +62,8 @@ def _failed_at(where: Place, error: Error) -> str:
 
 def _handover(where: Place, source: Endpoint, target: Endpoint) -> str:
     return (
-        f"{where.name or where.op} {where.tensor} left by {_end(source)} reaches {_end(target)} with other bytes: the "
-        "hand-over between devices is at fault, and no kernel"
+        f"{where.name or where.op} {where.tensor} left by {_end(source)} reaches {_end(target)} with other bytes: "
+        "the copy between devices is wrong, not a kernel"
     )
 
 

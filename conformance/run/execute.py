@@ -125,7 +125,7 @@ def execute_apart(backend: Backend, case: Case) -> Execution:
             alone = _alone(case, part, held, values)
             answer = backend.supports_case(alone)
             if not answer:
-                raise PartError(f"it takes the case, and no node of it alone: {answer.reason}")
+                raise PartError(f"it supports the case, but no node of it alone: {answer.reason}")
             try:
                 runs.append(execute(backend, alone))
             except BackendError as e:

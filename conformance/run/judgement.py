@@ -34,7 +34,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "==": 
 def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
     """Return the result of a free run; VACUOUS if unchecked, or if a demand is not met."""
     judged, beside = expectation.judge(case, execution)
-    unread = f"{len(execution.opaque)} caches cannot be read here: outputs only are judged" if execution.opaque else ""
+    unread = f"{len(execution.opaque)} caches cannot be read: only outputs are judged" if execution.opaque else ""
     ran = Result(
         "", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps), witness=describe(execution.witness)
     )
@@ -56,7 +56,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
         where = locate.describe(wrong, case, Fault.NODE if alone else Fault.UNLOCATED)
         ran = replace(ran, verdict=Verdict.FAIL, wrong=how_wrong((*beside, *judged)), where=where)
     elif case.demands and select.stage_of(spec) != select.RUN:
-        ran = ran.noted(f"its demands are of a run, not of stage {select.stage_of(spec)}")
+        ran = ran.noted(f"its demands apply to a run, not to stage {select.stage_of(spec)}")
     elif missing := unmet(case, spec, execution.witness):
         ran = replace(ran, verdict=Verdict.VACUOUS, error=Error(missing))
     return ran.noted(unread)

@@ -42,7 +42,7 @@ from .execute import Execution, StepValues, computed_nodes, execute, nothing, wi
 from .oracle import Expectation, judge_steps
 from .signature import error_of, innermost
 
-LOST = "right where nothing reads it"
+LOST = "right if no node reads it"
 BEFORE_AGREES = "everything before it agrees"
 
 
@@ -209,7 +209,7 @@ class Probe:
         lost = next((j for j in map(self.lost, outputs) if j is not None), None)
         if lost is not None:
             return replace(result, where=describe(lost, self.case)).noted(LOST)
-        return result.noted("nodes are wrong by no more than that they are asked for")
+        return result.noted("nodes are wrong only if each is an output")
 
     def lost(self, judged: Judged) -> Judged | None:
         """Return a wrong output, or the node it views, that is right as the end of a graph.
@@ -410,7 +410,7 @@ def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution
 
 # --- stale state ------------------------------------------------------------------------------------------------------
 
-TOGETHER = "the step by itself is as wrong, so what its nodes do together (fusion, shared memory) is at fault"
+TOGETHER = "the step alone is as wrong, so its nodes together (fusion, shared memory) are the cause"
 FreshBackend = Callable[[], AbstractContextManager[Backend]]
 """Opens another backend and closes it."""
 

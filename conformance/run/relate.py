@@ -134,13 +134,13 @@ class _Runs:
     def variants(self) -> Iterator[str]:
         """Yield the names of buffer types to compare; one empty name if they are not varied."""
         if any(r.how == THREADS for r in self.claim.runs) and not self.backend.takes(THREADS):
-            raise NotOfferedError(f"{self.spec} offers no choice of threads")
+            raise NotOfferedError(f"{self.spec} has no option for threads")
         if all(r.how != BUFFERS for r in self.claim.runs):
             yield ""
             return
         names = [b.name for b in self.backend.buffer_types()][1:]
         if not names or not self.backend.takes("buffer"):
-            raise NotOfferedError(f"{self.spec} offers no choice of buffer type for weights")
+            raise NotOfferedError(f"{self.spec} has no option for the buffer type of weights")
         yield from names
 
     def execution(self, i: int, variant: str) -> Execution:
@@ -179,7 +179,7 @@ class _Runs:
             except PartError as e:
                 raise NotOfferedError(f"{self.spec}: {e}") from e
             if apart.opaque:
-                raise NotOfferedError(f"{self.spec} cannot show its caches, so no node can start from them by itself")
+                raise NotOfferedError(f"{self.spec} has unreadable caches, so no node can start from them alone")
             return apart
         if r.how == UNREAD:
             return execute(backend, alone, unread=True)
@@ -189,8 +189,8 @@ class _Runs:
             return execute(backend, alone, memory=Memory(alone))
         if r.how == OVERWRITTEN and not all(self.backend.takes(k) for k in r.options):
             raise NotOfferedError(
-                f"{self.spec} shares graphs out beforehand, so only the adapter can "
-                f"say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
+                f"{self.spec} splits graphs in advance, so the adapter itself must reuse memory: "
+                f"it has no option {', '.join(r.options)}"
             )
         return execute(backend, alone)
 
@@ -206,7 +206,7 @@ class _Runs:
 
         def before(session: Session, step: int) -> None:
             if step == 0 and not session.opaque().isdisjoint(caches):
-                raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save or set them")
+                raise NotOfferedError(f"{self.spec} has unreadable caches, which cannot be saved or set")
             if step == r.at + 1 and r.how == RESTORED:
                 given.update((t, session.read(t)) for t in caches)
             if step == written_at:

@@ -150,7 +150,7 @@ class Runner:
             it.close()
         except ConformanceError as e:
             self.problems.append(f"{name}: close: {e}")
-            sys.stderr.write(f"{self.problems[-1]}; nothing is lost by it\n")
+            sys.stderr.write(f"{self.problems[-1]}; results are not affected\n")
 
     def batch_size(self, spec: Spec) -> int:
         """Return the number of cases to pass to `run` at a time."""
@@ -269,7 +269,7 @@ class Runner:
                 r is not None and r.verdict in FAILURES for r in alone
             ):
                 alone[0] = result_of_error(e).noted(
-                    "asked what it supports of these cases, and each by itself is answered"
+                    "it failed when asked what it supports of these cases together; each alone is answered"
                 )
             return alone
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]

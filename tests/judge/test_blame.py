@@ -332,7 +332,7 @@ def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(
     lost = _run(runner, _loses, _chain(1, 3))
     assert lost.where is not None
     assert (lost.where.fault, lost.where.node) == (Fault.NODE, 1)
-    assert "right where nothing reads it" in lost.detail
+    assert "right if no node reads it" in lost.detail
     runner.restart()
     kernel = _run(runner, _loses_and_errs, _chain(3))
     assert kernel.where is not None

@@ -79,7 +79,7 @@ def test_a_captured_sequence_passes(runner: Runner, requant: str) -> None:
 
 @pytest.mark.parametrize(
     ("relation", "verdict", "why"),
-    [("memory", Verdict.PASS, ""), ("apart", Verdict.UNSUPPORTED, "it takes the case, and no node of it alone")],
+    [("memory", Verdict.PASS, ""), ("apart", Verdict.UNSUPPORTED, "it supports the case, but no node of it alone")],
 )
 def test_a_graph_is_what_it_holds_and_a_node_no_decoder(
     runner: Runner, relation: str, verdict: Verdict, why: str

@@ -191,7 +191,7 @@ def test_demands_are_of_a_run(runner: Runner) -> None:
     case.demands = {"openvino-*": {"compiles": 1}}
     compiled, interpreted = (_one(runner, spec, case) for spec in (RUN, TRANSLATE))
     assert (compiled.verdict, interpreted.verdict) == (Verdict.PASS, Verdict.PASS)
-    assert "demands are of a run" in interpreted.detail
+    assert "demands apply to a run" in interpreted.detail
 
 
 def test_every_smoke_case_is_right_as_translated(runner: Runner) -> None:

@@ -408,7 +408,7 @@ def test_a_graph_is_rebuilt_only_where_the_backend_takes_it(monkeypatch: pytest.
     finally:
         runner.close()
     assert result.verdict is Verdict.UNSUPPORTED, result.detail
-    assert "shares graphs out beforehand" in result.detail
+    assert "splits graphs in advance" in result.detail
 
 
 @pytest.mark.parametrize(("name", "what"), [("buffers", "buffer type"), ("threads", "threads")])

@@ -30,6 +30,7 @@ from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import computed_nodes, execute
 from conformance.run.isolation.isolate import open_backend
+from conformance.run.locate import TOGETHER
 from conformance.run.runner import Runner
 from conformance.run.scheduler.assign import (
     Home,
@@ -334,7 +335,7 @@ def test_a_wrong_copy_between_devices_is_named(runner: Runner, monkeypatch: pyte
     assert where.target.split == split
     assert f"left by split {where.source.split} on cpu" in result.detail
     assert f"reaches split {split} on xdna2" in result.detail
-    assert "what its nodes do together" not in result.detail
+    assert TOGETHER not in result.detail
     assert str(signature_of(result)) == "FAIL, handover"
 
 
