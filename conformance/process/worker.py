@@ -174,7 +174,7 @@ class _Threaded:
             self._error = e if isinstance(e, OSError) else OSError(str(e))
 
 
-KEPT = 4096
+TAIL_BYTES = 4096
 """Bytes kept of the end of a child's stderr."""
 LINES = 8
 """Maximum lines of it in an error message."""
@@ -213,7 +213,7 @@ class _MemoryLimitError(Exception):
 
 
 class Tail:
-    """A thread that keeps the last `KEPT` bytes of a child's stream; `sink` gets each chunk."""
+    """A thread that keeps the last `TAIL_BYTES` bytes of a child's stream; `sink` gets each chunk."""
 
     def __init__(self, stream: IO[bytes], sink: Callable[[bytes], None] | None = None) -> None:
         self._data = bytearray()
@@ -239,7 +239,7 @@ def _read(stream: IO[bytes], data: bytearray, sink: Callable[[bytes], None] | No
     with suppress(ValueError, OSError):
         while chunk := os.read(stream.fileno(), 1 << 16):
             data += chunk
-            del data[:-KEPT]
+            del data[:-TAIL_BYTES]
             if sink is not None:
                 sink(chunk)
 

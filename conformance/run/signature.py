@@ -37,7 +37,7 @@ _DAMAGED = re.compile(
 )
 """Messages of the C library about a damaged heap, which vary at random."""
 _SHAPE = re.compile(r"[\[({][-?.#,x;:\s]*[\])}]")
-_KEPT = 240
+_LONGEST = 240
 DIED, DAMAGED = "its process died", "the heap is damaged"
 _DIED = re.compile(rf"{DIED} \([^)]*\)(?:: {DAMAGED})?")
 
@@ -105,12 +105,12 @@ def error_of(error: ConformanceError) -> Error:
 
 def innermost(error: Error) -> str:
     """Return the innermost message with `#` for numbers and shapes, to compare failures."""
-    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", _innermost(error))).split())[:_KEPT]
+    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", _innermost(error))).split())[:_LONGEST]
 
 
 def said(error: Error) -> str:
     """Return the innermost message of a failure, or how the process died and its assertion."""
-    return " ".join(_innermost(error).split())[:_KEPT]
+    return " ".join(_innermost(error).split())[:_LONGEST]
 
 
 def _innermost(error: Error) -> str:

@@ -20,7 +20,7 @@ from .handover import Handover, Passed, Watched, find
 from .plan import Plan, Share, Shared, plan, refusal, summary, zeros
 
 NAME = "sched"
-_KEPT = 8
+_MAX_PLANS = 8
 """Maximum number of cached plans."""
 
 
@@ -107,7 +107,7 @@ class SchedBackend(Backend):
     def plan(self, case: Case) -> Plan:
         """Return the splits of `case`; UnavailableError as for `open`."""
         if case not in self._plans:
-            while len(self._plans) >= _KEPT:
+            while len(self._plans) >= _MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[case] = plan(case, self.devices, self.labels, self._memory)
         return self._plans[case]

@@ -180,9 +180,9 @@ def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
     return writer
 
 
-# Recipes for weights of any architecture, by what llama.cpp calls them, so that every part of a graph matters: norms
-# are around 1, matrices keep the size of what they multiply, queries and keys are large enough for attention to look at
-# few cells, decays decay. The first pattern of `TABLE` that a name contains decides.
+# Recipes for weights of any architecture, by llama.cpp's names, such that every part of a graph affects the result:
+# norms are around 1, matrices preserve magnitudes, queries and keys are large enough for attention to select few cells,
+# and recurrent states decay. The first matching pattern of `TABLE` applies.
 
 
 @dataclass(frozen=True, slots=True)

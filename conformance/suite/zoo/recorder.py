@@ -263,10 +263,10 @@ class Watch:
         return packed.view(t.type.dtype).reshape(t.shape).astype(np.float64)
 
 
-# A router takes the few experts with the highest scores. Where two scores are closer than a device rounds, it may take
-# the other expert, and from there on its values rightly differ. So the CPU plays the run again with the device's
-# experts; what then differs is judged as any other number. The flip itself is judged by the scores: the device's must
-# be near the CPU's, and the margin within their difference.
+# A router chooses the few experts with the highest scores. If two scores are closer than a device's rounding, it may
+# choose the other expert, and all later values then differ without a bug. So the CPU repeats the run with the device's
+# experts, and other differences are judged as usual. The flip is judged by its scores: the device's must be near the
+# CPU's, and the margin within their difference.
 
 NEAR = 5e-4
 """Maximum NMSE of a token's scores between two runs, as for logits."""
