@@ -421,6 +421,8 @@ OLDER_NAMES = {
 _LIMIT = 256
 _FAR = 1 << 26
 """Without `dladdr`: names of one library are never this many bytes apart."""
+_NEAR = 1 << 20
+"""How far beyond an address the next ones are expected."""
 _NAME = re.compile(rb"[A-Z][A-Z0-9_]*")
 _TYPE_NAME = re.compile(rb"[ -~]+")
 
@@ -441,21 +443,43 @@ def home(pointer: int) -> DlInfo | None:
     return info if dladdr(pointer, ctypes.byref(info)) else DlInfo()
 
 
-def _home(pointer: int) -> int:
-    """Return a value that is equal for all pointers into one library."""
+def _beside(pointer: int) -> Callable[[int], bool]:
+    """Return a test whether an address lies in the library of `pointer`.
+
+    `dladdr` searches all symbols of a library, so it is asked only above the addresses known to lie there: what is
+    between them and the library's base is the library's too.
+    """
     info = home(pointer)
-    return pointer // _FAR if info is None else info.dli_fbase or 0
+    if info is None:
+        return lambda other: other // _FAR == pointer // _FAR
+    base: int | None = info.dli_fbase
+    end = pointer
+
+    def test(other: int) -> bool:
+        nonlocal end
+        if base is None:
+            return _base(other) is None
+        if other > end:
+            end = next((p for p in (other + _NEAR, other) if _base(p) == base), end)
+        return base <= other <= end
+
+    return test
+
+
+def _base(pointer: int) -> int | None:
+    info = home(pointer)
+    return info.dli_fbase if info is not None else None
 
 
 def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
-    home: int | None = None
+    is_beside: Callable[[int], bool] | None = None
     for i in range(_LIMIT):
         pointer = name_at(i)
-        if pointer is None and home is not None:
+        if pointer is None and is_beside is not None:
             continue  # a removed type has no name
-        if pointer is None or home not in (None, _home(pointer)):
+        if pointer is None or not (is_beside is None or is_beside(pointer)):
             return
-        home = _home(pointer) if home is None else home
+        is_beside = is_beside or _beside(pointer)
         text = ctypes.string_at(pointer, 64).split(b"\0", 1)[0]
         if not legal.fullmatch(text):
             return

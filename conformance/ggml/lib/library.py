@@ -117,7 +117,7 @@ class Library:
         self.version = self.ggml.version().decode() if self.ggml.version else "of unknown version"
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
-        self.files = sorted({f for name in GGML if (f := file_of(getattr(self.ggml, name))) is not None})
+        self.files = files_of([getattr(self.ggml, name) for name in GGML])
         """Files that contain its functions, according to the loader; empty on a system that cannot tell."""
         self._check_files()
         self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
@@ -650,11 +650,16 @@ def _open(path: Path) -> ctypes.CDLL:
         raise UnavailableError(f"ggml library {path} cannot be loaded: {e}") from None
 
 
-def file_of(function: Any) -> Path | None:  # noqa: ANN401  # a ctypes function
-    """Return the file of a function, according to the loader; None if the system cannot tell."""
-    info = home(ctypes.cast(function, _P).value or 0)
-    path = Path(os.fsdecode(info.dli_fname)) if info is not None and info.dli_fname else None
-    return path if path is not None and path.is_file() else None
+def files_of(functions: Sequence[Any]) -> list[Path]:
+    """Return the files of ctypes functions, according to the loader, sorted; those that the system cannot tell lack."""
+    files: set[Path] = set()
+    base = sys.maxsize  # of the library of the pointer before, which holds all down to there
+    for pointer in sorted((ctypes.cast(f, _P).value or 0 for f in functions), reverse=True):
+        if pointer < base and (info := home(pointer)) is not None:
+            base = info.dli_fbase or base
+            path = Path(os.fsdecode(info.dli_fname or b""))
+            files |= {path} if path.is_file() else set()
+    return sorted(files)
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
