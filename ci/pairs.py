@@ -15,9 +15,9 @@ from itertools import chain, combinations, product
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError
 from conformance.suite.family import with_seed
-from conformance.suite.grid import Grid
-from conformance.suite.ops import KNOWN, NAME, PAIRS, build, size
-from conformance.suite.ops.bench import TABLES, parse
+from conformance.suite.grid import DIGITS, Grid
+from conformance.suite.ops import NAME, PAIRS, build, size
+from conformance.suite.ops.bench import TABLES
 from conformance.suite.ops.dispatch import DISPATCH, LARGEST
 
 Row = tuple[int, ...]
@@ -25,7 +25,6 @@ Cell = tuple[tuple[int, int], ...]
 """Axes, by their position in a row, and a value of each."""
 TRIES = 400
 """Completions of a cell: the legal one that shows the most missing cells becomes a row. Without one, ggml lacks it."""
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def axes_of(grid: Grid) -> list[tuple[int, ...]]:
@@ -92,7 +91,7 @@ def text(row: Row) -> str:
 
 def is_small(grid: Grid, row: Row) -> bool:
     """Return whether the shapes in the id of a row have no more elements than a row may cost."""
-    return size(parse(with_seed(NAME, next(grid.rows(text(row)))), KNOWN)) <= LARGEST
+    return size(with_seed(NAME, next(grid.rows(text(row))))) <= LARGEST
 
 
 def is_legal(grid: Grid, row: Row) -> bool:

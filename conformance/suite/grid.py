@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import accumulate, chain, pairwise, product
+
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+"""Of a row: one per part of a grid with alternatives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,15 @@ class Axis:
     def values(self) -> tuple[str, ...]:
         """All values; the last part changes fastest."""
         return tuple(self.glue.join(parts) for parts in product(*self.parts))
+
+    def text(self, value: str) -> str:
+        """Return a value as it stands in an id."""
+        return value if self.has_keys or not value else f"{self.name}={value}"
+
+    def by_digits(self) -> Iterator[tuple[str, str]]:
+        """Yield each value with its digits in a row."""
+        alternatives = (DIGITS[: len(words)] if len(words) > 1 else ("",) for words in self.parts)
+        return zip(map("".join, product(*alternatives)), self.values, strict=True)
 
     def __str__(self) -> str:
         parts = (" ".join(word or "-" for word in words) for words in self.parts)
@@ -76,28 +88,29 @@ class Grid:
         return tuple(chain.from_iterable(axis.parts for axis in (*self.heads, *self.axes, *self.free)))
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._id, product(*self.parts))
+        texts = ([axis.text(value) for value in axis.values] for axis in (*self.heads, *self.axes))
+        return map(self._id, product(*texts, *(axis.values for axis in self.free)))
 
     def rows(self, rows: str) -> Iterator[str]:
-        """Yield the ids of `rows`: words with a base-36 digit per part that has alternatives."""
+        """Yield the ids of `rows`: words with one of `DIGITS` per part that has alternatives."""
+        tables = [
+            *({digits: axis.text(value) for digits, value in axis.by_digits()} for axis in (*self.heads, *self.axes)),
+            *(dict(axis.by_digits()) for axis in self.free),
+        ]
+        ends = [*accumulate(len(next(iter(table))) for table in tables)]
+        places = [slice(*place) for place in pairwise((0, *ends))]
         for row in rows.split():
-            digits = iter(row)
-            yield self._id([words[int(next(digits), 36) if len(words) > 1 else 0] for words in self.parts])
+            yield self._id([table[row[place]] for table, place in zip(tables, places, strict=True)])
 
-    def _id(self, parts: Sequence[str]) -> str:
-        left = iter(parts)
-        heads, keys = ([_text(axis, left) for axis in axes] for axes in (self.heads, self.axes))
-        text = "-".join(filter(None, (*heads, ",".join(filter(None, keys)))))
-        return text.format_map({axis.name: next(left) for axis in self.free}) if self.free else text
+    def _id(self, texts: Sequence[str]) -> str:
+        """Return the id of the texts of heads and axes, and the values of free axes."""
+        n, end = len(self.heads), len(self.heads) + len(self.axes)
+        text = "-".join(filter(None, (*texts[:n], ",".join(filter(None, texts[n:end])))))
+        return text.format_map(dict(zip((a.name for a in self.free), texts[end:], strict=True))) if self.free else text
 
     def __str__(self) -> str:
         triples = (f"triple: {' '.join(sorted(names))}" for names in self.triples)
         return "; ".join((*map(str, (*self.heads, *self.axes, *self.free)), *triples))
-
-
-def _text(axis: Axis, parts: Iterator[str]) -> str:
-    value = axis.glue.join(next(parts) for _ in axis.parts)
-    return value if axis.has_keys or not value else f"{axis.name}={value}"
 
 
 Row = str | Grid

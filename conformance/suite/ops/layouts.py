@@ -143,7 +143,7 @@ def _rank(op_id: OpId, t: Tensor) -> tuple[Any, ...]:
 
 def small(case_id: str) -> bool:
     """Return True if a case is cheap to build."""
-    return size(parse(case_id, KNOWN)) <= SMALL
+    return size(case_id) <= SMALL
 
 
 def survey(case_ids: Iterable[str]) -> Survey:
