@@ -128,13 +128,14 @@ def environment(spec: Spec) -> Mapping[str, str | None]:
 
 
 @cache
-def _installed() -> dict[str, str]:
-    return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
+def _installed() -> tuple[EntryPoint, ...]:
+    """Return the entry points of all adapters by name, read once: every distribution has a file of its own."""
+    return tuple(sorted(entry_points(group=GROUP), key=lambda e: e.name))
 
 
 def _entry(name: str) -> EntryPoint | None:
     """Return the entry point called `name`; ours if several distributions have one."""
-    entries = [e for e in entry_points(group=GROUP) if e.name == name]
+    entries = [e for e in _installed() if e.name == name]
     return next((e for e in entries if _is_ours(e)), entries[0] if entries else None)
 
 
@@ -162,7 +163,7 @@ def third_party(spec: Spec) -> bool:
 def adapters_of_ours() -> dict[str, frozenset[str]]:
     """Return package -> adapter names, of the adapters in this distribution."""
     found: dict[str, set[str]] = {}
-    for e in entry_points(group=GROUP):
+    for e in _installed():
         if _is_ours(e):
             found.setdefault(".".join(e.module.split(".")[:2]), set()).add(e.name)
     return {package: frozenset(names) for package, names in found.items()}
@@ -175,7 +176,7 @@ def is_provided(name: str) -> bool:
 
 def names() -> list[str]:
     """Return the names of all installed adapters."""
-    return list(_installed())
+    return list(dict.fromkeys(e.name for e in _installed()))
 
 
 def defaults() -> list[str]:
@@ -185,7 +186,7 @@ def defaults() -> list[str]:
 
 def is_taken(name: str) -> bool:
     """Return True if `name` is an adapter or a composed backend: settings may not define it."""
-    return name in _provided or name in _installed()
+    return name in _provided or name in names()
 
 
 def _known() -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import faulty_ggml
 import pytest
 from click.testing import CliRunner, Result
 from marks import needs_wheel
+from planted_adapter import installed
 
 from backends.cpu import CpuBackend
 from conformance import shipped
 from conformance.backend.interface import Support
-from conformance.backend.registry import Spec, adapter, create
+from conformance.backend.registry import Spec, create
 from conformance.case.case import Placement
 from conformance.cli import main
 from conformance.ggml.errors import BackendError, UnavailableError
@@ -44,16 +45,8 @@ ADDED = "weight_placement/added-w=f32@0"
 @pytest.fixture(autouse=True)
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An adapter called `faulty-ggml`, found by its entry point here and in workers."""
-    info = tmp_path / "faulty_ggml-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-ggml\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nfaulty-ggml = faulty_ggml:FaultyGgml\n")
-    paths = (str(tmp_path), str(Path(__file__).parents[1] / "helpers" / "graphs"), os.environ.get("PYTHONPATH"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    monkeypatch.syspath_prepend(tmp_path)
-    adapter.cache_clear()
-    yield
-    adapter.cache_clear()
+    with installed(tmp_path, monkeypatch, "faulty-ggml", "faulty_ggml:FaultyGgml", faulty_ggml.__file__):
+        yield
 
 
 def audited(

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hostile_adapter
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from hostile_adapter import BACKEND, SESSION
+from planted_adapter import installed, planted_adapter
 
-from conformance.backend import registry
 from conformance.backend.interface import Witness, plain_witness
 from conformance.backend.registry import Spec
 from conformance.backend.strict import MAX_TEXT
@@ -61,17 +62,9 @@ def no_pause() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The adapter, installed by its entry point for this process and for workers."""
-    info = tmp_path / "hostile_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nhostile = hostile_adapter:Hostile\n")
-    path = [str(tmp_path), str(Path(__file__).parents[1] / "helpers" / "runs"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     monkeypatch.setenv("HOSTILE_MARK", MARK)
-    monkeypatch.syspath_prepend(tmp_path)
-    registry.adapter.cache_clear()
-    yield
-    registry.adapter.cache_clear()
+    with installed(tmp_path, monkeypatch, "hostile", "hostile_adapter:Hostile", hostile_adapter.__file__):
+        yield
 
 
 def spec(at: str, how: str) -> Spec:
@@ -285,16 +278,11 @@ def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.Mo
     kept.touch()
     monkeypatch.setenv("CONFORMANCE_EXPECTED", str(tmp_path / "kept"))
     files = {"golden": str(golden), "kept": str(kept)}
-    (tmp_path / "copies_adapter.py").write_text(REFERENCE.format(files=files))
-    info = tmp_path / "copies_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: copies-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\ncopies = copies_adapter:Copies\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    runner = Runner()
-    try:
-        found = runner.run(Spec("copies", (("how", how),)), cases())
-    finally:
-        runner.close()
+    with planted_adapter(tmp_path, monkeypatch, "copies", REFERENCE.format(files=files), "Copies"):
+        runner = Runner()
+        try:
+            found = runner.run(Spec("copies", (("how", how),)), cases())
+        finally:
+            runner.close()
     assert {r.verdict for r in found} == {Verdict.VACUOUS}
     assert all(f"the adapter loaded {says}, so nothing independent was tested" in r.detail for r in found)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from planted_adapter import planted_adapter
 
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
@@ -169,15 +170,11 @@ class Seeing(CpuBackend):
 
 
 @pytest.fixture
-def seeing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def seeing(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An adapter whose info says what the environment was when it was imported."""
-    (here / "seeing_adapter.py").write_text(ADAPTER)
-    info = here / "seeing_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seeing-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nseeing = seeing_adapter:Seeing\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH")))))
     monkeypatch.setenv("GONE", "still here")
+    with planted_adapter(here, monkeypatch, "seeing", ADAPTER, "Seeing"):
+        yield
 
 
 @pytest.mark.usefixtures("seeing")

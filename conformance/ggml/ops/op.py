@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -179,8 +180,7 @@ class Op:
         """Number of required sources, which come first."""
         places = accumulate((f.size for f in params), initial=0)
         self.fields = tuple(replace(f, at=at) for f, at in zip(params, places, strict=False))
-        self.asserts = assertions(asserts, let, self.src, self.n_src, self.fields)
-        self.runs = assertions(runs, let, self.src, self.n_src, self.fields)
+        self._texts = asserts, runs, let
         self.rule, self.limits, self.prepare = layout, limits, prepare
         self.rounding, self.work, self.suffix = rounding, work, suffix
         self.after = tuple((setter, of, tuple(rest)) for setter, of, *rest in after)
@@ -194,6 +194,18 @@ class Op:
         for name in names:
             DECLARATIONS[name] = self
             FIELDS[name] = readers
+
+    @cached_property
+    def asserts(self) -> tuple[Assertion, ...]:
+        """What ggml asserts when it constructs a node; parsed on first use, since a process uses few ops."""
+        asserts, _, let = self._texts
+        return assertions(asserts, let, self.src, self.n_src, self.fields)
+
+    @cached_property
+    def runs(self) -> tuple[Assertion, ...]:
+        """What ggml asserts or assumes only when it computes a node."""
+        _, runs, let = self._texts
+        return assertions(runs, let, self.src, self.n_src, self.fields)
 
     def layout(self, t: Tensor) -> Layout:
         """Return the layout that ggml gives `t`; GraphError with the assertion it breaks."""

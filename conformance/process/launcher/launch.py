@@ -234,7 +234,7 @@ def spare_collections() -> None:
 
     Objects created by imports stay alive; with the default threshold, scanning them takes a fifth of the start-up time.
     """
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000)
     atexit.register(gc.freeze)
 
 

@@ -17,7 +17,6 @@ from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, adapters_of_ours, third_party
 from conformance.case.case import JSON
 from conformance.ggml.errors import NotIndependentError
-from conformance.run.session import expected
 
 REFERENCE = "backends.cpu"
 GGML = "ggml"
@@ -96,6 +95,8 @@ def _undeclared(what: str, name: str) -> str:
 
 
 def _folders() -> list[tuple[str, str]]:
+    from conformance.run.session import expected  # noqa: PLC0415  # every worker imports this module, few need that one
+
     package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
     places = (package / "golden", package.parent / "golden", shipped.golden().absolute())
     found = [(place, "the golden values") for place in places]

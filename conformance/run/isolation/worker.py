@@ -24,7 +24,6 @@ from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
 from conformance.run.execute import Memory
-from conformance.run.scheduler.backend import attached
 
 from .independence import Independence
 
@@ -249,7 +248,7 @@ def main(spec: str, names: str = "{}") -> int:
     try:
         unpack(json.loads(names))
         independence = Independence(Spec.parse(spec))
-        backend = attached(create(Spec.parse(spec)), create)
+        backend = create(Spec.parse(spec))
         independence.declare(backend)
         hello = _hello(backend)
     except BaseException as error:  # noqa: BLE001  # sys.exit too: the caller reports it

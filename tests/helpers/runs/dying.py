@@ -4,14 +4,12 @@ a signal; found by its entry point.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from conformance.backend import registry
+from planted_adapter import planted_adapter
 
 ADAPTER = """
 import os, signal, time
@@ -55,16 +53,6 @@ HARMLESS = "ops/ADD-*"
 @contextmanager
 def installed(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """An adapter called `dying`, here and in child processes, which leave what they were doing in `folder`."""
-    (folder / "dying_adapter.py").write_text(ADAPTER)
-    info = folder / "dying_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dying-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\ndying = dying_adapter:Dying\n")
-    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
     patch.setenv("TMPDIR", str(folder))
-    patch.syspath_prepend(folder)
-    for cached in (registry.adapter, registry._installed):
-        cached.cache_clear()
-    yield
-    for cached in (registry.adapter, registry._installed):
-        cached.cache_clear()
+    with planted_adapter(folder, patch, "dying", ADAPTER, "Dying"):
+        yield

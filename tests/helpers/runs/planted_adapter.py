@@ -16,12 +16,30 @@ from conformance.backend import registry
 def planted_adapter(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str, cls: str) -> Iterator[None]:
     """While this lasts, class `cls` of `source` is installed as backend `name`, from an empty `folder`."""
     (folder / f"{name}_adapter.py").write_text(source)
-    info = folder / f"{name}_adapter-1.dist-info"
+    with installed(folder, monkeypatch, name, f"{name}_adapter:{cls}"):
+        yield
+
+
+@contextmanager
+def installed(
+    folder: Path, patch: pytest.MonkeyPatch, name: str, entry: str, module: str | None = None
+) -> Iterator[None]:
+    """While this lasts, backend `name` is installed by an entry point in `folder`.
+
+    Args:
+        folder: where its distribution lies, and its module where `module` is None.
+        patch: sets the path of this process and of workers.
+        name: of the backend.
+        entry: module and class, as in the entry point.
+        module: the file of a module in another folder.
+    """
+    info = folder / f"{name.replace('-', '_')}-1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[conformance.backends]\n{name} = {name}_adapter:{cls}\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-    monkeypatch.syspath_prepend(folder)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[conformance.backends]\n{name} = {entry}\n")
+    beside = [] if module is None else [str(Path(module).parent)]
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), *beside, os.environ.get("PYTHONPATH")))))
+    patch.syspath_prepend(folder)
     _forget()
     yield
     _forget()

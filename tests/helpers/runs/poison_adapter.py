@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.ggml import GgmlBackend
-from conformance.backend import registry
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -125,13 +124,7 @@ def flaky(odds: float, seed: int, draws: Path) -> Spec:
 @contextmanager
 def installed(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """While this lasts, the adapter is installed, here and in workers, by an entry point in `folder`."""
-    info = folder / "poison_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poison-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\npoison = poison_adapter:Poison\n")
-    path = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    patch.syspath_prepend(folder)
-    registry.adapter.cache_clear()
-    yield
-    registry.adapter.cache_clear()
+    from planted_adapter import installed as planted  # noqa: PLC0415  # workers import this module, and no pytest
+
+    with planted(folder, patch, "poison", "poison_adapter:Poison", __file__):
+        yield
