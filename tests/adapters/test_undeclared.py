@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import faulty_ggml
 import pytest
 from commands import conform
 from marks import needs_wheel
+from planted_adapter import installed
 
 from conformance.ggml.arithmetic import GGML_CPU, UNDECLARED, Mixed
 from conformance.ggml.ops.build import Builder
@@ -22,26 +23,20 @@ CASE = "ops/FLASH_ATTN_EXT-f32+q8_0-q=64x9x4,k=64x32x2,mask=32x9@641"
 LEARN = "conform precision 'faulty-ggml?fault=gpu rounds' -o CARD.toml"
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the adapter `faulty-ggml` is installed."""
-    info = tmp_path / "faulty_ggml-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-ggml\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nfaulty-ggml = faulty_ggml:FaultyGgml\n")
-    folders = (str(tmp_path), str(Path(faulty_ggml.__file__).parent), os.environ.get("PYTHONPATH", ""))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+@pytest.fixture(autouse=True)
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The adapter `faulty-ggml` is installed."""
+    with installed(tmp_path, monkeypatch, "faulty-ggml", "faulty_ggml:FaultyGgml", faulty_ggml.__file__):
+        yield
 
 
 @pytest.mark.parametrize(
     ("fault", "code", "advised"),
     [("gpu rounds", 0, True), ("gpu errs", 1, True), ("rounds", 1, False), ("none", 0, False)],
 )
-def test_a_device_that_declares_nothing_is_judged_by_upstreams_limits(
-    library: dict[str, str], fault: str, code: int, advised: bool
-) -> None:
+def test_a_device_that_declares_nothing_is_judged_by_upstreams_limits(fault: str, code: int, advised: bool) -> None:
     """An NMSE of 1e-6 in FLASH_ATTN_EXT is a GPU's rounding and ggml's CPU's fault; 2.5e-3 is a fault of both."""
-    ran = conform("run", "--backend", f"faulty-ggml?fault={fault}", "--case", CASE, env=library)
+    ran = conform("run", "--backend", f"faulty-ggml?fault={fault}", "--case", CASE)
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert ("conform precision" in ran.stdout) is advised, ran.stdout
     assert fault != "gpu rounds" or LEARN in ran.stdout, ran.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import faulty_ggml
@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from commands import conform
 from marks import needs_wheel
+from planted_adapter import installed
 
 from conformance.cli import main
 
@@ -26,15 +27,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the adapter `faulty-ggml` is installed."""
-    info = tmp_path / "faulty_ggml-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-ggml\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nfaulty-ggml = faulty_ggml:FaultyGgml\n")
-    folders = (str(tmp_path), str(Path(faulty_ggml.__file__).parent), os.environ.get("PYTHONPATH", ""))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
+@pytest.fixture(autouse=True)
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The adapter `faulty-ggml` is installed."""
+    with installed(tmp_path, monkeypatch, "faulty-ggml", "faulty_ggml:FaultyGgml", faulty_ggml.__file__):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -46,12 +43,10 @@ def library(tmp_path: Path) -> dict[str, str]:
         ("loses forgets", 1, "cannot locate the node"),
     ],
 )
-def test_a_node_is_named_only_where_it_is_wrong_alone(
-    model: Path, library: dict[str, str], fault: str, code: int, said: str
-) -> None:
+def test_a_node_is_named_only_where_it_is_wrong_alone(model: Path, fault: str, code: int, said: str) -> None:
     """Right logits are right, with the probe as a note; a wrong node is named; else the probe says why none is."""
     call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--budget", "9m")
-    ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
+    ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}")
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     probed = fault != "none" and said != "wrong from layer 0 on: RMS_NORM"
     assert (PROBE in ran.stdout, "asked for alone, " in ran.stdout) == (probed, probed), ran.stdout
@@ -65,12 +60,10 @@ def test_a_node_is_named_only_where_it_is_wrong_alone(
         ("embedding forgets loses", 1, "cannot locate the node"),
     ],
 )
-def test_a_small_error_is_no_culprit_of_a_large_one(
-    model: Path, library: dict[str, str], fault: str, code: int, said: str
-) -> None:
+def test_a_small_error_is_no_culprit_of_a_large_one(model: Path, fault: str, code: int, said: str) -> None:
     """An embedding that is off by little is a note beside what is far off, also where that cannot be located."""
     call = (str(model), "--tokens", "3,14,15,92", "--decode", "3", "--budget", "9m")
-    ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}", env=library)
+    ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}")
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     noted = "over its budget, by too little to explain the result: GET_ROWS embd" in ran.stdout
     assert noted == ("loses" in fault), ran.stdout

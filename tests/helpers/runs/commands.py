@@ -12,8 +12,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from click.testing import Result as Ended
+
+from conformance.backend.registry import define, defined
 
 NAMES: dict[str, tuple[str, ...]] = {
     "backends": ("list", "backends"),
@@ -40,21 +43,30 @@ NAMES: dict[str, tuple[str, ...]] = {
 def conform(
     command: str, *args: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own.
+    """Run a command: in this process, which has loaded all that it needs, or with `env` in a process of its own.
 
     Args:
         command: a key of `NAMES`.
         args: what follows its name.
         cwd: the current directory; that of the test by default.
-        env: variables added to the environment of the test.
+        env: variables added to the environment of the test; a process may read them as it starts.
 
     Returns:
         its exit code, and what it printed as text.
     """
-    words = [sys.executable, "-m", "conformance.cli", *NAMES[command], *map(str, args)]
-    return subprocess.run(
-        words, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, encoding="utf-8", check=False
-    )
+    if env is not None:
+        words = [sys.executable, "-m", "conformance.cli", *NAMES[command], *map(str, args)]
+        return subprocess.run(
+            words, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, encoding="utf-8", check=False
+        )
+    names = defined()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd or Path.cwd())
+        done = conform_here(command, *args)
+    define(names)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(list(map(str, args)), done.exit_code, done.stdout, done.stderr)
 
 
 def conform_here(command: str, *args: str | Path) -> Ended:
