@@ -33,7 +33,7 @@ def test_a_shared_run_says_what_a_run_alone_says(tmp_path: Path) -> None:
     one worker.
     """
     said = {}
-    chosen = ("--backend", "cpu", "--backend", "ggml", "--case", "ops/*MUL_MAT-*", "-v")
+    chosen = ("--backend", "cpu", "--backend", "ggml", "--case", "ops/*MUL_MAT-*", "--level", "smoke", "-v")
     for n in ("0", "2"):
         path = tmp_path / f"{n}.json"
         run = _pytest(*chosen, "-n", n, "--json", str(path))
