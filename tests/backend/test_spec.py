@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.metadata import EntryPoint
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,7 @@ def test_another_form_is_refused(text: str) -> None:
 
 def test_what_others_install_runs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every installed adapter but those that run on request only."""
-    installed = dict.fromkeys(("cpu", "their-npu", "xdna2"), "package:Class")
+    installed = [EntryPoint(name, "package:Class", registry.GROUP) for name in ("cpu", "their-npu", "xdna2")]
     monkeypatch.setattr(registry, "_installed", lambda: installed)
     assert parse_specs([]) == [Spec("cpu"), Spec("their-npu")]
     assert parse_specs(["xdna2"]) == [Spec("xdna2")]

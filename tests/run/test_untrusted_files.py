@@ -166,6 +166,7 @@ def test_bisect_takes_its_device_from_no_stranger(tmp_path: Path, stranger: Evil
 PARSES = {
     "run/session/untrusted.py": "the one place for what a file says",
     "run/session/select.py": "--backend",
+    "run/session/settings.py": "to tell a spec from a name; opens nothing",
     "run/isolation/worker.py": "the parent process",
     "properties.py": "the argument of an author's test",
     "release/cases.py": "the name of a result of this process",
