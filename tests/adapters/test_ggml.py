@@ -63,7 +63,7 @@ def raw(values: NDArray[np.generic]) -> Bytes:
 
 
 def ramp(t: Tensor, start: float = 1.0) -> Bytes:
-    """Bytes of F32 `t`: start, start + 1, …"""
+    """Bytes of F32 `t`: start, start + 1 and so on."""
     return raw(np.arange(start, start + nbytes(t) // 4, dtype="<f4"))
 
 

@@ -69,7 +69,7 @@ CLASSES = {
 
 @pytest.mark.parametrize(("name", "where"), CLASSES.values(), ids=CLASSES)
 def test_each_class_of_faults_is_noticed(name: str, where: str) -> None:
-    """A case of `smoke` fails with the fault. (That it passes without it is tested with each adapter.)"""
+    """A case of `smoke` fails with the fault; each adapter's tests show that it passes without."""
     fault: Fault = FAULTS[name]
     if where in FAMILIES:
         (found,) = hunt([replace(fault, families=(where,))], "smoke")

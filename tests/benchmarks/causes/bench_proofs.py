@@ -1,4 +1,4 @@
-"""Proofs that were handed over, compiled and run: does each show its fault without this project?
+"""Compile and run the proofs of bug reports: each must show its bug without this project.
 
     python tests/benchmarks/causes/bench_proofs.py FOLDER SOURCE LIBRARIES DEVICE
 

@@ -1,4 +1,4 @@
-"""Planted faults together: are the causes found as many as the faults, and is each the cause of one?
+"""Inject several faults at once and compare them with the causes found: one cause per fault.
 
     python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER]
 

@@ -1,4 +1,4 @@
-"""Trajectories that fail, shrunk: does what is left fail as the trajectory did in the run?
+"""Shrink failing trajectories and check that the smallest case fails as in the run.
 
     python tests/benchmarks/causes/bench_trajectories.py RUN.json BACKEND N SEED [SECONDS]
 
