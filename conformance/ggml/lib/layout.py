@@ -336,6 +336,16 @@ OPTIONAL: Signatures = {
     "backend_load_all_from_path": (None, (_S,)), "backend_load": (_P, (_S,)), "backend_reg_by_name": (_P, (_S,)),
     "backend_register": (None, (_P,)), "get_type_traits": (_P, (_I,)), "get_type_traits_cpu": (_P, (_I,)),
     "glu_op_name": (_P, (_I,)), "backend_meta_device": (_P, (_P, _Z, _P, _P)),
+    "backend_tensor_memset": (None, (_P, _U8, _Z, _Z)), "backend_tensor_copy": (None, (_P, _P)),
+    "backend_tensor_set_2d": (None, (_P, _P, _Z, _Z, _Z, _Z, _Z)),
+    "backend_tensor_get_2d": (None, (_P, _P, _Z, _Z, _Z, _Z, _Z)),
+    "backend_tensor_set_async": (None, (_P, _P, _P, _Z, _Z)), "backend_tensor_get_async": (None, (_P, _P, _P, _Z, _Z)),
+    "backend_tensor_set_2d_async": (None, (_P, _P, _P, _Z, _Z, _Z, _Z, _Z)),
+    "backend_tensor_get_2d_async": (None, (_P, _P, _P, _Z, _Z, _Z, _Z, _Z)),
+    "backend_buffer_reset": (None, (_P,)), "backend_buffer_init_tensor": (_I, (_P, _P)),
+    "backend_tensor_copy_async": (None, (_P, _P, _P, _P)), "backend_synchronize": (None, (_P,)),
+    "backend_event_new": (_P, (_P,)), "backend_event_free": (None, (_P,)), "backend_event_record": (None, (_P, _P)),
+    "backend_event_wait": (None, (_P, _P)), "backend_event_synchronize": (None, (_P,)),
 }
 """`ggml_*` that some libraries lack."""
 LEFT_OUT = {
