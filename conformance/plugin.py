@@ -24,7 +24,7 @@ from conformance.judge.outcome import Exit
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.perf.bench import Bench
 from conformance.report.runfile import interrupts_wait
-from conformance.report.runs import command
+from conformance.report.runs import command, refusal_lines
 from conformance.run import golden
 from conformance.run.session.select import lacking
 from conformance.run.session.settings import settings_lines
@@ -288,6 +288,17 @@ def check(result: Result) -> None:
         pytest.fail(f"{result.sentence()}. Reproduce: {command(result)}", pytrace=False)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(
+    report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
+) -> tuple[str, str, str] | None:
+    """Count what a backend does not support apart from skipped tests."""
+    suite = config.stash.get(SUITE, None)
+    if suite is None or not report.skipped or hasattr(report, "wasxfail") or suite.key_of(report.nodeid) is None:
+        return None
+    return "unsupported", "u", "UNSUPPORTED"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print totals, settings and waivers in use, unavailable backends, and problems of the run."""
     suite = config.stash[SUITE]
@@ -300,7 +311,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     run, chosen = suite.run, suite.chosen
     show(settings_lines(run.active_settings))
     for spec in chosen.specs:
-        show([f"{spec}: {Totals.of(r for (s, _), r in suite.results.items() if s == spec)}"])
+        own = [r for (s, _), r in suite.results.items() if s == spec]
+        show([f"{spec}: {Totals.of(own)}"])
+        if terminalreporter.hasopt("skipped"):
+            show(refusal_lines(own))
     if chosen.fresh_cases:
         show([f"--fresh {len(chosen.fresh_cases)}: seed {chosen.seed_of_fresh}"])
     show(run.notes())

@@ -88,6 +88,8 @@ class Chosen:
     """Folder for failing cases; failing fresh cases are always saved."""
     waivers_path: Path | None = None
     """Waiver file of the only backend; None for the waivers of the settings."""
+    only: Mapping[str, Sequence[str]] | None = None
+    """Backend -> ids of the chosen cases that run, none of another backend; None for all."""
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
     elsewhere: bool = False
@@ -158,7 +160,7 @@ class Chosen:
     @property
     def is_whole_level(self) -> bool:
         """True if no option excludes cases of a level."""
-        return self.by_id and not self.families and not self.globs
+        return self.by_id and not self.families and not self.globs and self.only is None
 
     @cached_property
     def _ids(self) -> dict[Level, list[str]]:
@@ -202,9 +204,20 @@ class Chosen:
         share = frozenset(self.shard.share(c.id for c in self.cases))
         return [c for c in self.cases if c.id in share]
 
+    def cases_of(self, spec: Spec) -> list[Case | str]:
+        """Return the cases that run on a backend: those of files, then ids."""
+        every: list[Case | str] = [*self.own_cases, *self.ids.get(spec, ())]
+        if self.only is None:
+            return every
+        only = frozenset(self.only.get(str(spec), ()))
+        return [c for c in every if case_name(c) in only]
+
     def to_json(self) -> dict[str, JSON]:
         """Return the selection as in the record of a run."""
-        return record_of(self.levels, self.families, self.globs, self.seed, files=self.files, shard=str(self.shard))
+        only = sorted({i for ids in (self.only or {}).values() for i in ids})
+        return record_of(
+            self.levels, self.families, only or self.globs, self.seed, files=self.files, shard=str(self.shard)
+        )
 
     def extra(self) -> dict[str, JSON]:
         """Return the record's `selection` and `shard`."""

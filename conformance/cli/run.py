@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -26,24 +26,24 @@ from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.judge.outcome import Outcome
-from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted
+from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted, elapsed
 from conformance.process import is_traced
 from conformance.report.compare import DIFFERS
 from conformance.report.compare import sentence as compared
 from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
-from conformance.report.runs import budget_used, command, refusals
+from conformance.report.runs import budget_used, command, refusal_lines
 from conformance.run.isolation.isolate import Isolation, Workers, pids
 from conformance.run.live import LIVE, live_family
 from conformance.run.session import failures
 from conformance.run.session.select import case_name
-from conformance.run.session.settings import WaiverBook, settings_lines, today
+from conformance.run.session.settings import WaiverBook, exists, settings_lines, today
 from conformance.run.session.shard import WHOLE
 from conformance.run.session.untrusted import backends_of
 from conformance.testrun import ENDED, Chosen, TestRun
 
-from . import options
+from . import last_failed, options
 from .cases import CasePath, read_cases
 from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
@@ -67,6 +67,8 @@ class Shown:
     """Where cases run (`campaign.pool.connect`); empty: here."""
     minutes: float | None = None
     """To group failures by cause; None: they are not."""
+    first: Mapping[str, Collection[str]] | None = None
+    """Backend -> ids of the cases that it runs before its others."""
 
 
 @click.command()
@@ -90,8 +92,10 @@ class Shown:
 )
 @click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
-@click.option("-v", "--verbose", is_flag=True, help="A line for each result; reasons for UNSUPPORTED, counted.")
-@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
+@click.option("--lf/--ff", "last", default=None,
+              help="Only cases that failed when they last ran from this folder; or these first.")  # fmt: skip
+@click.option("-v/-q", "--verbose/--quiet", "verbose", default=None,
+              help="Each result, and reasons for UNSUPPORTED; or only what is wrong, and totals.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
               help="Also the ops of a file of test-backend-ops, repeatable.")  # fmt: skip
 @click.argument("files", nargs=-1, type=CasePath)
@@ -103,8 +107,8 @@ def run(
     minutes: float | None,
     first: bool,
     maxfail: int | None,
-    verbose: bool,
-    quiet: bool,
+    last: bool | None,
+    verbose: bool | None,
     test_files: Sequence[str],
     files: Sequence[Path],
 ) -> None:
@@ -120,16 +124,24 @@ def run(
         raise UsageError("--workers: cases travel as ids: no FILES, --test-file, --stage or --against NAME")
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
+        **({"lf": True} if last else {}),
         **({} if chosen.against is None else {"against": chosen.against}),
     }  # fmt: skip
+    failed = None if last is None else last_failed.read()
+    if last:
+        chosen = _only_failed(chosen, failed or {})
     journal = Journal(journal_path, request) if journal_path else None
     if journal:
         click.get_current_context().call_on_close(journal.close)
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
-    shown = Shown(verbose, quiet, 1 if first else maxfail, budget or inf, workers, minutes)
-    leave(Execution(TestRun(chosen, journal=journal), shown, gating=gating).run())
+    shown = Shown(verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, minutes, failed)
+    it = TestRun(chosen, journal=journal)
+    try:
+        leave(Execution(it, shown, gating=gating).run())
+    finally:
+        last_failed.write(it.results)
 
 
 @click.command()
@@ -157,6 +169,18 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
         for spec in chosen.specs:
             _wait_for_debugger(spec, pids(it.runner.backend(spec)))
     leave(execution.run())
+
+
+def _only_failed(chosen: Chosen, failed: Mapping[str, Sequence[str]]) -> Chosen:
+    """Restrict a run to what failed; without another selection also to cases that no level lists."""
+    found = replace(chosen, only=failed)
+    if chosen.is_whole_level:
+        own = dict.fromkeys(i for s in chosen.specs for i in failed.get(str(s), ()) if exists(i))
+        found = replace(found, globs=list(own))
+    if any(map(found.cases_of, chosen.specs)):
+        return found
+    line("--lf: none of these cases failed when it last ran here: all run", err=True)
+    return chosen
 
 
 def _wait_for_debugger(spec: Spec, processes: Sequence[int]) -> None:
@@ -191,8 +215,9 @@ class Execution:
         if it.chosen.lacking and it.chosen.backends:
             raise UnavailableError(missing_backends(it.chosen.lacking))
         self._run, self._shown = it, shown
+        first = shown.first or {}
         self._chosen: dict[Spec, list[Case | str]] = {
-            s: [*it.chosen.own_cases, *it.chosen.ids.get(s, ())] for s in it.chosen.specs
+            s: _first(it.chosen.cases_of(s), frozenset(first.get(str(s), ()))) for s in it.chosen.specs
         }
         asked = {str(s): list(map(case_name, of)) for s, of in self._chosen.items()}
         if it.chosen.base is not None:
@@ -201,9 +226,10 @@ class Execution:
         for text in it.left:
             line(text, err=True)
         it.left.clear()
-        self._ends = time.monotonic() + shown.budget
+        self._began = time.monotonic()
+        self._ends = self._began + shown.budget
         self._failures = 0
-        self._progress = Progress()
+        self._progress = Progress(logs=not shown.quiet)
         self._fault: OSError | None = None
         """Why stdout cannot be written any more; the run goes on in silence."""
 
@@ -266,9 +292,12 @@ class Execution:
             signal.signal(signal.SIGTERM, before)
 
     def _here(self, asked: Mapping[Spec, Sequence[Case | str]]) -> None:
+        names = [*(str(s) for s, cases in asked.items() if cases), ""]
+        tell = asked is self._chosen and len(asked) > 1 and not self._shown.quiet  # rounds of fresh cases are many
         for spec, cases in asked.items():
+            then = names[names.index(str(spec)) + 1] if cases else ""
             try:
-                self._backend(spec, cases)
+                self._backend(spec, cases, then, tell=tell)
             except (KeyboardInterrupt, UsageError, CaseFileError, BrokenPipeError):
                 raise
             except BaseException as e:  # noqa: BLE001  # an adapter may raise SystemExit: the next ones run all the same
@@ -287,16 +316,21 @@ class Execution:
             seconds = 60 * self._shown.minutes
             it.explain(analyse(it.results, specs, isolation=it.chosen.isolation, seconds=seconds, progress=say))
 
-    def _backend(self, spec: Spec, cases: Sequence[Case | str]) -> None:
-        """Run the cases of one backend in order; the journal may have some results."""
+    def _backend(self, spec: Spec, cases: Sequence[Case | str], then: str, *, tell: bool) -> None:
+        """Run the cases of one backend in order, and say how it ended; the journal may have some results."""
         if not cases or self._is_full():
             return
-        steps = Steps(str(spec), len(cases))
+        began, totals, steps = time.monotonic(), Totals(), Steps(str(spec), len(cases), then)
         with self._progress.of(lambda: str(steps)):
             for case, result in self._run.play(spec, cases, ends=self._ends, stop=self._is_full, at=steps.at):
                 steps.done += 1
+                steps.failures += result.fails_run
+                totals.add(result)
                 if case is not None:  # the journal had the others
                     self._take(result, case)
+        if tell:
+            following = f"; next: {then}" if then else ""
+            line(f"{spec}: {_total(totals, len(cases) - steps.done, began)}{following}", err=True)
 
     def _take(self, result: Result, case: Case | None = None) -> None:
         """Print and count a new result."""
@@ -358,8 +392,11 @@ class Execution:
             lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
         else:
             lines += table_of(groups, it.chosen.lacking).split("\n")
-        lines += [] if shown.quiet else _measured(it.results)
-        lines += _refusals(it.results) if shown.verbose else []
+        if not shown.quiet:
+            own = [m for m in it.missing if m.backend != str(it.chosen.base)]
+            lines.append(f"total: {_total(Totals.of(it.results), len(own), self._began)}")
+            lines += _measured(it.results)
+        lines += refusal_lines(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)
         lines += cause_lines(it.causes or ())
         self._print([*map(printable, lines), *it.notes()])
@@ -379,6 +416,16 @@ def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str])
     ]
     rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
     return grid(rows, ["backend", "verdicts", "max error (% of tolerance)", "ran for"], disable_numparse=True)
+
+
+def _first(cases: Sequence[Case | str], ids: Collection[str]) -> list[Case | str]:
+    return sorted(cases, key=lambda c: case_name(c) not in ids)
+
+
+def _total(totals: Totals, missing: int, began: float) -> str:
+    """Return the counts of verdicts, of what did not run, and the wall time since `began`."""
+    words = [totals.verdicts, f"{missing:,} not run" if missing else ""]
+    return f"{', '.join(filter(None, words)) or 'nothing ran'} in {elapsed(time.monotonic() - began)}"
 
 
 def _measured(results: Sequence[Result]) -> list[str]:
@@ -408,14 +455,6 @@ def _compared(it: TestRun, *, quiet: bool) -> list[str]:
     changed = [p for p in pairs if p.state in DIFFERS] if not quiet else []
     lines = [f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}" for p in changed]
     return [*lines, compared([str(it.chosen.base or it.chosen.against)], pairs)]
-
-
-def _refusals(results: Sequence[Result]) -> list[str]:
-    lines = []
-    for backend, reasons in refusals(results).items():
-        lines.append(f"{backend} takes {sum(reasons.values())} cases not (UNSUPPORTED), by its reason:")
-        lines += [f"  {n:6,}  {why or 'no reason given'}" for why, n in reasons.most_common()]
-    return lines
 
 
 def _place(e: BaseException) -> str:

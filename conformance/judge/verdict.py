@@ -220,9 +220,14 @@ class Totals:
         golden = {g.value: self.golden[g] for g in Golden}
         return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed, "golden": golden}
 
+    @property
+    def verdicts(self) -> str:
+        """Counts of verdicts as text; empty if nothing ran."""
+        text = ", ".join(f"{n:,} {v}" for v, n in self.counts.items() if n)
+        return f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
+
     def __str__(self) -> str:
-        text = ", ".join(f"{n} {v}" for v, n in self.counts.items() if n) or "nothing ran"
-        text = f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
+        text = self.verdicts or "nothing ran"
         differ, apart = self.golden[Golden.DIFFERS], self.golden[Golden.NOT_COMPARABLE]
         words = {"compared": self.golden[Golden.COMPARED] + differ, "differ": differ, "not comparable": apart}
         golden = ", ".join(f"{n} {word}" for word, n in words.items() if n)
@@ -313,6 +318,14 @@ class Request:
             for backend, t in totals.items()
             if not t.counts[Verdict.PASS] and not t.failed
         }
+
+
+def elapsed(seconds: float) -> str:
+    """Format a wall time: `7.2 s`, `1 min 43 s`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def counted(n: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""A progress line on the terminal, updated while a case runs."""
+"""Progress while a case runs: a line that is updated on a terminal, lines at growing intervals in a log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from typing import TextIO
 
 PERIOD = 1.0
 """Seconds between updates."""
+SPARSE = 10.0
+"""Seconds before the first line of a log; each later one waits twice as long."""
 
 
 class Progress:
-    """A line on `stream` if that is a terminal; nothing otherwise."""
+    """A line on `stream` if that is a terminal; otherwise lines at growing intervals, unless `logs` is false."""
 
-    def __init__(self, stream: TextIO | None = None, period: float = PERIOD) -> None:
+    def __init__(self, stream: TextIO | None = None, period: float | None = None, *, logs: bool = True) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._period = period
+        self._live, self._logs = self._stream.isatty(), logs
+        self._period = period or (PERIOD if self._live else SPARSE)
+        self._next = time.monotonic() + self._period
         self._lock = threading.Lock()
         self._shown = False
         self._text: Callable[[], str] = str
@@ -28,8 +32,8 @@ class Progress:
 
     @contextmanager
     def of(self, text: Callable[[], str]) -> Iterator[None]:
-        """Show `text()` inside the block, updated once a second."""
-        if not self._stream.isatty():
+        """Show `text()` inside the block, from time to time."""
+        if not self._live and not self._logs:
             yield
             return
         self._text = text
@@ -46,7 +50,11 @@ class Progress:
     def show(self) -> None:
         """Update the line now."""
         with self._lock:
-            if self._thread is not None and not self._end.is_set():
+            if self._thread is None or self._end.is_set():
+                return
+            if not self._live:
+                self._write(f"{_plain(self._text())}\n")
+            else:
                 width = shutil.get_terminal_size().columns - 1
                 self._write(f"\r\x1b[K{_plain(self._text())[:width]}")
                 self._shown = True
@@ -59,8 +67,11 @@ class Progress:
                 self._shown = False
 
     def _watch(self) -> None:
-        while not self._end.wait(self._period):
+        while not self._end.wait(max(0.0, self._next - time.monotonic())):
             self.show()
+            if not self._live:
+                self._period *= 2
+            self._next = time.monotonic() + self._period
 
     def _write(self, text: str) -> None:
         try:
@@ -77,11 +88,11 @@ def since(what: str) -> Callable[[], str]:
 
 
 class Steps:
-    """Progress of a backend as text: cases done, and the current case with its seconds."""
+    """Progress of a backend as text: cases done, failures, what comes next, and the current case with its seconds."""
 
-    def __init__(self, label: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._label, self._total, self._clock = label, total, clock
-        self.done = 0
+    def __init__(self, label: str, total: int, then: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._label, self._total, self._then, self._clock = label, total, then, clock
+        self.done = self.failures = 0
         self._case, self._since = "", clock()
 
     def at(self, case: str) -> None:
@@ -90,7 +101,9 @@ class Steps:
 
     def __str__(self) -> str:
         at = f", {self._case}: {self._clock() - self._since:.0f} s" if self._case else ""
-        return f"{self._label}: {self.done} of {self._total}{at}"
+        failed = f", {self.failures:,} failed" if self.failures else ""
+        then = f", then {self._then}" if self._then else ""
+        return f"{self._label}: {self.done:,} of {self._total:,}{failed}{then}{at}"
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,7 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
-from conformance.judge.verdict import Missing, Request, Result, Verdict
+from conformance.judge.verdict import Missing, Request, Result, Verdict, counted
 from conformance.perf.gates import FAMILY as GATE
 from conformance.perf.units import FAMILY as PERF
 from conformance.run.session.shard import whole
@@ -242,6 +242,15 @@ def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
         if r.verdict is Verdict.UNSUPPORTED and r.error is not None:
             reasons.setdefault(r.backend, Counter())[r.error.words or r.error.message] += 1
     return reasons
+
+
+def refusal_lines(results: Iterable[Result]) -> list[str]:
+    """Return `refusals` as lines for people, most frequent first."""
+    lines = []
+    for backend, reasons in refusals(results).items():
+        lines.append(f"{counted(sum(reasons.values()), 'case')} unsupported by {backend}, by reason:")
+        lines += [f"  {n:6,}  {why or 'no reason given'}" for why, n in reasons.most_common()]
+    return lines
 
 
 def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Sequence
 from math import inf
@@ -171,7 +172,7 @@ def test_a_line_for_each_result_and_reasons_counted() -> None:
     said = _conform(*words, "-v").output
     assert f"PASS {CASE} on ggml" in said
     assert f"UNSUPPORTED {CASE} on xdna2: " in said
-    assert "xdna2 takes 1 cases not (UNSUPPORTED), by its reason:" in said
+    assert "1 case unsupported by xdna2, by reason:" in said
     counted = ["ggml: 1 PASS; golden: 1 compared", "xdna2: 1 UNSUPPORTED"]
     assert _conform(*words, "-q").output.splitlines()[:2] == counted
 
@@ -238,21 +239,45 @@ def test_budgets_used_can_be_read(used: list[float], says: str) -> None:
     assert budget_used([Record("c", "b", Verdict.FAIL, budget_used=u) for u in used]) == says
 
 
-def test_progress_is_for_terminals() -> None:
-    """A terminal sees the case at work and since when; anything else sees nothing."""
+def test_a_terminal_sees_one_line_and_a_log_some() -> None:
+    """A terminal sees the case at work and since when on one line that is updated; a log gets whole lines."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    steps = Steps("ggml", 7, clock=iter([0.0, 0.0, 12.0]).__next__)
+    steps = Steps("ggml", 7000, "npu", clock=iter([0.0, 0.0, 12.0]).__next__)
     steps.at("ops/X@1\x1b[2J")
-    for stream, seen in ((Terminal(), True), (io.StringIO(), False)):
+    steps.failures = 2
+    for stream, begins, ends in ((Terminal(), "\r\x1b[K", "\r\x1b[K"), (io.StringIO(), "", "\n")):
         progress = Progress(stream, period=60)
         with progress.of(lambda: "ggml: 0 of 7, ops/X@1\x1b[2J"):
             progress.show()
-        assert ("ops/X@1?[2J" in stream.getvalue()) is seen
-    assert str(steps) == "ggml: 0 of 7, ops/X@1\x1b[2J: 12 s"
+        assert stream.getvalue() == f"{begins}ggml: 0 of 7, ops/X@1?[2J{ends}"
+    assert str(steps) == "ggml: 0 of 7,000, 2 failed, then npu, ops/X@1\x1b[2J: 12 s"
+
+
+def test_a_log_gets_lines_ever_less_often() -> None:
+    """Each wait is twice as long as the one before, whichever backend runs."""
+    stream = io.StringIO()
+    progress = Progress(stream, period=0.05)
+    for _ in range(2):
+        with progress.of(lambda: "x"):
+            time.sleep(0.5)
+    assert 1 <= len(stream.getvalue().splitlines()) <= 4  # after 0.05, 0.15, 0.35 and 0.75 s
+
+
+def test_each_backend_says_how_it_ended_and_what_is_next() -> None:
+    """On stderr as it ends; the totals have the wall time, and -q has neither."""
+    words = ("run", "--backend", "ggml", "--backend", "xdna2", "--case", CASE)
+    said = CliRunner().invoke(main, words)
+    ended = [
+        re.sub(r"[0-9.]+ s$", "T", re.sub(r"[0-9.]+ s;", "T;", x)) for x in said.stderr.splitlines() if " of " not in x
+    ]
+    assert ended == ["ggml: 1 PASS in T; next: xdna2", "xdna2: 1 UNSUPPORTED in T"]
+    assert re.search(r"^total: 1 PASS, 1 UNSUPPORTED in [0-9.]+ s$", said.stdout, re.MULTILINE)
+    quiet = CliRunner().invoke(main, [*words, "-q"])
+    assert (quiet.stderr, "total" in quiet.stdout) == ("", False)
 
 
 def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ RUN_ONLY = {
     "journal_path",
     "first",
     "maxfail",
+    "last",
     "verbose",
-    "quiet",
     "files",
 }
 """Options of `conform run` that pytest has by other names or not at all."""

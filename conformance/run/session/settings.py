@@ -182,7 +182,7 @@ class WaiverBook:
         edits: list[str] = []
         for spec, own in self._waivers.items():
             mine = [r for r in rows if r.backend == str(spec)]
-            found = problems(own, mine, self._today, _listed, _exists)
+            found = problems(own, mine, self._today, _listed, exists)
             sentences += [p.sentence for p in found]
             if found and (edit := proposal(own, found)):
                 edits.append(edit)
@@ -233,7 +233,8 @@ def _listed(family: str) -> Sequence[str]:
     return () if known is None else known.ids("full")
 
 
-def _exists(case_id: str) -> bool:
+def exists(case_id: str) -> bool:
+    """Return True if a family makes a case of this id."""
     try:
         build(case_id)
     except ConformanceError:
