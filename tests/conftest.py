@@ -1,8 +1,9 @@
 """The hypothesis profile of this run: the same examples each time where CI is set, a growing database elsewhere; no
-expected values kept on disk; and one shrink at a time.
+expected values kept on disk; a temporary folder of its own; and one shrink at a time.
 """
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -24,4 +25,15 @@ def _one_worker() -> Iterator[None]:
     """A search shrinks one case at a time: the other processors run other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "MOST", 1)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run recovers what a killed one left in the temporary folder: that of another worker, or of a run beside, is not
+    this one's.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
         yield
