@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sessions_of_pytest import PYTEST
 
 from pytest_ggml_conformance import HOME, is_asked
 
@@ -56,8 +57,8 @@ def test_the_plugin_is_loaded_once(more: tuple[str, ...]) -> None:
     """The entry point and the suite's conftest both ask for it; its options are there once, wherever they stand."""
     if "--noconftest" in more:
         more = (*more, "-p", "conformance.plugin")
-    command = [sys.executable, "-m", "pytest", "--level", "smoke", *more, "conformance", "--backend", "cpu"]
-    command += ["--case", "ops/RMS_NORM-f32-ne=33x4,eps=0.0@426", "-p", "no:cacheprovider", "-q"]
+    command = [*PYTEST, "--level", "smoke", *more, "conformance", "--backend", "cpu"]
+    command += ["--case", "ops/RMS_NORM-f32-ne=33x4,eps=0.0@426", "-q"]
     outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}  # no worker of this run's xdist
     done = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

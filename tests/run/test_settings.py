@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from planted_adapter import planted_adapter
+from sessions_of_pytest import PYTEST
 
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
@@ -268,24 +268,13 @@ def test_pytest_takes_names_too(here: Path) -> None:
     config = _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n', "names.toml")
     root = Path(__file__).parents[2]
     out = here / "r.json"
-    command = [sys.executable, "-m", "pytest", "-q", "conformance", "--config", str(config.absolute())]
-    command += [
-        "--backend",
-        "x",
-        "--backend",
-        "ggml",
-        "--case",
-        NORMS,
-        "--json",
-        str(out),
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    command = [*PYTEST, "-q", "conformance", "--config"]
+    words = [str(config.absolute()), "--backend", "x", "--backend", "ggml", "--case", NORMS, "--json", str(out)]
+    done = subprocess.run([*command, *words], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     backends = [r["backend"] for r in json.loads(out.read_text())["results"]]
     assert (backends.count("x"), backends.count("ggml")) == (LEVELS["standard"], LEVELS["smoke"])
-    wrong = subprocess.run([*command[:5], "--config", "no.toml"], cwd=root, capture_output=True, text=True, check=False)
+    wrong = subprocess.run([*command, "no.toml"], cwd=root, capture_output=True, text=True, check=False)
     assert wrong.returncode == 4
     assert "'no.toml' does not exist" in wrong.stderr + wrong.stdout
 
