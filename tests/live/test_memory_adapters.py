@@ -46,18 +46,17 @@ def hoards(tmp_path: Path) -> Path:
 
 
 def test_a_copy_of_the_weights_is_noticed(hoards: Path) -> None:
-    """The adapter as it is passes; one copy more, or three, does not."""
-    names = ("openvino-stateless", "once-more", "thrice-more")
+    """The adapter as it is passes; one copy more does not."""
+    names = ("openvino-stateless", "once-more")
     words = [word for name in names for word in ("--backend", name)]
     done = conform("run", "-v", "--family", "memory", *words, "--json", "memory.json", cwd=hoards)
     assert done.returncode == 1, done.stdout + done.stderr
     rows = json.loads((hoards / "memory.json").read_text(encoding="utf-8"))["results"]
     found = {r["backend"]: r["metrics"] for r in rows}
-    assert [r["verdict"] for r in rows] == ["PASS", "FAIL", "FAIL"]
+    assert [r["verdict"] for r in rows] == ["PASS", "FAIL"]
     base = found["openvino-stateless"]["copies"]
     assert base == pytest.approx(held.MEASURED["openvino-stateless"][0], abs=0.2)
     assert found["once-more"]["copies"] - base > 2 * held.MARGIN
-    assert found["thrice-more"]["copies"] - base > 6 * held.MARGIN
     assert "times the weights, at most 3.85" in " ".join(done.stdout.split())
 
 

@@ -121,12 +121,12 @@ def test_overwritten_values_fail_in_verify(corpus: Path, backend: str, tmp_path:
     assert json.loads(out.read_text())["totals"]["golden"] == {"compared": 2, "differs": 2, "not comparable": 0}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_overwritten_values_fail_in_a_run(corpus: Path, backend: str, tmp_path: Path) -> None:
+def test_overwritten_values_fail_in_a_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases that a run makes by their ids are judged by the golden outputs, and a saved one says the same again."""
-    words = ("--backend", backend, "--save-failures", tmp_path / "saved", "--case", EXACT, "--case", ROUNDED)
-    done = conform("run", *words, "--case", STORE, env={shipped.GOLDEN: str(corpus)})
-    _names_both(done.stdout, corpus / stored.OPS, backend)
+    monkeypatch.setenv(shipped.GOLDEN, str(corpus))
+    words = ("--backend", "ggml", "--save-failures", tmp_path / "saved", "--case", EXACT, "--case", ROUNDED)
+    done = conform("run", *words, "--case", STORE)
+    _names_both(done.stdout, corpus / stored.OPS, "ggml")
     assert done.returncode == 1
     again = conform("repro", min((tmp_path / "saved").iterdir()))
     assert again.returncode == 1
@@ -329,8 +329,9 @@ def _damage(path: Path, ids: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["repro", "golden-verify", "run"])
-def test_damaged_values_are_all_named(corpus: Path, command: str) -> None:
+def test_damaged_values_are_all_named(corpus: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line for each damaged tensor, with file, case and tensor; exit code 2, and no backend is blamed."""
+    monkeypatch.setenv(shipped.GOLDEN, str(corpus))
     path = corpus / stored.OPS
     _damage(path, [EXACT, ROUNDED])
     words = {
@@ -338,7 +339,7 @@ def test_damaged_values_are_all_named(corpus: Path, command: str) -> None:
         "golden-verify": ("--corpus", corpus, "--backend", "ggml"),
         "run": ("--case", EXACT, "--backend", "ggml"),
     }[command]
-    done = conform(command, *words, env={shipped.GOLDEN: str(corpus)})
+    done = conform(command, *words)
     assert done.returncode == 2, done.stdout + done.stderr
     for case in (EXACT, ROUNDED):
         (line,) = (x for x in done.stderr.splitlines() if f"'{case}'" in x)
@@ -372,11 +373,12 @@ def test_bytes_that_cases_share_are_counted(tmp_path: Path) -> None:
         casefile.read(path)
 
 
-def test_no_golden_files_is_an_error(tmp_path: Path) -> None:
+def test_no_golden_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verifying nothing is no success, and neither is a run that should be judged by a corpus that is not there."""
     with pytest.raises(ConformanceError, match="no golden outputs"):
         golden.verify(tmp_path)
-    done = conform("run", "--case", EXACT, "--backend", "ggml", env={shipped.GOLDEN: str(tmp_path)})
+    monkeypatch.setenv(shipped.GOLDEN, str(tmp_path))
+    done = conform("run", "--case", EXACT, "--backend", "ggml")
     assert done.returncode == 2
     assert "no golden outputs here" in done.stderr
 

@@ -158,11 +158,11 @@ def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_folder(tmp_path: Path) -> None:
-    """Three at once over the same case: all of them pass, and one whole file is left."""
+    """Two at once over the same case: all of them pass, and one whole file is left."""
     words = [sys.executable, "-m", "conformance.cli", "run", "--backend", "ggml"]
     words += ["--case", "ops/MUL_MAT-f32+f32-a=512x512,b=512x64@1"]
-    runs = [subprocess.Popen(words, env={**os.environ, PLACE: str(tmp_path)}) for _ in range(3)]
-    assert [r.wait() for r in runs] == [0, 0, 0]
+    runs = [subprocess.Popen(words, env={**os.environ, PLACE: str(tmp_path)}) for _ in range(2)]
+    assert [r.wait() for r in runs] == [0, 0]
     (path,) = _files(tmp_path)
     assert not path.name.startswith(".")
     assert path.stat().st_size == 8 + 4 * 512 * 64
