@@ -23,11 +23,19 @@ def _document(path: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def record(tmp_path: Path) -> Path:
-    """The record of a run of both cases."""
-    path = tmp_path / "before.json"
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of the record of a run of both cases."""
+    path = tmp_path_factory.mktemp("ran") / "before.json"
     assert conform("run", *BOTH, "--json", str(path)).exit_code == 1
+    return path.read_text()
+
+
+@pytest.fixture
+def record(ran: str, tmp_path: Path) -> Path:
+    """That record, to be changed."""
+    path = tmp_path / "before.json"
+    path.write_text(ran)
     return path
 
 
