@@ -9,6 +9,7 @@ and only the controller counts and writes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from conformance.backend.registry import Spec, resolve
 from conformance.cli import options
-from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
+from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
 from conformance.judge.evidence import Error
 from conformance.judge.outcome import Exit
@@ -26,7 +27,8 @@ from conformance.perf.bench import Bench
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import command, refusal_lines
 from conformance.run import golden
-from conformance.run.session.select import lacking
+from conformance.run.session import failures
+from conformance.run.session.select import build, lacking
 from conformance.run.session.settings import settings_lines
 from conformance.run.session.shard import WHOLE
 from conformance.suite.family import LEVELS
@@ -285,7 +287,10 @@ def check(result: Result) -> None:
     if result.verdict in FAILURES and result.fresh:
         pytest.xfail(f"filed, no failure of this run: {result.sentence()}")
     if result.verdict in FAILURES:
-        pytest.fail(f"{result.sentence()}. Reproduce: {command(result)}", pytrace=False)
+        lines: list[str] = []
+        with suppress(ConformanceError):  # a case that no id makes has no sources here
+            lines = failures.source_lines(build(result.case), result)
+        pytest.fail("\n".join([f"{result.sentence()}. Reproduce: {command(result)}", *lines]), pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,10 +17,7 @@ from conformance.ggml.tensor import (
     VIEW_OPS,
     Tensor,
     computes,
-    is_contiguous,
-    is_contiguous_rows,
-    is_permuted,
-    is_transposed,
+    layout,
     nelements,
     strided,
 )
@@ -88,7 +85,7 @@ def features(case: Case, k: int, node: Tensor) -> Features:
 
 
 def _operand(case: Case, k: int, node: Tensor, s: Tensor) -> Iterator[tuple[str, str]]:
-    yield from ((TYPE, s.type.name), (LAYOUT, _layout(s)))
+    yield from ((TYPE, s.type.name), (LAYOUT, layout(s)))
     if s.view_offs:
         yield OFFSET, YES
     if s.view_src is not None:
@@ -153,16 +150,6 @@ def _held(case: Case, k: int, t: Tensor) -> str:
         SUBNORMAL: (x > 0) & (x < NORMAL),
     }
     return AND.join(name for name, where in found.items() if where.any())
-
-
-def _layout(t: Tensor) -> str:
-    if is_contiguous(t):
-        return "reshaped" if nelements(t) == nelements(t.root) and t.ne != t.root.ne else CONTIGUOUS
-    if is_transposed(t):
-        return "transposed"
-    if is_permuted(t):
-        return "permuted"
-    return STRIDED if is_contiguous_rows(t) else "gaps in rows"
 
 
 def word(value: object) -> str:

@@ -348,6 +348,7 @@ class Execution:
     def _show(self, case: Case | None, result: Result) -> None:
         shown = self._shown
         lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
+        lines += [] if case is None or shown.quiet else failures.source_lines(case, result)
         was = None if case is None else failures.record_of(case)
         if shown.verbose and self._run.runner.locates and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)

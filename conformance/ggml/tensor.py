@@ -213,6 +213,17 @@ def is_permuted(t: Tensor) -> bool:
     return t.nb[0] > t.nb[1] or t.nb[1] > t.nb[2] or t.nb[2] > t.nb[3]
 
 
+def layout(t: Tensor) -> str:
+    """Return how the elements of `t` lie, in words."""
+    if is_contiguous(t):
+        return "reshaped" if nelements(t) == nelements(t.root) and t.ne != t.root.ne else "contiguous"
+    if is_transposed(t):
+        return "transposed"
+    if is_permuted(t):
+        return "permuted"
+    return "strided rows" if is_contiguous_rows(t) else "gaps in rows"
+
+
 def same_shape(a: Tensor, b: Tensor) -> bool:
     """Return True if `ne` are equal: `ggml_are_same_shape`."""
     return a.ne == b.ne

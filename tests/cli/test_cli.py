@@ -280,6 +280,18 @@ def test_each_backend_says_how_it_ended_and_what_is_next() -> None:
     assert (quiet.stderr, "total" in quiet.stdout) == ("", False)
 
 
+def test_a_failure_describes_the_sources_of_its_node() -> None:
+    """Type, `ne`, `nb` in bytes and the layout in words; -q leaves them out."""
+    words = ("run", "--backend", "ggml", "--case", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1")
+    lines = _conform(*words).output.splitlines()
+    assert lines[0].startswith("FAIL ops/GET_ROWS")
+    a, ids = [x for x in lines if x.startswith("  src")]
+    assert a.startswith("  src0 token_embd.weight (permuted): f32 ne=[33, 7, 1, 1] nb=[28, 4, 924, 924], transposed, ")
+    assert a.endswith("view of token_embd.weight at byte 0")
+    assert ids == "  src1 ids: i32 ne=[12, 1, 1, 1] nb=[4, 48, 48, 48], contiguous"
+    assert "  src0" not in _conform(*words, "-q").output
+
+
 def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """`show -o` into a folder that is not there or takes no files: exit code 2, nothing left beside it."""
     cases = CliRunner().invoke(main, ["list", "cases", "--family", "ops"]).output.split()

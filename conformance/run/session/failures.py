@@ -9,9 +9,10 @@ from pathlib import Path
 
 from conformance.case import casefile
 from conformance.case.case import JSON, Case
+from conformance.ggml.tensor import Tensor, layout
 from conformance.ggml.text import printable
 from conformance.judge.evidence import Fault
-from conformance.judge.verdict import Result
+from conformance.judge.verdict import FAILURES, Result
 
 from .environment import environment
 
@@ -91,3 +92,20 @@ def _place(record: dict[str, JSON]) -> str:
     numbers = where.get("numbers", where)
     index = numbers.get("index") if isinstance(numbers, dict) else None
     return f"step {where.get('step')}, node {where.get('node')} {where.get('op')}, element {index}"
+
+
+def source_lines(case: Case, result: Result) -> list[str]:
+    """Return a line for each source of the node that a failure names: type, `ne`, `nb` and layout."""
+    where = result.where
+    if result.verdict not in FAILURES or where is None or where.step is None or where.node is None:
+        return []
+    nodes = case.steps[where.step].graph.nodes if where.step < len(case.steps) else []
+    node = nodes[where.node] if where.node < len(nodes) else None
+    if node is None or (node.op, node.name) != (where.op, where.name):  # of another run of a relation
+        return []
+    return [printable(f"  src{i} {_described(s)}") for i, s in enumerate(node.src) if s is not None]
+
+
+def _described(t: Tensor) -> str:
+    view = "" if t.view_src is None else f", view of {t.view_src.name or 'a tensor'} at byte {t.view_offs}"
+    return f"{t.name or '(unnamed)'}: {t.type} ne={list(t.ne)} nb={list(t.nb)}, {layout(t)}{view}"
