@@ -1,4 +1,4 @@
-"""The answer about one backend: right, differs by rounding, or wrong and where from."""
+"""The verdict on one backend: right, differs by rounding, or wrong and where."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from .figures import Figures, Flip
 RIGHT, ROUNDING, WRONG, NOT_RUN = "right", "rounding", "wrong", "not run"
 """Verdicts."""
 SAME = 1e-6
-"""KL divergence, in nats, up to which two distributions are the same: float32 rounding of logits is worth less."""
+"""KL divergence in nats up to which two distributions are equal: float32 rounding of logits stays below it."""
 LARGE = 1e-3
-"""KL divergence above which an answer names its cause."""
+"""KL divergence above which the cause of a difference is stated."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What is said of one backend."""
+    """The verdict on one backend with its measurements."""
 
     backend: str
     verdict: str = NOT_RUN
     figures: Figures | None = None
-    """Against llama.cpp on its CPU."""
+    """Compared with llama.cpp on its CPU."""
     tokens: list[int] = field(default_factory=list)
-    """What it would take after each of the reference's tokens."""
+    """The backend's most likely token after each of the reference's tokens."""
     flips: list[Flip] = field(default_factory=list)
     reading: Figures | None = None
-    """Of a given text, against llama.cpp on its CPU; nothing is judged by it."""
+    """For a given text, compared with llama.cpp on its CPU; not judged."""
     perplexity: float | None = None
-    """Of that text."""
+    """The perplexity of that text."""
     wrong: str = ""
-    """Where it is wrong, in words; or why it did not run."""
+    """Description of the first wrong result, or the reason why the model was not run."""
     cause: str = ""
-    """What the difference comes from."""
+    """Cause of the difference."""
     first_divergence: dict[str, JSON] | None = None
     saved: str = ""
-    """The file of the shrunk case."""
+    """File of the shrunk case."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     resident: int | None = None
-    """Bytes that its process held after the run."""
+    """Resident bytes of the backend's process after the run."""
 
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """Return the verdict in one sentence."""
         if self.verdict == NOT_RUN:
             return f"not run: {self.wrong}"
         if self.verdict == WRONG:
@@ -61,7 +61,7 @@ class Answer:
         return f"{many} changed at a margin of {worst.margin:.2g}, below the rounding of {worst.rounding:.2g}"
 
     def to_json(self) -> dict[str, JSON]:
-        """As the record has it; numbers that are none are null."""
+        """Return the fields of the record; NaN and infinity become null."""
         f, r = self.figures, self.reading
         return {
             "answer": self.sentence(),
@@ -90,5 +90,5 @@ class Answer:
 
 
 def number(x: float) -> float | None:
-    """A number as JSON has it; None for one that is none."""
+    """Return `x`, or None if it is NaN or infinite, which JSON cannot express."""
     return x if abs(x) < float("inf") else None

@@ -1,9 +1,9 @@
-"""A model on backends: each against llama.cpp on its own CPU, and against float64 where a backend runs graphs.
+"""Checks a model on backends: each against llama.cpp on its own CPU, and against float64 if the backend runs graphs.
 
 Two right runs of one model differ: ggml rounds activations to blocks of 8 bits before a product, another device does
-not. What that is worth is measured here and not declared: the reference runs the same graphs in float64 and in the
-backend's arithmetic. What that moves, and what llama.cpp is off from float64, is what a right backend may be off from
-llama.cpp. The backend has no influence on it.
+not. The size of this difference is measured: the reference runs the same graphs in float64 and in the backend's
+arithmetic. A right backend may differ from llama.cpp by the difference of these two, plus llama.cpp's own difference
+from float64. The backend cannot influence this allowance.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ from .voice import Played, Voice
 
 F32 = NDArray[np.float32]
 FACTOR = 4.0
-"""Multiple of the reference's own NMSE that an arithmetic may cost, as of a recording (`run.recorded`): it is one draw
-of roundings, another run's is another."""
+"""Factor on the reference's own NMSE, as for a recording (`run.recorded`): another run rounds differently."""
 FLOAT32 = 1e-9
-"""NMSE of logits that sums in another order are worth over a whole model."""
+"""NMSE of logits that another summation order causes over a whole model."""
 GGML = "ggml"
-"""The adapter whose libraries llama.cpp itself runs on."""
+"""The adapter whose libraries run llama.cpp."""
 COPIED = 1 << 30
-"""Bytes of weights up to which a ggml device computes the graphs node by node as well: its process gets a copy."""
+"""Bytes of weights up to which a ggml device also runs the graphs node by node, which copies the weights."""
 AROUND = "each node by itself is right there, so what llama.cpp does around them is at fault (scheduler, placement or "
 AROUND += "repacking of weights)"
 ROUNDED = "the logits differ by rounding alone"
@@ -58,7 +57,7 @@ GROWN = "each step by itself is right when it runs again: by chance, or the erro
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text whose perplexity is told: its tokens, what llama.cpp on its CPU made of them, and the graphs that ran."""
+    """A text for measuring perplexity: its tokens, their results from llama.cpp on its CPU, and the recorded graphs."""
 
     tokens: Sequence[int]
     played: Played
@@ -66,28 +65,28 @@ class Text:
 
     @property
     def perplexity(self) -> float:
-        """By llama.cpp on its CPU."""
+        """The perplexity of llama.cpp on its CPU."""
         return figures.perplexity(self.played.logits, self.tokens)
 
 
 @dataclass(slots=True)
 class Check:
-    """One model, one prompt, and what llama.cpp on its CPU makes of them."""
+    """One model, one prompt, and their results from llama.cpp on its CPU."""
 
     model: Path
     case: Case
-    """The graphs that ran."""
+    """The recorded graphs."""
     prompt: Sequence[int]
     reference: Played
     device: Callable[[Spec], Device]
-    """Where llama.cpp runs for a spec of the adapter `ggml`."""
+    """Return the device that llama.cpp uses for a spec of the adapter `ggml`."""
     isolation: Isolation = field(default_factory=Isolation)
     float64: float = 120.0
-    """Seconds of processor time that the reference may take in each arithmetic; rows that it does not reach are judged
-    by those that it does."""
+    """Seconds of processor time for the reference in each arithmetic; rows beyond it are judged by the rounding of
+    earlier rows."""
     text: Text | None = None
     folder: Path | None = None
-    """Where the shrunk case of a wrong backend is saved; None: nowhere."""
+    """Folder for the shrunk case of a wrong backend; None to save nothing."""
     budget: float = 60.0
     """Seconds of shrinking."""
     say: Say = silent
@@ -96,7 +95,7 @@ class Check:
 
     @property
     def prompts(self) -> int:
-        """How many steps decode the prompt."""
+        """Number of steps that decode the prompt."""
         return len(self.case.steps) - len(self.reference.tokens)
 
     @property
@@ -105,12 +104,13 @@ class Check:
         return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
 
     def close(self) -> None:
-        """End the reference."""
+        """Close the reference."""
         self.oracle.close()
 
     def of(self, spec: Spec) -> Answer:
-        """The answer about a backend; whatever fails there is part of the answer. UsageError and UnavailableError if it
-        cannot be opened.
+        """Check one backend; its failures are part of the answer.
+
+        UsageError or UnavailableError if the backend cannot be opened.
         """
         answer, begun = Answer(str(spec)), time.monotonic()
         with self._opened(spec) as backend:
@@ -161,9 +161,14 @@ class Check:
     def _by_nodes(
         self, spec: Spec, backend: Backend, answer: Answer, found: Trajectory | None, hints: Sequence[int]
     ) -> tuple[list[int], Lost | None]:
-        """Judge a run by the chains of its nodes, and the nodes of three steps alone; name what is wrong first, or note
-        nodes over their budgets where no output is wrong. The steps of `hints` and others that are wrong, as far as no
-        choice of experts explains them; and the node that a backend loses, where that hides which is wrong.
+        """Judge a run by its chains of nodes, and every node of three steps alone.
+
+        Names the first wrong node in `answer`, or notes nodes over budget if no output is wrong. `hints` are steps with
+        wrong logits.
+
+        Returns:
+            Steps that are wrong for another reason than a near-tie of experts, and the node whose output gets lost, if
+            that hides which node is wrong.
         """
         say, last = self._saying(str(spec)), len(self.case.steps) - 1
         arithmetic = backend.arithmetic_in(self.case)
@@ -197,7 +202,7 @@ class Check:
     def _over(
         self, backend: Backend, reference: Backend, looked: Sequence[Looked], over: Sequence[Judged]
     ) -> list[str]:
-        """The note of nodes, or else outputs and caches, over their budgets in a run whose logits are right."""
+        """Return a note about nodes, or else outputs and caches, over budget in a run whose logits are right."""
         found = [(run, judged) for run, wrong in looked for judged in wrong]
         if not found:
             said = [f"{sentence(j, self.case)}, {step_words(j.step, self.prompts)}" for j in over[:1]]
@@ -212,7 +217,7 @@ class Check:
         return [f"over its budget: {sentence(named, run.case)}, {which}{more}; {ROUNDED}"]
 
     def _lesser(self, first: Found | Lost) -> list[str]:
-        """The note of nodes that are wrong by too little to explain the result."""
+        """Return a note about nodes whose error is too small to explain the result."""
         if not first.lesser:
             return []
         said, more = sentence(first.lesser[0], first.run.case), len(first.lesser) - 1
@@ -220,7 +225,7 @@ class Check:
         return [f"over its budget, by too little to explain the result: {said}"]
 
     def _read(self, answer: Answer, logits: F32) -> None:
-        """Note what a backend makes of the text."""
+        """Store a backend's results for the text."""
         assert self.text is not None
         answer.reading = figures.measure(logits, self.text.played.logits)
         answer.perplexity = figures.perplexity(logits, self.text.tokens)
@@ -229,7 +234,7 @@ class Check:
         return lambda text: self.say(f"{name}: {text}")
 
     def _refusal(self, backend: Backend) -> str:
-        """Why the backend does not run the graphs; empty where it does."""
+        """Return why the backend does not run the graphs, or an empty text."""
         for k, step in enumerate(self.case.steps[: self.prompts + 1]):
             for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
                 if not answer:
@@ -238,7 +243,7 @@ class Check:
         return "" if answer else answer.reason
 
     def _heard(self, spec: Spec, answer: Answer) -> F32:
-        """The logits of llama.cpp on a device, given the reference's tokens."""
+        """Return the logits of llama.cpp on a device for the reference's tokens."""
         self.say(f"{spec}: llama.cpp decodes there")
         n = len(self.reference.tokens)
         try:
@@ -252,7 +257,7 @@ class Check:
         return played.logits
 
     def _not_by_nodes(self, spec: Spec, refused: str) -> str:
-        """Why nodes are not judged one by one; empty where they are."""
+        """Return why nodes are not judged one by one, or an empty text."""
         if resolve(spec).name == REFERENCE:
             return "it is the reference itself"
         if refused:
@@ -265,7 +270,7 @@ class Check:
     # -- the logits ------------------------------------------------------------------------------------------------
 
     def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
-        """The reference in an arithmetic, over as many steps as the time allows."""
+        """Run the reference in an arithmetic, for as many steps as the time allows."""
         for known, ran in self._ran:
             if known == arithmetic:
                 return ran
@@ -275,7 +280,7 @@ class Check:
         return self._ran[-1][1]
 
     def _compare(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> list[int]:
-        """Hold the logits against llama.cpp's; the steps that rounding does not explain."""
+        """Compare the logits with llama.cpp's; return the steps that rounding does not explain."""
         reference = self.reference.logits
         every = figures.measure(logits, reference)
         answer.figures = figures.measure(logits[self.choices], reference[self.choices])
@@ -297,16 +302,16 @@ class Check:
         return sorted({steps[row] for row in over})
 
     def _steps(self) -> list[int]:
-        """The step of each row of logits."""
+        """Return the step of each row of logits."""
         return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.logits_of(s).ne[1])]
 
     def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
-        """The outputs, and last caches, that are off by more than their chain of nodes may be."""
+        """Return the outputs, and final caches, whose error exceeds the budget of their chain of nodes."""
         judged = graphs.judge(self.case, found, self.trajectory(arithmetic), arithmetic)
         return [j for j in judged if j.used > 1]
 
     def _same(self, found: Trajectory, arithmetic: Arithmetic) -> bool:
-        """True if the logits give the same distributions as the reference in the backend's arithmetic."""
+        """Return True if the distributions equal those of the reference in the backend's arithmetic."""
         mine, reference = found.logits(self.case), self.trajectory(arithmetic).logits(self.case)
         return worst(figures.divergence, mine, reference) <= SAME
 
@@ -328,7 +333,7 @@ class Check:
     # -- where it is wrong -----------------------------------------------------------------------------------------
 
     def _name(self, spec: Spec, answer: Answer, found: Found) -> None:
-        """Say where it is wrong first, and save what shrinking makes of that."""
+        """Name the first wrong node in the answer, and shrink and save its case."""
         case, t = found.run.case, found.judged.tensor
         graph = case.steps[0].graph
         layer = layer_of(found.node, graph)
@@ -352,7 +357,7 @@ class Check:
             answer.notes.append(saved.words)
 
     def _unplaced(self, answer: Answer, step: int, logits: F32, cause: str, *, located: bool) -> None:
-        """Say that logits are wrong, where no node is, or, unless `located`, nobody can say which."""
+        """Call the logits wrong although no node is, or, unless `located`, although the node cannot be located."""
         rows = [r for r, k in enumerate(self._steps()) if k == step]
         nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
         kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)
@@ -364,21 +369,22 @@ class Check:
 
 
 Pair = tuple[F32, F32]
-"""Logits of two right runs, `[rows, n_vocab]` of as many rows or fewer, that differ by rounding alone."""
+"""Logits of two right runs, `[rows, n_vocab]`, that differ by rounding alone; one may have fewer rows."""
 
 
 def worst(apart: Callable[[F32, F32], float], one: F32, other: F32) -> float:
-    """How far two runs are apart in the row in which they are furthest."""
+    """Return the largest distance `apart` of any two corresponding rows."""
     return max(apart(a, b) for a, b in zip(other, one, strict=False))
 
 
 def allowance(own: Pair, theirs: Pair) -> float:
-    """The NMSE by which right logits may differ: what rounding costs each side, as roots. `own` is the reference in
-    float64 and in the backend's arithmetic, `theirs` in float64 and llama.cpp.
+    """Return the allowed NMSE of right logits: the rounding of both sides, added as square roots.
+
+    `own` is the reference in float64 and in the backend's arithmetic, `theirs` is float64 and llama.cpp.
     """
     return max(FLOAT32, sum(sqrt(FACTOR * worst(figures.nmse, *pair)) for pair in (own, theirs)) ** 2)
 
 
 def rounding(own: Pair, theirs: Pair) -> float:
-    """By how much rounding may move the difference of two logits; arguments as of `allowance`."""
+    """Return how much rounding may change the difference of two logits; arguments as for `allowance`."""
     return 2 * sum(worst(figures.apart, *pair) for pair in (own, theirs))

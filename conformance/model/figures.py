@@ -1,4 +1,4 @@
-"""How far two runs of a model are apart, row by row of their logits: what a reader of its text would notice."""
+"""Differences between two runs of a model, row by row of their logits."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A row in which a voice would take another token than the reference."""
+    """A row where the checked run prefers another token than the reference."""
 
     row: int
     expected: int
     """The reference's token."""
     found: int
     margin: float
-    """By how much the reference prefers its token to the other."""
+    """The reference's logit of its token minus that of the other."""
     rounding: float
-    """By how much rounding may move that difference."""
+    """How much rounding may change that difference."""
 
     @property
     def near(self) -> bool:
-        """Whether rounding explains it."""
+        """True if rounding explains it."""
         return self.margin <= self.rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A voice's logits against the reference's."""
+    """The logits of a run compared with the reference's, row by row."""
 
     kl: F64
-    """Of each row, in nats: of the voice's distribution from the reference's; infinite where a logit is no number."""
+    """KL divergence in nats from the reference's distribution; infinite if only one of them has a NaN or infinity."""
     nmse: F64
-    """Of each row's logits."""
+    """NMSE of the logits."""
     margin: F64
-    """Of each row: the reference's first logit less its second."""
+    """The reference's largest logit minus its second largest."""
     agree: NDArray[np.bool_]
-    """Whether both take the same token."""
+    """True if both prefer the same token."""
 
     @property
     def top1(self) -> float:
-        """The share of rows in which both take the same token."""
+        """Share of rows where both prefer the same token."""
         return float(self.agree.mean())
 
     @property
     def kl_max(self) -> float:
-        """The largest of all rows."""
+        """Largest KL divergence."""
         return float(self.kl.max())
 
     @property
     def kl_mean(self) -> float:
-        """The mean of all rows."""
+        """Mean KL divergence."""
         return float(self.kl.mean())
 
 
@@ -73,8 +73,9 @@ def measure(found: F32, reference: F32) -> Figures:
 
 
 def divergence(found: F32, reference: F32) -> float:
-    """Kullback-Leibler divergence of one row's distribution from the reference's, in nats; infinite where a logit of
-    only one of them is no finite number.
+    """Return the Kullback-Leibler divergence of one row from the reference, in nats.
+
+    Infinite if a logit is finite in only one of them.
     """
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
         return inf
@@ -90,13 +91,13 @@ def _log_softmax(logits: F32) -> F64:
 
 
 def perplexity(logits: F32, tokens: Sequence[int]) -> float:
-    """How many tokens a row of `logits` is in doubt among, on average: row i is asked for token i + 1."""
+    """Return the perplexity of `tokens`: row i of `logits` predicts token i + 1."""
     rows = zip(logits, tokens[1:], strict=False)
     return float(np.exp(-np.mean([_log_softmax(row)[token] for row, token in rows])))
 
 
 def nmse(found: F32, reference: F32) -> float:
-    """Energy of one row's error / energy of the reference; infinite where a logit of only one is no finite number."""
+    """Return error energy / reference energy of one row; infinite if a logit is finite in only one of them."""
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
         return inf
     known = np.isfinite(reference)
@@ -107,7 +108,7 @@ def nmse(found: F32, reference: F32) -> float:
 
 
 def flips(found: F32, reference: F32, rounding: float) -> list[Flip]:
-    """The rows in which `found` prefers another token than `reference`; `rounding` as of a `Flip`."""
+    """Return the rows where `found` prefers another token than `reference`; `rounding` as for `Flip`."""
     out = []
     for row, (f, r) in enumerate(zip(found, reference, strict=True)):
         mine, theirs = int(f.argmax()), int(r.argmax())
@@ -117,7 +118,7 @@ def flips(found: F32, reference: F32, rounding: float) -> list[Flip]:
 
 
 def apart(a: F32, b: F32) -> float:
-    """The largest difference of two rows, whose common offset does not count: no token's probability depends on it."""
+    """Return the largest difference of two rows after removing their mean offset, which no probability depends on."""
     d = a.astype(np.float64) - b.astype(np.float64)
     d = d[np.isfinite(d)]
     return float(np.abs(d - d.mean()).max()) if d.size else 0.0

@@ -1,4 +1,4 @@
-"""The graphs that llama.cpp laid out for a prompt and the tokens after it, run as one trajectory on a backend."""
+"""Runs the graphs that llama.cpp built for a prompt and the tokens after it as one trajectory on a backend."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from conformance.suite.batch import isolated_nodes
 
 F32 = NDArray[np.float32]
 Say = Callable[[str], None]
-"""Tells how far a run has come."""
+"""Reports progress."""
 LOGITS = "result_output"
-"""llama.cpp's name of the logits."""
+"""llama.cpp's name of the logits tensor."""
 
 
 def silent(_: str) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """What a backend made of the graphs, each from the caches that the one before left."""
+    """A backend's results for the graphs, each started from the caches of the previous one."""
 
     outputs: list[Mapping[Tensor, Bytes]] = field(default_factory=list)
-    """Of each step."""
+    """One mapping per step."""
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
-    """After the last step; empty where time ran out before, without those that the backend cannot show."""
+    """After the last step; empty if time ran out before, without caches that the backend cannot read."""
     complete: bool = False
 
     def logits(self, case: Case) -> F32:
-        """`[rows, n_vocab]`, of every step's rows in order; UsageError as of `logits_of`."""
+        """Return the logits of all steps in order, `[rows, n_vocab]`; UsageError as `logits_of`."""
         rows = zip(case.steps, self.outputs, strict=False)
         return np.concatenate([_rows(t := logits_of(s), o[t]) for s, o in rows])
 
 
 def logits_of(step: Step) -> Tensor:
-    """The output with the logits; UsageError if there is none."""
+    """Return the output that holds the logits; UsageError if there is none."""
     named = [t for t in step.outputs if t.name == LOGITS]
     if not named:
         raise UsageError(f"no output called {LOGITS} in llama.cpp's graph; it has {', '.join(map(str, step.outputs))}")
@@ -59,8 +59,9 @@ def _rows(t: Tensor, data: Bytes) -> F32:
 
 
 def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf) -> Trajectory:
-    """Run the steps in order. After `seconds` of this process's processor time none begins but the first. BackendError,
-    which knows its step, if the backend failed.
+    """Run the steps in order; none but the first starts after `seconds` of this process's processor time.
+
+    BackendError, with its step, if the backend fails.
     """
     found, begun = Trajectory(), time.process_time()
     with backend.open(case) as session:
@@ -76,7 +77,7 @@ def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf
 
 
 def compute(session: Session, k: int, step: Step, nodes: tuple[Tensor, ...] = ()) -> Mapping[Tensor, Bytes]:
-    """The outputs of step `k`, or the values of `nodes` instead; a BackendError knows the step."""
+    """Return the outputs of step `k`, or the values of `nodes` instead; a BackendError gets the step."""
     try:
         return session.compute(step.graph, step.inputs, nodes or step.outputs)
     except BackendError as e:
@@ -85,14 +86,15 @@ def compute(session: Session, k: int, step: Step, nodes: tuple[Tensor, ...] = ()
 
 
 def caches_of(session: Session, case: Case) -> dict[Tensor, Bytes]:
-    """The bytes of every cache that the session can show."""
+    """Return the bytes of every cache that the session can read."""
     hidden = session.opaque()
     return {t: pack(session.read(t), t, 0) for t in case.caches() if t not in hidden}
 
 
 def judge(case: Case, found: Trajectory, expected: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
-    """Every output of the steps that both have, and the caches after the last, within what a chain of nodes may err by
-    in `arithmetic`, in which `expected` was computed.
+    """Judge every output of the common steps, and the final caches, within the error of their chain of nodes.
+
+    `expected` was computed in `arithmetic`.
     """
     chain = Chain(arithmetic)
     judged: list[Judged] = []
@@ -107,16 +109,19 @@ def judge(case: Case, found: Trajectory, expected: Trajectory, arithmetic: Arith
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """One step as a backend ran it, every node of it asked for."""
+    """One step as a backend ran it, with the value of every node."""
 
     case: Case
-    """That step alone, from the caches that the backend had before it; its recorded values are the backend's."""
+    """That step alone, starting from the backend's own caches; its recorded values are the backend's."""
     step: int
-    """Its number in the whole run."""
+    """Its index in the whole run."""
 
     def wrong(self, reference: Backend, found: Mapping[Tensor, Bytes] | None = None) -> list[Judged]:
-        """The nodes that are wrong given the recorded values, which the backend itself fed them, in order; `reference`
-        computes in the backend's arithmetic. `found` is what they are if not the recorded values.
+        """Return the nodes that are wrong for the recorded inputs, in order.
+
+        `reference` computes in the backend's arithmetic.
+
+        `found`: values to judge in place of the recorded ones.
         """
         found = self.case.steps[0].expected if found is None else found
         alone, original = isolated_nodes(self.case, 0)
@@ -127,7 +132,7 @@ class StepRun:
 
 
 def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Tensor, Bytes]) -> StepRun:
-    """Step `k` as a case of its own, from the bytes `caches` before it; `values` are recorded of it."""
+    """Make a case of step `k` alone, starting from `caches`, with the recorded `values`."""
     step = case.steps[k]
     used = set(step.graph.tensors())
     persistent = {t: data for t, data in {**case.persistent, **caches}.items() if t in used}
@@ -144,7 +149,7 @@ def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Te
 
 
 def look(backend: Backend, case: Case, steps: list[int], *, say: Say = silent) -> list[StepRun]:
-    """These steps of a run of the backend with all their nodes; the others are run for their outputs."""
+    """Run the backend up to the last of `steps`, and return these with the values of all their nodes."""
     found: list[StepRun] = []
     with backend.open(case) as session:
         for k, step in enumerate(case.steps[: max(steps) + 1]):

@@ -1,4 +1,4 @@
-"""Where in a model a tensor is, by llama.cpp's names: its layer, and a step in words."""
+"""Finds the layer of a tensor by llama.cpp's names, and names steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 
 def layer_of(t: Tensor, graph: Graph) -> int | None:
-    """The layer of a node or cache, by its own name, that of what it reads, or that of the last node before it that has
-    one; None before the first layer, and in the head of the model.
+    """Return the layer of a node or cache; None before the first layer and in the head of the model.
+
+    It is found in the tensor's own name, in that of a source, or else in the last node before it that has one.
     """
     own = _own(t)
     if own is not None or t not in graph.nodes:
@@ -26,7 +27,7 @@ def layer_of(t: Tensor, graph: Graph) -> int | None:
 
 
 def _own(t: Tensor) -> int | None:
-    """By its own name, or that of a weight or cache that it reads."""
+    """Return the layer in the tensor's own name, or in that of a weight or cache that it reads."""
     for name in (t.name, *(s.name for s in t.src if s is not None and s.op == "NONE")):
         if found := _LAYER.search(name):
             return int(next(g for g in found.groups() if g is not None))
@@ -34,6 +35,6 @@ def _own(t: Tensor) -> int | None:
 
 
 def step_words(k: int, prompts: int) -> str:
-    """Step `k`, counted from 0, in words; the first `prompts` steps decode the prompt."""
+    """Format step `k`, counted from 0; the first `prompts` steps decode the prompt."""
     which = f"{_ORDINALS[k]} step" if k < len(_ORDINALS) else f"step {k + 1}"
     return f"{which} (the prompt)" if k < prompts else which

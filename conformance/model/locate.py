@@ -1,4 +1,4 @@
-"""Where a wrong backend goes wrong first: step, layer and node; and the smallest case that shows it, saved."""
+"""Locates the first wrong step, layer and node of a backend, and saves the smallest case that shows it."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ from . import graphs
 from .graphs import Say, StepRun, caches_of, compute, look
 
 Anew = Callable[[], AbstractContextManager[Backend]]
-"""Opens the backend once more, and closes it."""
+"""Opens a fresh backend, and closes it."""
 Looked = tuple[StepRun, Sequence[Judged]]
-"""A step every node of which was asked for, and those that are wrong."""
+"""A step with the values of every node, and its wrong nodes."""
 WORDS = {Fault.NODE: "this node is wrong by itself", Fault.GRAPH: TOGETHER, Fault.STALE: STALE[Fault.STALE]}
 SHARE = 1e-2
-"""Share that an own NMSE must reach: of the largest of a run, to be named before it; and of that of the outputs, to
-explain it, where nodes could not be judged as they ran. It is room for what the rest of a model makes of an error."""
+"""Minimum share of a node's NMSE: of the run's largest, to be named before that node, or of the outputs' NMSE, to
+explain it if nodes could not be judged in place. The margin is for how the rest of a model changes an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The first thing that is wrong."""
+    """The first wrong node, cache or output."""
 
     judged: Judged
     """As of the only step of `run`."""
     run: StepRun
     fault: Fault | None
-    """None: it is none, but `tie`."""
+    """None if there is no fault, only `tie`."""
     tie: str = ""
-    """The choice in words."""
+    """Description of the expert choice."""
     alike: int = 0
-    """How many more nodes of the same op and types are wrong, each in a graph of its own."""
+    """Number of further wrong nodes of the same op and types, each run in its own graph."""
     lesser: Sequence[Judged] = ()
-    """Nodes that are wrong, too, by too little to explain the result."""
+    """Further wrong nodes whose error is too small to explain the result."""
 
     @property
     def node(self) -> Tensor:
-        """The node at fault; of a cache the first node that writes it."""
+        """The node at fault; for a cache the first node that writes it."""
         return _writer(self.judged.tensor, self.run.case.steps[0].graph)
 
     @property
     def words(self) -> str:
-        """What kind of fault it is."""
+        """Description of the fault."""
         if self.fault is None:
             return self.tie
         if not self.alike:
@@ -76,21 +76,21 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node that has another value where others are asked for, too: it is computed, and what is handed out is lost."""
+    """A node whose value changes when other outputs are requested: it is computed, but its output gets lost."""
 
     judged: Judged
-    """Beside every other node of the step; where it alone is asked for, it is right."""
+    """Judged with every node of the step requested; right if requested alone."""
     run: StepRun
     ends: bool
-    """Whether it is right only where the graph ends with it."""
+    """True if it is right only in a graph that ends with it."""
     named: Judged | None = None
-    """Where it alone is asked for, and wrong there, too, otherwise."""
+    """Judged when requested alone, if it is wrong there too, with another error."""
     lesser: Sequence[Judged] = ()
-    """Nodes that are wrong by themselves, by too little to explain the result."""
+    """Nodes that are wrong when run alone, but whose error is too small to explain the result."""
 
     @property
     def words(self) -> str:
-        """The probe."""
+        """Description of both requests and their results."""
         alone = "alone, in a graph that ends with it" if self.ends else "alone"
         said = sentence(self.judged, self.run.case)
         is_ = "it is right" if self.named is None else f"it is off by NMSE {self.named.difference.nmse:.2g}"
@@ -111,12 +111,13 @@ def first(
     anew: Anew,
     say: Say,
 ) -> Found | Lost | None:
-    """The first wrong node of a run, or the first wrong cache or output where each node by itself is right, or a choice
-    of experts at a near-tie (`TIE`) that explains it; a `Lost` node where the backend hides which is wrong; None where
-    nothing is wrong step by step.
+    """Return the first wrong node, cache or output of a run, or None if every single step is right.
 
-    `looked` are steps whose nodes were judged, each with the wrong ones. `reference` computes in the backend's
-    arithmetic. BackendError if either fails.
+    A cache or output is returned if each node alone is right. Other results are a choice of experts at a near-tie
+    (`TIE`) that explains the error, and `Lost` if lost outputs hide which node is wrong.
+
+    `looked` are inspected steps with their wrong nodes. `reference` computes in the backend's arithmetic. BackendError
+    if either fails.
     """
     seen = next((alone(backend, reference, run, _culprit(wrong)) for run, wrong in looked if wrong), None)
     upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
@@ -142,15 +143,17 @@ def first(
 
 
 def _culprit(wrong: Sequence[Judged]) -> Judged:
-    """The first of the wrong nodes whose own error comes near the largest. What is fed to each is right, or the
-    backend's own value, so an earlier node that is a little over its budget does not explain what a later one does.
+    """Return the first wrong node whose own error comes near the largest.
+
+    Each node's inputs are right or the backend's own values, so an earlier node slightly over budget does not explain a
+    larger error of a later node.
     """
     enough = SHARE * max(_weight([j]) for j in wrong)
     return next(j for j in wrong if _weight([j]) >= enough)
 
 
 def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Found | Lost:
-    """A node that is wrong where each node of a step is asked for, asked for alone: wrong by the same, or lost."""
+    """Request a wrong node alone: `Found` if it is wrong by the same error, else `Lost`."""
     told = _told(backend, reference, run, _off(backend, reference, run))
     named = told.named(judged)
     if named is judged:
@@ -160,7 +163,7 @@ def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) ->
 
 
 def _off(backend: Backend, reference: Backend, run: StepRun) -> list[Judged]:
-    """The outputs and caches that are wrong where nothing else is asked for."""
+    """Return the outputs and caches that are wrong when nothing else is requested."""
     bare = _bare(run.case)
     return [j for j in _judge(bare, reference, _values(backend, bare)) if j.used > 1]
 
@@ -171,9 +174,11 @@ def _told(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Judg
 
 
 def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found, say: Say) -> Found | Sequence[Judged]:
-    """Where a run in which every node is asked for tells nothing: the nodes of an op and types that are wrong each in a
-    graph of its own, fed with right values, and whose errors together explain the wrong outputs, by one of them;
-    else the node behind the wrong value `step`, by graphs that end earlier; else the nodes with too small errors.
+    """Locate the fault if requesting every node gives no usable values.
+
+    Runs each node in its own graph with right inputs. Returns the worst node of the op and types whose errors together
+    explain the wrong outputs; else the node behind the wrong value of `step`, found with graphs that end earlier; else
+    the nodes whose errors are too small.
     """
     off = _off(backend, reference, run)
     if not off:
@@ -194,14 +199,12 @@ def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found,
 
 
 def _weight(wrong: Sequence[Judged]) -> float:
-    """The NMSE of all, each at most 1: no value is more wrong than altogether."""
+    """Return the sum of the NMSE, each at most 1, since a value cannot be more than entirely wrong."""
     return sum(min(1.0, j.difference.nmse) for j in wrong)
 
 
 def _each(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
-    """The value of each node in a graph of its own, fed with the recorded values; the recorded one where the backend
-    fails there, which tells nothing.
-    """
+    """Return the value of each node run in its own graph with recorded inputs; the recorded value if that run fails."""
     found = dict(run.case.steps[0].expected)
     every, original = isolated_nodes(run.case, 0)
     for i, (copy, node) in enumerate(original.items()):
@@ -212,8 +215,9 @@ def _each(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
 
 
 def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say: Say) -> Found | None:
-    """The first of the first `upto` steps that is wrong though the reference starts it from the backend's own caches,
-    with its first wrong tensor in the order in which they are computed.
+    """Return the first of `upto` steps that is wrong when the reference starts from the backend's own caches.
+
+    It names the step's first wrong tensor in order of computation.
     """
     with backend.open(case) as session:
         for k, step in enumerate(case.steps[:upto]):
@@ -229,7 +233,7 @@ def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say
 
 
 def _tie(run: StepRun, reference: Backend) -> str:
-    """The choice of experts at a near-tie that explains what is wrong in a step each of whose nodes is right alone."""
+    """Return the expert choice at a near-tie that explains a wrong step, or an empty text; each node alone is right."""
     if not any(n.op in OPS for n in run.case.steps[0].graph):
         return ""
     mine = run.case.steps[0].expected
@@ -238,7 +242,7 @@ def _tie(run: StepRun, reference: Backend) -> str:
 
 
 def _judge(case: Case, reference: Backend, values: Mapping[Tensor, Bytes]) -> list[Judged]:
-    """A case of one step: its outputs and those caches that have values."""
+    """Judge the outputs of a one-step case, and those caches that have values."""
     want = {t: x for t, x in _values(reference, case).items() if t in values}
     return list(judge_step(case, 0, want, values, reference.arithmetic()))
 
@@ -252,17 +256,18 @@ def _values(backend: Backend, case: Case) -> dict[Tensor, Bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A case file that shows the fault."""
+    """A saved case file that shows the fault."""
 
     path: Path
     words: str
-    """How large it is, and the command that runs it."""
+    """Its size and the command that runs it."""
 
 
 def save(spec: Spec, found: Found, case: Case, folder: Path, isolation: Isolation, budget: float, say: Say) -> Saved:
-    """Shrink the smallest of these that fails, within `budget` seconds, and save it in `folder`: the node alone, its
-    step, the steps up to it. Where none fails by itself, the step is saved as it is. CaseFileError if it cannot be
-    written.
+    """Shrink the smallest failing case within `budget` seconds and save it in `folder`.
+
+    Candidates are the node alone, its step, and all steps up to it. If none fails, the step is saved unshrunk.
+    CaseFileError if the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / failures.file_name(f"{found.run.case.id}_{spec}")
@@ -299,13 +304,13 @@ def _without(step: Step) -> Step:
 
 
 def _node(found: Found) -> Case:
-    """The node alone: each source a leaf with the bytes that it was fed with."""
+    """Make a case of the node alone: each source is a leaf with the recorded bytes."""
     every, original = isolated_nodes(found.run.case, 0)
     return _apart(every, next(c for c, n in original.items() if n is found.judged.tensor), found.run.case.id)
 
 
 def _apart(every: Case, copy: Tensor, name: str) -> Case:
-    """One of the isolated nodes `every` in a case of its own."""
+    """Cut one of the isolated nodes `every` out as a case."""
     growing = Expansion()
     growing.expand(copy)
     graph = growing.graph()

@@ -1,4 +1,4 @@
-"""llama.cpp on one device, in a process of its own: what it makes of a model, a prompt and the tokens after it."""
+"""llama.cpp with a model on one device, in its own process: it decodes a prompt and the tokens after it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from conformance.suite.zoo.family import ENVIRONMENT, Request
 
 F32 = NDArray[np.float32]
 CELLS = 256
-"""A context holds a multiple of this: so llama.cpp grows n_kv."""
+"""The size of a context is a multiple of this, in which llama.cpp also grows n_kv."""
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """What is decoded, and where the worker writes what came of it."""
+    """The fields of a worker's request to decode."""
 
     prompt: list[int]
     decode: int
-    """Tokens after the prompt."""
+    """Number of tokens after the prompt."""
     forced: Sequence[int] | None
-    """These, or None: each the most likely."""
+    """Tokens to decode; None for the most likely ones."""
     logits: str
     case: str = ""
     every: bool = False
-    """Results of every token of the prompt, not of the last alone."""
+    """Return results of every token of the prompt, and not only of the last."""
 
     @property
     def n_ctx(self) -> int:
@@ -48,21 +48,21 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What one voice made of a prompt and the tokens after it."""
+    """The results of one run for a prompt and the tokens after it."""
 
     logits: F32
-    """`[rows, n_vocab]`: of each token whose results were wanted, in order."""
+    """`[rows, n_vocab]`: of each token whose results were requested, in order."""
     tokens: list[int]
-    """After the prompt."""
+    """The tokens after the prompt."""
     resident: int | None
-    """Bytes that the process held then."""
+    """Resident bytes of the process after the run."""
 
 
 class Voice:
-    """llama.cpp and a model on a device.
+    """llama.cpp with a model on a device.
 
-    UsageError if llama.cpp cannot load the model or ends its process, UnavailableError if there is no llama.cpp;
-    `time_limit` in seconds holds for each request.
+    UsageError if llama.cpp cannot load the model or its process ends, UnavailableError if there is no llama.cpp;
+    `time_limit` in seconds for each request.
     """
 
     def __init__(self, model: Path, device: Device, *, flash_attn: bool = True, time_limit: float = 600.0) -> None:
@@ -91,29 +91,30 @@ class Voice:
             self.close()
             raise
         self.has_words: bool = about["words"]
-        """Whether the vocabulary has texts."""
+        """True if the vocabulary has texts."""
         self.n_vocab: int = about["n_vocab"]
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text; UsageError if the vocabulary has no texts, or there is no token."""
+        """Tokenise a text; UsageError if the vocabulary has no texts, or the text gives no token."""
         if not self.has_words:
             raise UsageError(f"{self._model}: its vocabulary has no texts; give tokens: --tokens 1,2,3")
         return list(self._ask({"tokens": text})["tokens"])
 
     def words(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token; its number where the vocabulary has no texts."""
+        """Return the text of each token; its number if the vocabulary has no texts."""
         return list(self._ask({"words": list(tokens)})["words"]) if self.has_words else [f"<{t}>" for t in tokens]
 
     def play(
         self, prompt: Sequence[int], decode: int = 0, forced: Sequence[int] | None = None, *, every: bool = False
     ) -> Played:
-        """Decode `prompt` and `decode` tokens after it, those of `forced` or each the most likely. `every`: the results
-        of each token of the prompt are wanted, too.
+        """Decode `prompt` and `decode` tokens after it: those of `forced`, or the most likely ones.
+
+        `every`: return the results of each token of the prompt, too.
         """
         return self._play(prompt, decode, forced, "", every)
 
     def record(self, prompt: Sequence[int], decode: int = 0, *, every: bool = False) -> tuple[Played, Case]:
-        """The same, each token the most likely, and the graphs that ran; weights stay in the model's file."""
+        """Decode likewise, each token the most likely, and record the graphs; weights stay in the model's file."""
         file = Path(self._folder.name, "case.gguf")
         played = self._play(prompt, decode, None, str(file), every)
         return played, casefile.read_one(file, models=[self._model.resolve().parent])

@@ -1,11 +1,13 @@
-"""The service of llama.cpp's process for one model on one device. Its requests, in this order:
+"""The service that runs llama.cpp with one model on one device.
 
-`load` (`family.Request`'s fields) and `device` ("" for the plain CPU): replies `{"words": bool, "n_vocab": n}`,
-whether the vocabulary has texts, and how many tokens. `tokens` (a text):
-replies `{"tokens": […]}`. `words` (a list of tokens): replies `{"words": […]}`, the text of each. `play`
-(`voice.Play`'s fields): decodes the prompt and then one token after the other, each the most likely by this very run,
-or the next of `forced`; writes the logits of every row, `[rows, n_vocab]` in float32, to the file `logits`, and, where
-`case` names a file, the graphs that ran. Replies `{"tokens": […]}`, the tokens after the prompt.
+Its requests, in this order:
+
+`load` (`family.Request`'s fields) and `device` ("" for the plain CPU): replies `{"words": bool, "n_vocab": n}`: whether
+the vocabulary has texts, and its size. `tokens` (a text): replies `{"tokens": […]}`. `words` (a list of tokens):
+replies `{"words": […]}`, the text of each. `play` (`voice.Play`'s fields): decodes the prompt and then one token after
+the other, each the most likely of this run, or the next of `forced`; writes the logits of every row, `[rows, n_vocab]`
+in float32, to the file `logits`, and, if `case` names a file, the graphs. Replies `{"tokens": […]}`, the tokens after
+the prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ NO_VOCABULARY = 0
 
 
 def main() -> None:
-    """Answer requests to their end."""
+    """Answer requests until the parent closes the pipe."""
     models: list[Model] = []
 
     def answer(header: dict[str, Any], _: object) -> Frame:
@@ -64,12 +66,12 @@ class Reader(Drive):
     """Decodes given tokens of one sequence."""
 
     def read(self, tokens: list[int], *, every: bool = False) -> None:
-        """Decode `tokens` after those before them; the results of the last are wanted, or of `every` one."""
+        """Decode `tokens` after the previous ones; output the results of the last token, or of `every` token."""
         self._given = np.array(tokens, np.int64)
         self.prompt([len(tokens)], every=every)
 
     def batch(self, n_tokens: list[int], n_vocab: int, *, every: bool) -> Ubatch:
-        """The given tokens; UsageError for one that the vocabulary lacks."""
+        """Return the batch of the given tokens; UsageError for one that the vocabulary lacks."""
         if not len(self._given) or self._given.min() < 0 or self._given.max() >= n_vocab:
             raise UsageError(f"tokens from 0 to {n_vocab - 1} expected, {self._given.tolist()[:20]} found")
         (n,) = n_tokens
@@ -91,7 +93,7 @@ class Model(DeviceModel):
             )
 
     def about(self) -> dict[str, Any]:
-        """The reply to `load`."""
+        """Return the reply to `load`."""
         c = self.library.llama
         has_words = c.tokenize is not None and c.detokenize is not None and c.vocab_type is not None
         return {
@@ -100,7 +102,7 @@ class Model(DeviceModel):
         }
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text, after those that begin one in this vocabulary; special ones are read by their names."""
+        """Tokenise a text, with the vocabulary's leading tokens; names of special tokens are recognised."""
         raw = text.encode()
         room = len(raw) + 16
         found = (ctypes.c_int32 * room)()
@@ -110,14 +112,14 @@ class Model(DeviceModel):
         return list(found[:n])
 
     def word(self, token: int) -> str:
-        """The text of a token."""
+        """Return the text of a token."""
         room = 256
         text = ctypes.create_string_buffer(room)
         n = self.library.llama.detokenize(self._vocab, (ctypes.c_int32 * 1)(token), 1, text, room, False, True)
         return text.raw[: max(n, 0)].decode(errors="replace")
 
     def run(self, play: Play) -> list[int]:
-        """Decode as `play` says and write the files that it names; the tokens after the prompt."""
+        """Decode as `play` says and write the files that it names; return the tokens after the prompt."""
         self.library.log.clear()
         request = replace(self._request, n_ctx=play.n_ctx)
         recorder = Recorder(self.library) if play.case else None

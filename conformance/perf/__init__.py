@@ -1,1 +1,1 @@
-"""How fast a backend is, beside whether it is right."""
+"""Measures the speed of backends."""

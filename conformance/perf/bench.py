@@ -30,12 +30,12 @@ from .units import Unit
 
 @dataclass(slots=True)
 class Row:
-    """A unit on a backend."""
+    """The measurement of a unit on a backend."""
 
     unit: Unit
     backend: Spec
     result: Result
-    """Result of the unit; of its case until that is measured."""
+    """Result of the unit; of its case until the unit is measured."""
     seconds: list[float] = field(default_factory=list)
     """Seconds of each round, without warm-up."""
 
@@ -58,7 +58,7 @@ class Row:
         self.result = replace(self.result, metrics=found)
 
     def failed(self, error: Exception) -> None:
-        """Take over how measuring failed after the case had passed."""
+        """Store the error of a measurement that failed after the case had passed."""
         known = error if isinstance(error, ConformanceError) else ConformanceError(error_text(error))
         found = result_of_error(known)
         told = Error(f"it passed, and failed while it was measured: {known}", found.error.words if found.error else "")
@@ -66,7 +66,7 @@ class Row:
 
 
 class Bench:
-    """Measures units whose cases pass. Its maker closes the runner.
+    """Measures units whose cases pass. The caller closes the runner.
 
     Args:
         runner: runs the cases.
@@ -94,14 +94,14 @@ class Bench:
         return self._results[key]
 
     def opener(self, spec: Spec) -> Opener:
-        """Starts a backend of its own for a measurement, in its own process."""
+        """Return a function that starts a separate backend for a measurement, in its own process."""
         return partial(open_backend, spec, Workers(self._isolation), own=True)
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
-        """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.
+        """Prepare a unit on a backend for measuring under `name` (default: its spec); the caller closes it.
 
         Raises:
-            UsageError: there is nothing to time in it, or its case did not PASS here.
+            UsageError: the unit has nothing to time, or its case did not PASS here.
             BackendError: the backend failed.
         """
         result = self.result(unit, spec)
@@ -111,17 +111,17 @@ class Bench:
         return Measured(unit, self.case(unit), name or str(spec), self.opener(spec))
 
     def held(self, spec: Spec) -> int:
-        """Per cent of a model's weights that a process of its own holds (`perf.held`), of Q8_0.
+        """Return the Q8_0 weights that a separate process has in memory (`perf.held`), in percent of the model's.
 
-        ConformanceError if it cannot be measured.
+        ConformanceError if they cannot be measured.
         """
         return round(100 * weights_held(spec, self.opener(spec), "q8_0").held)
 
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:
-        """Measure a unit on all backends in turns; `buy` measures the rounds.
+        """Measure a unit on all backends, interleaved; `buy` measures the rounds.
 
-        A backend whose case did not PASS has the verdict of that case, one that fails while it is measured a verdict of
-        its own; the others are then measured anew, so that all have the same rounds.
+        A backend whose case did not PASS gets the verdict of that case, one that fails during measurement a verdict of
+        its own; the others are then measured again, so that all have the same rounds.
         """
         rows = {s: Row(unit, s, replace(self.result(unit, s), case=unit.id)) for s in specs}
         while passed := [r for r in rows.values() if r.result.verdict is Verdict.PASS]:
@@ -134,7 +134,7 @@ class Bench:
         return [rows[s] for s in specs]
 
     def _contest(self, unit: Unit, rows: Sequence[Row], buy: Callable[[Rounds], None]) -> bool:
-        """Measure, and return True; where a backend fails, its row has the reason."""
+        """Measure and return True; return False if a backend fails, with the reason in its row."""
         with ExitStack() as stack:
             ready: list[Measured] = []
             for row in rows:

@@ -1,14 +1,14 @@
-"""Measure how far gates can be trusted on this machine: their false alarms, and which slowdowns they find.
+"""Measures how reliable gates are on this machine: their false alarms, and the slowdowns that they detect.
 
-A unit is started twice and measured against itself, in lives as a gate does it, so a gate that says regressed is wrong.
-In the same lives the second one is also measured slowed: it burns processor time inside its measurement, 3, 5, 10 or
-20 % of what it usually takes, and what it lost is measured.
+A unit is started twice and measured against itself, in lives as in a gate, so a gate that answers "regressed" is wrong.
+In the same lives the second instance is also slowed down: it burns processor time inside its measurement, 3, 5, 10 or
+20 % of its usual time, and the actual loss is measured.
 
-A thousand gates of 90 s would take a day, so a *trial* replays a gate: whole lives as they were measured, shuffled, and
-for A against A the two sides swapped at random. No life is replayed twice before all were: a bootstrap makes little of
-repeated values, and real lives do not repeat. No time is simulated or scaled, and a life costs a trial what it costs a
-gate. But trials share the lives that they are drawn from, and what happens once an hour is in them only if it
-happened.
+A thousand gates of 90 s would take a day, so a *trial* replays a gate with whole measured lives in random order, and
+for A against A with the two sides swapped at random. No life is replayed twice before all were: repeated values distort
+a bootstrap, and real lives do not repeat. No time is simulated or scaled, and a life costs a trial what it costs a
+gate. But trials share the lives that they are drawn from, and a disturbance that occurs once an hour is in them only if
+it occurred.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from .units import Unit
 
 BASE, HEAD = "base", "head"
 SAME = 0.0
-"""The share by which A against A is slowed."""
+"""Slowdown of A against A."""
 SLOWDOWNS = (0.03, 0.05, 0.10, 0.20)
 MARGIN = 1.02
-"""The default limit: what a build may lose before it counts as regressed."""
+"""The default limit: the slowdown above which a build counts as regressed."""
 TRIALS = 1000
 SEED = 20_261_121
 DEMANDED: Sequence[tuple[float, float]] = ((0.05, 0.70), (0.10, 0.95))
-"""Slowdown and how often gates must find it; their false alarms may be `ERROR`."""
+"""Slowdown and the rate at which gates must detect it; their false alarm rate may be `ERROR`."""
 _RECENT = 31
 _PATIENCE = 3
-"""Where lives are slow, a recording takes up to so many times its seconds to have `FEWEST` of them."""
+"""Factor on the seconds of a recording, if lives are too slow for `FEWEST` of them."""
 
 
 class Slowed:
-    """A subject that burns `share` of its usual time more, inside its measurement.
+    """A subject that burns `share` of its usual time inside its measurement.
 
-    It burns processor time of this thread, so whatever keeps a program waiting keeps this waiting too, and the
-    measurement says how long that really took.
+    It burns processor time of this thread, so whatever delays a program also delays this, and the measurement shows the
+    actual loss.
     """
 
     def __init__(self, subject: Subject, share: float) -> None:
         self.lost: list[float] = []
-        """By how much each measurement was longer, as a fraction."""
+        """Extra time of each measurement, as a fraction."""
         self._inner, self._share = subject, share
         self._recent: list[float] = []
 
     def run(self) -> float:
-        """One measurement, in seconds."""
+        """Measure once; return seconds."""
         seconds = self._inner.run()
         self._recent = [*self._recent[1 - _RECENT :], seconds]
         start, until = time.perf_counter(), time.thread_time() + self._share * median(self._recent)
@@ -87,9 +87,9 @@ class Recording:
     """Lives of a unit against itself."""
 
     lives: dict[float, list[Life]]
-    """Share by which the second side is slowed -> lives."""
+    """Slowdown of the second side -> lives."""
     lost: dict[float, float]
-    """Share -> what was really lost, the median of all rounds."""
+    """Slowdown -> actual loss, the median of all rounds."""
 
 
 def record(
@@ -142,7 +142,7 @@ def record_subjects(
 
 
 class Replay(Measurements):
-    """Recorded lives, for `decide` in place of new ones: shuffled by `rng`, with sides swapped where they are equal."""
+    """Recorded lives in place of new ones for `decide`: shuffled by `rng`, with sides swapped if they are equal."""
 
     def __init__(self, lives: Sequence[Life], rng: np.random.Generator | None = None, *, swap: bool = False) -> None:
         super().__init__((BASE, HEAD))
@@ -150,7 +150,7 @@ class Replay(Measurements):
         self._ahead: list[int] = []
 
     def live(self) -> None:
-        """The rounds of one more life."""
+        """Replay the rounds of one more life."""
         rng = self._rng
         if not self._ahead:
             n = len(self._recorded)
@@ -166,12 +166,12 @@ class Replay(Measurements):
 
 
 def calibrate(r: Recording, limit: float, budget: float, trials: int = TRIALS) -> dict[str, float]:
-    """Try gates on a recording: `trials` of A against A, a third as many of each slowdown.
+    """Run gates on a recording: `trials` of A against A, a third as many of each slowdown.
 
     Returns:
         `regressed.S` and `undecided.S`, the share of trials with that answer at a slowdown of S % (0 is A against A),
-        `lost.S`, what was really lost in %, `seconds`, of a trial of A against A, `lives`, and `detectable`, the
-        smallest slowdown in % that a gate finds in 95 of 100 trials, where it finds any.
+        `lost.S`, the actual loss in %, `seconds`, of a trial of A against A, `lives`, and `detectable`, the smallest
+        slowdown in % that a gate detects in 95 of 100 trials, if there is one.
     """
     rng = np.random.default_rng(SEED)
     metrics: dict[str, float] = {"lives": len(r.lives[SAME])}
@@ -189,7 +189,7 @@ def calibrate(r: Recording, limit: float, budget: float, trials: int = TRIALS) -
 
 
 def _detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.random.Generator) -> float:
-    """The smallest detectable slowdown, of the median trial, at the last look of the whole budget."""
+    """Return the smallest detectable slowdown of the median trial, at the last look of the whole budget."""
     effects = []
     for _ in range(trials):
         replay = Replay(r.lives[SAME], rng, swap=True)
@@ -201,7 +201,7 @@ def _detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.
 
 
 def result_of(unit: Unit, spec: Spec, metrics: dict[str, float]) -> Result:
-    """Judge a calibration: FAIL where gates do not meet what is required of them."""
+    """Judge a calibration: FAIL if gates miss their required rates."""
     alarms = metrics[f"{REGRESSED}.0"]
     wrong = [f"false alarms {alarms:.1%}, at most {ERROR:.0%} allowed"] if alarms > ERROR else []
     for share, least in DEMANDED:

@@ -42,11 +42,11 @@ from .units import Unit, units
 
 Kind = Literal["counter", "ratio", "absolute"]
 FAMILY = "gate"
-"""Family of the ids of gates."""
+"""Family in the ids of gates."""
 HELD = "memory.held"
-"""A counter that no witness gives: per cent of a model's weights that a process of its own holds (`perf.held`)."""
+"""A counter that no witness has: a process's weights in memory, in percent of the model's (`perf.held`)."""
 BASELINE = "baseline"
-"""`against` of a gate that compares a backend with the one that the user names."""
+"""`against` of a gate that compares a backend with the baseline that the user names."""
 BUDGET = 90.0
 SHIPPED = shipped.path("perf", "thresholds.toml")
 
@@ -60,15 +60,15 @@ _COMMON = ("name", "kind", "unit", "backend")
 _EXPECT = re.compile(r"(?P<counter>[A-Za-z][\w.: -]*?) *(?P<relation><=|>=|==) *(?P<limit>\d+)", re.ASCII)
 _MACHINE = re.compile(r"[0-9a-f]{12}")
 NAMED = 200
-"""Characters of a gate's name in an error."""
+"""Maximum characters of a gate's name in an error."""
 _LONGEST_COUNT = 15
-"""Digits: a counter of a document stays below 2**53."""
+"""Maximum digits, so that a counter stays below 2**53."""
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One demand."""
+    """One requirement."""
 
     name: str
     kind: Kind
@@ -96,7 +96,7 @@ class Gates:
     gates: tuple[Gate, ...]
 
     def matching(self, globs: Sequence[str]) -> list[Gate]:
-        """The gates whose name matches any of `globs`, all where there is none; UsageError if one matches nothing."""
+        """Return the gates that match any of `globs`, or all without globs; UsageError if a glob matches nothing."""
         for glob in globs:
             if not any(fnmatchcase(g.name, glob) for g in self.gates):
                 raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in self.gates)}")
@@ -104,7 +104,7 @@ class Gates:
 
 
 def loads(text: str, where: str) -> Gates:
-    """The gates in the text of the file `where`; UsageError if a key is wrong, which names the gate and the key."""
+    """Parse the gates in the text of the file `where`; UsageError names the gate and the key that is wrong."""
     table = parse_toml(text, where)
     only(table, ("level", "budget", "gate"), where)
     level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")
@@ -172,12 +172,12 @@ def _spec(text: str, where: str) -> Spec:
 
 
 Answer = Result | Missing
-"""Result of a gate: PASS, FAIL, UNSUPPORTED with the reason why it was not run, or how a case behind it failed. A gate
-that its budget did not decide is missing, which makes the run incomplete."""
+"""Result of a gate: PASS, FAIL, UNSUPPORTED with the reason why it was not run, or the failure of its case. An
+undecided gate is missing, which makes the run incomplete."""
 
 
 def not_run(gate: Gate, reason: str) -> Result:
-    """Answer of a gate that cannot be judged here."""
+    """Return the answer of a gate that cannot be judged here."""
     return Result(gate.id, str(gate.backend), Verdict.UNSUPPORTED, error=Error(reason))
 
 
@@ -203,7 +203,7 @@ def judge_count(gate: Gate, counters: Mapping[str, float]) -> Result:
 
 
 def judge_time(gate: Gate, decision: Decision, against: str | None) -> Answer:
-    """Answer of a gate on time; `against` is what the backend was compared with."""
+    """Return the answer of a gate on time; `against` names the other side of the comparison."""
     i = decision.interval
     measured = f"{i.estimate:.4g} {'s' if against is None else f'× {against}'}"
     if math.isfinite(i.high):
@@ -220,7 +220,7 @@ def judge_time(gate: Gate, decision: Decision, against: str | None) -> Answer:
 
 
 def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]) -> Answer:
-    """Compare a unit's time with that of an earlier record, by the 95 % intervals of both medians."""
+    """Compare a unit's time with that of an earlier record, using the 95 % intervals of both medians."""
     before = then.get((now.case, now.backend))
     if now.verdict is not Verdict.PASS:
         return replace(now, case=gate.id)
@@ -240,21 +240,21 @@ def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]
 
 @dataclass(slots=True)
 class Judge:
-    """Answers gates one after the other and keeps what it measured."""
+    """Answers gates one after the other and stores the measured rows."""
 
     bench: Bench
     budget: float
     """Seconds of measuring for each gate."""
     lacking: Mapping[Spec, str] = field(default_factory=dict)
-    """Backend that this machine does not have -> why."""
+    """Unavailable backend -> reason."""
     baseline: Spec | None = None
-    """What gates against the baseline compare with."""
+    """The baseline of gates that compare with one."""
     machine: str = field(default_factory=lambda: str(environment()["machine"]))
     rows: dict[tuple[Unit, Spec], Row] = field(default_factory=dict)
     """The row with most rounds of each unit and backend measured."""
 
     def answer(self, gate: Gate) -> Answer:
-        """Measure and judge; whatever prevents that makes the gate UNSUPPORTED, with the reason."""
+        """Measure and judge a gate; UNSUPPORTED, with the reason, if it cannot be measured here."""
         if gate.machine and gate.machine != self.machine:
             return not_run(gate, f"it is about machine {gate.machine}, and this is {self.machine}")
         against = self.baseline if gate.against == BASELINE else gate.against

@@ -1,8 +1,8 @@
-"""How often an adapter holds a model's weights, measured on its process and not believed of its witness.
+"""Measures how many copies of a model's weights an adapter has in memory, from its process and not from its witness.
 
-A decoder of few weights and one of many run on a new worker each. What the large one's process holds more, over what
-its weights have more in their own types, is how often they are held: a runtime's code and kernels, caches and
-activations are the same in both, and so cancel. The bytes of the case, which the suite keeps there, do not count.
+A decoder with few weights and one with many run in a new worker each. The difference of the two processes' memory,
+divided by the difference of the weights' bytes in their own types, is the number of copies: code, kernels, caches and
+activations are the same in both and cancel. The case's own bytes in the process do not count.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MODELS = (
     ("kv_growth/llama-l=1,embd=1024,heads=16,kv=4,head=64,ff={},vocab=32,w={},ctx=256,run=p9.d2@1", 256, 8192),
     ("weight_placement/product-d=2048,n=1,m={},w={}@1", 256, 8192),
 )
-"""A decoder, and matrix products for a backend that takes nothing else: id, and a size of few and of many weights."""
+"""A decoder, and matrix products for a backend that supports nothing else: id, a small and a large size."""
 TYPES = ("q4_0", "q8_0")
-"""Types of weights with an allowance."""
+"""Weight types with an allowance."""
 MARGIN = 0.5
-"""Weights that may be held beyond what was measured: half of one more copy."""
+"""Allowed copies beyond the measured number: half a copy."""
 MEASURED: dict[str, tuple[float, float]] = {
     "cpu": (1.0, 1.0),
     "ggml": (1.0, 1.0),
@@ -36,12 +36,12 @@ MEASURED: dict[str, tuple[float, float]] = {
     "npu": (2.85, 1.5),
     "xdna2": (2.8, 2.0),
 }
-"""Adapter -> how often it holds weights of each of `TYPES` (docs/live.md): the bytes as written, the form it computes
-with, and copies that the kernels of each program pack for themselves."""
+"""Adapter -> copies of weights of each of `TYPES` (docs/live.md): the bytes as written, the layout for computing, and
+copies that kernels of each program pack for themselves."""
 
 
 def allowance(spec: Spec, weight_type: str) -> float | None:
-    """How often a backend may hold weights of a type; None where nothing was measured."""
+    """Return the copies of weights of a type that a backend may have; None if nothing was measured."""
     if weight_type not in TYPES:
         return None
     return MEASURED.get(resolve(spec).name, (1.0, 1.0))[TYPES.index(weight_type)] + MARGIN
@@ -49,24 +49,25 @@ def allowance(spec: Spec, weight_type: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How often a process holds the weights of a model."""
+    """Copies of a model's weights in a process."""
 
     model: str
-    """The case."""
+    """Id of the case."""
     nbytes: int
-    """Weights that the large model has more."""
+    """Bytes of weights that the large model has beyond the small one."""
     held: float
-    """In the end; 1 is as they are in a file."""
+    """After the run; 1 as in a file."""
     peak: float
-    """At the worst moment."""
+    """At peak."""
 
 
 def weights_held(spec: Spec, opener: Opener, weight_type: str) -> Weights:
-    """How often the backend behind `spec` holds weights; `opener` starts it in a new process.
+    """Measure how many copies of weights the backend `spec` has; `opener` starts it in a new process.
 
     Raises:
-        BackendError: it failed.
-        UnavailableError: it takes neither model, has no process of its own, or the system does not say what that holds.
+        BackendError: the backend failed.
+        UnavailableError: the backend supports neither model, has no process of its own, or the system does not report
+            its memory.
     """
     for body, few, many in MODELS:
         small, large = (build(body.format(size, weight_type)) for size in (few, many))
@@ -84,7 +85,7 @@ def _weights(case: Case) -> int:
 
 
 def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
-    """Bytes that the process of a new backend holds more with `case` in the end, and at most; None if it refuses it."""
+    """Return how many bytes a new process grows with `case`, finally and at peak; None if it refuses the case."""
     backend: Backend = opener()
     try:
         if (own := process_of(backend)) is None:

@@ -1,7 +1,7 @@
-"""The history: the content of many run files, of many machines, in one SQLite file; and its queries.
+"""The history: many run files, from many machines, in one SQLite file; and its queries.
 
 A run is stored once under its own name, however often it is imported, and whole or not at all. Writers wait for each
-other, readers for nobody.
+other, readers never wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ APPLICATION = 0x67676D6C
 """SQLite's `application_id`, which identifies the file: "ggml"."""
 
 VERSION = 5
-"""Of the tables, SQLite's `user_version`."""
+"""Version of the tables, SQLite's `user_version`."""
 
 _NAME = "INTEGER NOT NULL REFERENCES names (id)"
 
@@ -37,7 +37,7 @@ NAMES = (
         nightly INTEGER NOT NULL, machine TEXT NOT NULL, system TEXT NOT NULL, cpu TEXT NOT NULL, cores INTEGER,
         python TEXT, packages TEXT NOT NULL)""",
 )
-"""Cases and backends, each once; and runs. They are as in version 1."""
+"""Unique names of cases and backends; and runs. Unchanged since version 1."""
 
 RESULTS = (
     """CREATE TABLE metrics (
@@ -48,16 +48,16 @@ RESULTS = (
         metric INTEGER NOT NULL REFERENCES metrics (id), verdict TEXT, value REAL, low REAL, high REAL, rounds INTEGER,
         detail TEXT NOT NULL, PRIMARY KEY (run, backend, case_id, metric)) WITHOUT ROWID""",
 )
-"""What was measured; and a row for each value of it (docs/reports.md)."""
+"""Metrics, and a row for each value (docs/reports.md)."""
 
 
 def _moved(table: str, about: str, metric: str, cells: str) -> tuple[str, str]:
-    """Statements that move a table of version 3 into `metrics` and `results`; `{name}` in `metric` is that name's text.
+    """Return statements that move a table of version 3 into `metrics` and `results`.
 
     Args:
-        table: as it was.
+        table: its name in version 3.
         about: of its metrics.
-        metric: its metric, subject and unit.
+        metric: its metric, subject and unit; `{name}` stands for the text of that name.
         cells: the case and the cells of a row.
     """
     words = re.sub(r"\{(\w+)\}", rf"(SELECT text FROM names WHERE id = {table}.\1)", metric)  # noqa: S608
@@ -86,7 +86,7 @@ TABLES = (
     *(f"DROP TABLE IF EXISTS {table}"
       for table in ("cases", "timings", "counters", "gates", "causes", "hunts", "mutants")),
 )  # fmt: skip
-"""Statements that make version 4 from versions 1 to 3, which had a table for each kind of row."""
+"""Statements that migrate versions 1 to 3, which had a table for each kind of row, to version 4."""
 
 _UNIT, _GATE = "'perf/' || m.metric || '/' || m.subject || '@1'", "'gate/' || m.metric"
 _COUNTED = "'perf/' || substr(m.metric, 1, instr(m.metric, ': ') - 1) || '/' || m.subject || '@1'"
@@ -116,11 +116,11 @@ KINDS = (
     f"DELETE FROM results WHERE metric IN ({_OLD})",  # noqa: S608  # our own words
     "DELETE FROM metrics WHERE about IN ('unit', 'counter', 'gate')",
 )
-"""Statements that make this version from version 4, whose units, counters and gates were no results."""
+"""Statements that migrate version 4, which stored units, counters and gates apart from results, to this version."""
 
 Document = Mapping[str, JSON]
 PATIENCE = 60.0
-"""Seconds that a writer waits for others."""
+"""Seconds that a writer waits for the lock."""
 
 
 class Cells(NamedTuple):
@@ -129,14 +129,14 @@ class Cells(NamedTuple):
     backend: str
     case: str
     about: str
-    """`case`, `metric` of a case, or `cause`."""
+    """`case`, `metric` (of a case), or `cause`."""
     metric: str
     subject: str
     """The op of a cause; else empty."""
     unit: str
     """`cases` of a cause; else empty."""
     verdict: str | None
-    """None of a metric or a counter."""
+    """None for a metric or a counter."""
     value: float | None
     low: float | None = None
     high: float | None = None
@@ -145,7 +145,7 @@ class Cells(NamedTuple):
 
 
 def rows(document: Document) -> Iterator[Cells]:
-    """Yield what is stored of a record."""
+    """Yield the rows stored for a record."""
     # a case that ran twice in a run (also from a file) is one row: the failure
     results = sorted(document["results"], key=lambda r: r["verdict"] in FAILURES)
     for r in {(r["case"], r["backend"]): r for r in results}.values():
@@ -173,22 +173,22 @@ class Added(NamedTuple):
     """The outcome of importing one document."""
 
     new: int
-    """Rows that the store did not have."""
+    """Rows added."""
     known: int
-    """Rows that it had."""
+    """Rows that were stored already."""
 
 
 @final
 class History:
-    """An open store. Every error of its file is one `UsageError` that says what to do; none loses stored rows."""
+    """An open store. Every error of its file is a `UsageError` with advice; none loses stored rows."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Open the store at `path`, migrate an older one, and with `create` make one where there is none.
+        """Open the store at `path`, migrate an older one, and with `create` make one if there is none.
 
-        Of a store of an older version a copy stays beside it.
+        A copy of a migrated store stays beside it.
 
         Raises:
-            UsageError: there is none, it is damaged, no history, or of a newer version.
+            UsageError: there is no file, or it is damaged, not a history, or of a newer version.
         """
         self.path = path
         if not create and not path.is_file():
@@ -206,7 +206,7 @@ class History:
             raise
 
     def close(self) -> None:
-        """Close the file; the last process to close it leaves one file."""
+        """Close the file; the last process to close it merges SQLite's extra files into it."""
         self._db.close()
 
     def add(self, document: Mapping[str, JSON], *, nightly: bool = False) -> Added:
@@ -217,7 +217,7 @@ class History:
 
         Args:
             document: checked already (`report.runfile.read_document`).
-            nightly: whether its timings belong to the series in which change points are sought.
+            nightly: True if its timings belong to the series that are searched for change points.
 
         Raises:
             UsageError: the store is damaged or the disk is full; nothing of the document was stored.
@@ -230,13 +230,13 @@ class History:
             return Added(new, len(content) - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a SELECT; inside a `snapshot` several see the same moment. UsageError if the store is damaged."""
+        """Run a SELECT; queries inside a `snapshot` see the same state. UsageError if the store is damaged."""
         with self._errors():
             return self._db.execute(sql, parameters).fetchall()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All reads inside see the store as of the first one, whoever writes meanwhile."""
+        """Make all reads inside the block see the store as of the first one, despite concurrent writers."""
         with self._errors(), self._transaction("DEFERRED"):
             yield
 
@@ -270,8 +270,10 @@ class History:
                 db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _log_ahead(self) -> None:
-        """Turn write-ahead logging on, so that readers and a writer do not wait for each other. SQLite itself does not
-        wait for locks here; on a file system without shared memory it keeps its rollback journal.
+        """Turn on write-ahead logging, so that readers and a writer do not wait for each other.
+
+        Retries while the file is locked, since SQLite does not wait for locks here. On a file system without shared
+        memory SQLite keeps its rollback journal.
         """
         end = time.monotonic() + PATIENCE
         while True:
@@ -306,7 +308,7 @@ class History:
             raise UsageError(f"{self.path}: {_advice(str(e))} (SQLite: {e})") from e
 
     def _run(self, document: Mapping[str, JSON], nightly: bool) -> tuple[int, bool]:
-        """Insert or update the run's row; return its id and whether the document is newer than what is stored of it."""
+        """Insert or update the run's row; return its id and whether the document is newer than the stored one."""
         env = document["environment"]
         packages = json.dumps(env.get("packages") or {}, sort_keys=True)
         facts = [env["machine"], env.get("system") or "", env.get("cpu") or "", env.get("cores"), env.get("python")]
@@ -349,7 +351,7 @@ _INSERT = f"""
         WHEN 'case' THEN CASE WHEN ? THEN excluded.verdict {_FAILING} OR results.verdict NOT {_FAILING}
             ELSE excluded.verdict {_FAILING} AND results.verdict NOT {_FAILING} END
         ELSE ? END"""  # noqa: S608  # our own words
-"""Of the result of a case that is stored already, only a failure replaces a failure."""
+"""Insert a row; a stored failure is replaced only by a failure, and a failure always replaces other results."""
 
 ADVICE: dict[str, str] = {
     "locked": f"another program has held the history for more than {PATIENCE:.0f} s; try again when it is done",
@@ -359,7 +361,7 @@ ADVICE: dict[str, str] = {
     "": "the history is damaged and nothing was changed. Keep the file: SQLite's `.recover` reads what is left of it, "
     "or import the run files into a new one",
 }
-"""Word in SQLite's message -> advice to the user; the last fits every message."""
+"""Word in SQLite's message -> advice to the user; the last entry matches every message."""
 
 
 def _advice(error: str) -> str:
@@ -367,9 +369,9 @@ def _advice(error: str) -> str:
 
 
 FEWEST = 7
-"""Points that a series needs: Otava's test needs 3 on each side."""
+"""Fewest points of a series: Otava's test needs 3 on each side."""
 WINDOW = 50
-"""Points that Otava looks at together; its own default."""
+"""Points in Otava's window; its own default."""
 MAX_P = 0.001
 """Otava's default threshold of p."""
 
@@ -387,7 +389,7 @@ class Run:
     nightly: bool
     rows: int
     verdicts: Mapping[str, int]
-    """Verdict or answer -> how many rows."""
+    """Verdict -> number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +422,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A cause on a backend, in the words of the newest run that has it."""
+    """A cause on a backend, as described by the newest run that has it."""
 
     cause: str
     backend: str
@@ -430,16 +432,16 @@ class Known:
     cases: int
     smallest: str
     first: str
-    """When the first run that has it was written."""
+    """Time of the first run that has it."""
     last: str
     runs: int
-    """How many runs have it."""
+    """Number of runs that have it."""
     passed: int
-    """In how many later runs its smallest case passed."""
+    """Number of later runs in which its smallest case passed."""
 
 
 def runs(history: History) -> list[Run]:
-    """Every run, oldest first."""
+    """Return every run, oldest first."""
     counts: dict[int, dict[str, int]] = {}
     with history.snapshot():
         for key, verdict, n in history.query(_COUNT):
@@ -453,7 +455,7 @@ def runs(history: History) -> list[Run]:
 
 
 def series(history: History, *, nightly: bool = True) -> list[Series]:
-    """The rates of each unit on each backend and kind of machine, of nightly runs only or of all."""
+    """Return the rates of each unit on each backend and kind of machine, of nightly runs or of all."""
     points: dict[tuple[str, str, str, str], list[Point]] = {}
     rates = history.query(_RATES, (int(nightly),))
     for case, backend, machine, metric, run, written, rate, low, high, rounds, packages in rates:
@@ -463,12 +465,12 @@ def series(history: History, *, nightly: bool = True) -> list[Series]:
 
 
 def causes(history: History) -> list[Known]:
-    """Every cause on every backend; those whose smallest case passed since come last."""
+    """Return every cause on every backend; those whose smallest case has passed since come last."""
     return [Known(*row) for row in history.query(_CAUSES)]
 
 
 def last_good(history: History) -> dict[str, str | None]:
-    """Return backend -> when its newest run in which cases passed and none failed was written; None without one."""
+    """Return backend -> time of its newest run with passes and without failures; None if it has no such run."""
     return dict(history.query(_GOOD))
 
 
@@ -478,28 +480,29 @@ class Change:
 
     series: Series
     at: Point
-    """The first run that has the new rate."""
+    """The first run with the new rate."""
     since: Point
-    """The last run that had the old one."""
+    """The last run with the old rate."""
     before: float
     """Mean rate since the previous change."""
     after: float
     """Mean rate until the next change."""
     p: float
-    """Of the t-test: how likely such a step is if nothing changed."""
+    """p of the t-test: how likely such a step is if nothing changed."""
 
     @property
     def ratio(self) -> float:
-        """Of the rates; below 1 it became slower."""
+        """New rate / old rate; below 1 it became slower."""
         return self.after / self.before
 
 
 def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
-    """Change points (E-divisive with a t-test, by Apache Otava) of each series of at least 7 points, oldest
-    first; relative changes up to `least` are left out (0.02 is 2 %).
+    """Return the change points of each series of at least 7 points (E-divisive with a t-test, by Apache Otava).
+
+    They are sorted by time within a series; relative changes up to `least` are left out (0.02 is 2 %).
 
     Raises:
-        UnavailableError: there is such a series, and Apache Otava is not installed (it is an extra: it pins NumPy).
+        UnavailableError: there is such a series, and Apache Otava, an extra that pins NumPy, is not installed.
     """
     all_changes: list[Change] = []
     for one in every:

@@ -1,11 +1,11 @@
-"""Measure work units: interleaved rounds of several subjects, and the seconds of a unit on a backend.
+"""Measures work units: interleaved rounds of several subjects, and the seconds of a unit on a backend.
 
-A session may have a clock of its own (`Session.clock`): a backend in a worker process is timed there, around `compute`,
-so the pipe is not in its figures; graphs, weights and inputs travel once, when the session is opened. ggml's session
-leaves out rebuilding its graphs through ctypes, since llama.cpp reuses a graph where nothing but inputs changed. Any
-other session in this process is timed from outside. A scheduler stays in this process, so the way to its devices
-counts. `Measured.elapsed` has the seconds that passed outside, so what was left out can be seen: of 8 tokens of a small
-decoder behind 512 others, 1.9 ms are charged in a worker as in this process, while 6.4 ms pass outside the worker and
+A session may have its own clock (`Session.clock`): a backend in a worker process is timed there, around `compute`, so
+its times exclude the pipe; graphs, weights and inputs are sent once, when the session is opened. ggml's session
+excludes rebuilding its graphs through ctypes, since llama.cpp reuses a graph if only inputs changed. Any other session
+in this process is timed from outside. A scheduler runs in this process, so the transfer to its devices counts.
+`Measured.elapsed` has the seconds that passed in this process, which shows the excluded time: for 8 tokens of a small
+decoder after 512 others, 1.9 ms are charged in a worker as in this process, while 6.4 ms pass outside the worker and
 5.3 ms here.
 """
 
@@ -29,9 +29,9 @@ from .statistics import Measurements
 from .units import Unit
 
 LIFE = 0.5
-"""Least seconds of rounds in a life; a life also lasts as long as its start, so that half of all time measures."""
+"""Minimum seconds of rounds in a life; a life also lasts as long as its start, so that half of all time measures."""
 LIFE_ROUNDS = 4
-"""Least rounds in a life."""
+"""Minimum rounds in a life."""
 Opener = Callable[[], Backend]
 """Starts a backend; the caller closes it."""
 Values = list[Mapping[Tensor, Bytes]]
@@ -49,9 +49,9 @@ class Subject:
 
     name: str
     run: Callable[[], float]
-    """One measurement, in seconds, timed by the subject itself."""
+    """Measure once, timed by the subject itself; seconds."""
     renew: Callable[[], None] | None = None
-    """Restarts the subject, in other memory; None where every measurement does."""
+    """Restarts the subject, in other memory; None if every measurement restarts it."""
 
 
 class Rounds(Measurements):
@@ -62,7 +62,7 @@ class Rounds(Measurements):
     """
 
     def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:
-        """Nothing is measured yet; `clock` measures `spent`. UsageError without subjects, or with two of one name."""
+        """Start empty; `clock` measures `spent`. UsageError without subjects, or if two have one name."""
         names = [s.name for s in subjects]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"rounds: subjects of different names expected, {names} found")
@@ -83,11 +83,12 @@ class Rounds(Measurements):
             self.spent += self._clock() - start
 
     def live(self) -> None:
-        """Restart all subjects (but for the first life), warm up by a round that does not count, and measure an even
-        number of rounds. Where every measurement restarts its subject anyway, each round of either order is a life.
+        """Restart all subjects (except for the first life), warm up with an uncounted round, and measure some rounds.
+
+        The number of rounds is even. If every measurement restarts its subject anyway, each pair of rounds is a life.
 
         Raises:
-            BackendError: as `more` does.
+            BackendError: as `more`.
         """
         if not any(s.renew for s in self._subjects):
             if self.lives:
@@ -123,21 +124,21 @@ class Rounds(Measurements):
 
 
 def order(r: int, n: int) -> list[int]:
-    """The order in which `n` subjects are measured in round `r`."""
+    """Return the order in which `n` subjects are measured in round `r`."""
     first = 2 * (r // 2)
     turn = [(first + i) % n for i in range(n)]
     return turn[::-1] if r % 2 else turn
 
 
 class Measured:
-    """A unit on a backend of its own, so that nothing is warm but what it warmed up itself.
+    """A unit on a separate backend, so that only its own warm-up counts.
 
-    `subject` is for `Rounds`. Unless the unit is `fresh`, its session plays the case once before anything is timed, and
+    `subject` is for `Rounds`. Unless the unit is `fresh`, its session runs the case once before anything is timed, and
     all caches are restored before each measurement.
 
     Raises:
         BackendError: the backend failed.
-        UnavailableError: it is not available any more.
+        UnavailableError: the backend is no longer available.
     """
 
     def __init__(self, unit: Unit, case: Case, name: str, opener: Opener) -> None:
@@ -145,7 +146,7 @@ class Measured:
         self.error: Exception | None = None
         """The failure that ended a measurement."""
         self._clocks: list[tuple[float, float]] = []
-        """Of each measurement: seconds charged, and seconds that passed in this process."""
+        """For each measurement: seconds charged, and seconds that passed in this process."""
         self.subject = Subject(name, self.run, None if unit.fresh else self._renew)
         self._case, self._opener = case, opener
         self._before, self._timed = case.steps[: unit.first], case.steps[unit.first :]
@@ -160,7 +161,7 @@ class Measured:
             self._begin()
 
     def run(self) -> float:
-        """Seconds of one measurement, always from the same state; BackendError if its clock says more than passed."""
+        """Measure once, always from the same state; seconds. BackendError if its clock says more than passed here."""
         with self._noting_errors():
             return self._measure()
 
@@ -175,7 +176,7 @@ class Measured:
         return {**self._total, **_named("timed", self._during), "changed": self._changed}
 
     def elapsed(self, seconds: Sequence[float]) -> list[float]:
-        """What passed by this process's clock in those of its measurements that were charged `seconds`, in order."""
+        """Return, in order, the seconds that passed in this process in the measurements that were charged `seconds`."""
         clocks = iter(self._clocks)
         return [next(passed for charged, passed in clocks if charged == s) for s in seconds]
 
@@ -211,7 +212,7 @@ class Measured:
             raise
 
     def _renew(self) -> None:
-        """Begin another life: a new backend, warmed up as the first was."""
+        """Start another life: a new backend, warmed up like the first."""
         with self._noting_errors():
             self.close()
             self._begin()
@@ -237,7 +238,7 @@ class Measured:
         return seconds
 
     def _once(self) -> float:
-        """Measure a session that lives for one measurement; where the unit is `fresh`, so does its backend."""
+        """Measure with a new session, and if the unit is `fresh` with a new backend."""
         backend = self._backend or self._start()
         values: Values = []
         with ExitStack() as stack:
@@ -293,10 +294,10 @@ class Measured:
 
 
 def weights(witness: Witness, case: Case) -> int | None:
-    """Bytes that a session holds its case's weights in, by its witness; None where that lists no bytes.
+    """Return the bytes of memory for the case's weights, as reported by the witness; None if it lists no bytes.
 
-    OpenVINO's `constants` count once per program that reads them, so `weights`, which programs share, goes before them;
-    kernels may keep `packed copies` beside. A ggml buffer holds weights and caches: the caches' size is known.
+    OpenVINO's `constants` count once per program that reads them, so `weights`, which programs share, takes precedence;
+    kernels may have `packed copies` besides. A ggml buffer holds weights and caches: the caches' size is known.
     """
     held: dict[str, int] = {}
     for name, n in witness.bytes.items():
@@ -311,10 +312,10 @@ def weights(witness: Witness, case: Case) -> int | None:
 
 
 def memory(case: Case, opener: Opener) -> dict[str, float]:
-    """Play `case` and return its counters, `memory.weights` and `memory.peak` in bytes as far as they are known.
+    """Run `case` and return its counters, and `memory.weights` and `memory.peak` in bytes if known.
 
-    The peak is the rise of a process's resident memory, without the case's own bytes there; a backend in this process
-    has none, since its memory cannot be told from the rest.
+    The peak is the growth of a process's resident memory, without the case's own bytes there; a backend in this process
+    has none, since its memory cannot be separated from the rest.
 
     Raises:
         BackendError: the backend failed.
@@ -334,12 +335,12 @@ def memory(case: Case, opener: Opener) -> dict[str, float]:
 
 
 def play(session: Session, steps: Sequence[Step]) -> Values:
-    """Compute steps, in order."""
+    """Compute steps in order; return the outputs of each."""
     return [session.compute(s.graph, s.inputs, s.outputs) for s in steps]
 
 
 def restore(session: Session, case: Case) -> None:
-    """Put a case's caches back as they were before its first step, where the session lets anyone."""
+    """Restore a case's caches to their initial bytes, except for those that the session cannot write."""
     opaque = session.opaque()
     for t in case.caches():
         if t not in opaque:
@@ -347,7 +348,7 @@ def restore(session: Session, case: Case) -> None:
 
 
 def _elapsed(work: Callable[[], None]) -> float:
-    """Seconds that `work` takes, without Python's garbage collector."""
+    """Return the seconds that `work` takes, without Python's garbage collector."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""How sure a measured time or ratio is, and whether that settles a limit.
+"""Confidence intervals of times and ratios, and decisions about limits.
 
-Three disturbances lie between a round and the truth; each is handled before the rest counts as noise:
+Three disturbances separate a round from the true time; each is handled before the rest counts as noise:
 
 1. Bursts, modes and drift of the machine: only times of one round are compared, as the logarithm of their ratio.
 2. Order: a subject that follows itself finds its data in the cache, worth several percent. The medians of the rounds of
@@ -36,12 +36,12 @@ RESAMPLES = 4000
 SEED = 20_260_801
 TRIM = 0.2
 POWER = 0.95
-"""A detectable effect is found this often."""
+"""Probability that a detectable effect is found."""
 
 LOOKS = (0.125, 0.25, 0.5, 1.0)
 """Parts of the budget after which `decide` looks."""
 ERROR = 0.01
-"""How often a gate may answer regressed, and how often fine, when the truth is exactly at its limit."""
+"""Probability that a gate answers regressed, and that it answers fine, if the truth is exactly at its limit."""
 FINE = "fine"
 REGRESSED = "regressed"
 UNDECIDED = "undecided"
@@ -52,18 +52,18 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a time or ratio lies."""
+    """Estimate and confidence interval of a time or ratio."""
 
     estimate: float
     low: float
     high: float
-    """`low` is 0 and `high` infinite where there are too few lives."""
+    """`low` is 0 and `high` infinite if there are too few lives."""
     detectable: float
-    """The relative change from a limit that such rounds find in 95 of 100 tries: 0.03 is 3 %; may be infinite."""
+    """The relative change from a limit that such rounds detect in 95 of 100 tries: 0.03 is 3 %; may be infinite."""
 
 
 def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[int], error: float) -> Interval:
-    """The ratio `seconds / against` of paired rounds.
+    """Estimate the ratio `seconds / against` of paired rounds.
 
     Args:
         seconds: per round.
@@ -75,7 +75,7 @@ def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[in
 
 
 def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> Interval:
-    """The exponential of the typical value of `logs`, one per round; `lives` and `error` as in `ratio`."""
+    """Estimate the exponential of the typical value of `logs`, one per round; `lives` and `error` as in `ratio`."""
     values = life_values(logs, lives)
     if len(values) < FEWEST:
         estimate = float(np.exp(np.median(logs))) if len(logs) else math.nan
@@ -90,13 +90,13 @@ def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> In
 
 
 def life_values(logs: NDArray[np.float64], lives: Sequence[int]) -> NDArray[np.float64]:
-    """One value for each life that has rounds of either order."""
+    """Return one value for each life that has rounds of either order."""
     parts = np.split(logs, lives[1:])
     return np.array([(np.median(p[::2]) + np.median(p[1::2])) / 2 for p in parts if len(p) > 1])
 
 
 def trimmed(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The trimmed mean of each row, and its standard error."""
+    """Return the trimmed mean of each row, and its standard error."""
     n = rows.shape[1]
     cut = int(TRIM * n)
     rows = np.sort(rows, axis=1)
@@ -107,7 +107,7 @@ def trimmed(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
 
 
 def _reach(values: NDArray[np.float64], centre: float, error: float) -> float:
-    """How many standard errors the interval reaches to either side."""
+    """Return the half-width of the interval in standard errors."""
     means, deviations = trimmed(values[_resamples(len(values))])
     with np.errstate(divide="ignore", invalid="ignore"):
         distances = np.abs(means - centre) / deviations
@@ -122,7 +122,7 @@ def _resamples(n: int) -> NDArray[np.int16]:
 
 
 class Measurements(ABC):
-    """Times that grow on demand: `measure.Rounds`, or a replay of recorded ones."""
+    """Times that grow on demand: `measure.Rounds`, or a replay of recorded rounds."""
 
     def __init__(self, subjects: Iterable[str]) -> None:
         self.seconds: dict[str, list[float]] = {s: [] for s in subjects}
@@ -130,10 +130,10 @@ class Measurements(ABC):
         self.lives: list[int] = []
         """The first round of each life."""
         self.spent = 0.0
-        """Seconds that measuring took so far, with restarts, warm-up and everything else untimed."""
+        """Seconds of measuring so far, with restarts, warm-up and everything else untimed."""
 
     def __len__(self) -> int:
-        """Rounds so far."""
+        """Return the number of rounds so far."""
         return len(next(iter(self.seconds.values())))
 
     @abstractmethod
@@ -158,7 +158,7 @@ def decide(rounds: Measurements, subject: str, against: str | None, limit: float
 
     Args:
         rounds: measures both subjects.
-        subject: whose time is judged.
+        subject: the subject to judge.
         against: divides by this subject's time; None judges the time itself, in seconds.
         limit: the largest ratio (or time) that is fine.
         budget: seconds of measuring.
@@ -179,7 +179,7 @@ def decide(rounds: Measurements, subject: str, against: str | None, limit: float
 
 
 def interval_of(rounds: Measurements, subject: str, against: str | None, error: float) -> Interval:
-    """The interval from all rounds so far; arguments as in `decide` and `ratio`."""
+    """Return the interval of all rounds so far; arguments as in `decide` and `ratio`."""
     own, lives = rounds.seconds[subject], rounds.lives
     if against is None:
         return of_logs(np.log(np.asarray(own)), lives, error)
@@ -187,10 +187,10 @@ def interval_of(rounds: Measurements, subject: str, against: str | None, error: 
 
 
 def median_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The two `values` between which the median of their distribution lies with 95 % (order statistics, exact).
+    """Return the two `values` that enclose the median of their distribution with 95 % (order statistics, exact).
 
-    Assumes that the values are independent, and nothing of the distribution's shape; None under 6 values, which cannot
-    be that sure.
+    Assumes that the values are independent, and nothing about the distribution's shape; None below 6 values, which are
+    too few for 95 %.
     """
     n, ordered = len(values), sorted(values)
     tail, k, ways = 0.0, 0, 1  # comb(n, k) from the one before it: a stranger's list may be long

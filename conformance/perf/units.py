@@ -29,12 +29,12 @@ from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import Timed
 
 FAMILY = "perf"
-"""Family of the ids of work units."""
+"""Family in the ids of work units."""
 Of = Literal["tokens", "cases", "steps"]
 BLOCK = 256
 """Cells: llama.cpp reads and allocates a KV cache in multiples of it."""
 TOKENS = 8
-"""Decoded in one measurement; divides `BLOCK`."""
+"""Tokens decoded in one measurement; divides `BLOCK`."""
 SMALL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 MEDIUM = "llama-l=2,embd=1024,heads=16,kv=4,head=64,ff=2816,vocab=2048,w=q4_0"
 """Two layers as wide as those of a model of half a billion parameters: the reference checks 4096 tokens in 30 s."""
@@ -42,7 +42,7 @@ MEDIUM = "llama-l=2,embd=1024,heads=16,kv=4,head=64,ff=2816,vocab=2048,w=q4_0"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One thing to measure."""
+    """A case and its timed part."""
 
     name: str
     model: str
@@ -50,18 +50,18 @@ class Unit:
     case_id: str
     """The case that must PASS before the unit is timed."""
     work: int
-    """Of one measurement, in `of`."""
+    """Work of one measurement, in units of `of`."""
     of: Of
     repeat: int = 1
-    """How often one measurement runs the timed steps, so that it lasts long enough for the clock."""
+    """Repetitions of the timed steps in one measurement, so that it lasts long enough for the clock."""
     first: int = 0
-    """The first timed step; those before it run untimed."""
+    """The first timed step; earlier ones run untimed."""
     fresh: bool = False
-    """Whether each measurement starts a new backend."""
+    """True if each measurement starts a new backend."""
     opens: bool = False
-    """Whether opening the session is timed."""
+    """True if opening the session is timed."""
     steps: bool = True
-    """Whether the steps are timed; if only opening is, they do not run."""
+    """True if the steps are timed; if only opening is, they do not run."""
 
     @property
     def timed(self) -> bool:
@@ -75,51 +75,51 @@ class Unit:
 
 
 def prefill(model: str, n: int) -> Unit:
-    """A prompt of `n` tokens, as in the live family `phases`."""
+    """Time a prompt of `n` tokens, as in the live family `phases`."""
     return Unit(f"prefill@n={n}", model, _case(model, n, f"p{n}"), n, "tokens")
 
 
 def decode(model: str, past: int) -> Unit:
-    """`TOKENS` tokens one by one after `past` others."""
+    """Time `TOKENS` tokens one by one after `past` others."""
     plan = f"at{past}.d{TOKENS}" if past else f"d{TOKENS}"
     return Unit(f"decode@past={past}", model, _case(model, past + TOKENS, plan), TOKENS, "tokens")
 
 
 def cross(model: str) -> Unit:
-    """The token in cell 256; the one before it is decoded untimed."""
+    """Time the token in cell 256; the one before it is decoded untimed."""
     case_id = _case(model, BLOCK + 1, f"at{BLOCK - 1}.d2")
     return Unit(f"cross@{BLOCK}", model, case_id, 1, "steps", first=1, fresh=True)
 
 
 def cross_again(model: str) -> Unit:
-    """The token in cell 512, after an untimed one in cell 255, a prompt from 256 and one in 511."""
+    """Time the token in cell 512, after an untimed one in cell 255, a prompt from 256 and one in 511."""
     at = 2 * BLOCK
     case_id = _case(model, at + 1, f"at{BLOCK - 1}.d1.p{BLOCK - 1}.d2")
     return Unit(f"cross@{at}", model, case_id, 1, "steps", first=3)
 
 
 def load(model: str) -> Unit:
-    """Opening a session."""
+    """Time the opening of a session."""
     return Unit("load", model, _case(model, 33, "p32.d1"), 1, "cases", opens=True, steps=False)
 
 
 def first_token(model: str, n: int) -> Unit:
-    """Opening a session and a prompt of `n` tokens."""
+    """Time the opening of a session and a prompt of `n` tokens."""
     return Unit(f"first-token@n={n}", model, _case(model, n, f"p{n}"), 1, "cases", fresh=True, opens=True)
 
 
 def compiling(model: str) -> Unit:
-    """The first prompt and the first token."""
+    """Time the first prompt and the first token."""
     return Unit("compile", model, _case(model, 33, "p32.d1"), 2, "steps", fresh=True)
 
 
 def memory(model: str) -> Unit:
-    """Bytes while a prompt and a token are computed."""
+    """Measure bytes while a prompt and a token are computed."""
     return Unit("memory", model, _case(model, 33, "p32.d1"), 1, "cases", fresh=True, steps=False)
 
 
 def op(timed: Timed) -> Unit:
-    """One op, repeated. The first operand's type is part of the name where the id has several types."""
+    """Time one op, repeated. The first operand's type is part of the name if the id has several types."""
     name, types, _ = timed.body.split("-", 2)
     first, several, _ = types.partition("+")
     kind = f"{name}.{first}" if several else name
@@ -128,7 +128,7 @@ def op(timed: Timed) -> Unit:
 
 
 def whole(case_id: str, steps: int) -> tuple[Unit, Unit]:
-    """Return all steps of any case, warm, and the memory that they take."""
+    """Return units for all steps of any case: their warm time, and their memory."""
     model = case_id.rpartition("@")[0] or case_id
     memory_ = Unit("case-memory", model, case_id, steps, "steps", fresh=True, steps=False)
     return Unit("case", model, case_id, steps, "steps"), memory_
@@ -167,7 +167,7 @@ ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
 
 
 def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
-    """The units of `level` whose name matches any of `globs`, or all; UsageError lists the names if a glob has none."""
+    """Return the units of `level` that match any of `globs`, or all; UsageError if a glob matches none."""
     every = UNITS[level]
     for g in globs:
         if not any(fnmatchcase(u.name, g) for u in every):
