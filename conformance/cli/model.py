@@ -19,7 +19,7 @@ from conformance.judge.outcome import Outcome, Why
 from conformance.live.llama import Device, device, llama_of
 from conformance.model.answer import NOT_RUN, WRONG, Answer
 from conformance.model.check import Check, Text
-from conformance.model.voice import Played, Voice
+from conformance.model.llama_process import Decoded, LlamaProcess
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
@@ -85,24 +85,24 @@ def check_model(
     cpu = Device("llama.cpp", llama_of(lib))
     with Progress().of(lambda: state[0]):
         flash_attn = known is None or known.flash_attn
-        with closing(_load(model, arch, cpu, flash_attn, 10 * isolation.time_limit)) as voice:
-            asked = _prompt(voice, prompt, tokens)
-            played, case = voice.record(asked, decode)
-            words = voice.words([*asked, *played.tokens])
-            text = None if text_file is None else _text(voice, text_file)
-            check = Check(model, case, asked, played, _device, isolation, budget * SHARE, text, output, budget * SHARE)
+        with closing(_load(model, arch, cpu, flash_attn, 10 * isolation.time_limit)) as llama:
+            asked = _prompt(llama, prompt, tokens)
+            decoded, case = llama.record(asked, decode)
+            words = llama.words([*asked, *decoded.tokens])
+            text = None if text_file is None else _text(llama, text_file)
+            check = Check(model, case, asked, decoded, _device, isolation, budget * SHARE, text, output, budget * SHARE)
             check.say = lambda words: state.__setitem__(0, words)
-            _begin(asked, words, played, case)
+            _begin(asked, words, decoded, case)
             with closing(check):
                 for spec in specs:
                     answers.append(check.of(spec))
-                    _show(answers[-1], voice, text.perplexity if text else None)
+                    _show(answers[-1], llama, text.perplexity if text else None)
     _table(answers)
     if json_path:
         tokens_of = {
             "prompt": list(asked),
             "decode": decode,
-            "tokens": played.tokens,
+            "tokens": decoded.tokens,
             "text": "".join(words),
             "perplexity": text.perplexity if text else None,
         }
@@ -114,10 +114,10 @@ def check_model(
     )
 
 
-def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> Voice:
+def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> LlamaProcess:
     """llama.cpp with the model; UsageError if it cannot load it says what to type next."""
     try:
-        return Voice(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
+        return LlamaProcess(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
     except UsageError as e:
         known = "conform capture lists the architectures that it knows, --lib BUILD takes another llama.cpp"
         hint = "is the file whole?" if arch in architectures() else known
@@ -130,16 +130,16 @@ def _device(spec: Spec) -> Device:
     return found if found.device else Device(found.name, found.lib, "CPU", found.environment)
 
 
-def _prompt(voice: Voice, prompt: str | None, tokens: str | None) -> list[int]:
+def _prompt(llama: LlamaProcess, prompt: str | None, tokens: str | None) -> list[int]:
     """The tokens of the prompt that the user gave, or of a short one; UsageError if it cannot be read."""
     if tokens is not None:
         try:
             return [int(t) for t in tokens.split(",")]
         except ValueError:
             raise UsageError(f"--tokens {tokens[:40]!r}: numbers joined by commas expected, such as 1,15,7") from None
-    if prompt is None and not voice.has_words:
-        return [t % voice.n_vocab for t in range(1, MADE_UP + 1)]
-    return voice.tokens(PROMPT if prompt is None else prompt)
+    if prompt is None and not llama.has_words:
+        return [t % llama.n_vocab for t in range(1, MADE_UP + 1)]
+    return llama.tokens(PROMPT if prompt is None else prompt)
 
 
 def _utf8(file: Path) -> str:
@@ -149,33 +149,33 @@ def _utf8(file: Path) -> str:
         raise UsageError(f"{file}: UTF-8 expected, byte {e.start} is none; iconv converts it") from None
 
 
-def _text(voice: Voice, file: Path) -> Text:
+def _text(llama: LlamaProcess, file: Path) -> Text:
     """The first tokens of a text, and what llama.cpp makes of each; UsageError for fewer than two."""
-    tokens = voice.tokens(_utf8(file))[:READ]
+    tokens = llama.tokens(_utf8(file))[:READ]
     if len(tokens) < 2:
         raise UsageError(f"{file}: two tokens at least expected for a perplexity, {len(tokens)} found")
-    return Text(tokens, *voice.record(tokens, every=True))
+    return Text(tokens, *llama.record(tokens, every=True))
 
 
-def _begin(prompt: Sequence[int], words: Sequence[str], played: Played, case: Case) -> None:
+def _begin(prompt: Sequence[int], words: Sequence[str], decoded: Decoded, case: Case) -> None:
     """Print what llama.cpp made of the prompt."""
     n = len(prompt)
     caches = sum(len(case.persistent[t]) for t in case.caches())
     weights = sum(len(data) for data in case.persistent.values()) - caches
     line(f"prompt, {n} tokens: {''.join(words[:n])}")
-    line(f"llama.cpp, {len(played.tokens)} tokens: {''.join(words[n:])}")
+    line(f"llama.cpp, {len(decoded.tokens)} tokens: {''.join(words[n:])}")
     line(f"weights {weights >> 20} MiB, mapped from the file; caches {caches / (1 << 20):.1f} MiB", err=True)
 
 
-def _show(answer: Answer, voice: Voice, reference: float | None) -> None:
+def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
     """Print the answer, and the text where it is another."""
     line(f"{answer.backend}: {answer.sentence()}")
     if answer.cause:
         line(f"  {answer.cause}")
     if answer.flips:
-        line(f"  greedy: {''.join(voice.words(answer.tokens))}")
+        line(f"  greedy: {''.join(llama.words(answer.tokens))}")
     for flip in answer.flips[:SHOWN]:
-        ours, theirs = voice.words([flip.expected, flip.found])
+        ours, theirs = llama.words([flip.expected, flip.found])
         line(f"  row {flip.row}: {ours!r}, on the backend {theirs!r}: margin {flip.margin:.2g}, "
              f"rounding {flip.rounding:.2g}")  # fmt: skip
     if answer.reading is not None:

@@ -37,8 +37,8 @@ from . import figures, graphs, locate
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
 from .graphs import Say, Trajectory, silent
 from .layers import layer_of, step_words
-from .locate import Found, Looked, Lost
-from .voice import Played, Voice
+from .llama_process import Decoded, LlamaProcess
+from .locate import Found, Inspected, Lost
 
 F32 = NDArray[np.float32]
 FACTOR = 4.0
@@ -60,13 +60,13 @@ class Text:
     """A text for measuring perplexity: its tokens, their results from llama.cpp on its CPU, and the recorded graphs."""
 
     tokens: Sequence[int]
-    played: Played
+    decoded: Decoded
     case: Case
 
     @property
     def perplexity(self) -> float:
         """The perplexity of llama.cpp on its CPU."""
-        return figures.perplexity(self.played.logits, self.tokens)
+        return figures.perplexity(self.decoded.logits, self.tokens)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Check:
     case: Case
     """The recorded graphs."""
     prompt: Sequence[int]
-    reference: Played
+    reference: Decoded
     device: Callable[[Spec], Device]
     """Return the device that llama.cpp uses for a spec of the adapter `ggml`."""
     isolation: Isolation = field(default_factory=Isolation)
@@ -134,7 +134,7 @@ class Check:
         refused = self._refusal(backend)
         found = None
         if resolve(spec).name == GGML:
-            logits = self._heard(spec, answer)
+            logits = self._llama_logits(spec, answer)
         elif refused:
             answer.verdict, answer.wrong = NOT_RUN, refused
             return
@@ -177,12 +177,12 @@ class Check:
         chained = [] if not hints and found and self._same(found, arithmetic) else [j.step for j in over]
         wrong = sorted({*hints, *chained})
         steps = sorted({0, min(self.prompts, last), last})
-        looked = [(run, run.wrong(reference)) for run in graphs.look(backend, self.case, steps, say=say)]
+        inspected = [(run, run.wrong(reference)) for run in graphs.inspect(backend, self.case, steps, say=say)]
         if not wrong:
-            answer.notes += self._over(backend, reference, looked, over)
+            answer.notes += self._over(backend, reference, inspected, over)
             return [], None
         say("looking for the first wrong node")
-        first = locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
+        first = locate.first(backend, reference, self.case, inspected, partial(self._opened, spec), say)
         if first is None and found is not None and hints and not chained:
             answer.notes.append(
                 "some rows are further from llama.cpp than those that float64 reached; each step is right"
@@ -190,7 +190,7 @@ class Check:
             return [], None
         if first is None:
             return wrong, None
-        answer.notes += self._lesser(first)
+        answer.notes += self._minor(first)
         if isinstance(first, Lost):
             return wrong, first
         if first.fault is None:
@@ -200,10 +200,10 @@ class Check:
         return wrong, None
 
     def _over(
-        self, backend: Backend, reference: Backend, looked: Sequence[Looked], over: Sequence[Judged]
+        self, backend: Backend, reference: Backend, inspected: Sequence[Inspected], over: Sequence[Judged]
     ) -> list[str]:
         """Return a note about nodes, or else outputs and caches, over budget in a run whose logits are right."""
-        found = [(run, judged) for run, wrong in looked for judged in wrong]
+        found = [(run, judged) for run, wrong in inspected for judged in wrong]
         if not found:
             said = [f"{sentence(j, self.case)}, {step_words(j.step, self.prompts)}" for j in over[:1]]
             return [f"over its budget: {words}; {ROUNDED}" for words in said]
@@ -216,18 +216,18 @@ class Check:
             return [f"{first.words}, {which}{more}"]
         return [f"over its budget: {sentence(named, run.case)}, {which}{more}; {ROUNDED}"]
 
-    def _lesser(self, first: Found | Lost) -> list[str]:
+    def _minor(self, first: Found | Lost) -> list[str]:
         """Return a note about nodes whose error is too small to explain the result."""
-        if not first.lesser:
+        if not first.minor:
             return []
-        said, more = sentence(first.lesser[0], first.run.case), len(first.lesser) - 1
+        said, more = sentence(first.minor[0], first.run.case), len(first.minor) - 1
         said += f" (and {more} more)" if more else ""
         return [f"over its budget, by too little to explain the result: {said}"]
 
     def _read(self, answer: Answer, logits: F32) -> None:
         """Store a backend's results for the text."""
         assert self.text is not None
-        answer.reading = figures.measure(logits, self.text.played.logits)
+        answer.reading = figures.measure(logits, self.text.decoded.logits)
         answer.perplexity = figures.perplexity(logits, self.text.tokens)
 
     def _saying(self, name: str) -> Say:
@@ -242,19 +242,21 @@ class Check:
         answer = backend.supports_case(self.case)
         return "" if answer else answer.reason
 
-    def _heard(self, spec: Spec, answer: Answer) -> F32:
+    def _llama_logits(self, spec: Spec, answer: Answer) -> F32:
         """Return the logits of llama.cpp on a device for the reference's tokens."""
         self.say(f"{spec}: llama.cpp decodes there")
         n = len(self.reference.tokens)
         try:
-            with closing(Voice(self.model, self.device(spec), time_limit=5 * self.isolation.time_limit)) as voice:
-                played = voice.play(self.prompt, n, self.reference.tokens)
+            with closing(
+                LlamaProcess(self.model, self.device(spec), time_limit=5 * self.isolation.time_limit)
+            ) as llama:
+                decoded = llama.play(self.prompt, n, self.reference.tokens)
                 if self.text is not None:
-                    self._read(answer, voice.play(self.text.tokens, every=True).logits)
+                    self._read(answer, llama.play(self.text.tokens, every=True).logits)
         except ConformanceError as e:
             raise BackendError(str(e)) from None
-        answer.resident = played.resident
-        return played.logits
+        answer.resident = decoded.resident
+        return decoded.logits
 
     def _not_by_nodes(self, spec: Spec, refused: str) -> str:
         """Return why nodes are not judged one by one, or an empty text."""

@@ -148,7 +148,7 @@ def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Te
     return StepRun(only, k)
 
 
-def look(backend: Backend, case: Case, steps: list[int], *, say: Say = silent) -> list[StepRun]:
+def inspect(backend: Backend, case: Case, steps: list[int], *, say: Say = silent) -> list[StepRun]:
     """Run the backend up to the last of `steps`, and return these with the values of all their nodes."""
     found: list[StepRun] = []
     with backend.open(case) as session:

@@ -30,11 +30,11 @@ from conformance.run.shrink import shrink, size
 from conformance.suite.batch import isolated_nodes
 
 from . import graphs
-from .graphs import Say, StepRun, caches_of, compute, look
+from .graphs import Say, StepRun, caches_of, compute, inspect
 
-Anew = Callable[[], AbstractContextManager[Backend]]
+Reopen = Callable[[], AbstractContextManager[Backend]]
 """Opens a fresh backend, and closes it."""
-Looked = tuple[StepRun, Sequence[Judged]]
+Inspected = tuple[StepRun, Sequence[Judged]]
 """A step with the values of every node, and its wrong nodes."""
 WORDS = {Fault.NODE: "this node is wrong by itself", Fault.GRAPH: TOGETHER, Fault.STALE: STALE[Fault.STALE]}
 SHARE = 1e-2
@@ -53,9 +53,9 @@ class Found:
     """None if there is no fault, only `tie`."""
     tie: str = ""
     """Description of the expert choice."""
-    alike: int = 0
+    similar: int = 0
     """Number of further wrong nodes of the same op and types, each run in its own graph."""
-    lesser: Sequence[Judged] = ()
+    minor: Sequence[Judged] = ()
     """Further wrong nodes whose error is too small to explain the result."""
 
     @property
@@ -68,10 +68,10 @@ class Found:
         """Description of the fault."""
         if self.fault is None:
             return self.tie
-        if not self.alike:
+        if not self.similar:
             return WORDS[self.fault]
         types = ", ".join(s.type.name for s in self.judged.tensor.src if s is not None)
-        return f"{WORDS[self.fault]}, and so are {self.alike} more {self.judged.tensor.op} of {types}"
+        return f"{WORDS[self.fault]}, and so are {self.similar} more {self.judged.tensor.op} of {types}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Lost:
     """True if it is right only in a graph that ends with it."""
     named: Judged | None = None
     """Judged when requested alone, if it is wrong there too, with another error."""
-    lesser: Sequence[Judged] = ()
+    minor: Sequence[Judged] = ()
     """Nodes that are wrong when run alone, but whose error is too small to explain the result."""
 
     @property
@@ -107,8 +107,8 @@ def first(
     backend: Backend,
     reference: Backend,
     case: Case,
-    looked: Sequence[Looked],
-    anew: Anew,
+    inspected: Sequence[Inspected],
+    reopen: Reopen,
     say: Say,
 ) -> Found | Lost | None:
     """Return the first wrong node, cache or output of a run, or None if every single step is right.
@@ -116,15 +116,15 @@ def first(
     A cache or output is returned if each node alone is right. Other results are a choice of experts at a near-tie
     (`TIE`) that explains the error, and `Lost` if lost outputs hide which node is wrong.
 
-    `looked` are inspected steps with their wrong nodes. `reference` computes in the backend's arithmetic. BackendError
-    if either fails.
+    `inspected`: steps with their wrong nodes. `reference` computes in the backend's arithmetic. BackendError if either
+    fails.
     """
-    seen = next((alone(backend, reference, run, _culprit(wrong)) for run, wrong in looked if wrong), None)
+    seen = next((alone(backend, reference, run, _culprit(wrong)) for run, wrong in inspected if wrong), None)
     upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
     step = _first_step(backend, reference, case, upto, say)
     if step is None:
         return seen
-    (run,) = look(backend, case, [step.run.step], say=say)
+    (run,) = inspect(backend, case, [step.run.step], say=say)
     lost = None
     if wrong := run.wrong(reference):
         found = alone(backend, reference, run, _culprit(wrong))
@@ -133,11 +133,11 @@ def first(
         one_by_one = _one_by_one(backend, reference, run, step, say)
         if isinstance(one_by_one, Found):
             return one_by_one
-        lost = replace(found, lesser=one_by_one)
+        lost = replace(found, minor=one_by_one)
     elif tie := _tie(run, reference):
         return seen or replace(step, fault=None, tie=tie)
     bare = step.run
-    with anew() as fresh:
+    with reopen() as fresh:
         right = not any(j.used > 1 for j in _judge(bare.case, reference, _values(fresh, bare.case)))
     return replace(step, fault=Fault.STALE) if right else lost or replace(step, fault=Fault.GRAPH)
 
@@ -154,21 +154,21 @@ def _culprit(wrong: Sequence[Judged]) -> Judged:
 
 def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Found | Lost:
     """Request a wrong node alone: `Found` if it is wrong by the same error, else `Lost`."""
-    told = _told(backend, reference, run, _off(backend, reference, run))
-    named = told.named(judged)
+    probe = _probe(backend, reference, run, _wrong_outputs(backend, reference, run))
+    named = probe.named(judged)
     if named is judged:
         return Found(judged, run, Fault.NODE)
-    ends = named is None and told.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None
+    ends = named is None and probe.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None
     return Lost(judged, run, ends, named)
 
 
-def _off(backend: Backend, reference: Backend, run: StepRun) -> list[Judged]:
+def _wrong_outputs(backend: Backend, reference: Backend, run: StepRun) -> list[Judged]:
     """Return the outputs and caches that are wrong when nothing else is requested."""
     bare = _bare(run.case)
     return [j for j in _judge(bare, reference, _values(backend, bare)) if j.used > 1]
 
 
-def _told(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Judged]) -> Probe:
+def _probe(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Judged]) -> Probe:
     outputs = {(0, j.tensor) for j in off}
     return Probe(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, _bare(run.case))
 
@@ -180,22 +180,22 @@ def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found,
     explain the wrong outputs; else the node behind the wrong value of `step`, found with graphs that end earlier; else
     the nodes whose errors are too small.
     """
-    off = _off(backend, reference, run)
+    off = _wrong_outputs(backend, reference, run)
     if not off:
         return ()
     enough = SHARE * max(_weight([j]) for j in off)
     right = execute(reference, _bare(run.case), every_node=[0]).steps[0].outputs
     fed = replace(run, case=replace(run.case, steps=[replace(run.case.steps[0], expected=dict(right))]))
     kinds: dict[tuple[object, ...], list[Judged]] = {}
-    for j in fed.wrong(reference, _each(backend, fed, say)):
+    for j in fed.wrong(reference, _values_apart(backend, fed, say)):
         kinds.setdefault((j.tensor.op, *(s.type for s in j.tensor.src if s is not None)), []).append(j)
     heaviest = max(kinds.values(), key=_weight, default=[])
-    lesser = [j for kind in kinds.values() for j in kind if _weight(kind) < enough]
+    minor = [j for kind in kinds.values() for j in kind if _weight(kind) < enough]
     if heaviest and _weight(heaviest) >= enough:
-        return Found(_culprit(heaviest), fed, Fault.NODE, alike=len(heaviest) - 1, lesser=lesser)
+        return Found(_culprit(heaviest), fed, Fault.NODE, similar=len(heaviest) - 1, minor=minor)
     say("no node by itself explains it: asking for graphs that end earlier")
-    traced = _told(backend, reference, run, off).traced(step.judged)
-    return Found(traced, run, Fault.NODE, lesser=lesser) if traced and _weight([traced]) >= enough else lesser
+    traced = _probe(backend, reference, run, off).traced(step.judged)
+    return Found(traced, run, Fault.NODE, minor=minor) if traced and _weight([traced]) >= enough else minor
 
 
 def _weight(wrong: Sequence[Judged]) -> float:
@@ -203,7 +203,7 @@ def _weight(wrong: Sequence[Judged]) -> float:
     return sum(min(1.0, j.difference.nmse) for j in wrong)
 
 
-def _each(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
+def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
     """Return the value of each node run in its own graph with recorded inputs; the recorded value if that run fails."""
     found = dict(run.case.steps[0].expected)
     every, original = isolated_nodes(run.case, 0)

@@ -4,10 +4,10 @@ Its requests, in this order:
 
 `load` (`family.Request`'s fields) and `device` ("" for the plain CPU): replies `{"words": bool, "n_vocab": n}`: whether
 the vocabulary has texts, and its size. `tokens` (a text): replies `{"tokens": […]}`. `words` (a list of tokens):
-replies `{"words": […]}`, the text of each. `play` (`voice.Play`'s fields): decodes the prompt and then one token after
-the other, each the most likely of this run, or the next of `forced`; writes the logits of every row, `[rows, n_vocab]`
-in float32, to the file `logits`, and, if `case` names a file, the graphs. Replies `{"tokens": […]}`, the tokens after
-the prompt.
+replies `{"words": […]}`, the text of each. `play` (`llama_process.DecodeRequest`'s fields): decodes the prompt and
+then one token after the other, each the most likely of this run, or the next of `forced`; writes the logits of every
+row, `[rows, n_vocab]` in float32, to the file `logits`, and, if `case` names a file, the graphs. Replies `{"tokens":
+[…]}`, the tokens after the prompt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from conformance.suite.zoo.load import new_context
 from conformance.suite.zoo.recorder import Recorder, references, step
 from conformance.suite.zoo.worker import Drive, with_tokens
 
-from .voice import Play
+from .llama_process import DecodeRequest
 
 NO_VOCABULARY = 0
 """`LLAMA_VOCAB_TYPE_NONE`."""
@@ -52,7 +52,7 @@ def main() -> None:
                 return {"tokens": models[-1].tokens(header["tokens"])}, ()
             if "words" in header:
                 return {"words": [models[-1].word(t) for t in header["words"]]}, ()
-            return {"tokens": models[-1].run(Play(**header["play"]))}, ()
+            return {"tokens": models[-1].run(DecodeRequest(**header["play"]))}, ()
         except UnavailableError as e:
             return failure(e)
         except ConformanceError as e:
@@ -118,7 +118,7 @@ class Model(DeviceModel):
         n = self.library.llama.detokenize(self._vocab, (ctypes.c_int32 * 1)(token), 1, text, room, False, True)
         return text.raw[: max(n, 0)].decode(errors="replace")
 
-    def run(self, play: Play) -> list[int]:
+    def run(self, play: DecodeRequest) -> list[int]:
         """Decode as `play` says and write the files that it names; return the tokens after the prompt."""
         self.library.log.clear()
         request = replace(self._request, n_ctx=play.n_ctx)

@@ -30,7 +30,7 @@ from conformance.model import figures, graphs
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
 from conformance.model.check import Check, Text, allowance, rounding
 from conformance.model.layers import layer_of, step_words
-from conformance.model.voice import Voice
+from conformance.model.llama_process import LlamaProcess
 from conformance.run.runner import Runner
 
 pytestmark = needs_wheel
@@ -50,9 +50,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def check(model: Path) -> Iterator[Check]:
     """The model's check, which shares the reference's runs."""
-    with closing(Voice(model, Device("llama.cpp"))) as voice:
-        played, case = voice.record(PROMPT, DECODE)
-        with closing(Check(model, case, PROMPT, played, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)) as it:
+    with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
+        decoded, case = llama.record(PROMPT, DECODE)
+        with closing(Check(model, case, PROMPT, decoded, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)) as it:
             yield it
 
 
@@ -73,12 +73,12 @@ def test_a_device_of_llama_is_right(check: Check) -> None:
 
 def test_a_text_has_a_row_for_each_token(model: Path, check: Check) -> None:
     """Graphs with results of every token give llama.cpp's own perplexity, but for rounding."""
-    with closing(Voice(model, Device("llama.cpp"))) as voice:
-        text = Text(PROMPT, *voice.record(PROMPT, every=True))
+    with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
+        text = Text(PROMPT, *llama.record(PROMPT, every=True))
     found = graphs.run(check.oracle.reference_in(EXACT), text.case).logits(text.case)
-    assert found.shape == text.played.logits.shape == (len(PROMPT), voice.n_vocab)
+    assert found.shape == text.decoded.logits.shape == (len(PROMPT), llama.n_vocab)
     assert figures.perplexity(found, PROMPT) == pytest.approx(text.perplexity, rel=0.05)
-    assert np.array_equal(text.played.logits[-1].argmax(), check.reference.logits[0].argmax())
+    assert np.array_equal(text.decoded.logits[-1].argmax(), check.reference.logits[0].argmax())
 
 
 def test_float64_differs_by_rounding(check: Check) -> None:

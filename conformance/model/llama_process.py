@@ -27,7 +27,7 @@ CELLS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class DecodeRequest:
     """The fields of a worker's request to decode."""
 
     prompt: list[int]
@@ -47,7 +47,7 @@ class Play:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Decoded:
     """The results of one run for a prompt and the tokens after it."""
 
     logits: F32
@@ -58,7 +58,7 @@ class Played:
     """Resident bytes of the process after the run."""
 
 
-class Voice:
+class LlamaProcess:
     """llama.cpp with a model on a device.
 
     UsageError if llama.cpp cannot load the model or its process ends, UnavailableError if there is no llama.cpp;
@@ -106,25 +106,27 @@ class Voice:
 
     def play(
         self, prompt: Sequence[int], decode: int = 0, forced: Sequence[int] | None = None, *, every: bool = False
-    ) -> Played:
+    ) -> Decoded:
         """Decode `prompt` and `decode` tokens after it: those of `forced`, or the most likely ones.
 
         `every`: return the results of each token of the prompt, too.
         """
         return self._play(prompt, decode, forced, "", every)
 
-    def record(self, prompt: Sequence[int], decode: int = 0, *, every: bool = False) -> tuple[Played, Case]:
+    def record(self, prompt: Sequence[int], decode: int = 0, *, every: bool = False) -> tuple[Decoded, Case]:
         """Decode likewise, each token the most likely, and record the graphs; weights stay in the model's file."""
         file = Path(self._folder.name, "case.gguf")
-        played = self._play(prompt, decode, None, str(file), every)
-        return played, casefile.read_one(file, models=[self._model.resolve().parent])
+        decoded = self._play(prompt, decode, None, str(file), every)
+        return decoded, casefile.read_one(file, models=[self._model.resolve().parent])
 
-    def _play(self, prompt: Sequence[int], decode: int, forced: Sequence[int] | None, case: str, every: bool) -> Played:
+    def _play(
+        self, prompt: Sequence[int], decode: int, forced: Sequence[int] | None, case: str, every: bool
+    ) -> Decoded:
         file = Path(self._folder.name, "logits.npy")
-        play = Play(list(prompt), decode, None if forced is None else list(forced), str(file), case, every)
+        play = DecodeRequest(list(prompt), decode, None if forced is None else list(forced), str(file), case, every)
         tokens = self._ask({"play": asdict(play)})["tokens"]
         logits: F32 = np.load(file)
-        return Played(logits, tokens, resident(self._worker.pid))
+        return Decoded(logits, tokens, resident(self._worker.pid))
 
     def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
         try:
