@@ -1,8 +1,8 @@
 """`conform`: the command line. A command's module is imported when the command is called, so `--help` is quick.
 
-Exit codes, decided by `judge/outcome.py`: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input
-or usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written,
-141 stdout is closed. docs/exit-codes.md has the table.
+Exit codes, decided by `judge/outcome.py`: 0 success, 1 failures, or a requested result is missing, 2 bad input or
+usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written, 141
+stdout is closed. docs/exit-codes.md has the table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shrink": (".bugs", "Cut a failing case down to what still fails in the same way."),
     "triage": (".bugs", "Group the failures of a run into causes; baselines and bug reports."),
 }
-"""Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
+"""Command -> its module, which has it under its own name (`_` for `-`), and its line in `conform --help`."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("run", "repro", "list", "doctor"),
@@ -47,7 +47,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Trust the suite": ("golden",),
     "Write a backend": ("new-adapter",),
 }  # fmt: skip
-"""Heading of `conform --help` -> its commands, in the order in which one needs them."""
+"""Heading in `conform --help` -> its commands, in their usual order of use."""
 
 
 RENAMED: dict[str, str] = {
@@ -75,18 +75,18 @@ RENAMED: dict[str, str] = {
     "switch": "run --backend 'NAME?env.VARIABLE=VALUE' --against NAME",
     "zoo": "run --family arch (or scenario, or projector)",
 }
-"""Name of a command of earlier versions -> the command line that does the same now."""
+"""Name of a command of earlier versions -> the command line that replaces it."""
 
 
 class Commands(Group):
     """The commands of `COMMANDS`, imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's own signature
-        """All names, in alphabetical order."""
+        """Return all names in alphabetical order."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, from its module; None for a name that is none."""
+        """Import a command from its module; None for an unknown name."""
         if cmd_name in RENAMED:
             raise click.UsageError(f"conform {cmd_name} is gone: use conform {RENAMED[cmd_name]}", ctx)
         if cmd_name not in COMMANDS:
@@ -96,7 +96,7 @@ class Commands(Group):
         return cast("click.Command", getattr(module, f"{name}_" if name in vars(builtins) else name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
-        """The commands by what one wants to do. From the table: no module is imported for `--help`."""
+        """List the commands by task, from the tables: no module is imported for `--help`."""
         width = max(map(len, COMMANDS))
         for heading, names in GROUPS.items():
             with formatter.section(heading):

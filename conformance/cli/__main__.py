@@ -1,11 +1,11 @@
-"""`python -m conformance.cli`: the `conform` of this very Python, wherever its script lies."""
+"""`python -m conformance.cli`: the `conform` of this Python, wherever its script is."""
 
 from conformance.cli import main
 from conformance.process.launcher.launch import spare_collections
 
 
 def conform() -> None:
-    """The command line, in a process of its own."""
+    """Run the command line in its own process."""
     spare_collections()
     main(prog_name="conform")
 

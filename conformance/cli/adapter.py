@@ -1,6 +1,6 @@
-"""`conform new-adapter`: the package of a backend, ready to install, and the texts it is made of.
+"""`conform new-adapter`: writes the package of a backend from templates.
 
-In a text `$name`, `$module` and `$cls` are the adapter's own.
+A template's `$name`, `$module` and `$cls` are replaced with the adapter's own.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ conform run --backend $name --level standard --save-failures failures
 """
 
 FILES: dict[str, str] = {"$module.py": ADAPTER, "test_$module.py": TEST, "pyproject.toml": PROJECT, "README.md": README}
-"""Name of a file -> its text."""
+"""File name -> template."""
 
 
 @click.command("new-adapter")

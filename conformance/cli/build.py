@@ -44,13 +44,13 @@ from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
 PATIENCE = 1 / 20
-"""Share of the budget that one request may take, so that a few that hang do not use it up."""
+"""Share of the budget that one request may take, so that a few hanging requests do not use it up."""
 LEAST = 20.0
-"""Seconds that a request may take with any budget."""
+"""Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
-"""ggml-vulkan leaves out drivers that run on the CPU unless a device is named."""
+"""Makes ggml-vulkan list drivers that run on the CPU, which it leaves out unless a device is named."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
-"""File of the checkout: one in the current directory must not choose packages to download and load."""
+"""A file of the checkout: one in the current directory must not choose packages to download and load."""
 
 
 @click.group(cls=Group)

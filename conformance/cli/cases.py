@@ -1,4 +1,4 @@
-"""How commands read case files and models."""
+"""Reads case files and models for commands."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from conformance.case.casefile import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UsageError
 
 HEAD = 1 << 16
-"""Bytes of a file that are read to say what it is."""
+"""Bytes of a file that are read to recognise its type."""
 _ARCHITECTURE = re.compile(rb"\x14\0{7}general\.architecture\x08\0{3}(.)\0{7}", re.DOTALL)
-"""The GGUF key, each text behind its length in 8 bytes; 8 is the type of a text."""
+"""The GGUF key; each text follows its length in 8 bytes, and 8 is the type of a text."""
 T = TypeVar("T")
 
 CasePath = click.Path(path_type=Path, exists=True)
-"""A case file: a folder is taken too, since `read_cases` can say more of it than a usage text."""
+"""A case file; folders are accepted, since `read_cases` has a better message for them."""
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Every case of a file; CaseFileError if it is broken, UsageError if it is something else: the message says what,
-    and what to do with that.
+    """Read every case of a file.
+
+    CaseFileError if the file is broken, UsageError if it is another kind of file; the message names the kind and the
+    command for it.
     """
     return read_with(path, lambda: casefile.read(path))
 
 
 def read_with(path: Path, read: Callable[[], T]) -> T:
-    """Return what `read` makes of a case file; errors as of `read_cases`."""
+    """Return the result of `read` for a case file; errors as `read_cases`."""
     if path.is_dir():
         n = sum(1 for _ in path.glob("*.gguf"))
         raise UsageError(f"{path}: a case file expected, this is a folder; it has {n} .gguf files: {path}/*.gguf")
@@ -45,7 +47,7 @@ def read_with(path: Path, read: Callable[[], T]) -> T:
 
 
 def _other(path: Path) -> str:
-    """What a file is that is no case; empty where it may be a broken one."""
+    """Describe a file that is not a case; empty if it may be a broken case."""
     try:
         with path.open("rb") as f:
             head = f.read(HEAD)
@@ -64,9 +66,9 @@ def _other(path: Path) -> str:
 
 
 def architecture_of(model: Path) -> str:
-    """The architecture of a model file, "" where it stands nowhere near the file's begin.
+    """Return the architecture of a model file, "" if its first bytes do not have it.
 
-    UsageError for what is no model: it says what it is, and what to type instead.
+    UsageError for another kind of file; the message names the kind and the command for it.
     """
     if model.is_dir():
         n = sum(1 for _ in model.glob("*.gguf"))
@@ -87,7 +89,7 @@ def architecture_of(model: Path) -> str:
 
 
 def _architecture(head: bytes) -> str:
-    """`general.architecture` in the first bytes of a GGUF file; "" where it is not there."""
+    """Return `general.architecture` from the first bytes of a GGUF file; "" if it is not there."""
     key = _ARCHITECTURE.search(head)
     return head[key.end() : key.end() + key[1][0]].decode("ascii", "replace") if key else ""
 

@@ -1,4 +1,4 @@
-"""`conform precision` and `golden`: how devices round, and pinned values."""
+"""`conform precision` and `golden`: rounding of devices, and stored golden outputs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def precision(
 def _learned(
     backend: str, level: Level, output: Path | None, budget: float | None, isolation: Isolation
 ) -> tuple[Card, Outcome]:
-    """Measure the keys that no earlier start did; the outcome says which are left."""
+    """Measure the keys that no earlier start measured; the outcome names the number left."""
     (spec,), _ = specs_here([backend], isolation)
     end = math.inf if budget is None else time.monotonic() + budget
     keys = plain(level)
@@ -110,7 +110,7 @@ def _learned(
 
 
 def _whole(output: Path | None, made: Card) -> Card:
-    """Return a profile with all keys, so that no other is allowed anything, and write it to where it goes."""
+    """Mark a profile as complete, so that other keys get no allowance, and write it to its file."""
     made = replace(made, others=False)
     if output is not None:
         write_text(output, made.to_toml(), "-o")
@@ -119,7 +119,7 @@ def _whole(output: Path | None, made: Card) -> Card:
 
 
 def _keep(output: Path | None, made: Card, key: str) -> None:
-    """Write a profile that has `key` since now beside where it goes to, and print what that became."""
+    """Write an unfinished profile beside its file, and print the result of `key`."""
     if output is not None:
         write_text(beside(output), made.to_toml(), "-o")
     if (entry := made.entries.get(key)) is not None:

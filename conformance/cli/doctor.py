@@ -1,4 +1,4 @@
-"""`conform doctor`: what is installed, what each backend loads from where, and what is missing."""
+"""`conform doctor`: checks what is installed, and what each backend loads from where."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .output import leave, line, table
 
 PACKAGE = "ggml-conformance"
 LIBRARIES = ("ggml", "llama", "openvino", "xllamacpp", "vulkan", "cuda", "xrt")
-"""Prefixes, after `lib`, of the libraries that a backend may load."""
+"""Prefixes, after `lib`, of libraries that a backend may load."""
 
 
 @click.command()

@@ -29,7 +29,7 @@ from .output import leave, line, table
 
 
 def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str] | list[CompletionItem]:
-    """For the shell: what the first word asks for."""
+    """Complete a word by the kind of list that the first word names."""
     if ctx.params.get("what") == "builds":
         return options.complete_build(ctx, param, begun)
     of = options.complete_case if ctx.params.get("what") == "cases" else options.complete_backend
@@ -62,7 +62,7 @@ def list_(
 
 
 def _backends(names: Sequence[str], json_path: Path | None) -> None:
-    """Print what executes for each backend, its versions and buffer types, or why it is not available."""
+    """Print device, versions and buffer types of each backend, or why it is not available."""
     rows: list[Sequence[str]] = []
     document: dict[str, JSON] = {}
     defaults = [Spec(n) for n in registry.defaults()]
@@ -92,7 +92,7 @@ def _backends(names: Sequence[str], json_path: Path | None) -> None:
 
 
 def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path | None, json_path: Path | None) -> None:
-    """Print case ids, smallest first within a family, or, with `lib`, ops in the numbers of that build."""
+    """Print case ids, smallest first within a family, or, with `lib`, ops in that build's numbering."""
     own = [c for name in names if Path(name).is_file() for c in read_cases(Path(name))]
     globs = [name for name in names if not Path(name).is_file()]
     level = chosen.level or (LEVELS[0] if lib is None else LEVELS[-1])
@@ -135,13 +135,13 @@ def _builds(names: Sequence[str], json_path: Path | None) -> None:
 
 
 def rows(build: Build) -> list[tuple[str, ...]]:
-    """Return a row for each device; what is true of all stands in the first."""
+    """Return a row for each device; the build's own columns are in the first."""
     first = (build.name, build.ggml, build.number, "yes" if build.llama else "no")
     texts = [spell(d) for d in build.devices] or ["none"]
     return [(*(first if i == 0 else ("",) * len(first)), text) for i, text in enumerate(texts)]
 
 
 def spell(device: DeviceOf) -> str:
-    """Return a device as `Vulkan0 (CPU, in software): llvmpipe …`."""
+    """Format a device, as `Vulkan0 (CPU, in software): llvmpipe …`."""
     software = ", in software" if device.software else ""
     return f"{device.name} ({device.type}{software}): {device.description}"

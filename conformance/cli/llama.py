@@ -1,4 +1,4 @@
-"""`conform capture`: what llama.cpp builds and runs, as a case."""
+"""`conform capture`: records what llama.cpp builds and runs as a case."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ def _refuse(given: Mapping[str, object], wrong: Iterable[str], why: str) -> None
 
 
 def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:
-    """The id of an architecture's case: keys that are empty, or have their default, are left out."""
+    """Return the id of an architecture's case; keys that are empty or have their default are left out."""
     keys = [f"{key}={value}" for key, value in values.items() if value and value != family.KEYS[key].default]
     return f"zoo/{arch}{'-' if keys else ''}{','.join(keys)}@{seed}"
 
 
 def _settings(settings: Sequence[str]) -> str:
-    """`--set` as an id has it: `KEY:VALUE` joined by `+`, a list's numbers joined by `/`."""
+    """Format `--set` for an id: `KEY:VALUE` joined by `+`, a list's numbers joined by `/`."""
     items = []
     for text in settings:
         key, equals, value = text.partition("=")

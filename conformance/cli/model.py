@@ -1,4 +1,4 @@
-"""`conform check-model`: one model, one prompt, backends against llama.cpp on its own CPU."""
+"""`conform check-model`: compares backends with llama.cpp on its own CPU, for one model and one prompt."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from conformance.run.session.environment import header
 from conformance.suite.zoo.model import table as architectures
 
 PROMPT = "The capital of France is"
-"""What is decoded where the user names nothing."""
+"""The default prompt."""
 MADE_UP = 8
-"""Tokens of a prompt for a model whose vocabulary has no texts."""
+"""Length in tokens of the prompt for a model whose vocabulary has no texts."""
 READ = 256
-"""Tokens of a text whose perplexity is told: the logits of each are held."""
+"""Tokens of a text for perplexity: the logits of each are in memory."""
 SHARE = 1 / 3
-"""Shares of --budget for the float64 reference in one arithmetic and for shrinking."""
+"""Share of --budget for the float64 reference in one arithmetic, and for shrinking."""
 SHOWN = 5
-"""Changed tokens that are printed."""
+"""Maximum number of changed tokens to print."""
 
 
 @click.command("check-model")
@@ -115,7 +115,7 @@ def check_model(
 
 
 def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> LlamaProcess:
-    """llama.cpp with the model; UsageError if it cannot load it says what to type next."""
+    """Start llama.cpp with the model; UsageError with advice if it cannot load it."""
     try:
         return LlamaProcess(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
     except UsageError as e:
@@ -125,13 +125,13 @@ def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: flo
 
 
 def _device(spec: Spec) -> Device:
-    """Where llama.cpp runs for a spec; without `device=` on the library's CPU as users have it, weights repacked."""
+    """Return the device for a spec; without `device=` the library's CPU as users have it, with weights repacked."""
     found = device(spec)
     return found if found.device else Device(found.name, found.lib, "CPU", found.environment)
 
 
 def _prompt(llama: LlamaProcess, prompt: str | None, tokens: str | None) -> list[int]:
-    """The tokens of the prompt that the user gave, or of a short one; UsageError if it cannot be read."""
+    """Return the tokens of the given prompt, or of a default one; UsageError if it is invalid."""
     if tokens is not None:
         try:
             return [int(t) for t in tokens.split(",")]
@@ -150,7 +150,7 @@ def _utf8(file: Path) -> str:
 
 
 def _text(llama: LlamaProcess, file: Path) -> Text:
-    """The first tokens of a text, and what llama.cpp makes of each; UsageError for fewer than two."""
+    """Run llama.cpp on the first tokens of a text; UsageError for fewer than two."""
     tokens = llama.tokens(_utf8(file))[:READ]
     if len(tokens) < 2:
         raise UsageError(f"{file}: two tokens at least expected for a perplexity, {len(tokens)} found")
@@ -158,7 +158,7 @@ def _text(llama: LlamaProcess, file: Path) -> Text:
 
 
 def _begin(prompt: Sequence[int], words: Sequence[str], decoded: Decoded, case: Case) -> None:
-    """Print what llama.cpp made of the prompt."""
+    """Print the prompt and llama.cpp's tokens."""
     n = len(prompt)
     caches = sum(len(case.persistent[t]) for t in case.caches())
     weights = sum(len(data) for data in case.persistent.values()) - caches
@@ -168,7 +168,7 @@ def _begin(prompt: Sequence[int], words: Sequence[str], decoded: Decoded, case: 
 
 
 def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
-    """Print the answer, and the text where it is another."""
+    """Print the answer, and the backend's text if it differs."""
     line(f"{answer.backend}: {answer.sentence()}")
     if answer.cause:
         line(f"  {answer.cause}")

@@ -1,4 +1,4 @@
-"""`conform nightly`: a list of runs, one after the other."""
+"""`conform nightly`: runs a list of commands, one after the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, ExistingFile, 
 from .output import leave, line, table
 
 FOLDER = Path("nightly")
-"""Where nights go by default, one folder each."""
+"""Default folder of nights, with one folder each."""
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 """Signals that end a night like Ctrl-C; Windows has no SIGHUP."""
 

@@ -1,4 +1,4 @@
-"""The options: one table, from which the commands and `pytest conformance` both derive theirs."""
+"""The table of options, from which the commands and `pytest conformance` both derive theirs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pytest
 
 SETTINGS = "conformance.settings"
-"""Where a command's context holds the settings that --config names."""
+"""Key of the context's settings, which --config names."""
 Command = Callable[..., None]
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
@@ -50,7 +50,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str | float) -> float:
-    """Seconds of `90s`, `30m`, `2h` or `1.5d`. click.BadParameter for another text."""
+    """Convert `90s`, `30m`, `2h` or `1.5d` to seconds. click.BadParameter for other text."""
     if isinstance(text, float):
         return text
     found = _DURATION.fullmatch(text)
@@ -65,7 +65,7 @@ def _record(text: str) -> Path:
 
 
 def complete_backend(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    """Installed names for the shell; no adapter is imported for it."""
+    """Complete names of installed backends, without importing any adapter."""
     return [n for n in registry.names() if n.startswith(begun)]
 
 
@@ -74,12 +74,12 @@ def _families(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[
 
 
 def complete_build(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """For the shell: packages that were downloaded before, then files."""
+    """Complete packages that were downloaded before, then files."""
     return [*(CompletionItem(n) for n in downloaded() if n.startswith(begun)), CompletionItem(begun, type="file")]
 
 
 def complete_case(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    """For the shell: families as long as no `/` was typed, then ids of level smoke."""
+    """Complete families until a `/` is typed, then ids of level smoke."""
     family, slash, _ = begun.partition("/")
     if not slash:
         return [f"{n}/" for n in (*FAMILIES, *LIVE) if n.startswith(begun)]
@@ -89,24 +89,24 @@ def complete_case(_ctx: click.Context, _param: click.Parameter, begun: str) -> l
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option, on either command line."""
+    """An option of both command lines."""
 
     name: str
-    """With its dashes; `--x/--no-x` for one that is on, off or (None) neither."""
+    """With its dashes; `--x/--no-x` for a flag that may be unset (None)."""
     dest: str
-    """The parameter of the command, and pytest's `dest`."""
+    """Parameter of the command, and pytest's `dest`."""
     help: str
     type: Any = click.STRING
-    """As click takes it: one of its types, or a function of the text."""
+    """A click type, or a function of the text."""
     metavar: str | None = None
     default: str | float | None = None
     repeatable: bool = False
     complete: Complete | None = None
     short: str = ""
-    """Its short name, on `conform` alone."""
+    """Short name, for `conform` alone."""
 
     def click(self, **changes: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # as click takes them
-        """As an option of a command."""
+        """Make an option of a command."""
         words: dict[str, Any] = {
             "type": None if "/" in self.name else self.type, "metavar": self.metavar, "help": self.help,
             "default": self.default, "multiple": self.repeatable, "show_default": self.default is not None,
@@ -118,7 +118,7 @@ class Option:
         return click.option(*names, **{**words, **changes})
 
     def pytest(self, group: pytest.OptionGroup) -> None:
-        """As an option of pytest, where each value is a number or a text: xdist sends it to its workers."""
+        """Add an option of pytest, whose values are numbers or texts: xdist sends them to its workers."""
         words: dict[str, Any] = {"type": partial(_simple, self.type), "metavar": self.metavar, "default": self.default}
         if "/" in self.name:
             words = {"action": argparse.BooleanOptionalAction}
@@ -131,7 +131,7 @@ class Option:
                         **words)  # fmt: skip
 
     def read(self, value: Any) -> Any:  # noqa: ANN401  # as pytest has it
-        """The value of an option of pytest, of the type that a command gets."""
+        """Convert the value of a pytest option to the type that a command gets."""
         if value is None or "/" in self.name:
             return value
         kind = click.types.convert_type(self.type)
@@ -192,13 +192,13 @@ SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
 LIMITS = (TIME_LIMIT, MEMORY_LIMIT)
 """Options that set the limits of a worker."""
 RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON)
-"""What `conform run` and `pytest conformance` share."""
+"""Options shared by `conform run` and `pytest conformance`."""
 PERF_RUN = (ROUNDS,)
-"""What `conform perf run` and `pytest conformance --perf` share."""
+"""Options shared by `conform perf run` and `pytest conformance --perf`."""
 
 
 def add_to(group: pytest.OptionGroup) -> None:
-    """Give pytest its options."""
+    """Add the options to pytest."""
     for o in (*RUN, PERF, UNIT, *PERF_RUN):
         o.pytest(group)
 
@@ -210,25 +210,26 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
 
 config_option = CONFIG.click(callback=_load, is_eager=True, expose_value=False)
 repeated_option = BACKEND.click(help="One that FILE names and may not choose by itself, repeatable.")
-"""--backend of a command whose file names the backends."""
+"""--backend for a command whose file names the backends."""
 smoke_option = LEVEL.click(help="How many cases.", default=LEVELS[0], show_default=True)
-"""--level of a command in which no backend has a level of its own."""
+"""--level for a command in which no backend has a level of its own."""
 json_option = JSON.click()
 
 
 def settings_here() -> Settings:
-    """What `--config` of the running command gave."""
+    """Return the settings of the running command's `--config`."""
     return cast("Settings", click.get_current_context().meta[SETTINGS])
 
 
 def backend_option(f: Command) -> Command:
-    """--backend, and --config with the names that it may be."""
+    """Add --backend, and --config, which defines names for it."""
     return BACKEND.click()(config_option(f))
 
 
 def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
-    """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
-    UnavailableError if it lacks one that is named.
+    """Return the available backends of --backend, or all of them, and unavailable name -> reason.
+
+    UnavailableError if a named backend is not available.
     """
     specs, absent = available(list(dict.fromkeys(parse_specs(texts))), Workers(isolation))
     reasons = {str(s): why for s, why in absent.items()}
@@ -238,12 +239,12 @@ def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tupl
 
 
 def missing_backends(reasons: Mapping[str, str]) -> str:
-    """The error of a command whose --backend is not here."""
+    """Return the error message for unavailable backends."""
     return "; ".join(f"{name}: not available: {why}" for name, why in reasons.items())
 
 
 def together(name: str, make: Callable[..., object], *chosen: Option) -> Callable[[Command], Command]:
-    """Options as one parameter `name` of a command: what `make` gives for their values, by `dest`."""
+    """Combine options into one parameter `name` of a command: `make` called with their values, by `dest`."""
 
     def decorate(f: Command) -> Command:
         @wraps(f)
@@ -262,7 +263,7 @@ isolation = together("isolation", Isolation, *LIMITS)
 
 
 def chosen(*table: Option) -> Callable[[Command], Command]:
-    """Options as the parameter `chosen` of a command; of --config it has the settings."""
+    """Combine options into the parameter `chosen` of a command; --config gives it its settings."""
 
     def make(**values: Any) -> Chosen:  # noqa: ANN401  # as click gives them
         found = Chosen.of(click.get_current_context().meta.get(SETTINGS, Settings()), values)
@@ -276,7 +277,7 @@ def chosen(*table: Option) -> Callable[[Command], Command]:
 
 
 def say_seed(chosen: Chosen) -> None:
-    """Print the seed of fresh cases, with which --seed makes them again."""
+    """Print the seed of fresh cases, so that --seed can repeat them."""
     if chosen.fresh:
         line(f"--fresh {chosen.fresh}: seed {chosen.seed_of_fresh}", err=True)
 

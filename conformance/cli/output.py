@@ -1,4 +1,4 @@
-"""What goes to the terminal: lines and tables in which every text is escaped, and how an error ends a command."""
+"""Prints lines and tables with every text escaped, and ends commands on errors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:  # `--help` imports next to nothing
     from conformance.judge.outcome import Outcome
 
 CLOSED = 141
-"""Exit code where nobody reads stdout any more: as a shell has it for SIGPIPE."""
+"""Exit code if stdout was closed, as a shell has it for SIGPIPE."""
 CELLS = 200
-"""Characters of the cells of one cause."""
+"""Maximum characters of the cells of one cause."""
 UNWRITABLE = 74
-"""Exit code where stdout takes no more: EX_IOERR of sysexits.h."""
+"""Exit code if stdout cannot be written: EX_IOERR of sysexits.h."""
 
 
 class Group(click.Group):
-    """Commands that end with one line: on an error of ours with exit code 2, on Ctrl-C as incomplete."""
+    """Commands that end with one line: exit code 2 on a ConformanceError, incomplete on Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # click's own signature
-        """Run the command; `fail` prints what went wrong."""
+        """Run the command; errors end it through `fail`."""
         try:
             return super().invoke(ctx)
         except ConformanceError as e:
@@ -44,7 +44,7 @@ class Group(click.Group):
             leave(Outcome.of(Why.INTERRUPTED, ["interrupted"]))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as above
-        """As click has it; a stdout that cannot be written is one line for `--help`, too."""
+        """Run as click does; a write error on stdout is one line for `--help`, too."""
         try:
             return super().main(*args, **kwargs)
         except OSError as e:
@@ -53,7 +53,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click has it; a name that is none is followed by those that are like it."""
+        """Find the command as click does; for an unknown name suggest similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as e:
@@ -61,23 +61,23 @@ class Group(click.Group):
             raise click.UsageError(e.message + (f" Is it {' or '.join(near)}?" if near else ""), e.ctx) from None
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
-        """Each command and its first sentence, whole."""
+        """Return each command with its first sentence, unshortened."""
         commands = [(n, self.get_command(ctx, n)) for n in self.list_commands(ctx)]
         return [(n, c.get_short_help_str(limit=sys.maxsize)) for n, c in commands if c is not None and not c.hidden]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in the help."""
+        """Write the list of commands of the help."""
         with formatter.section("Commands"):
             formatter.write_dl(self.summaries(ctx))
 
 
 def line(text: str, *, err: bool = False) -> None:
-    """Print one line; what would move the cursor, or begin another line, is spelled out."""
+    """Print one line; control characters and line breaks are escaped."""
     click.echo(printable(text), err=err)
 
 
 def cause_lines(causes: Iterable[Cause]) -> list[str]:
-    """Two lines for each cause, the most urgent first: what it is, and its smallest case."""
+    """Format each cause as two lines, most urgent first: its description and its smallest case."""
     lines = []
     for n, cause in enumerate(causes, 1):
         seen = f", {cause.seen}" if cause.seen else ""
@@ -87,7 +87,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
 
 
 def grid(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> str:  # noqa: ANN401  # tabulate's
-    """A table whose texts are escaped cell by cell, so that none forges a row; `headers` are ours, None is empty."""
+    """Format a table whose cells are escaped one by one, so that none forges a row; None is an empty cell."""
     cells = [[x if x is None or isinstance(x, (int, float)) else printable(str(x)) for x in row] for row in rows]
     return tabulate(cells, headers, **layout)
 
@@ -98,14 +98,14 @@ def table(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: An
 
 
 def leave(outcome: Outcome) -> NoReturn:
-    """Print why a command is no success, and end it with the exit code of its outcome."""
+    """Print why a command failed, and exit with the code of its outcome."""
     for text in outcome.lines():
         line(text)
     sys.exit(outcome.exit_code)
 
 
 def fail(*messages: str) -> NoReturn:
-    """End with a line for each message on stderr and exit code 2."""
+    """Print each message on a line of stderr and exit with code 2."""
     from conformance.judge.outcome import Exit  # noqa: PLC0415  # as above
 
     for message in messages:
@@ -114,18 +114,18 @@ def fail(*messages: str) -> NoReturn:
 
 
 def fail_by(error: ConformanceError) -> NoReturn:
-    """End with an error of ours: a line for each thing that is wrong."""
+    """End with a ConformanceError: a line for each of its messages."""
     fail(str(error), *map(str, error.others if isinstance(error, CaseFileError) else ()))
 
 
 def silence() -> None:
-    """Write nothing more to stdout, not even what is buffered."""
+    """Write nothing more to stdout, including buffered text."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end(error: OSError, record: str = "") -> NoReturn:
-    """End a command whose stdout cannot be written: silently where its reader is gone, else in one line."""
+    """End a command whose stdout cannot be written: silently if its reader is gone, else with one line."""
     silence()
     if isinstance(error, BrokenPipeError):
         sys.exit(CLOSED)

@@ -46,7 +46,7 @@ from .output import Group, leave, line, table
 AA_BACKENDS = ("ggml", "openvino-stateful")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Reshape")
-"""Layers that compute nothing."""
+"""Layers without computation."""
 COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
 _MIB = 2**20
 
@@ -148,8 +148,9 @@ class _Base:
 
     @classmethod
     def of(cls, against: str | None, specs: Sequence[Spec], isolation: Isolation) -> _Base:
-        """Read the record that --against names, or find the backend. UsageError for one of `specs` or another machine's
-        record, UnavailableError if the backend is not here.
+        """Read the record that --against names, or find the backend.
+
+        UsageError for one of `specs` or another machine's record, UnavailableError if the backend is not available.
         """
         if against is None:
             return cls()

@@ -95,7 +95,7 @@ def report(
 
 
 def _store(store: Path, runs: Runs, *, nightly: bool, json_path: Path | None) -> None:
-    """Add runs to the database, and print what it tells."""
+    """Add runs to the database, and print its causes, good runs and changes."""
     with closing(History(store, create=True)) as h:
         for document in runs.documents:
             added = h.add(document.body, nightly=nightly)
@@ -159,7 +159,7 @@ def missing_in(runs: Runs) -> list[Missing]:
 
 
 def _shards(runs: Runs) -> Outcome:
-    """Fail for each shard of a run that is not here, on any of its backends."""
+    """Return a failure for each shard of a run that is missing, on any of its backends."""
     shards: dict[str, list[JSON]] = {}
     for d in runs.documents:
         for backend in d.body.get("asked", ()) if d.body.get("shard") else ():
@@ -168,7 +168,7 @@ def _shards(runs: Runs) -> Outcome:
 
 
 def _lost(runs: Runs, base: Runs) -> Outcome:
-    """Fail where cases passed in the base and are no longer executed."""
+    """Return a failure if cases passed in the base and are no longer executed."""
     passed: dict[str, dict[str, None]] = {}
     for r in base.results:
         if r.value.verdict is Verdict.PASS and not r.value.fresh:
@@ -177,13 +177,13 @@ def _lost(runs: Runs, base: Runs) -> Outcome:
 
 
 def _against(runs: Runs, base: Runs) -> Comparison:
-    """Both held against each other; a cause of both may have another id in each."""
+    """Compare two runs; the same cause may have another id in each."""
     before, after = ([c.value for c in of.causes] for of in (base, runs))
     return compare(runs, base, {known: found for found, known in same(before, after).items()})
 
 
 def _unproven(runs: Runs) -> list[str]:
-    """Backends of which the shards of a run together prove nothing, unless a newer result on that machine is a PASS."""
+    """Return why backends are unproven by all shards of a run, unless a newer result on that machine is a PASS."""
     passed = {(r.document.machine, r.value.backend) for r in runs.results if r.value.verdict is Verdict.PASS}
     machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
     sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]

@@ -1,4 +1,4 @@
-"""`conform run` and `conform repro`: cases on backends; each pair asked for has a result, or the run fails."""
+"""`conform run` and `conform repro`: run cases on backends. Each requested pair gets a result, or the run fails."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class Shown:
     """Output and stop options of a run."""
 
     verbose: bool = False
-    """Print a line for each result, how it compares with what was saved, and the reasons for UNSUPPORTED, counted."""
+    """Print a line for each result, a comparison with the saved result, and counted reasons for UNSUPPORTED."""
     quiet: bool = False
-    """Print only what is wrong, and a line of totals for each backend."""
+    """Print only failures, and a line of totals for each backend."""
     maxfail: int | None = None
-    """Failures at which the run stops."""
+    """Number of failures at which the run stops."""
     budget: float = inf
     """Seconds after which no case starts."""
     workers: str = ""
-    """Where cases run (`campaign.pool.connect`); empty: here."""
+    """Workers of the cases (`campaign.pool.connect`); empty for this process."""
     minutes: float | None = None
     """To group failures by cause; None: they are not."""
     first: Mapping[str, Collection[str]] | None = None
@@ -151,7 +151,8 @@ def run(
               help="Print the process of the backend, and begin once a debugger has attached to it or Enter was "
               "pressed; nothing is limited, and nothing runs again to locate a failure.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
-    """Run the cases of FILE again, and print whether verdict, numbers and first divergence are as they were saved.
+    """Run the cases of FILE again and compare verdict, numbers and first divergence with the saved ones.
+
     Without --backend: on the backend that each was saved for.
     """
     cases = read_cases(file)
@@ -208,10 +209,10 @@ def _ops(files: Sequence[str]) -> list[Case]:
 
 
 class Execution:
-    """Hands cases out backend by backend, and prints what comes."""
+    """Runs cases backend by backend, and prints results."""
 
     def __init__(self, it: TestRun, shown: Shown, *, gating: bool) -> None:
-        """UnavailableError if a backend that was named is not here."""
+        """Register the requested cases. UnavailableError if a named backend is not available."""
         if it.chosen.lacking and it.chosen.backends:
             raise UnavailableError(missing_backends(it.chosen.lacking))
         self._run, self._shown = it, shown
@@ -231,7 +232,7 @@ class Execution:
         self._failures = 0
         self._progress = Progress(logs=not shown.quiet)
         self._fault: OSError | None = None
-        """Why stdout cannot be written any more; the run goes on in silence."""
+        """The error that made stdout unwritable; the run continues without output."""
 
     def run(self) -> Outcome:
         """Run, print, and write the record whatever happens."""
@@ -306,7 +307,7 @@ class Execution:
                 line(f"{spec}: {why}", err=True)
 
     def _group(self) -> None:
-        """Find the causes of what failed, if the user wants them."""
+        """Group the failures by cause, if requested."""
         if self._shown.minutes is not None:
             from conformance.causes.analyse import analyse  # noqa: PLC0415  # most runs group nothing
 
@@ -342,7 +343,7 @@ class Execution:
         return self._is_full() or time.monotonic() > self._ends
 
     def _is_full(self) -> bool:
-        """Whether there are as many failures as the user wants to see."""
+        """Return True if the number of failures has reached the limit."""
         return self._shown.maxfail is not None and self._failures >= self._shown.maxfail
 
     def _show(self, case: Case | None, result: Result) -> None:
@@ -362,7 +363,7 @@ class Execution:
             raise self._fault  # nobody reads what comes, and no record was asked for
 
     def _print(self, lines: Sequence[str]) -> None:
-        """Print on stdout; once that fails, nothing more is printed, and the run goes on."""
+        """Print on stdout; after a write error the run continues without output."""
         if self._fault is None:
             try:
                 click.echo("\n".join(lines))
@@ -371,7 +372,7 @@ class Execution:
                 silence()
 
     def _record(self, why: str, cause: MissingCause) -> None:
-        """Write the document, and only then end the backends: they may take their time, or fault."""
+        """Write the document, and only then end the backends, which may be slow or crash."""
         try:
             self._run.finish(why, cause)
         finally:
@@ -383,7 +384,7 @@ class Execution:
                 line(f"ending the backends: {_place(e)}", err=True)
 
     def _summarise(self) -> None:
-        """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
+        """Print the active settings, the totals, and last the problems of the run as a whole."""
         it, shown = self._run, self._shown
         lines = [] if shown.quiet else settings_lines(it.active_settings)
         groups: dict[str, list[Result]] = {}
@@ -404,13 +405,13 @@ class Execution:
 
 
 def sentence(r: Result) -> str:
-    """`Result.sentence` with its verdict in colour."""
+    """Return `Result.sentence` with its verdict in colour."""
     word = str(r.verdict)
     return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
 
 
 def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
-    """The totals of each backend's results, and why others are not here."""
+    """Return the table of each backend's totals, and why others are not available."""
     rows = [
         (name, str(Totals.of(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")
         for name, group in groups.items()
@@ -449,7 +450,7 @@ def _figure(x: float | None) -> str:
 
 
 def _compared(it: TestRun, *, quiet: bool) -> list[str]:
-    """Return the lines about cases that differ from the run compared with."""
+    """Return a line for each case that differs from the base run."""
     if it.before is None:
         return []
     pairs = it.pairs()
@@ -459,7 +460,7 @@ def _compared(it: TestRun, *, quiet: bool) -> list[str]:
 
 
 def _place(e: BaseException) -> str:
-    """An exception in a line, with where it was raised."""
+    """Format an exception as one line, with the place where it was raised."""
     last = traceback.extract_tb(e.__traceback__)[-1:]
     with suppress(Exception):  # its own text may raise
         where = "".join(f" ({os.path.basename(f.filename)}:{f.lineno})" for f in last)  # noqa: PTH119  # no file is meant

@@ -1,4 +1,4 @@
-"""Files of test-backend-ops: ops in the numbers of a build (its `--test-file`), or lines of its output."""
+"""Reads and writes files of test-backend-ops: ops in a build's numbering (`--test-file`), or lines of its output."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PRINTED = re.compile(r"\b[A-Z][A-Z0-9_]*\([^()]*\)")
 
 
 def numbers_of(build: str) -> Numbers:
-    """Return the numbers of a build, of the wheel if empty; UnavailableError if it is not here."""
+    """Return the op numbering of a build, or of the wheel if empty; UnavailableError if the build is not here."""
     return Numbers.of(Library(str(locate(build)) if build else ""))
 
 
 def read(files: Sequence[str]) -> list[Case]:
-    """Read the cases of `FILE` or `FILE@BUILD`, the build whose numbers of ops it has; the wheel's by default.
+    """Read the cases of `FILE` or `FILE@BUILD`, with the op numbering of BUILD (default: the wheel).
 
     Prints each line that no case can express. UsageError for a malformed file.
     """
@@ -51,7 +51,7 @@ def read(files: Sequence[str]) -> list[Case]:
 
 
 def show(cases: Iterable[Case], build: str, output: Path | None) -> None:
-    """Write the ops of cases, one a line, for `--test-file` of test-backend-ops; print what a line loses on stderr."""
+    """Write the ops of cases, one per line, for `--test-file` of test-backend-ops; report on stderr what is lost."""
     numbers, rows, notes = numbers_of(build), dict[Line, str](), Counter[str]()
     for case in cases:
         for found in lines_of(case):
