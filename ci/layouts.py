@@ -1,7 +1,7 @@
-"""Writes `conformance/suite/ops/layouts.json`: cases of sources in the layouts that no row of a table has.
+"""Writes `conformance/suite/ops/layouts.json`: cases of sources in layouts that no table row has.
 
-`python ci/layouts.py` after an op, a source or a layout is new. What is needed follows from the declarations and the
-tables (`conformance/suite/ops/layouts.py`); `tests/suite/test_layouts.py` fails where the file lacks something.
+Run `python ci/layouts.py` after adding an op, a source or a layout. The declarations and tables determine the required
+cases (`conformance/suite/ops/layouts.py`); `tests/suite/test_layouts.py` fails if the file lacks one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from conformance.suite.ops.layouts import lacking, small, survey
 
 
 def by_source(bodies: Sequence[str]) -> dict[str, str]:
-    """Ids, each up to the value of its last key, which is a source -> these values."""
+    """Return id up to the value of its last key, which is a source -> these values."""
     sources: dict[str, list[str]] = {}
     for body in bodies:
         before, _, layout = body.rpartition("=")
@@ -23,7 +23,7 @@ def by_source(bodies: Sequence[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Add to the file what it lacks; what stands there is kept, so no case of it changes."""
+    """Add missing cases to the file; existing ones stay unchanged."""
     standard, full = (survey(filter(small, ids(level))) for level in ("standard", "full"))
     kept = json.loads(LAID.read_text(encoding="ascii")) if LAID.is_file() else {}
     for level, bodies in zip(("standard", "full"), lacking(standard, full), strict=True):

@@ -25,7 +25,7 @@ from conformance.run.cost import refusal
 from conformance.suite.tbo import CASES, Row, graph_of
 
 MEMORY, SECONDS = 2 << 30, 60
-"""Half of what a run on a small machine allows: a case that takes more is in no level, and runs by its name alone."""
+"""Half of the limits on a small machine; a case above them is in no level and runs only by name."""
 SUB_OPS = {"UNARY": UNARY_OPS, "GLU": GLU_OPS}
 
 
@@ -51,7 +51,7 @@ def row_of(entry: dict[str, Any], names: Counter[str], seen: set[str]) -> Row | 
 
 
 def _tensor(t: dict[str, Any]) -> list[Any]:
-    """Sub-ops by our numbers: those of an enumeration change from version to version."""
+    """Convert a tensor's fields, with our numbers of sub-ops: those of the enumeration change between versions."""
     params = list(t["p"])
     if t["op"] in SUB_OPS:
         params = [list(SUB_OPS[t["op"]]).index(t["d"]), *params[1:]]
@@ -59,7 +59,7 @@ def _tensor(t: dict[str, Any]) -> list[Any]:
 
 
 def main() -> None:
-    """Write the file, and print what it holds."""
+    """Write the file and print its statistics."""
     path = Path(sys.argv[1])
     names, seen = Counter[str](), set[str]()
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:

@@ -83,7 +83,7 @@ def dask_setup(_worker: object) -> None:
 
 
 def run_chunk(text: str) -> bytes:
-    """The task that Dask calls: `Chunk.pack` to `Reply.pack`."""
+    """Run a chunk as Dask's task: from `Chunk.pack` to `Reply.pack`."""
     from distributed import get_worker  # noqa: PLC0415  # an extra
 
     return execute(Chunk.unpack(text), get_worker().address).pack()
@@ -106,9 +106,9 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
 
 
 def _runner(chunk: Chunk) -> Runner:
-    """This thread's runner; a new one where a run has other names or limits than the one before.
+    """Return this thread's runner; a new one if the run has other names or limits.
 
-    UnavailableError if the worker is of another version or lacks the backend: each case would fail.
+    UnavailableError if the worker has another version or lacks the backend, since each case would fail.
     """
     if chunk.version != __version__:
         raise UnavailableError(

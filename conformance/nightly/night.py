@@ -1,4 +1,4 @@
-"""Run the parts one after the other, whatever happens to each, and write down after each how it ended."""
+"""Runs the parts one after the other, whatever happens to each, and records how each ended."""
 
 from __future__ import annotations
 
@@ -198,8 +198,10 @@ class Night:
         return Done(why, says, before + ended.seconds, shown)
 
     def _judge(self, part: Part, ended: Ended) -> tuple[Why | None, str]:
-        """Return why a part did not succeed. A traceback ends Python with 1 as failures do: only what it leaves proves
-        that it ran. A part about the others has their exit code, which counts already.
+        """Return why a part did not succeed, and its last line.
+
+        Python exits with 1 after a traceback as after failures: only the part's file proves that it ran. The last part
+        repeats the exit code of the others, which counts already.
         """
         if ended.timed_out:
             return Why.TIME_LIMIT, f"ended after {ended.seconds:.0f} s"

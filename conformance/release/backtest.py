@@ -1,4 +1,4 @@
-"""Known faults of old builds: found in the build that has one, and not in the build that fixed it.
+"""Known faults of old builds, each with a build that has the fault and the build that fixed it.
 
 A list of faults names no case and no op, so the search cannot be steered to them:
 
@@ -6,8 +6,8 @@ A list of faults names no case and no op, so the search cannot be steered to the
     link = "https://…"                # where it was fixed
     package = "pypi:xllamacpp"        # or npm:NAME
     bad = "0.2.0"                     # the version that has it
-    good = "0.2.1"                    # the version that has not
-    device = "CPU"                    # targets whose names begin so
+    good = "0.2.1"                    # the version that fixed it
+    device = "CPU"                    # prefix of target names
     minutes = 10.0
 """
 
@@ -46,7 +46,7 @@ class Fault:
     minutes: float
 
     def build(self, version: str) -> str:
-        """One of its two builds, as `builds.source.locate` takes it."""
+        """Return one of its two builds in the form that `builds.source.locate` accepts."""
         kind, _, name = self.package.rpartition(":")
         if kind == "npm" or (not kind and name.startswith("@")):
             return f"npm:{name}@{version}"
@@ -81,7 +81,7 @@ def _fault(table: dict[str, Any], where: str) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A fault, and what its two builds gave."""
+    """A fault, and the results of its two builds."""
 
     fault: Fault
     found: Sequence[Found] = ()
@@ -99,7 +99,7 @@ class Attempt:
         return None if not self.found else State.STILL if self.after else State.FIXED
 
     def sentence(self) -> str:
-        """Return a line for people."""
+        """Return the result as a line of text."""
         if self.error:
             return f"{self.fault.link}: not tried: {self.error}"
         if not self.found:
@@ -124,7 +124,7 @@ def attempt(
     release: Callable[[str, str, str, float], Release],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Attempt]:
-    """Try each fault; those of the same two builds and device share one run, in the longest of their times.
+    """Try each fault; faults with the same two builds and device share one run, with the longest of their times.
 
     `release` gets both builds, the device and the seconds.
     """

@@ -14,7 +14,7 @@ from .causes import Kind, fails
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One build, and what the case gave on it."""
+    """One build and its result for the case."""
 
     build: Build
     result: Result
@@ -33,7 +33,7 @@ class Bisection:
 
     @property
     def found(self) -> bool:
-        """True if some builds have it and others have not."""
+        """True if some builds have the cause and others do not."""
         return len({t.has for t in self.tried}) > 1
 
     def sentence(self) -> str:
@@ -56,8 +56,8 @@ def bisect(
 ) -> Bisection:
     """Run a case on some of `builds`, which are in order, until two neighbours differ.
 
-    `spec` says the device; its library is replaced by each build's. The ends are tried first: where they agree, the
-    others tell nothing that a bisection could find, and none of them runs.
+    `spec` names the device; its library is replaced by each build's. The ends are tried first: if they agree, a
+    bisection cannot find anything, and no other build runs.
     """
     tried: dict[int, Tried] = {}
 
@@ -78,10 +78,10 @@ def bisect(
 
 
 def on(spec: Spec, build: Build) -> Spec:
-    """`spec` with the library of `build`."""
+    """Return `spec` with the library of `build`."""
     return Spec(spec.name, (("lib", str(build.path)), *without_library(spec).options))
 
 
 def without_library(spec: Spec) -> Spec:
-    """`spec` as far as a bisection uses it."""
+    """Return `spec` without its library."""
     return Spec(spec.name, tuple((k, v) for k, v in spec.options if k != "lib"))

@@ -1,4 +1,4 @@
-"""Cases of the suite on a target, in lockstep: each on the build and then on its base, so that both have the same."""
+"""Cases of the suite on a target: each runs on the build and then on its base, so that both get the same cases."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from conformance.testrun import TestRun
 from .target import Target
 
 LOCATING = 0.5
-"""Share of the time for causes in which the first wrong node of each failure is found."""
+"""Share of the time for causes that is spent on locating the first wrong node of each failure."""
 LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
-"""Elements of a dimension from which a kernel divides it otherwise."""
+"""Sizes of a dimension above which kernels split it differently."""
 QUICK = 4.0
-"""Seconds that a request may take on a CPU, whose kernels need no compiler; causes are confirmed with more patience."""
+"""Time limit of a request to a CPU in seconds, since its kernels are not compiled; causes get more time."""
 _SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
 _SUBJECT = re.compile(r"[^-(]*")
 
@@ -56,10 +56,9 @@ class Cases:
         return analyse(located, specs, isolation=self.isolation, seconds=left, progress=self.progress)
 
     def _located(self, results: Sequence[Result], end: float) -> list[Result]:
-        """Return the results with the place of each failure: each runs again alone, as a sweep does not locate.
+        """Run each failure again alone to locate it, which a sweep does not, and return the results.
 
-        What ends with an error in a case of one node begins there, and need not run; nor need wrong numbers once the
-        time is over.
+        A case of one node that ended with an error needs no run, nor do wrong numbers once the time is over.
         """
         runner = Runner(isolation=self.isolation)
         located = list(results)
@@ -101,12 +100,12 @@ class Sweep:
     target: Target
     stage: str
     left: list[str]
-    """Ids that did not run yet, in order."""
+    """Ids that have not run, in order."""
     hung: dict[str, list[str]] = field(default_factory=dict)
-    """Op that did not return -> ids of its other cases, which do not run: the time is for other ops."""
+    """Op that did not return -> ids of its other cases, which are skipped to leave time for other ops."""
 
     def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
-        """Run what is left, for so long. `slow`: ops that hung on a target; on others their cases come last."""
+        """Run the remaining cases for `seconds`; cases of `slow` ops, which hung on a target, come last."""
         self.left.sort(key=lambda i: _subject(i) in slow)
         for spec in self.target.specs:
             with suppress(ConformanceError):  # it is the result of each case
@@ -128,9 +127,10 @@ class Sweep:
 
 
 def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:
-    """The first case of each op or family, then the second of each: however short the time is, each has its share.
-    Those of ops in `first` before all others. Of an op those come early that bring something new: a type, a stride, the
-    value of a parameter that none of its earlier cases has, nor any of `before`, which ran already.
+    """Interleave the cases of all ops and families, so that any time limit leaves each its share.
+
+    Ops in `first` come before all others. Within an op, cases come early that have something new: a type, a stride or a
+    parameter value that neither its earlier cases nor those of `before` have.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for i in ids:
@@ -143,7 +143,7 @@ def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: It
 
 
 def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
-    """`ids`, always the one with the most traits that none before it has; else in their order."""
+    """Yield `ids`, always the one with the most new traits next; ties in their order."""
     traits = [_traits(i) for i in ids]
     heap = [(-len(t - known), n) for n, t in enumerate(traits)]
     heapify(heap)
@@ -158,8 +158,9 @@ def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
 
 
 def _traits(case_id: str) -> set[str]:
-    """What tells a case of an op from others: types and values of parameters; of a shape how many dimensions it has and
-    how large they are, as nearly each case has another.
+    """Return the distinguishing properties of an op's case: types, parameter values, and rank and rough size of shapes.
+
+    Exact shapes are left out, since nearly every case has another.
     """
     rest = case_id.partition("@")[0][len(_subject(case_id)) :]
     return set(re.split("[-,(]", _SHAPE.sub(_dimensions, rest)))

@@ -17,9 +17,7 @@ from conformance.run.signature import innermost
 from .target import Target
 
 RIGHT = 3
-"""How often the smallest case of a cause runs by itself, each time in a new process: to come again, or to be right.
-Where the time is over, once.
-"""
+"""Runs of a cause's smallest case, each in a new process, to confirm its state; one run if the time is over."""
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 
@@ -35,7 +33,7 @@ class Kind(Protocol):
 
 
 def fails(result: Result) -> bool:
-    """True if the result is a failure."""
+    """Return True if the result is a failure."""
     return result.verdict in FAILURES
 
 
@@ -45,14 +43,14 @@ class Found:
 
     cause: Cause
     state: State
-    """NEW, STILL or FIXED; CHANGED if it failed once and never again, which tells nothing of either build."""
+    """NEW, STILL or FIXED; CHANGED if it failed only once, which says nothing about either build."""
     devices: list[str] = field(default_factory=list)
     note: str = ""
-    """Why it is not called new or fixed, where it might have been."""
+    """Why it is not called new or fixed, if it could be."""
     shared: bool = False
     """True if a case of a STILL cause fails in the same way on the base."""
     cases: dict[str, list[str]] = field(default_factory=dict)
-    """Backend, by its name in results -> ids of its cases that fail by it."""
+    """Backend, as named in results -> ids of its cases that fail by this cause."""
 
     def take(self, other: Found) -> None:
         """Add the cases of the same cause, and the devices that have it."""
@@ -68,7 +66,7 @@ class Found:
 
 
 class Causes:
-    """Finds causes for `seconds` in all; what fails alike on several devices is analysed on the first."""
+    """Finds causes, for `seconds` in total; equal failures on several devices are analysed on the first."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class Causes:
         self._found: list[Found] = []
 
     def add(self, target: Target, kind: Kind, build: Sequence[Result], base: Sequence[Result], share: float) -> None:
-        """Find the causes of what one kind gave on a target, for `share` of the time that is left."""
+        """Find the causes of one kind's results on a target, in `share` of the remaining time."""
         changed = difference(build, base)
         parts = ((State.NEW, changed.new), (State.FIXED, changed.fixed), (State.STILL, changed.still))
         wanted = [
@@ -105,7 +103,7 @@ class Causes:
                 self._known |= dict.fromkeys(own, found)
 
     def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
-        """`results` without failures that a cause of another device explains; that has this device then, too."""
+        """Return `results` without failures that a known cause of another device explains; adds this device to it."""
         fresh: list[Result] = []
         for r in results:
             known = self._known.get(_key(target, state, r)) if fails(r) else None
@@ -127,7 +125,7 @@ class Causes:
         return same
 
     def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
-        """Run the smallest case again on both sides; return the state that this shows, and a note."""
+        """Run the smallest case again on both sides; return the resulting state and a note."""
         sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
         own, other = sides.get(state, (None, None))
         if state is State.FIXED and self._clock() >= self._end:
@@ -143,8 +141,9 @@ class Causes:
         return state, ""
 
     def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[bool]:
-        """Whether the smallest case of a cause fails by itself: `RIGHT` times, once if it hangs or the time is over.
-        `until`: until it does.
+        """Yield whether the smallest case of a cause fails alone: `RIGHT` times, once if it hangs or the time is over.
+
+        `until`: stop at the first failure.
         """
         for n in range(1 if cause.verdict is Verdict.TIMEOUT else RIGHT):
             if n and self._clock() >= self._end:
@@ -155,10 +154,10 @@ class Causes:
                 return
 
     def all(self) -> list[Found]:
-        """New ones first, then those still there, then fixed ones; the most urgent of each first.
+        """Return all causes: new ones first, then unfixed ones, then fixed ones; the most urgent of each first.
 
-        A cause that is new by some cases and was there by others is still there. It was not there where the base fails
-        otherwise: those cases are the new cause's.
+        A cause that is new in some cases and was there in others is still there. If the base fails in another way, the
+        cases belong to the new cause.
         """
         ids = {state: {f.cause.id for f in self._found if f.state is state} for state in State}
         shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared}
@@ -180,23 +179,23 @@ class Causes:
 
 
 def _key(target: Target, state: State, result: Result) -> Hashable:
-    """Return what one fault shares in several setups of a device: case, verdict and innermost message."""
+    """Return a key of a fault in several setups of a device: case, verdict and innermost message."""
     message = "" if result.verdict is Verdict.FAIL else "" if result.error is None else innermost(result.error)
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Results of one target, by what they say of the two builds; each list has what passes, too, to tell causes by."""
+    """Results of one target by difference of the builds; each list also has passes, which separate causes."""
 
     new: list[Result]
-    """Results of the build without failures that the base has too."""
+    """Results of the build, without failures that the base has too."""
     still: list[Result]
-    """Results of the build without failures that it alone has."""
+    """Results of the build, without failures that it alone has."""
     fixed: list[Result]
-    """Results of the base without failures that the build has too."""
+    """Results of the base, without failures that the build has too."""
     dropped: list[str]
-    """Ids of cases that are right on the base, and refused by the build."""
+    """Ids of cases that pass on the base and are refused by the build."""
 
 
 def difference(build: Sequence[Result], base: Sequence[Result]) -> Difference:

@@ -64,7 +64,7 @@ def _causes(found: Sequence[Found]) -> Iterator[Cause]:
 
 
 def causes_of(path: Path) -> list[Cause]:
-    """Return the causes of a run file; UsageError if it is none."""
+    """Return the causes of a run file; UsageError for another kind of file."""
     found = read_document(path)
     if found is None or not isinstance(found.record, Conformance):
         raise UsageError(f"{path}: a run file with causes expected, as `conform build test --json` writes it")

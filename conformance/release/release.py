@@ -1,4 +1,4 @@
-"""Test a build on all its devices, against another build where there is one, in a time that is kept."""
+"""Tests a build on all its devices, optionally against a base build, within a time limit."""
 
 from __future__ import annotations
 
@@ -29,20 +29,17 @@ from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """Matches the messages with which ggml aborts."""
 SMALL = (ops.NAME, tbo.NAME)
-"""Families whose cases are one graph of a few nodes: ops, and what upstream's tests have of fused ones."""
+"""Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 FIRST_SHARE = 0.75
-"""Of the time to run cases, for the first stage; others may take half of what is left. On a device whose kernels take
-seconds to compile an op tells more in that time than a part of a trajectory, which needs the kernels of all of its ops.
-"""
+"""Share of the cases' time for the first stage; each later stage gets half of the rest. If kernels take seconds to
+compile, an op shows more in that time than part of a trajectory, which needs the kernels of all its ops."""
 LATE = "time limit (--budget)"
 RUNNING = 0.6
 """Share of the time for cases; the rest is for causes."""
 
 
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
-    """What runs, in order: single ops, trajectories, audits and whole models on every target, then what higher levels
-    add.
-    """
+    """Return the stages in order: ops, trajectories, audits and whole models on every target, then higher levels."""
     rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Sweep] = []
     before: set[str] = set()
@@ -61,7 +58,7 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
 
 
 def _whole_models() -> list[str]:
-    """Architectures that llama.cpp runs itself; those of level smoke come first, with every scenario."""
+    """Return the architectures that llama.cpp runs itself; those of level smoke come first, with every scenario."""
     first = [i for name in arch.FEW for i in (*(arch.id_of(name, run) for run in arch.RUNS), *scenario.ids_of(name))]
     return list(dict.fromkeys((*first, *arch.FAMILY.ids("standard"))))
 
@@ -94,7 +91,7 @@ class Release:
         )
 
     def run(self) -> None:
-        """Run, and find causes. Ctrl-C ends either; what there is then is the result."""
+        """Run the cases and find causes. Ctrl-C ends either part and leaves the results so far."""
         begun = self.clock()
         try:
             self._sweep(begun + self.seconds * RUNNING)
@@ -112,9 +109,7 @@ class Release:
         self.found = causes.all()
 
     def _sweep(self, end: float) -> None:
-        """Run all of the work, or as much as there is time for: half of what is left for the next stage, which its
-        targets share alike.
-        """
+        """Run the work that fits the time; each stage gets half of the rest, shared equally by its targets."""
         slow: set[str] = set()
         try:
             with self.it.runner.quick(locates=False, checks_stale_state=False):
@@ -150,8 +145,10 @@ class Release:
         return target.base is not None and fails(self.kind.again(target.base, found.cause.smallest))
 
     def at(self, found: Found) -> str:
-        """Whose fault a cause is: the library's, or, of numbers and deaths under a software driver alone, perhaps that
-        driver's. An assertion of the library fails on the host, whatever computes for the device.
+        """Return what may be at fault: the library, or perhaps a software driver.
+
+        A driver may be at fault for wrong numbers and crashes that occur under software drivers alone. A failed
+        assertion is always the library's, since it runs on the host.
         """
         software = {t.name for t in self.targets if t.software}
         host = bool(_HOST.search(found.cause.message))
@@ -183,15 +180,15 @@ class Release:
         return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
 
     def unproven(self) -> list[str]:
-        """Devices on which nothing passed."""
+        """Return the devices on which nothing passed."""
         return [t.name for t in self.targets if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
 
     def executed(self) -> bool:
-        """True if any case ran."""
+        """Return True if any case ran."""
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
     def outcome(self) -> Outcome:
-        """It fails where a cause is new, or where the build refuses what its base has right."""
+        """Return the outcome, which fails for a new cause or a case that passes on the base and the build refuses."""
         new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self.work)
         before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
         lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]

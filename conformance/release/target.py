@@ -1,4 +1,4 @@
-"""Targets of a build: its devices, each in setups in which faults were found before."""
+"""Targets of a build: its devices, each in setups that revealed faults before."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ from conformance.ggml.errors import UsageError
 
 ADAPTER = "ggml"
 THREADS = "8"
-"""More than most cases have heads or rows: faults of the past needed 3 (more threads than heads) and 8 (chunks)."""
+"""More threads than most cases have heads or rows: past faults needed 3 (more threads than heads) and 8 (chunks)."""
 CPU = "CPU"
 RPC = "RPC0"
-"""The first device of a server of the same build on this machine."""
+"""First device of an RPC server of the same build on this machine."""
 PLACED = {"CPU_REPACK": frozenset({"MUL_MAT", "MUL_MAT_ID"})}
-"""Buffer types of a CPU that have kernels of their own, and for which ops."""
+"""CPU buffer type with its own kernels -> their ops."""
 OPS, TRAJECTORIES, MODELS = "ops", "trajectories", "models"
 ALL = frozenset({OPS, TRAJECTORIES, MODELS})
 KERNELS = frozenset({OPS})
-"""Kinds of cases for a setup with other kernels of the same device: trajectories add nothing."""
+"""Kinds of cases for a setup that only changes kernels: trajectories add nothing."""
 GRAPHS = frozenset({OPS, TRAJECTORIES})
 """Kinds of cases for a setup that llama.cpp cannot select."""
 BEHIND = frozenset({OPS, MODELS})
-"""Kinds of cases for a device that leaves small products to the CPU: no single arithmetic judges a trajectory of both,
-and weights are in the CPU's buffers, so there is nothing to audit.
-"""
+"""Kinds of cases for a device that leaves small products to the CPU: no single arithmetic fits a trajectory of both,
+and weights are in the CPU's buffers, so there is nothing to audit."""
 META = f"{CPU}+{CPU}"
-"""The CPU twice, behind a meta device: each half of a tensor is computed by itself, as by `-sm tensor`."""
+"""The CPU twice behind a meta device, which computes each half of a tensor separately, as `-sm tensor` does."""
 BESIDE = ("ACCEL",)
-"""Types of devices that compute a few ops beside the CPU, so that only a scheduler's graph reaches them."""
+"""Types of devices that compute a few ops beside the CPU, and so are reached only through a scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One device in one setup, on the build and, where it is there too, on its base."""
+    """One device in one setup, on the build and on its base if that has the device."""
 
     name: str
     """Name, such as `CPU threads=8`."""
     build: Spec
     base: Spec | None
-    """None: there is no base, or it has no such device."""
+    """None if there is no base, or it lacks the device."""
     runs: frozenset[str] = ALL
     """Kinds of cases that run on it: single ops, trajectories, whole models."""
     software: bool = False
-    """True if the CPU emulates the device, by a driver that may be at fault itself."""
+    """True if the CPU emulates the device, whose driver may be at fault."""
     first: frozenset[str] = frozenset()
-    """Ops that have kernels of their own in this setup: their cases run before others."""
+    """Ops with their own kernels in this setup; their cases run first."""
     note: str = ""
     """A note if its card is unfinished."""
 
@@ -73,7 +72,7 @@ def absent(build: Build) -> list[str]:
 
 
 def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> list[Target]:
-    """Every target of `build`; only those whose name begins with one of `devices`, in any case of letters, if any.
+    """Return every target of `build`, or those whose name begins with one of `devices`, ignoring case.
 
     UsageError lists the targets if none is left.
     """
@@ -97,7 +96,7 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
 
 
 Setup = tuple[str, Mapping[str, str], frozenset[str]]
-"""Name, options of the adapter, and what runs."""
+"""Name, options of the adapter, and kinds of cases."""
 
 
 def _setups(build: Build) -> Iterator[Setup]:
@@ -128,6 +127,6 @@ def _of_device(device: DeviceOf) -> Iterator[Setup]:
 
 
 def _spec(build: Build, options: Mapping[str, str]) -> Spec:
-    """Name the build as it was given, which is short and means the same on another machine for a package."""
+    """Return the spec of a build under the user's name for it, which for a package works on other machines too."""
     here = Path(build.name)
     return Spec(ADAPTER, (("lib", str(here.absolute()) if here.exists() else build.name), *options.items()))

@@ -1,4 +1,4 @@
-"""A graph as a table, like ggml's own dump, and as an SVG drawing."""
+"""Renders a graph as a table, like ggml's own dump, and as an SVG drawing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _KINDS = {
 }
 BOX_WIDTH, BOX_HEIGHT = 184, 54
 _PADDING = 7
-"""Least space between a box's border and its words."""
+"""Least space between a box's border and its text, in pixels."""
 _HEAD_SIZE, _SIZE = 11, 10
-"""Of letters, in pixels."""
+"""Font sizes in pixels."""
 _ARROW = 6
 """Length of an arrow's head."""
 _LAYER_H, _GAP, _MARGIN = 92, 40, 20
@@ -69,10 +69,10 @@ _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 65534, 65535, *rang
 
 
 def table(graph: Graph) -> str:
-    """One row per tensor, leafs included, in the order and with the numbers of a case file's documents.
+    """Format one row per tensor, leaves included, in the order and with the numbers of a case file.
 
-    `nb` is shown where the strides are not contiguous; `src` by number, with `view_offs` as `@bytes`; `flags` without
-    COMPUTE, which every computed node has (one that is not says so); op_params by ggml's names of them.
+    `nb` is shown if the strides are not contiguous; `src` by number, with `view_offs` as `@bytes`; `flags` without
+    COMPUTE, which every computed node has (its absence is shown); op_params with ggml's names.
     """
     tensors = graph.tensors()
     number = {t: j for j, t in enumerate(tensors)}
@@ -100,7 +100,7 @@ def table(graph: Graph) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One tensor of a drawing: the middle of its upper edge, in pixels, and its words."""
+    """One tensor of a drawing: the middle of its upper edge, in pixels, and its lines of text."""
 
     tensor: Tensor
     x: float
@@ -123,9 +123,9 @@ class Drawing:
 
 
 def svg(graph: Graph) -> str:
-    """A drawing from the top down: a layer per depth, a colour per kind, a tooltip with every detail of a box.
+    """Draw a graph from the top down: a layer per depth, a colour per kind, a tooltip with all details of a box.
 
-    It has no script, no outside reference and no font to load.
+    The SVG has no script, no outside reference and no font to load.
     """
     drawing = draw(graph)
     edges = [f'<path class="e" d="{path}"/>' for path in drawing.edges]
@@ -136,7 +136,7 @@ def draw(graph: Graph) -> Drawing:
     """Lay a graph out.
 
     A leaf is drawn once per reader, so that a mask or the positions do not connect the whole picture; unconnected parts
-    stand side by side.
+    are placed side by side.
     """
     tensors = graph.tensors()
     number = {t: j for j, t in enumerate(tensors)}
@@ -177,8 +177,10 @@ def draw(graph: Graph) -> Drawing:
 
 
 def _kinds(graph: Graph) -> dict[Tensor, str]:
-    """Tensor -> key of `_KINDS`. A graph does not say which tensors are persistent: a leaf without FLAG_INPUT is a
-    weight, unless a node writes into it or its name says cache.
+    """Return tensor -> key of `_KINDS`.
+
+    A graph does not mark persistent tensors: a leaf without FLAG_INPUT is a weight, unless a node writes into it or its
+    name contains "cache".
     """
     nodes = set(graph.nodes)
     written = {n.view_src for n in graph if writes_in_place(n)}
@@ -194,7 +196,7 @@ def _kinds(graph: Graph) -> dict[Tensor, str]:
 
 
 def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
-    """Parts on shelves, in a picture about as wide as high, with their left and top in pixels."""
+    """Return the parts with their left and top in pixels, on shelves of a roughly square picture."""
     area = sum((p.width * _UNIT + _GAP) * (len(p.layers) * _LAYER_H + _GAP) for p in parts)
     shelf = max([1.4 * area**0.5, *(p.width * _UNIT for p in parts)])
     left, top, lowest = float(_MARGIN), 60.0, 60.0
@@ -210,7 +212,7 @@ def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
 
 
 def _point(part: Part, item: Item, layer: int, left: float, top: float) -> tuple[float, float]:
-    """The middle of the upper edge of a box, or a bend."""
+    """Return the middle of a box's upper edge, or a bend."""
     x = left + part.x[item] * _UNIT + _UNIT / 2
     return (x if item >= 0 else x - _UNIT / 2 + 0.15 * _UNIT, top + layer * _LAYER_H)
 
@@ -229,14 +231,14 @@ def _edge(points: list[tuple[float, float]]) -> str:
 
 
 def _words(t: Tensor, kind: str) -> tuple[str, str, str]:
-    """The three lines of a box: op and name, or name and kind, and what it holds."""
+    """Return the three lines of a box: op and name, or name and kind, and type and shape."""
     op = kind in {"view", "compute", "writes in place"}
     head, below = (t.op, t.name) if op else (t.name or "(leaf)", kind)
     return elided(head, _HEAD_SIZE * _BOLD), elided(below, _SIZE), elided(f"{t.type} {_dims(t.ne)}", _SIZE)
 
 
 def elided(text: str, size: float) -> str:
-    """`text` cut to the room of a box in letters of a size, whatever the reader's font."""
+    """Shorten `text` to fit a box in letters of a size, whatever the reader's font."""
     room = BOX_WIDTH - 2 * _PADDING
     text = "".join(c if c.isprintable() else "\ufffd" for c in text[:1000])
     ends = list(accumulate(_WIDE.get(c, 1.0) * size for c in text))
@@ -309,14 +311,14 @@ def _short(text: str, width: int = _NAME_WIDTH) -> str:
 
 
 def _text(text: str) -> str:
-    """Text for XML: escaped, and without characters that XML cannot hold."""
+    """Escape text for XML, without characters that XML cannot hold."""
     return escape(text.translate(_NOT_XML))
 
 
 # The layout: layers by depth, neighbours near each other, connected parts side by side.
 
 Item = int
-"""The number of a box; a negative one is a bend of an edge that crosses a layer."""
+"""The number of a box; negative for a bend of an edge that crosses a layer."""
 
 SWEEPS = 12
 """Passes over the layers that order and place boxes; more make no visible difference on decoder graphs."""
@@ -329,7 +331,7 @@ class Part:
     layers: list[list[Item]]
     x: dict[Item, float] = field(default_factory=dict)
     chains: dict[tuple[Item, Item], list[Item]] = field(default_factory=dict)
-    """Edge -> the boxes and bends it runs through, its ends included."""
+    """Edge -> its boxes and bends, ends included."""
 
     @property
     def width(self) -> float:
@@ -340,8 +342,8 @@ class Part:
 def layout(count: int, edges: Sequence[tuple[Item, Item]]) -> list[Part]:
     """Lay out `count` boxes, numbered so that every edge goes from a smaller to a larger number.
 
-    A box stands one layer below the lowest of its sources. One without sources, or a chain that starts with such a box
-    (the views of a cache), stands right above its first reader. `x` starts at 0 in every connected part.
+    A box is one layer below its lowest source. A box without sources, or a chain that starts with one (the views of a
+    cache), is directly above its first reader. `x` starts at 0 in every connected part.
     """
     below: dict[Item, list[Item]] = {i: [] for i in range(count)}
     above: dict[Item, list[Item]] = {i: [] for i in range(count)}
@@ -415,7 +417,7 @@ def _mean(item: Item, near: Mapping[Item, Sequence[Item]], x: Mapping[Item, floa
 
 
 def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
-    """Sort a layer by the places of its neighbours."""
+    """Sort a layer by the positions of its neighbours."""
     targets = {i: _mean(i, near, x, x.get(i, float(k))) for k, i in enumerate(layer)}
     layer.sort(key=targets.__getitem__)
     at = 0.0
@@ -428,7 +430,7 @@ def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item,
 def _place(layer: Sequence[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
     """Move a layer's boxes towards their neighbours, in order and without overlap.
 
-    Boxes that would overlap move as one block, to the mean of their wanted places (pool adjacent violators).
+    Boxes that would overlap move as one block, to the mean of their wanted positions (pool adjacent violators).
     """
     blocks: list[tuple[list[Item], float, float]] = []  # boxes, sum of wanted starts, width
     for i in layer:

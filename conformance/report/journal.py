@@ -1,9 +1,9 @@
-"""Journals: each result of a run on disk as soon as it is known, so that a killed run loses none.
+"""Journals: each result of a run is on disk as soon as it is known, so that a killed run loses none.
 
 `Journal` is the user's (`--journal`) and continues at the next start; `Partial` lies beside the file of `--json` until
-that is written. Both hold one JSON document a line. The first is a header with what was requested and the seed of
-fresh cases, each other one a result. Lines are appended whole; a last line without its newline, torn by a kill, is
-dropped, and its case runs again.
+that is written. Both hold one JSON document per line: first a header with the request and the seed of fresh cases, then
+one result per line. Lines are appended whole; a last line without its newline, torn by a kill, is dropped, and its case
+runs again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from conformance.run.session.select import new_seed
 from .runfile import JOURNAL, JOURNAL_BEGINS, MAX_MEMORY, Begun, checked
 
 BESIDE = ".partial.jsonl"
-"""Suffix of a `Partial`, after the name of the file that its run writes at its end."""
+"""Suffix of a `Partial`, after the name of its run's final file."""
 PATIENCE = 10.0
 """Seconds to wait for the lock of a run that is about to end."""
 SAME = ("machine", "python", "packages")
@@ -39,14 +39,14 @@ SAME = ("machine", "python", "packages")
 
 
 class Journal:
-    """A journal, new or continued, and locked while it is open."""
+    """A journal, new or continued; locked while it is open."""
 
     def __init__(self, path: Path, asked: dict[str, JSON]) -> None:
-        """Read what earlier starts with the same options (`asked`) left.
+        """Read the results of earlier starts with the same options (`asked`).
 
         Raises:
-            UsageError: the file is no journal, cannot be written, is in use, or is of a run with other options or
-                packages.
+            UsageError: the file is not a journal, cannot be written, is in use, or belongs to a run with other options
+                or packages.
         """
         self.path = path
         self._descriptor = self._open()
@@ -64,16 +64,16 @@ class Journal:
 
     @property
     def seed(self) -> int:
-        """Of fresh cases where the user gave none, the same at each start."""
+        """Seed of fresh cases if the user gave none, the same at each start."""
         return int(self._head["seed"])
 
     def take(self, backend: str, case: str) -> Result | None:
-        """An earlier start's result of a case, once for each time it ran; None where it has to run."""
+        """Return an earlier start's result of a case, once for each time it ran; None if it has to run."""
         earlier = self._earlier.get((backend, case))
         return earlier.popleft() if earlier else None
 
     def add(self, results: Sequence[Result]) -> None:
-        """Append results; UsageError if the file cannot be written any more."""
+        """Append results; UsageError if the file can no longer be written."""
         self._append([r.to_json() for r in results])
 
     def close(self) -> None:
@@ -148,19 +148,19 @@ class Journal:
 
 
 class Partial:
-    """The results of a run so far, in a file beside the one that the run writes at its end."""
+    """The results of a run so far, in a file beside the run's final one."""
 
     def __init__(self, target: Path, asked: Request) -> None:
-        """Begin the file; rename what an earlier, killed run left in it. A device or a pipe gets no file beside it.
+        """Begin the file; rename what a killed run left in it. A device or a pipe gets no such file.
 
         Raises:
             UsageError: another run is writing to the file.
         """
         self.path = target.with_name(f"{target.name}{BESIDE}")
         self.left = ""
-        """A sentence on what an earlier run left."""
+        """A sentence about the results that an earlier run left."""
         self.fault = ""
-        """Why results are not written as they come; empty where they are."""
+        """Why results are not written immediately; empty if they are."""
         self._descriptor: int | None = None
         if target.exists() and not target.is_file():
             return
@@ -175,7 +175,7 @@ class Partial:
             self._stop(e)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Append results; a full disk sets `fault`, and the run goes on."""
+        """Append results; a full disk sets `fault`, and the run continues."""
         if self._descriptor is not None:
             try:
                 _write(self._descriptor, [r.to_json() for r in results])
@@ -183,7 +183,7 @@ class Partial:
                 self._stop(e)
 
     def close(self, *, written: bool) -> str:
-        """Close the file. Remove it if the run's own file is `written`; otherwise return a sentence on where it is."""
+        """Close the file. Remove it if the run's own file is `written`; otherwise return a sentence with its path."""
         if self._descriptor is None:
             return "" if written else self.fault
         if written:
@@ -193,7 +193,7 @@ class Partial:
         return "" if written else f"what ran is in {self.path}, which `conform report` reads"
 
     def _put_aside(self, target: Path) -> None:
-        """Rename what an earlier run left, if there is a result in it."""
+        """Rename the file of an earlier run, if it has a result."""
         assert self._descriptor is not None
         results = self.path.read_bytes().count(b"\n") - 1
         if results < 1:
@@ -233,7 +233,7 @@ def _short(value: JSON) -> str:
 
 
 def lock(descriptor: int, patience: float = 0.0) -> bool:
-    """Lock a file for whoever holds its descriptor; False where another has it for longer than `patience` seconds."""
+    """Lock a file for all owners of its descriptor; False if another has it for longer than `patience` seconds."""
     try:
         import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one file are the user's to avoid
     except ImportError:

@@ -1,7 +1,7 @@
-"""JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
+"""Writes JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
 
-A suite per backend and kind of machine; the rules are those of the XSD that
-Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` with its reason, and counted.
+There is a suite per backend and kind of machine; the rules are those of Jenkins's XSD (xunit-plugin, junit-10.xsd). A
+case that did not run is `skipped` with its reason, and counted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TAGS: dict[Verdict, str | None] = {
 COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 """Attribute -> the element that it counts."""
 ERRORS = 1000
-"""Cases without a result that a suite names one by one."""
+"""Cases without a result that a suite lists one by one."""
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold, escaped or not (its rule [2], Char)."""
+"""Characters that XML 1.0 cannot hold, escaped or not (its rule [2], Char)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class Test:
     tag: str | None = None
     type: str = ""
     message: str = ""
-    """In one line."""
+    """One line of text."""
     text: str = ""
 
 
 def junit(runs: Runs) -> str:
-    """The whole document; UTF-8 by its declaration."""
+    """Return the whole document, declared as UTF-8."""
     root = ET.Element("testsuites")
     root.extend(
         [
@@ -69,7 +69,7 @@ def junit(runs: Runs) -> str:
 
 
 def plain(text: str) -> str:
-    r"""`text` with what XML cannot hold written out: `\x1b`, `\ufffe`."""
+    r"""Write out characters that XML cannot hold: `\x1b`, `\ufffe`."""
     return _ILLEGAL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
@@ -89,7 +89,7 @@ def _results(runs: Runs) -> Iterator[ET.Element]:
 
 
 def _classname(suite: str, case_id: str) -> str:
-    """The dots of a class name make a tree in Jenkins: backend, family, op."""
+    """Return a class name of backend, family and op; Jenkins makes a tree of its dots."""
     what = operation(case_id)
     return ".".join(w.replace(".", "_") for w in (suite, what.family, what.op) if w)
 
@@ -108,7 +108,7 @@ def _test(r: Result, suite: str) -> Test:
 
 
 def _missing(runs: Runs) -> Iterator[ET.Element]:
-    """An error for each pair that has no result, `ERRORS` at most of each backend, and one that counts the others."""
+    """Yield an error for each pair without a result, at most `ERRORS` per backend, and one that counts the rest."""
     groups: dict[str, list[Row[Missing]]] = {}
     for row in runs.missing:
         groups.setdefault(row.value.backend, []).append(row)
@@ -156,7 +156,7 @@ def _suite(
 
 
 def _count(suite: ET.Element, name: str) -> None:
-    """Set name, counts and seconds from the tests below; the XSD takes no more digits of a suite."""
+    """Set name, counts and seconds from the tests below; the XSD limits the digits of a suite's time."""
     tests = list(suite.iter("testcase"))
     suite.set("name", plain(name))
     suite.set("tests", str(len(tests)))

@@ -1,4 +1,4 @@
-"""Results counted: the support matrix (op × types × backend), groups by reason, and llama.cpp's CSV of ops."""
+"""Counts results: the support matrix (op × types × backend), groups by reason, and llama.cpp's CSV of ops."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ OPS = "ops"
 _OP_ID = re.compile(r"ops/(?P<op>[A-Z0-9_]+(?:\.[A-Z0-9_]+)?)-(?P<types>[A-Za-z0-9_+]*)(?:-(?P<params>.*))?@[0-9]+")
 
 UNFINISHED = frozenset({Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT})
-"""Verdicts of a case that began and gave no answer; also where a waiver makes them XFAIL."""
+"""Verdicts of a case that started without giving an answer; also if a waiver makes them XFAIL."""
 PASSED = frozenset({Verdict.PASS, Verdict.XPASS})
 ORDER: tuple[Verdict, ...] = (
     Verdict.FAIL, Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM, Verdict.VACUOUS, Verdict.XPASS,
     Verdict.XFAIL, Verdict.UNSUPPORTED, Verdict.PASS,
 )  # fmt: skip
-"""The order of verdicts in reports: what needs a look first."""
+"""Order of verdicts in reports, most urgent first."""
 LONGEST = 300
 """Characters of a reason."""
 _READ = 4000
-"""Characters of a detail that a reason is made of: a detail may hold pages of stderr."""
+"""Characters of a detail that are used for a reason: a detail may hold pages of stderr."""
 CSV_COLUMNS = ("backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name")
-"""In the order of llama.cpp's docs/ops (`csv_printer` in tests/test-backend-ops.cpp)."""
+"""The columns of llama.cpp's docs/ops (`csv_printer` in tests/test-backend-ops.cpp)."""
 _FORMULA = ("=", "+", "-", "@")
-"""Spreadsheets compute a cell that starts so; `printable` spells out a leading tab or carriage return."""
+"""First characters of cells that spreadsheets evaluate; `printable` escapes a leading tab or carriage return."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Operation:
-    """What a case tests: a row of the matrix."""
+    """The subject of a case: a row of the matrix."""
 
     family: str
     op: str = ""
-    """ggml's name, with its sub-op after a dot (`UNARY.GELU`); empty for a case that is no single op."""
+    """ggml's name, with its sub-op after a dot (`UNARY.GELU`); empty for a case of several ops."""
     types: str = ""
     """The operands' types joined by `+`, as in the id."""
     params: str = field(default="", compare=False)
-    """`key=value,key=value` as in the id: of the case, not of the row."""
+    """`key=value,key=value` from the id; belongs to the case, not to the row."""
 
     @property
     def name(self) -> str:
-        """As `ggml_op_desc` and llama.cpp's ops.md name it (`GELU`, `MUL_MAT`); the family of other cases."""
+        """Name in `ggml_op_desc` and llama.cpp's ops.md (`GELU`, `MUL_MAT`); the family for other cases."""
         return self.op.rpartition(".")[2] or self.family
 
 
 def operation(case_id: str) -> Operation:
-    """Op and types from an id's text, also of ops that this version does not know; the family alone of other cases."""
+    """Return op and types of an id, even for ops that this version does not know; only the family for other cases."""
     match = _OP_ID.fullmatch(case_id)
     if match is None:
         return Operation(case_id.partition("/")[0])
@@ -65,9 +65,10 @@ def operation(case_id: str) -> Operation:
 
 
 def operation_of(result: Result) -> Operation:
-    """What a result counts for. A failure of a single op's case counts for the op of its first wrong node, with the
-    types of the case, and not for the op that the case is named after. Where no node is known to be wrong, and of
-    anything else, that is the op in the id, or the family.
+    """Return the operation that a result counts for.
+
+    A failure of a single op's case counts for the op of its first wrong node, with the types of the case. Without a
+    known wrong node, and for other results, it is the op in the id, or the family.
     """
     tested = operation(result.case)
     wrong = result.wrong_op if result.verdict in FAILURES or result.verdict is Verdict.XFAIL else ""
@@ -77,7 +78,7 @@ def operation_of(result: Result) -> Operation:
 
 
 def counts(result: Result) -> list[str]:
-    """The counts of a cell that a result raises by one. The page's script adds these up."""
+    """Return the counts of a cell that a result raises by one; the page's script adds them up."""
     verdict = result.verdict
     declared = verdict is not Verdict.UNSUPPORTED
     raises = {
@@ -103,11 +104,11 @@ class Matrix:
     """Single ops first, by name; then a row for each other family."""
     backends: tuple[str, ...]
     cells: Mapping[tuple[Operation, str], Counter[str]]
-    """The `counts` of an operation's results on a backend, added up."""
+    """Sum of the `counts` of an operation's results on a backend."""
 
 
 def matrix(results: Iterable[Row[Result]]) -> Matrix:
-    """The matrix of `Runs.results`."""
+    """Make the matrix of `Runs.results`."""
     cells: dict[tuple[Operation, str], Counter[str]] = {}
     backends: dict[str, None] = {}
     for row in results:
@@ -121,7 +122,7 @@ def matrix(results: Iterable[Row[Result]]) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Results of one verdict and one reason."""
+    """Results with one verdict and one reason."""
 
     verdict: Verdict
     reason: str
@@ -129,7 +130,7 @@ class Group:
 
 
 def groups(rows: Iterable[Row[Result]]) -> list[Group]:
-    """Rows by verdict and reason: verdicts in `ORDER`, the largest groups of each first."""
+    """Group rows by verdict and reason: verdicts in `ORDER`, the largest groups of each first."""
     members: dict[tuple[Verdict, str], list[Row[Result]]] = {}
     for row in rows:
         members.setdefault((row.value.verdict, reason(row.value)), []).append(row)
@@ -138,9 +139,9 @@ def groups(rows: Iterable[Row[Result]]) -> list[Group]:
 
 
 def reason(result: Result) -> str:
-    """The reason of a result without what differs from case to case: ids, nodes, shapes, steps and numbers.
+    """Return the reason of a result without details of the case: ids, nodes, shapes, steps and numbers.
 
-    The line of a source file (`ops.cpp:3564`) and ggml's name of the op stay.
+    The line of a source file (`ops.cpp:3564`) and ggml's op name remain.
     """
     text = " ".join(_said(result)[:_READ].split())
     text = _word(result.backend).sub("…", text.replace(result.case or "\0", "…"))
@@ -178,9 +179,10 @@ def _word(text: str) -> re.Pattern[str]:
 
 
 def csv_ops(results: Iterable[Row[Result]]) -> str:
-    """Results as `test-backend-ops support --output csv` prints them: llama.cpp's docs/ops/*.csv, from which its
-    scripts/create_ops_docs.py makes ops.md, with a column of each backend (its spec). llama.cpp keeps a file per
-    backend: filter `results` for one. Cases that are no single op are left out.
+    """Format results like `test-backend-ops support --output csv`, whose files are llama.cpp's docs/ops/*.csv.
+
+    llama.cpp's scripts/create_ops_docs.py makes ops.md from them, with a column per backend (its spec). llama.cpp has a
+    file per backend: filter `results` for one. Cases of several ops are left out.
     """
     lines: dict[tuple[str, ...], None] = {}
     for row in results:
@@ -200,6 +202,6 @@ def csv_ops(results: Iterable[Row[Result]]) -> str:
 
 
 def _csv_cell(text: str) -> str:
-    """One line of text, with an apostrophe before what a spreadsheet would take for a formula."""
+    """Return one line of text, with an apostrophe before anything that a spreadsheet would evaluate."""
     text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

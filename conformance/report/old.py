@@ -1,6 +1,6 @@
-"""Turn a record of an earlier version into today's: one kind, whose rows are results and missing pairs.
+"""Converts a record of an earlier version to the present kind, whose rows are results and missing pairs.
 
-Earlier versions wrote measurements, audits, runs of whole architectures and phases as kinds of their own.
+Earlier versions wrote separate kinds for measurements, audits, runs of whole architectures and phases.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ KINDS = ("conformance", *_KINDS)
 
 
 def todays(body: Mapping[str, JSON], checked: Callable[[str, Callable[[], Any]], Any]) -> Mapping[str, JSON]:
-    """Return a record of any age with the kind and the fields of today.
+    """Convert a record of any version to the present kind and fields.
 
     Args:
         body: the record.
@@ -156,7 +156,7 @@ def todays(body: Mapping[str, JSON], checked: Callable[[str, Callable[[], Any]],
 
 
 def _readable(row: JSON) -> JSON:
-    """Return a result with the fields of today, and its text as it was."""
+    """Convert a result to the present fields; its text stays unchanged."""
     made = readable_result(row)
     return {**made, "detail": row["detail"]} if isinstance(row, dict) and "detail" in row else made
 
@@ -187,7 +187,7 @@ def _each(body: Mapping[str, JSON], name: str, kind: type[T]) -> Iterator[T]:
 
 
 def _numbers(value: JSON, name: str) -> Iterator[tuple[str, float]]:
-    """Yield every number of nested objects: `kernels.RMS`."""
+    """Yield every number of nested objects, named like `kernels.RMS`."""
     if isinstance(value, dict):
         for k, v in value.items():
             yield from _numbers(v, f"{name}.{k}" if name else k)

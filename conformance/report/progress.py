@@ -48,7 +48,7 @@ class Progress:
             self.clear()
 
     def show(self) -> None:
-        """Update the line now."""
+        """Update the line at once."""
         with self._lock:
             if self._thread is None or self._end.is_set():
                 return
@@ -82,7 +82,7 @@ class Progress:
 
 
 def since(what: str) -> Callable[[], str]:
-    """A text: `what`, and the seconds since this call."""
+    """Return a function that gives `what` and the seconds since this call."""
     began = time.monotonic()
     return lambda: f"{what}: {time.monotonic() - began:.0f} s"
 
@@ -107,5 +107,5 @@ class Steps:
 
 
 def _plain(text: str) -> str:
-    """Text that moves no cursor."""
+    """Replace characters that could move the cursor."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,7 +1,7 @@
 """Run files, the JSON that `--json` writes: written whole, and read with every field checked.
 
-A file may come from another machine, from a newer version or from a stranger. What is wrong with it is one error that
-names the file, the field, what was expected and what came.
+A file may come from another machine, a newer version or a stranger. An error names the file, the field, what was
+expected and what was found.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from conformance.run.session.shard import LARGEST
 from .old import KINDS, todays
 
 JOURNAL = "journal"
-"""Kind of the first line of a journal (`report.journal`), which holds one JSON document a line."""
+"""Kind of the first line of a journal (`report.journal`), which holds one JSON document per line."""
 JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
 KILLED = "the run ended before it"
 WRITTEN = "%Y-%m-%dT%H:%M:%SZ"
 MAX_BYTES = 256 << 20
-"""Of one file; 20,000 results with their witnesses take a tenth of it."""
+"""Maximum size of a file; 20,000 results with their witnesses take a tenth of it."""
 MAX_MEMORY = 4 << 30
-"""Bytes that reading one file may take."""
+"""Maximum bytes of memory for reading one file."""
 
 T = TypeVar("T")
 
@@ -58,9 +58,9 @@ def record(
     settings: JSON = None,
     gating: bool = False,
 ) -> dict[str, JSON]:
-    """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
+    """Return the document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
 
-    `gating`: whether the run fails where nothing passed on one of its backends.
+    `gating`: True if the run fails when nothing passed on one of its backends.
     """
     begun = header("conformance")
     begun["environment"] |= {"unavailable": unavailable or {}, **({} if settings is None else {"settings": settings})}
@@ -76,20 +76,20 @@ def record(
 
 
 def check_writable(path: Path) -> None:
-    """Before the run starts: UsageError if the path's folder does not exist or takes no files."""
+    """Raise UsageError before the run if the path's folder does not exist or cannot be written."""
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"--json {path}: a file in a folder that exists and can be written expected")
 
 
 def write_json(path: Path, document: JSON) -> None:
-    """Write `document` whole, which Ctrl-C waits for, or not at all: UsageError if the file cannot be written."""
+    """Write `document` whole, with Ctrl-C held back, or not at all: UsageError if the file cannot be written."""
     encoded = json.JSONEncoder(indent=1, allow_nan=False, default=str).iterencode(document)
     with interrupts_wait():
         write_text(path, chain(encoded, ["\n"]))
 
 
 def write_text(path: Path, text: str | Iterable[str], option: str = "--json") -> None:
-    """`case.leftover.write_whole`; UsageError, with the command-line `option`, if the file cannot be written."""
+    """Write a file as `case.leftover.write_whole`; UsageError, with the command-line `option`, if that fails."""
     try:
         write_whole(path, text)
     except OSError as e:
@@ -118,7 +118,7 @@ Scalar = str | bool | Annotated[int, Meta(gt=-(2**53), lt=2**53)] | float | None
 
 
 class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a run took place (`run.session.environment`)."""
+    """Machine and software of a run (`run.session.environment`)."""
 
     machine: str
     system: str | None = None
@@ -131,7 +131,7 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     packages: dict[str, JSON] | None = None
     settings: dict[str, JSON] | None = None
     waivers: JSON = None
-    """Of older records."""
+    """Present in older records."""
     unavailable: dict[str, str] | None = None
     """Backend -> why this machine lacks it."""
 
@@ -149,7 +149,7 @@ class ShardOf(Struct, frozen=True):
 
 
 class Selection(Struct, frozen=True):
-    """What a run selected (`select.record_of`)."""
+    """The selection of a run (`select.record_of`)."""
 
     levels: dict[str, str]
     families: list[str]
@@ -160,19 +160,19 @@ class Selection(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every record begins with, and what it may hold beside its rows."""
+    """The fields of every record beside its rows."""
 
     schema: Literal[1]
     run: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    """Two files with the same one hold the same run."""
+    """Id of the run; two files with the same id hold the same run."""
     written: Time
     """UTC; sorts as text."""
     environment: Environment
     totals: dict[str, JSON] | None = None
     waivers: list[str] | None = None
-    """Sentences about waivers that need a look."""
+    """Sentences about waivers that need attention."""
     gating: bool | None = None
-    """Whether a backend on which nothing passed fails the run."""
+    """True if a backend on which nothing passed fails the run."""
     selection: Selection | None = None
     shard: ShardOf | None = None
 
@@ -198,14 +198,14 @@ class Begun(Header, frozen=True, kw_only=True, tag=JOURNAL):
 
 
 Record = Conformance
-"""One run, as `--json` writes it. Fields of newer versions are passed over."""
+"""One run, as `--json` writes it. Fields of newer versions are ignored."""
 
 
 def checked(path: Path, place: str, read: Callable[[], T]) -> T:
-    """What `read` makes of the value at `place` of a file.
+    """Return the result of `read` for the value at `place` of a file.
 
     Raises:
-        UsageError: a field is wrong; names file and field, what was expected and what came.
+        UsageError: a field is wrong; names file and field, what was expected and what was found.
     """
     try:
         return read()
@@ -227,36 +227,36 @@ class Document:
     path: Path
     record: Record
     body: Mapping[str, JSON]
-    """The whole document, as a run of today writes it."""
+    """The whole document, in the present format."""
     digest: str
-    """Of its bytes: two copies of a file are one document."""
+    """Hash of the file's bytes: two copies of a file are one document."""
 
     @property
     def run(self) -> str:
-        """32 hex digits."""
+        """Id of the run, 32 hex digits."""
         return self.record.run
 
     @property
     def written(self) -> str:
-        """UTC, like `2026-01-31T12:00:00Z`."""
+        """Time in UTC, like `2026-01-31T12:00:00Z`."""
         return self.record.written
 
     @property
     def environment(self) -> Environment:
-        """Where it ran."""
+        """Machine and software of the run."""
         return self.record.environment
 
     @property
     def machine(self) -> str:
-        """A name of its kind of machine."""
+        """Name of its kind of machine."""
         return self.record.environment.machine
 
 
 def read_document(path: Path, *, named: bool = True) -> Document | None:
-    """The run file at `path`; None for JSON of no kind of run that the user did not name.
+    """Read the run file at `path`; None for other JSON that the user did not name.
 
     Raises:
-        UsageError: it cannot be read or a field is wrong; names the field, what was expected and what came.
+        UsageError: it cannot be read or a field is wrong; names the field, what was expected and what was found.
     """
     try:
         with path.open("rb") as f:
@@ -285,7 +285,7 @@ def _parse(path: Path, raw: bytes) -> JSON:
 
 
 def _check_unicode(path: Path, value: JSON, place: str) -> None:
-    """Refuse half of a surrogate pair: no file, page or store can hold it."""
+    """Reject unpaired surrogates, which no file, page or database can hold."""
     if isinstance(value, dict):
         for k, v in value.items():
             _check_unicode(path, k, f"a key of {place or 'the file'}")
@@ -309,8 +309,10 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
 
 
 def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, JSON]]) -> None:
-    """Refuse two causes with one id on one backend, one whose smallest case is not the first of its cases, and a result
-    with a cause that its file does not have.
+    """Check the causes of a record.
+
+    UsageError for two causes with one id on one backend, a smallest case that is not the first of its cause, or a
+    result whose cause is not in the file.
     """
     known: set[tuple[str, str]] = set()
     for i, (c, row) in enumerate(zip(record.causes, rows, strict=True)):
@@ -333,14 +335,14 @@ def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, J
 
 
 def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
-    """The journal that a killed run left (`journal.Partial`), as the document that it would have written.
+    """Convert the journal of a killed run (`journal.Partial`) to the document that it would have written.
 
     Args:
         raw: the whole file; a last line without its newline is ignored.
-        memory: what reading it may take.
+        memory: limit for reading it.
 
     Returns:
-        None where `raw` is no such journal.
+        None if `raw` is not such a journal.
 
     Raises:
         CaseFileError: it is damaged; names the line.

@@ -1,4 +1,4 @@
-"""Run files merged, the source of every report; and the words in which reports speak of results."""
+"""Merges run files, the source of every report, and formats results for reports."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "results": ("case", "backend"),
     "missing": ("case", "backend"),
 }
-"""List -> the fields that identify a row on one kind of machine: of two rows the newer one stays."""
+"""List -> the fields that identify a row on one kind of machine; of two such rows the newer one stays."""
 PER_SECOND = "_per_second"
-"""End of the name of a metric that is a rate."""
+"""Suffix of metrics that are rates."""
 MUCH = 1000
-"""Times an error budget: beyond, no digit says more."""
+"""Multiple of an error budget above which exact numbers say nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,22 @@ class Row(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The content of several run files, each thing once.
+    """The content of several run files, without duplicates.
 
     Of rows with equal `KEYS` on one kind of machine the newest stays; rows of two kinds of machine both stay.
     """
 
     documents: tuple[Document, ...]
-    """Oldest first; of a run in two different files both are here."""
+    """Oldest first; two different files of one run are both here."""
     results: tuple[Row[Result], ...]
     missing: tuple[Row[Missing], ...]
-    """Pairs that were requested and have no result here or in a newer run; each fails its run."""
+    """Requested pairs without a result here or in a newer run; each fails its run."""
     superseded: tuple[Row[Result], ...]
-    """Results of which a newer one is in `results`."""
+    """Results with a newer one in `results`."""
     causes: tuple[Row[Cause], ...]
-    """What explains failures that still stand, each once: the newest file's first, each file's in its own order."""
+    """Causes of present failures, each once: the newest file's first, each file's in its own order."""
     passed_over: tuple[Path, ...]
-    """JSON files of a folder that are no run files."""
+    """JSON files of a folder that are not run files."""
 
     def unavailable(self) -> dict[str, str]:
         """Backends that no machine had -> the newest reason."""
@@ -72,7 +72,7 @@ class Runs:
         return {name: why for name, why in reasons.items() if name not in ran}
 
     def unlisted(self) -> list[tuple[Document, str, int]]:
-        """Documents that requested more of a backend than they list as results and missing, and by how many."""
+        """Return documents that requested more cases of a backend than they list, with backend and difference."""
         lacking = []
         for d in self.documents:
             r = d.record
@@ -81,7 +81,7 @@ class Runs:
         return lacking
 
     def first_seen(self) -> list[Document]:
-        """The earliest document that has each of `causes`."""
+        """Return the earliest document that has each of `causes`."""
         first: dict[tuple[str, str], Document] = {}
         for d in self.documents:
             for c in d.record.causes:
@@ -89,7 +89,7 @@ class Runs:
         return [first[c.value.id, c.value.backend] for c in self.causes]
 
     def proofs(self) -> list[Row[Result]]:
-        """The newest result of the smallest case of each of `causes`; without one here, what the cause says of it."""
+        """Return the newest result of each cause's smallest case, or one made from the cause if there is none."""
         newest = {(r.value.case, r.value.backend): r for r in self.results}
         return [newest.get((c.value.smallest, c.value.backend), _said(c)) for c in self.causes]
 
@@ -97,10 +97,10 @@ class Runs:
 def read_runs(paths: Sequence[Path]) -> Runs:
     """Read run files, and those in folders (recursively), and merge them.
 
-    A JSON file in a folder whose `kind` is no kind of run is passed over; one named in `paths` must be a run file.
+    A JSON file in a folder that is not a run file is ignored; a file named in `paths` must be one.
 
     Raises:
-        UsageError: a file that cannot be read or has a wrong field, or no run file at all.
+        UsageError: a file cannot be read or has a wrong field, or there is no run file at all.
     """
     documents: dict[str, Document] = {}
     passed_over: list[Path] = []
@@ -127,7 +127,7 @@ def read_runs(paths: Sequence[Path]) -> Runs:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file once, and whether `paths` names it itself."""
+    """Yield each file once, and whether `paths` names it itself."""
     seen: set[Path] = set()
     for path in paths:
         candidates = sorted(path.rglob("*.json")) if path.is_dir() else [path]
@@ -138,9 +138,9 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Any]], list[Row[Any]]]:
-    """The newest row of each thing, in the order in which the things first came; and the older rows.
+    """Return the newest row of each key, in order of first appearance, and the older rows.
 
-    Equal rows of one document, as of a case that also ran from a file, all stay.
+    Equal rows of one document, from a case that also ran from a file, all stay.
     """
     newest: dict[tuple[JSON, ...], list[Row[Any]]] = {}
     older: list[Row[Any]] = []
@@ -157,7 +157,7 @@ def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Any]], li
 def _standing_causes(
     documents: Sequence[Document], results: Iterable[Row[Result]], answered: Mapping[tuple[JSON, ...], str]
 ) -> Iterator[Row[Cause]]:
-    """The newest row of each cause that a newest result names, or of which a case did not run again since."""
+    """Return the newest row of each cause that a newest result names, or of which a case did not run again since."""
     named = {(r.value.cause, r.value.backend) for r in results}
     newest: dict[tuple[str, str], Row[Cause]] = {}
     for d in reversed(documents):
@@ -179,7 +179,7 @@ def _pair(row: Row[Missing] | Row[Result]) -> tuple[str, str, str]:
 
 
 def command(result: Result) -> str:
-    """The shell command that runs a result's case again; an id or path from a stranger's file stays one word of it."""
+    """Return the shell command that runs a result's case again; words of untrusted files are quoted."""
     if result.saved:
         return shell(["conform", "repro", result.saved, "--backend", result.backend])
     family, _, rest = result.case.partition("/")
@@ -190,7 +190,7 @@ def command(result: Result) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a result was."""
+    """The speed of a result."""
 
     rate: float
     """Work per second."""
@@ -214,13 +214,13 @@ def pace(result: Result) -> Pace | None:
 
 
 def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
-    """The largest share of an error budget that any of them used; `unchecked` where none was compared."""
+    """Return the largest share of an error budget in `results`; `unchecked` if none was compared."""
     used = [u for r in results if (u := _used(r)) is not None]
     return share(max(used)) if used else unchecked
 
 
 def share(used: float) -> str:
-    """A share of an error budget in words."""
+    """Format a share of an error budget."""
     if used == inf:
         return "bit-exact required"
     if used > MUCH:
@@ -229,14 +229,14 @@ def share(used: float) -> str:
 
 
 def _used(r: Result) -> float | None:
-    """JSON has no infinity: in a FAIL with a first divergence, null means infinity."""
+    """Return the share of the budget; null means infinity for a FAIL with a first divergence, since JSON has none."""
     if r.budget_used is None and r.verdict is Verdict.FAIL and r.where is not None:
         return inf
     return r.budget_used
 
 
 def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
-    """Backend -> its reasons for UNSUPPORTED without their nodes, and the number of cases of each."""
+    """Return backend -> its reasons for UNSUPPORTED without their nodes, and the number of cases of each."""
     reasons: dict[str, Counter[str]] = {}
     for r in results:
         if r.verdict is Verdict.UNSUPPORTED and r.error is not None:
@@ -254,10 +254,9 @@ def refusal_lines(results: Iterable[Result]) -> list[str]:
 
 
 def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
-    """Backend -> a sentence, for each on which nothing passed, and nothing failed, in a run that demands it, or in all
-    shards of one together.
+    """Return backend -> a sentence, for backends without a pass or failure in a run that requires one.
 
-    A shard alone says nothing, and neither do some of them, since the cases of the others may have passed.
+    Shards of one run count together: a single shard is no evidence, since cases of the others may have passed.
     """
     runs: dict[tuple[str, int], list[Mapping[str, JSON]]] = {}
     for d in documents:

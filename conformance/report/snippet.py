@@ -1,7 +1,7 @@
-"""A case as a program that builds it again: in Python, or as a `test_case` for ggml's tests/test-backend-ops.cpp.
+"""Writes a case as a program: in Python, or as a `test_case` for ggml's tests/test-backend-ops.cpp.
 
-Both write each node as the call of the constructor that made it (`call_of`). Whatever a case from a stranger's file is
-called is in a Python program only as an ASCII literal: never in a comment, a docstring or a name.
+Both write each node as the call of its constructor (`call_of`). Names and ids from an untrusted case file appear in a
+Python program only as ASCII literals: never in a comment, a docstring or a name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _B = Builder()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One constructor as `ggml.h` has it, without the context; `after` are calls that take the result first."""
+    """A constructor of `ggml.h` without the context argument; `after` are calls that take the result first."""
 
     name: str
     args: tuple[Argument, ...]
@@ -51,7 +51,7 @@ class Call:
 
 
 def call_of(t: Tensor) -> Call | None:
-    """The constructor that gives `t` over its src; None where none is known to give exactly it."""
+    """Return the constructor call that makes exactly `t` from its sources; None if none is known."""
     for call in _proposals(t):
         with suppress(GraphError, ValueError, IndexError):
             made = perform(call)
@@ -65,7 +65,7 @@ def call_of(t: Tensor) -> Call | None:
 
 
 def perform(call: Call) -> Tensor:
-    """Make the call: a tensor; GraphError with the assertion of ggml that the arguments break."""
+    """Make the tensor of a call; GraphError with the ggml assertion that the arguments violate."""
     made: Tensor = getattr(_B, call.name)(*call.args)
     for name, args in call.after:
         getattr(_B, name)(made, *args)
@@ -73,7 +73,7 @@ def perform(call: Call) -> Tensor:
 
 
 def _proposals(t: Tensor) -> Iterator[Call]:
-    """The constructors that may have made `t`, the special before the general, without setters where these do."""
+    """Yield the calls that may have made `t`, special ones before general ones, those without setters first."""
     declared = DECLARATIONS.get(t.op)
     if declared is None:
         return
@@ -88,7 +88,7 @@ def _proposals(t: Tensor) -> Iterator[Call]:
 
 
 def _argument(t: Tensor, argument: str, form: Form) -> Any:  # noqa: ANN401  # an `Argument`
-    """What `argument` of a constructor was; KeyError if the node does not tell."""
+    """Return the argument of a constructor; KeyError if the node does not have it."""
     recover = form.recover.get(argument)
     return _value(t, argument.rstrip("_")) if recover is None else recover(t)
 
@@ -110,7 +110,7 @@ def _value(t: Tensor, name: str) -> Any:  # noqa: ANN401  # an `Argument`
 
 
 def named_views(t: Tensor, place: str, names: dict[Tensor, str]) -> list[tuple[Tensor, str]]:
-    """Name node `t` and the new leaves among its sources that are views; each of these with the name of its root."""
+    """Name node `t` and those sources that are new views; return these with the name of their root."""
     views = []
     for j, s in enumerate(t.src):
         if s is not None and s is not t and s not in names and s.view_src is not None:
@@ -156,10 +156,10 @@ b = Builder()
 
 
 def python(case: Case) -> str:
-    """A program that leaves the same case in `case`, less its recorded values and where they came from.
+    """Return a program that builds the same case as `case`, without its recorded values and provenance.
 
     Raises:
-        UsageError: what it takes no constructor of ggml for makes.
+        UsageError: the case needs a tensor that no constructor of ggml makes.
     """
     names: dict[Tensor, str] = {}
     lines = [_HEAD]
@@ -250,10 +250,10 @@ def _python_data(t: Tensor, data: Bytes) -> str:
 # --- C++
 
 MOST_DATA = 1 << 18
-"""Bytes of leaves that a source file can take; beyond, values are drawn."""
+"""Bytes of leaves that fit a source file; above, values are random."""
 
 LONGEST = 400
-"""Characters of an id or a name that are kept."""
+"""Maximum characters of an id or a name."""
 
 
 def cpp(
@@ -266,15 +266,15 @@ def cpp(
 ) -> str:
     """Return `struct NAME : public test_case` for ggml's tests/test-backend-ops.cpp, and the line that adds it.
 
-    That file runs one graph, so the steps of a case stand in one graph, one after the other. A graph of several nodes
-    runs as a whole, and its results are compared.
+    That file runs one graph, so all steps of a case become one graph. A graph of several nodes runs as a whole, and its
+    results are compared.
 
     Args:
-        case: what it builds.
+        case: the case to build.
         name: of the struct.
         max_nmse: allowed error; ggml's default if None.
         drawn: leaves with that file's own random values instead of those of the case.
-        copies: the node that is compared with itself over contiguous copies of its sources, on one device.
+        copies: a node to compare with itself over contiguous copies of its sources, on one device.
     """
     names: dict[Tensor, str] = {}
     leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
@@ -314,14 +314,12 @@ def cpp(
 
 
 def plain(text: str) -> str:
-    """`text` for a comment or a literal: ASCII without quotes, without a backslash that would join the next line, and
-    without the question marks that trigraphs are made of.
-    """
+    """Sanitise `text` for a C++ comment or literal: ASCII without quotes, backslashes or trigraphs."""
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in text[:LONGEST])
 
 
 def cpp_leaf(t: Tensor, context: str = "ctx") -> str:
-    """The call that makes a leaf of its type and shape."""
+    """Return the call that makes a leaf of this type and shape."""
     return f"ggml_new_tensor_4d({context}, {_cpp_type(t.type)}, {', '.join(map(str, t.ne))})"
 
 
@@ -368,7 +366,7 @@ def _against_copies(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
 
 
 def results(step: Step) -> list[Tensor]:
-    """The nodes whose values are to be seen: outputs, and what no other node reads."""
+    """Return the nodes to compare: outputs, and nodes without readers."""
     unread = _unread(step)
     return [t for t in step.graph if computes(t) and (t in unread or t in step.outputs)]
 
@@ -378,7 +376,7 @@ def _unread(step: Step) -> set[Tensor]:
 
 
 def cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
-    """Lines that declare a node by its name and make it in `ctx`."""
+    """Yield lines that declare a node under its name and make it in `ctx`."""
     call = call_of(t)
     if call is None:
         yield from _by_hand(t, names)
@@ -389,7 +387,7 @@ def cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
 
 
 def _by_hand(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
-    """A node whose constructor is not known, field by field."""
+    """Yield lines that make a node field by field, since its constructor is not known."""
     first = next((names[s] for s in t.src if s is not None and s.root is t.view_src), "")
     yield f"ggml_tensor * {names[t]} = {f'ggml_view_tensor(ctx, {first})' if first else cpp_leaf(t)};"
     yield f"{names[t]}->op = GGML_OP_{t.op};"
@@ -430,7 +428,7 @@ def _cpp_type(t: GGMLType) -> str:
 
 
 def cpp_bytes(name: str, data: Bytes) -> Iterator[str]:
-    """Lines that declare `name` and fill it."""
+    """Yield lines that declare `name` and fill it."""
     if not data.any():
         yield f"const std::vector<uint8_t> {name}({data.nbytes}, 0);"
         return
