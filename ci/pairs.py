@@ -1,6 +1,6 @@
 """Writes `conformance/suite/ops/pairs.json`: rows of covering arrays of the grids of the tables and of `dispatch.py`.
 
-`python ci/pairs.py` after a grid is new; rows of grids that stand there are kept, so no case of theirs changes.
+Run `python ci/pairs.py` after adding a grid; grids that are in the file keep their rows, so their cases stay the same.
 A row is taken only if ggml takes its graph, which the declarations say when it is built. So a package for covering
 arrays (allpairspy, covertable) does not fit: their constraints judge parts of a row.
 """
@@ -106,7 +106,7 @@ def is_legal(grid: Grid, row: Row) -> bool:
 
 
 def main() -> None:
-    """Write the file anew, with what it holds of the tables' grids."""
+    """Write the file again; grids that it has already keep their rows."""
     kept = json.loads(PAIRS.read_text(encoding="ascii")) if PAIRS.is_file() else {}
     table = {}
     for grid in (*(each for t in TABLES for each in t.pairs), *DISPATCH):

@@ -90,7 +90,7 @@ def main(paths: list[str]) -> None:
     print(tabulate(table, [*heads, f"{SECOND_OPINION}: NMSE from exact"], tablefmt="github", disable_numparse=True))
     print(f"\nEqual to the bit on both: {', '.join(sorted(exact))}.")
     print(
-        f"\n{REFERENCE} is held against {SECOND_OPINION} in its arithmetic: its figures are those of {SECOND_OPINION}."
+        f"\n{REFERENCE} is compared with {SECOND_OPINION} in its arithmetic: its figures are those of {SECOND_OPINION}."
     )
 
 

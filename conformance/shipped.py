@@ -10,7 +10,7 @@ from pathlib import Path
 from conformance.ggml.errors import UsageError
 
 AGAIN = "this installation lacks it; install ggml-conformance again, from a whole wheel or a checkout"
-"""What to do about a missing file."""
+"""Advice for a missing file."""
 PREFIX = "package:"
 """Prefix in settings for a path inside the package, as in `package:waivers/ggml.toml`."""
 

@@ -105,7 +105,9 @@ class GgmlBackend(Backend):
             if value not in values:
                 raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
         if card and (products != EXACT.products or requant != "none"):
-            raise UsageError("ggml: a card says how the device rounds: products and requant do not go with it")
+            raise UsageError(
+                "ggml: card= has the rounding of the device: products and requant cannot be combined with it"
+            )
         if mode == "sched" and guard == "on":
             raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"

@@ -28,7 +28,7 @@ from .weights import WeightStore
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """Rows that the host writes into a cache after the run, so that a step copies no more."""
+    """Rows that the host writes into a cache after the run, so that a step copies nothing else."""
 
     index: int
     form: str

@@ -174,7 +174,7 @@ def factored(r: Region) -> Factors | None:
 
 
 def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
-    """Return the rows of `r`, if possible along one axis, so that a write costs no more.
+    """Return the rows of `r`, if possible along one axis, so that a write touches nothing else.
 
     Also returns the order of the region's axes for new units, and the method of writing: rows or scatter.
     """

@@ -89,7 +89,7 @@ def downloaded() -> list[str]:
 def _inside(folder: Path, text: str) -> Path:
     """Return the folder with libggml at or below `folder`, or a library that contains ggml.
 
-    Of several folders it prefers one that has llama.cpp too, then one not named `NAME.libs` (by wheel repair tools),
+    Among several folders it prefers one that has llama.cpp too, then one not named `NAME.libs` (by wheel repair tools),
     then the uppermost, then the first by name.
     """
     found = _choose([p for f in _folders(folder) for p in sorted(f.iterdir()) if _is_library(p)])

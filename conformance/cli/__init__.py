@@ -20,20 +20,20 @@ from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": (".build", "Compare builds of llama.cpp: test, bisect, backtest."),
-    "capture": (".llama", "Record what llama.cpp runs as a case file."),
-    "check-model": (".model", "Is a model right on backends? If not, from which layer, node and step on."),
-    "doctor": (".doctor", "Check the installation: packages, backends, what is missing."),
+    "capture": (".llama", "Record the graphs that llama.cpp runs as a case file."),
+    "check-model": (".model", "Check a model on backends; locate the first wrong layer, node and step."),
+    "doctor": (".doctor", "Check the installation: packages and backends."),
     "golden": (".checks", "Verify or update the golden outputs."),
     "list": (".listing", "List backends, case ids or builds of llama.cpp."),
     "new-adapter": (".adapter", "Write the package of a new backend: one file that works, and its test."),
-    "precision": (".checks", "Learn or show how a device rounds."),
+    "precision": (".checks", "Learn or show the precision profile of a device."),
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
-    "perf": (".perf", "How fast backends are."),
+    "perf": (".perf", "Time backends and judge their speed."),
     "report": (".reports", "Write a page and other reports from run files."),
-    "repro": (".run", "Run saved cases again and compare with what was saved."),
-    "run": (".run", "Run cases on backends; print what is wrong and the totals."),
+    "repro": (".run", "Run saved cases again and compare with the saved results."),
+    "run": (".run", "Run cases on backends; print failures and totals."),
     "show": (".bugs", "Print the graphs of a case, and how a scheduler splits them."),
-    "shrink": (".bugs", "Cut a failing case down to what still fails in the same way."),
+    "shrink": (".bugs", "Minimise a failing case."),
     "triage": (".bugs", "Group the failures of a run into causes; baselines and bug reports."),
 }
 """Command -> its module, which has it under its own name (`_` for `-`), and its line in `conform --help`."""
@@ -108,7 +108,7 @@ class Commands(Group):
 def main() -> None:
     """Conformance tests for LLM inference backends that execute ggml compute graphs.
 
-    Exit codes: 0 fine, 1 failures, or something that was asked for is not there, 2 bad input or usage, 3 nothing
+    Exit codes: 0 success, 1 failures, or a requested result is missing, 2 bad input or usage, 3 nothing
     executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C: see docs/exit-codes.md.
     """
     unset = True if os.environ.get("FORCE_COLOR") else None  # None: on a terminal

@@ -140,7 +140,7 @@ def _difference(
 def shrink(
     file: Path, case_id: str | None, backend: str | None, output: Path | None, budget: float, isolation: Isolation
 ) -> None:
-    """Cut a failing case down to what still fails in the same way.
+    """Minimise a failing case; the result still fails in the same way.
 
     CASE names one case of a file with several. Writes a case file, and beside it a Python program that builds the case
     (.py) and a test_case for ggml's own tests/test-backend-ops.cpp (.cpp).

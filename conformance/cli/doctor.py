@@ -34,8 +34,8 @@ LIBRARIES = ("ggml", "llama", "openvino", "xllamacpp", "vulkan", "cuda", "xrt")
 def doctor() -> None:
     """Check the installation: Python, packages, extras, and what each backend loads from where.
 
-    Exit code 1 if a package that is needed is missing or too old, or a backend is broken; a backend that this machine
-    lacks is none.
+    Exit code 1 if a required package is missing or too old, or a backend is broken; a backend that is not available on
+    this machine does not count.
     """
     line(f"Python {platform.python_version()}, {sys.prefix}")
     packages = list(_packages())
@@ -74,7 +74,7 @@ def _fault(r: Requirement) -> str:
 
 
 def _packages() -> Iterator[tuple[tuple[str, str, str], str]]:
-    """Yield a row for each package that is needed, and what is wrong with it."""
+    """Yield a row for each required package, and its fault."""
     for r in _requirements(""):
         found = "none"
         with suppress(PackageNotFoundError):

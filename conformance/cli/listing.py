@@ -41,8 +41,8 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE|BUILD]…", shell_complete=_complete)
 @chosen(options.CONFIG, options.FAMILY, options.LEVEL)
 @click.option("--format", "form", type=click.Choice(["ids", "test-file"]), default="ids", show_default=True,
-              help="Of cases: their ids, or ops for test-backend-ops.")  # fmt: skip
-@click.option("--lib", metavar="BUILD", default="", help="Whose numbers of ops; default: the wheel's.")
+              help="Format of cases: ids, or ops for test-backend-ops.")  # fmt: skip
+@click.option("--lib", metavar="BUILD", default="", help="Build whose op numbers are used; default: the wheel's.")
 @click.option("-o", "--output", type=options.File, metavar="FILE", help="Write ops for test-backend-ops to FILE.")
 @json_option
 def list_(

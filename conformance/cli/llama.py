@@ -38,22 +38,29 @@ _lib_option = click.option(
 @click.option("--run", metavar="PLAN", help="Tokens and steps, as p250.d8; default: p5.d4.")
 @click.option("--sequences", "seqs", type=click.IntRange(1, 64), metavar="N", help="Sequences; default: 1.")
 @click.option("--context", "ctx", type=click.IntRange(1), metavar="N", help="Cells of one stream; default: 256.")
-@click.option("--flash-attn", "fa", type=click.Choice(["on", "off"]), help="Default: on, where the architecture can.")
+@click.option(
+    "--flash-attn",
+    "fa",
+    type=click.Choice(["on", "off"]),
+    help="Flash attention; default: on, if the architecture has it.",
+)
 @click.option("--cache-type", "cache", type=_TYPE, metavar="TYPE", help="Type of the KV cache; default: f16.")
 @click.option("--nodes", type=click.IntRange(0), metavar="N", help="Record every node of this many graphs.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Metadata of an architecture, repeatable.")
-@click.option("--weight-type", "w", type=_TYPE, metavar="TYPE", help="Of an architecture's matrices; default: f32.")
-@click.option("--model", "whole", is_flag=True, help="Write the model of an architecture, not what runs.")
+@click.option(
+    "--weight-type", "w", type=_TYPE, metavar="TYPE", help="Type of an architecture's matrices; default: f32."
+)
+@click.option("--model", "whole", is_flag=True, help="Write the model of an architecture, not a case.")
 @click.option("--weights", type=click.Choice(["embedded", "reference"]), default="embedded", show_default=True,
               help="Put the weights of MODEL.gguf into the case, or refer to them.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, metavar="N", help="Of tokens and weights.")
+@click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, metavar="N", help="Seed of tokens and weights.")
 @_lib_option
 @click.option("-o", "--output", type=File, metavar="FILE.gguf", help="The case file, or with --model the model.")
 def capture(
     source: str | None, output: Path | None, whole: bool, weights: str, seed: int, lib: str | None,
     settings: Sequence[str], **given: Any,  # noqa: ANN401  # of the other options
 ) -> None:  # fmt: skip
-    """Record what llama.cpp runs as a case file.
+    """Record the graphs that llama.cpp runs as a case file.
 
     MODEL.gguf runs with its own weights, ARCH (llama, qwen3, …) with made-up ones, ID is a case of the families zoo or
     projector, CAPTURE.json a capture with its .npz beside it. Without any: list the architectures.

@@ -48,8 +48,8 @@ SHOWN = 5
 @click.option("--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's.")
 @BUDGET.click(default="6m", show_default=True)
 @click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
-              help="Also tell the perplexity of a text.")  # fmt: skip
-@click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of what is wrong in DIR.")
+              help="Also measure the perplexity of a text.")  # fmt: skip
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of a wrong result in DIR.")
 @json_option
 @isolation
 def check_model(
@@ -65,11 +65,11 @@ def check_model(
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Is MODEL.gguf right on a backend? If not: from which layer, node and step on.
+    """Check MODEL.gguf on backends; locate the first wrong layer, node and step.
 
     llama.cpp on its own CPU chooses each token, and every backend gets the same ones. A backend of the adapter `ggml`
-    is a device that llama.cpp itself runs on; any other runs the graphs that llama.cpp laid out. Exit code 0: right,
-    or different by rounding alone; 1: one is wrong; 2: bad input; 3: one could not run the model.
+    is a device that llama.cpp itself runs on; any other runs the graphs that llama.cpp built. Exit code 0: right, or
+    different only by rounding; 1: one is wrong; 2: bad input; 3: one could not run the model.
     """
     if not backends:
         raise UsageError(
@@ -146,7 +146,7 @@ def _utf8(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as e:
-        raise UsageError(f"{file}: UTF-8 expected, byte {e.start} is none; iconv converts it") from None
+        raise UsageError(f"{file}: UTF-8 expected, byte {e.start} is invalid; iconv converts it") from None
 
 
 def _text(llama: LlamaProcess, file: Path) -> Text:

@@ -154,36 +154,36 @@ WAIVERS = Option("--waivers", "waivers_path",
                  "Known failures of the one --backend, in place of what conformance.toml names.",
                  ExistingFile, "FILE")  # fmt: skip
 STAGE = Option("--stage", "stage",
-               "Check the values of this stage of each backend: translate (before anything is compiled) or run.",
+               "Stage of the backend whose values are checked: translate (before compiling) or run.",
                metavar="STAGE")  # fmt: skip
 FAMILY = Option("--family", "families", "Case family, repeatable; default: all but live ones (docs/live.md).",
                 metavar="NAME", repeatable=True, complete=_families)  # fmt: skip
 CASE = Option("--case", "globs", "Case ids, repeatable.", metavar="GLOB", repeatable=True, complete=complete_case)
 LEVEL = Option("--level", "level", "How many cases; default: the backend's own level in conformance.toml, or smoke.",
                click.Choice(LEVELS))  # fmt: skip
-SEED = Option("--seed", "seed", "Every generated case with this seed instead of its own.",
+SEED = Option("--seed", "seed", "Seed of every generated case; default: its own.",
               click.IntRange(min=0), "N")  # fmt: skip
 FRESH = Option("--fresh", "fresh",
-               "Also N new cases of the chosen families, from a fresh seed (or --seed): a failing one is kept and "
-               "never fails the run.", click.IntRange(min=0), "N", default=0)  # fmt: skip
+               "Also N new cases of the chosen families, from a fresh seed (or --seed): a failing one is saved "
+               "and never fails the run.", click.IntRange(min=0), "N", default=0)  # fmt: skip
 SHARD = Option("--shard", "shard",
-               "Only the I-th of N shares of the chosen cases: a run on N machines that need not know of each other.",
+               "Only the I-th of N shares of the chosen cases, to split a run over N machines.",
                parse, "I/N", default="1/1")  # fmt: skip
 BUDGET = Option("--budget", "budget", "Start nothing new after this time: 90s, 30m, 2h, 1.5d.", duration, "TIME")
-SAVE = Option("--save-failures", "save_failures", "Keep failing cases in DIR.", Folder, "DIR")
-TIME_LIMIT = Option("--time-limit", "time_limit", "What one request to a backend may take.",
+SAVE = Option("--save-failures", "save_failures", "Save failing cases in DIR.", Folder, "DIR")
+TIME_LIMIT = Option("--time-limit", "time_limit", "Time limit of one request to a backend.",
                     click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip
 MEMORY_LIMIT = Option("--memory-limit", "memory_limit",
-                      "What the process of a backend may hold, as 4G; default: most of the machine's.",
+                      "Memory limit of a backend's process, as 4G; default: most of the machine's.",
                       parse_size, "SIZE")  # fmt: skip
 JSON = Option("--json", "json_path", "Write every result to FILE.", _record, "FILE")
 UNIT = Option("--unit", "unit_globs", "Work units to time, repeatable; default: all.", metavar="GLOB", repeatable=True)
-ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit, warm-up apart; default: the level's.",
+ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit without warm-up; default: the level's.",
                 click.IntRange(min=1), "N")  # fmt: skip
 PERF = Option("--perf", "perf", "Time backends instead, each case once it has passed.", click.BOOL)
 
 AGAINST = Option("--against", "against",
-                 "Run the same cases there, or take its record, and fail only for what is new since.",
+                 "Backend or record to compare with: fail only for new failures.",
                  metavar="NAME|FILE")  # fmt: skip
 ONLY_FRESH = Option("--only-fresh", "only_fresh", "Only what --fresh adds, nothing that a level lists.", click.BOOL)
 

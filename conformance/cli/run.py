@@ -112,10 +112,10 @@ def run(
     test_files: Sequence[str],
     files: Sequence[Path],
 ) -> None:
-    """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
+    """Run cases, by family, glob and level or from FILES, on backends; print failures and totals.
 
-    Exit codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a
-    backend that was named (or that is here, where a whole level runs), 5 stopped by --budget or Ctrl-C: see
+    Exit codes: 0 success, 1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a
+    backend that was named (or is available, for a whole level), 5 stopped by --budget or Ctrl-C: see
     docs/exit-codes.md.
     """
     cases = [c for f in files for c in read_cases(f)] + _ops(test_files)

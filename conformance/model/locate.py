@@ -47,7 +47,7 @@ class Found:
     """The first wrong node, cache or output."""
 
     judged: Judged
-    """As of the only step of `run`."""
+    """Judged in the only step of `run`."""
     run: StepRun
     fault: Fault | None
     """None if there is no fault, only `tie`."""

@@ -232,7 +232,7 @@ def _word(done: Done) -> str:
 
 
 def _fault(path: Path) -> str:
-    """Return what is wrong with the run file that a part left; empty if nothing is."""
+    """Return the fault of the run file that a part left, or an empty text."""
     try:
         read: JSON = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:

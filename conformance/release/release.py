@@ -203,7 +203,7 @@ class Release:
         )
 
     def to_json(self) -> dict[str, JSON]:
-        """Return what the run file says of builds, devices and causes, beside results and missing cases."""
+        """Return the builds, devices and causes for the run file, without results and missing cases."""
         return {
             "build": self.build.to_json(),
             "against": None if self.base is None else self.base.to_json(),

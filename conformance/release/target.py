@@ -49,7 +49,7 @@ class Target:
     first: frozenset[str] = frozenset()
     """Ops with their own kernels in this setup; their cases run first."""
     note: str = ""
-    """A note if its card is unfinished."""
+    """A note if its precision profile is unfinished."""
 
     @property
     def on_cpu(self) -> bool:

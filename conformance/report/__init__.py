@@ -1,1 +1,1 @@
-"""What people read: tables, drawings, JSON."""
+"""Reports: tables, drawings, JSON."""

@@ -1,4 +1,4 @@
-"""Two sets of runs held against each other, pair by pair of case and backend: what is new, fixed or otherwise."""
+"""Compares two sets of runs, by pair of case and backend: new failures, fixed ones, and other differences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .matrix import ORDER
 from .runs import Row, Runs
 
 LOST = "missing"
-"""In place of a verdict: the pair was requested and has no result. It fails its run."""
+"""Replaces a verdict if the pair was requested and has no result; fails the run."""
 ABSENT = "not run"
-"""In place of a verdict: nobody requested the pair."""
+"""Replaces a verdict if the pair was not requested."""
 
 
 Key = tuple[str, str]
@@ -27,15 +27,15 @@ class State(str, Enum):
     """How a pair differs from the base, most urgent first."""
 
     NEW = "new"
-    """It fails, and did not."""
+    """It fails now, and did not fail before."""
     UNCOVERED = "lost coverage"
     """It passed, and is UNSUPPORTED or not run."""
     CHANGED = "changed"
-    """Another verdict or cause, and none of the others: a FAIL that is a CRASH now, or refused."""
+    """Another verdict or cause that none of the other states covers: a FAIL that is now a CRASH, or refused."""
     STILL = "still failing"
-    """It fails as it did."""
+    """It fails as before."""
     FIXED = "fixed"
-    """It failed, and passes."""
+    """It failed, and passes now."""
     GONE = "not run"
     """Only the base has it, and it did not pass there."""
     ADDED = "added"
@@ -52,7 +52,7 @@ DIFFERS = (State.NEW, State.UNCOVERED, State.CHANGED, State.FIXED)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A pair in one of the two."""
+    """A pair in one of the two sets."""
 
     verdict: str
     """A verdict, LOST or ABSENT."""
@@ -63,12 +63,12 @@ class Side:
 
     @classmethod
     def of(cls, result: Result | None) -> Side:
-        """One result, of this machine and run; None: there is none."""
+        """Make the side of a result; None if there is no result."""
         return _NONE if result is None else cls(str(result.verdict), result.cause, result.detail)
 
     @property
     def fails(self) -> bool:
-        """Whether it fails its run."""
+        """True if it fails its run."""
         return self.verdict in _FAILING
 
 
@@ -88,7 +88,7 @@ class Pair:
 
     @property
     def state(self) -> State:
-        """How it differs."""
+        """The difference."""
         before, after = self.before, self.after
         passed, passes = before.verdict == Verdict.PASS, after.verdict == Verdict.PASS
         moved = before.verdict != after.verdict or (before.cause and after.cause and before.cause != after.cause)
@@ -105,40 +105,40 @@ class Pair:
 
     @property
     def cause(self) -> str | None:
-        """The id of the cause that is at work, or of the one that was; None where neither run names one."""
+        """Id of the present cause, or else of the former one; None if neither run names one."""
         return self.after.cause or self.before.cause
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs, and the base that they are held against."""
+    """Runs, and their base."""
 
     base: Runs
     pairs: tuple[Pair, ...]
-    """In the order of `State`, each in the order of the runs."""
+    """In the order of `State`, and within a state in the order of the runs."""
     sentences: Mapping[tuple[str, str], str]
-    """Cause and backend -> what it is."""
+    """Cause and backend -> the cause's sentence."""
 
     def counts(self) -> Counter[State]:
-        """How many pairs came to what."""
+        """Return the number of pairs in each state."""
         return Counter(p.state for p in self.pairs)
 
     def sentence(self) -> str:
-        """The counts in one line: `against base.json: 2 new, 1 fixed, …`."""
+        """Format the counts as one line: `against base.json: 2 new, 1 fixed, …`."""
         return sentence(dict.fromkeys(d.path.name for d in self.base.documents), self.pairs)
 
 
 def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
-    """How many pairs came to what, in one line; `names` are what they are compared with."""
+    """Format the number of pairs in each state as one line; `names` are those of the base."""
     counts = Counter(p.state for p in pairs)
     return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State if counts[s])}"
 
 
 def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:
-    """Hold each pair of case and backend against the base's result on the same kind of machine, or else its newest.
+    """Compare each pair with the base's result on the same kind of machine, or else with its newest.
 
-    `names`: id and backend of a cause of the base -> those that it has in `runs`, where it is there (`causes.same`).
-    A pair that stands in a file more than once, as of a case that also ran from a file, counts by its worst verdict.
+    `names`: id and backend of a cause of the base -> those that it has in `runs`, if it is there (`causes.same`). A
+    pair that is in a file more than once, such as a case that also ran from a file, counts by its worst verdict.
     """
     before, after = _sides(base, names), _sides(runs, {})
     pairs = []
@@ -159,7 +159,7 @@ def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType(
 
 
 def _sides(runs: Runs, names: Mapping[Key, Key]) -> dict[tuple[str, str], dict[str, Side]]:
-    """Case and backend -> kind of machine -> what came of it there; `names` are those of causes in the other runs."""
+    """Return case and backend -> kind of machine -> side; `names` are those of causes in the other runs."""
     sides: dict[tuple[str, str], dict[str, Side]] = {}
     for case, backend, side in _all(runs, names):
         own = sides.setdefault((case, backend), {})

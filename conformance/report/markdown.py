@@ -1,4 +1,4 @@
-"""A summary in Markdown of bounded size, for a job summary of GitHub; causes first."""
+"""Writes a summary in Markdown of bounded size, for a job summary of GitHub; causes first."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from .runfile import Environment
 from .runs import Row, Runs, budget_used, command, pace, refusals
 
 LIMIT = 50_000
-"""Bytes of UTF-8; the page and the run files have the rest."""
+"""Maximum bytes of UTF-8; the page and the run files have the rest."""
 FIRST = 3
-"""Cases shown of each group of failures."""
+"""Cases listed for each group of failures."""
 NAMES = 8
-"""Ops and backends named of each group."""
+"""Ops and backends listed for each group."""
 DOCUMENTS = 12
-"""Run files named."""
+"""Run files listed."""
 LONGEST = 600
-"""Characters of one text; an abort may print pages."""
+"""Maximum characters of one text; an abort may print pages."""
 RESERVE = 8_000
-"""Bytes for the notes on what is left out, in all sections together."""
+"""Bytes reserved for notes on omitted items, in all sections together."""
 SHARE = 0.6
-"""The part of the remaining bytes that one section may take, so that it leaves room for those after it."""
+"""Share of the remaining bytes that one section may take."""
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _MEANS_ITSELF = str.maketrans({**{c: f"\\{c}" for c in "\\`*_{}[]#|~@!"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 Section = tuple[str, Sequence[str], Sequence[str]]
-"""Heading, lines above the items, and the items, one block of text each; without items it is left out."""
+"""Heading, lines above the items, and the items, one block of text each; a section without items is omitted."""
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Comparison | None = None) -> str:
-    """Causes, what is new and fixed `against` a base, verdicts per backend, failures with their commands, gates, speed,
-    planted bugs, mutants, and what did not run.
+    """Return the summary: causes, differences from a base, verdicts, failures, gates, speed, and what did not run.
+
+    Failures have their commands; verdicts are counted per backend.
     """
     place = inline(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
@@ -48,7 +49,7 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Compar
 
 
 def cut(text: str, limit: int, note: str) -> str:
-    """`text` in at most `limit` bytes, whole lines; `note` at its end says that something is left out."""
+    """Cut `text` to at most `limit` bytes, in whole lines, and append `note` if anything is omitted."""
     raw = text.encode()
     if len(raw) <= limit:
         return text
@@ -57,7 +58,7 @@ def cut(text: str, limit: int, note: str) -> str:
 
 
 def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: str, room: int) -> str:
-    """As many items as there is room for, and how many are left out."""
+    """Format as many items as fit, and the number of omitted ones."""
     begun = "\n".join(["", f"## {heading}", "", *lines, ""])
     room -= len(begun.encode())
     if room < 0:
@@ -93,7 +94,7 @@ def _head(runs: Runs) -> Iterator[str]:
 
 
 def _origin(environment: Environment) -> str:
-    """Commit, branch and CI job, if the run file has them."""
+    """Return commit, branch and CI job, if the run file has them."""
     commit, branch, ci = (v or "" for v in (environment.commit, environment.branch, environment.ci))
     note = f"commit {code(commit[:12], 12)}" if commit else ""
     note += f" of {code(branch, 80)}" if branch else ""
@@ -142,7 +143,7 @@ def _compared(against: Comparison) -> list[str]:
 
 
 def _causes(runs: Runs) -> list[str]:
-    """A line for each cause: what it is, how many fail by it, whom it hits, since when, and its smallest case."""
+    """Return a line for each cause: sentence, number of cases, affected architectures, first run, smallest case."""
     counts = Counter((r.value.cause, r.value.backend) for r in runs.results)
     lines = []
     for row, first, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True):
@@ -182,7 +183,7 @@ def _failure(row: Row[Result]) -> str:
 
 
 def _group(group: Group) -> str:
-    """One failure; or the reason of several, their ops and backends, and the first of them."""
+    """Format one failure; or the reason of several, their ops and backends, and the first of them."""
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])
@@ -197,7 +198,7 @@ def _group(group: Group) -> str:
 
 
 def _named(names: Iterable[str]) -> str:
-    """The most frequent names with their counts, and the number of others."""
+    """List the most frequent names with their counts, and the number of others."""
     counts = Counter(names)
     words = [f"{code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
     more = len(counts) - NAMES
@@ -234,7 +235,7 @@ def _passed(cell: Counter[str] | None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """The header lines, and the rows."""
+    """Return the header lines, and the rows."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -244,11 +245,11 @@ def _short(text: str, most: int) -> str:
 
 
 def inline(text: str, most: int = LONGEST) -> str:
-    """One line of text without markup or HTML."""
+    """Return one line of text without markup or HTML."""
     return _short(text, most).translate(_MEANS_ITSELF)
 
 
 def code(text: str, most: int = LONGEST) -> str:
-    """A code span of one line, also for tables; a backtick would end it, so it becomes an apostrophe."""
+    """Format a one-line code span, also for tables; backticks, which would end it, become apostrophes."""
     inside = _short(text, most).replace("`", "'").replace("|", "\\|")
     return f"`{inside or ' '}`"

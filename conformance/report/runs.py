@@ -48,7 +48,7 @@ class Row(Generic[T]):
 class Runs:
     """The content of several run files, without duplicates.
 
-    Of rows with equal `KEYS` on one kind of machine the newest stays; rows of two kinds of machine both stay.
+    Among rows with equal `KEYS` on one kind of machine the newest stays; rows of two kinds of machine both stay.
     """
 
     documents: tuple[Document, ...]

@@ -197,7 +197,7 @@ def _logs(plan: Plan) -> list[Logged]:
         return []
     own_logs = logs(plan.graph, plan.roles, plan.outputs)
     if isinstance(own_logs, str):
-        raise BackendError(f"a graph of the fused form is none: {own_logs}")
+        raise BackendError(f"the graph does not have the fused form: {own_logs}")
     return own_logs
 
 

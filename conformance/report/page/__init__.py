@@ -1,6 +1,6 @@
-"""The report as one self-contained HTML file: rows as JSON, column by column, and a script that counts and shows them.
+"""Writes the report as one self-contained HTML file: rows as JSON, column by column, and a script that shows them.
 
-Texts of runs are set as text, never as markup.
+Texts of runs are inserted as text, never as markup.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import tables
 from .drawings import SECONDS, drawn_graphs
 
 SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "detail", "status", "sections", "main")
-"""Parts of the page's script in `static/`, in the order in which they run."""
+"""Parts of the page's script in `static/`, in order of execution."""
 
 
 def page(
@@ -38,8 +38,10 @@ def page(
     against: Comparison | None = None,
     drawing: float = SECONDS,
 ) -> str:
-    """The whole document; ages count from `now`, `planned` (level -> case ids) shows what never ran, and `against` what
-    is new and fixed.
+    """Return the whole document.
+
+    Ages count from `now`; `planned` (level -> case ids) shows cases that never ran, `against` the differences from a
+    base.
     """
     stored = stored or tables.Stored()
     known = {d.run for d in runs.documents}
@@ -70,13 +72,13 @@ def page(
 
 
 def _base(against: Comparison) -> JSON:
-    """The files of the base, and each cause of either run as `[id, backend, what it is]`."""
+    """Return the files of the base, and each cause of either run as `[id, backend, sentence]`."""
     causes = [[*key, sentence] for key, sentence in against.sentences.items()]
     return {"documents": [_document(d) for d in against.base.documents], "causes": causes}
 
 
 def _assembled(data: JSON) -> str:
-    """Markup around data, with style and scripts inline, each named to the browser by its hash."""
+    """Return markup around data, with style and scripts inline, each allowed by its hash."""
     folder = files(__package__).joinpath("static")
     style = folder.joinpath("page.css").read_text(encoding="utf-8")
     parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]

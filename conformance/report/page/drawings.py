@@ -1,4 +1,4 @@
-"""The graphs that the page draws, as boxes and paths: failures and one of each op, within bounds of size and time."""
+"""Lays out the graphs that the page draws: failures and one of each op, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from conformance.run.session.select import build
 from .tables import subject
 
 BOXES = 12_000
-"""Of all drawings together: about 3 MB."""
+"""Maximum boxes of all drawings together: about 3 MB."""
 CASES = 400
-"""Cases drawn at most, each built from its id or read from its saved file."""
+"""Maximum number of drawn cases, each built from its id or read from its saved file."""
 SECONDS = 6.0
-"""After them no further case is built: some ids run llama.cpp's own graph builder, which takes a second each."""
+"""Time after which no further case is built: some ids run llama.cpp's own graph builder, which takes a second each."""
 
 
 def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:
-    """Case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, *lines, title]], "edges": [path]}`.
+    """Return case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, *lines, title]], "edges": [path]}`.
 
     The smallest case of each cause comes first; then failed cases in the order of the results, each at the step where
     it diverges; then one case of each op.
+
     A case is left out if its graph exceeds the budget, or if neither its id nor its saved file builds it here. `node`
     is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of a box's upper edge.
     """
@@ -57,7 +58,7 @@ def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds:
 
 
 def _wanted(runs: Runs) -> Iterator[Row[Result]]:
-    """Smallest cases of causes, failures, then waived ones, then the first case of each op."""
+    """Yield the smallest cases of causes, failures, then waived ones, then the first case of each op."""
     results = runs.results
     yield from runs.proofs()
     yield from (r for r in results if r.value.verdict in FAILURES)
@@ -71,13 +72,13 @@ def _wanted(runs: Runs) -> Iterator[Row[Result]]:
 
 
 def _step(result: Result, count: int) -> int:
-    """The step that diverges, or the first."""
+    """Return the step that diverges, or the first."""
     step = None if result.where is None else result.where.step
     return step if step is not None and 0 <= step < count else 0
 
 
 def _case(row: Row[Result]) -> Case | None:
-    """The case by its id, or from its saved file, which may lie beside the run file."""
+    """Build the case from its id, or read its saved file, which may be beside the run file."""
     result = row.value
     with suppress(ConformanceError):
         return build(result.case)

@@ -1,6 +1,6 @@
-"""The tables of the page, column by column, from merged runs. Each row names its run and its place there.
+"""Makes the tables of the page, column by column, from merged runs. Each row names its run and its place there.
 
-A column holds each word once: most of what 20,000 results take in a page is words that come again.
+A column holds each word once, since most words of 20,000 results are repeated.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 """Table -> its columns of texts, of numbers and of objects; a field that is missing or of another type is empty."""
 TAKEN = ("refused", "begun, not finished", "finished")
-"""What a backend did with a case: refused it; accepted it and gave no answer; answered, right or wrong."""
+"""Stages that a case reached on a backend: refused; accepted without an answer; answered, right or wrong."""
 RANK = ("architectures", "failed", "passed")
-"""Of a cause's `rank`: how many architectures of the zoo it hits; how many cases fail by it, how many nodes with its
-conditions are right."""
+"""Fields of a cause's `rank`: affected architectures of the zoo, failing cases, passing nodes that match its rule."""
 LOST_COUNT = "lost"
-"""The count that such a row raises; those of results are `report.matrix.counts`."""
+"""The count raised by a pair without a result; those of results are `report.matrix.counts`."""
 NOTHING = -1
-"""In `at`: no value."""
+"""An index in `at` without a value."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
            "cause")  # fmt: skip
 
 
 def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Document]) -> dict[str, JSON]:
-    """All tables of the page."""
+    """Return all tables of the page."""
     index = {d.digest: i for i, d in enumerate(documents)}
     rows: dict[str, Sequence[Row[Fields]]] = {
         "results": _results(runs),
@@ -64,7 +63,7 @@ def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Documen
 
 
 def subject(case_id: str) -> tuple[str, str, str]:
-    """Family, op and types of a case: of `ops/GLU.SWIGLU-f16-ne=4@1` these are `ops`, `GLU.SWIGLU` and `f16`.
+    """Return family, op and types of a case: for `ops/GLU.SWIGLU-f16-ne=4@1` these are `ops`, `GLU.SWIGLU` and `f16`.
 
     A case of another family has the family's name as its op, and as its type what its id says before the first `key=`:
     `llama` of `gqa/llama-heads=4@1`, empty where it says nothing.
@@ -78,7 +77,7 @@ def subject(case_id: str) -> tuple[str, str, str]:
 
 
 def subject_of(result: Result) -> tuple[str, str, str]:
-    """The `subject` that a result counts for: of a failure of a single op's case the op of its first wrong node."""
+    """Return the `subject` that a result counts for; a failing op's case counts for its first wrong node."""
     what = operation_of(result)
     return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
 
@@ -92,8 +91,9 @@ def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
 
 
 def _results(runs: Runs) -> list[Row[Fields]]:
-    """One row per case, backend and kind of machine: the newest, those of one cause together; then requested pairs
-    without a result.
+    """Return one row per case, backend and kind of machine, the newest; then requested pairs without a result.
+
+    Results of one cause are adjacent.
     """
     order: dict[tuple[str | None, str], int] = {(c.value.id, c.value.backend): k for k, c in enumerate(runs.causes)}
 
@@ -112,7 +112,7 @@ def _results(runs: Runs) -> list[Row[Fields]]:
 
 
 def _causes(runs: Runs, index: Mapping[str, int]) -> list[Row[Fields]]:
-    """One row per cause; `first` is the index of the document that has it first."""
+    """Return one row per cause; `first` is the index of the first document that has it."""
     return [
         Row(
             {**c.value.to_json(), **{k: c.value.rank.get(k) for k in RANK}, "first": index[d.digest]},
@@ -141,7 +141,7 @@ def _result(r: Result) -> dict[str, JSON]:
 
 
 def compared(pairs: Sequence[Pair]) -> JSON:
-    """The table of a comparison, one row per pair. It names no document: a pair has two."""
+    """Return the table of a comparison, one row per pair. It names no document, since a pair has two."""
     columns: dict[str, list[str | None]] = {
         "state": [str(p.state) for p in pairs],
         "case": [p.case for p in pairs],
@@ -159,7 +159,7 @@ def compared(pairs: Sequence[Pair]) -> JSON:
 
 
 def units(documents: Sequence[Document]) -> list[Row[Fields]]:
-    """One row per result with a rate, of every document: a series has a point of each."""
+    """Return one row per result with a rate, from every document: a series has a point of each."""
     return [
         Row({**unit_named(r.case), "case": r.case, "backend": r.backend, **asdict(p)}, d, f"results[{i}]")
         for d in documents
@@ -169,13 +169,13 @@ def units(documents: Sequence[Document]) -> list[Row[Fields]]:
 
 
 def unit_named(case_id: str) -> dict[str, JSON]:
-    """Name and model of a unit: of `perf/decode@past=512/llama-l=2@1` these are `decode@past=512` and `llama-l=2`."""
+    """Return name and model of a unit: for `perf/decode@past=512/llama-l=2@1` `decode@past=512` and `llama-l=2`."""
     name, _, model = case_id.partition("/")[2].rpartition("@")[0].rpartition("/")
     return {"unit": name or case_id, "model": model}
 
 
 def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> JSON:
-    """`count`, `columns`, and per row the index of its document and its place there: `results` and 17."""
+    """Return `count`, `columns`, and per row the index of its document and its place there: `results` and 17."""
     texts, amounts, others = (names.split() for names in COLUMNS[name])
     places = [_place(r.place) for r in rows]
     return {
@@ -192,7 +192,7 @@ def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> 
 
 
 def _place(place: str) -> tuple[str, int | None]:
-    """`results[17]` as (`results`, 17); a place without a number, as a history has it, is a name only."""
+    """Split `results[17]` into (`results`, 17); a place without a number, as in a history, is only a name."""
     name, bracket, row = place.removesuffix("]").rpartition("[")
     return (name, int(row)) if bracket and row.isdecimal() else (place, None)
 
@@ -213,19 +213,19 @@ def _object(row: Fields, key: str) -> JSON:
 
 
 def words(values: Iterable[str | None]) -> dict[str, JSON]:
-    """A column of texts: `{"words": [each once, in order of appearance], "at": [index or NOTHING per row]}`."""
+    """Return a column of texts: `{"words": [each once, in order of appearance], "at": [index or NOTHING per row]}`."""
     known: dict[str, int] = {}
     at = [NOTHING if v is None else known.setdefault(v, len(known)) for v in values]
     return {"words": list(known), "at": at}
 
 
 def numbers(values: Iterable[float | None]) -> dict[str, JSON]:
-    """A column of numbers, unrounded: `{"numbers": [number or null per row]}`."""
+    """Return a column of numbers, unrounded: `{"numbers": [number or null per row]}`."""
     return {"numbers": list(values)}
 
 
 def objects(values: Iterable[JSON]) -> dict[str, JSON]:
-    """A column of JSON objects or lists: `{"objects": [each once], "at": [index or NOTHING per row]}`."""
+    """Return a column of JSON objects or lists: `{"objects": [each once], "at": [index or NOTHING per row]}`."""
     rows = list(values)
     unique: dict[str | None, JSON] = {}
     texts = [None if v is None else json.dumps(v, sort_keys=True) for v in rows]
@@ -236,7 +236,7 @@ def objects(values: Iterable[JSON]) -> dict[str, JSON]:
 
 
 def embedded(document: JSON) -> str:
-    """JSON that can stand in a `<script type="application/json">`: ASCII, and without a `<` that could end it."""
+    """Format JSON for a `<script type="application/json">`: ASCII, and without a `<` that could end it."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -249,15 +249,13 @@ class Stored:
     changes: Sequence[Mapping[str, JSON]] = ()
     """Change points of nightly series: series, first run of the new rate, rates before and after."""
     unasked: str = ""
-    """Why no change points were sought; empty where they were."""
+    """Why no change points were computed; empty if they were."""
     good: Mapping[str, str | None] = field(default_factory=dict)
-    """Backend -> when its newest run in which cases passed and none failed was written; None without one."""
+    """Backend -> time of its newest run with passes and without failures; None if it has no such run."""
 
 
 def read_history(path: Path) -> Stored:
-    """The timings of a history, and its change points if Apache Otava is installed; UsageError if it cannot
-    be read.
-    """
+    """Read the timings of a history, and its change points if Apache Otava is installed; UsageError on errors."""
     with closing(History(path)) as history:
         every, nightly, good = series(history, nightly=False), series(history), last_good(history)
     units = _units(path, every)
