@@ -73,10 +73,7 @@ def measure(found: F32, reference: F32) -> Figures:
 
 
 def divergence(found: F32, reference: F32) -> float:
-    """Return the Kullback-Leibler divergence of one row from the reference, in nats.
-
-    Infinite if a logit is finite in only one of them.
-    """
+    """Return one row's KL divergence from the reference in nats; infinite if a logit is finite in only one of them."""
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
         return inf
     known = np.isfinite(reference)

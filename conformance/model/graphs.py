@@ -119,9 +119,7 @@ class StepRun:
     def wrong(self, reference: Backend, found: Mapping[Tensor, Bytes] | None = None) -> list[Judged]:
         """Return the nodes that are wrong for the recorded inputs, in order.
 
-        `reference` computes in the backend's arithmetic.
-
-        `found`: values to judge in place of the recorded ones.
+        `reference` computes in the backend's arithmetic; `found` are values to judge in place of the recorded ones.
         """
         found = self.case.steps[0].expected if found is None else found
         alone, original = isolated_nodes(self.case, 0)

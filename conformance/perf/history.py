@@ -272,8 +272,7 @@ class History:
     def _log_ahead(self) -> None:
         """Turn on write-ahead logging, so that readers and a writer do not wait for each other.
 
-        Retries while the file is locked, since SQLite does not wait for locks here. On a file system without shared
-        memory SQLite keeps its rollback journal.
+        Retries while the file is locked. Without shared memory SQLite keeps its rollback journal.
         """
         end = time.monotonic() + PATIENCE
         while True:
