@@ -94,7 +94,7 @@ def configure(config: pytest.Config, bench: Bench, chosen: Chosen) -> None:
         UsageError: an option is not possible with it, or a glob matches no unit.
     """
     if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
-        raise UsageError("--perf: several workers would take each other's time; run it without -n")
+        raise UsageError("--perf: parallel workers disturb each other's timing; run it without -n")
     if chosen.shard != WHOLE or chosen.fresh:
         raise UsageError("--perf: --shard and --fresh choose cases, not units; choose them with --unit")
     if not config.pluginmanager.hasplugin("benchmark"):

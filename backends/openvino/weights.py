@@ -133,7 +133,7 @@ def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
 def packed(type_: GGMLType, data: Bytes, rows: int) -> Packed | None:
     """Pack the blocks of a tensor of `rows` rows; a group of scale 0 gets quants 0, scale 1.
 
-    None if a scale or a minimum is not finite: NaN and infinity cannot be multiplied out of order.
+    None if a scale or a minimum is not finite: with NaN or infinity the multiplication cannot be reordered.
     """
     e = ENCODINGS[type_]
     blocks = as_blocks(type_, data.reshape(-1, type_.type_size))

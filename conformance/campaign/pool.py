@@ -93,7 +93,7 @@ class DaskPool:
             self.client.close(timeout=ANSWER)
 
     def _gone(self, why: object) -> UnavailableError:
-        text = "its scheduler is gone; with --journal the same command goes on"
+        text = "its scheduler is gone; with --journal the same command continues"
         return UnavailableError(f"--workers {self._address}: {text}: {why}")
 
     def _done(self, number: int, future: Any) -> None:  # noqa: ANN401  # Dask's future

@@ -119,7 +119,7 @@ class _Bundle:
         k = len(self.ids)
         where = f"cases[{k}]"
         if case.id in self.ids:
-            raise CaseFileError(f"{where}.id", f"{case.id!a} stands twice")
+            raise CaseFileError(f"{where}.id", f"{case.id!a} occurs twice")
         self.ids[case.id] = None
         doc, blobs = dump(case)
         if references := dump_references(case.persistent, case.references, blobs):
@@ -138,7 +138,9 @@ class _Bundle:
         except (TypeError, ValueError, RecursionError) as e:
             raise CaseFileError(where, f"{case.id!a} holds what JSON cannot: {e}") from None
         if [json.loads(line) for line in lines] != parts:
-            raise CaseFileError(where, f"{case.id!a} holds what JSON changes, such as a tuple or a key that is no text")
+            raise CaseFileError(
+                where, f"{case.id!a} has values that JSON changes, such as a tuple or a key that is no text"
+            )
         self.documents.append("\n".join(lines).encode("ascii"))
 
     def _place(self, name: str, data: Bytes, tensor: Tensor) -> int | None:
@@ -501,5 +503,5 @@ def _ids(buffer: memoryview, header: Header) -> list[str]:
         except UnicodeDecodeError:
             raise CaseFileError(f"{IDS}[{k}]", "UTF-8 expected, other bytes found") from None
     if len(set(ids)) != len(ids):
-        raise CaseFileError(IDS, "an id stands twice")
+        raise CaseFileError(IDS, "an id occurs twice")
     return ids

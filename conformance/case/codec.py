@@ -290,7 +290,7 @@ def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -
             _no_more(t, {"persistent"}, at)
             i = _int(t["persistent"], (0, len(held) - 1), f"{at}.persistent")
             if i in used:
-                raise CaseFileError(f"{at}.persistent", f"persistent[{i}] stands twice in this graph")
+                raise CaseFileError(f"{at}.persistent", f"persistent[{i}] occurs twice in this graph")
             used.add(i)
             tensors.append(held[i])
         else:
@@ -384,7 +384,7 @@ def _ints(value: JSON, least: int, most: int, limits: tuple[int, int], where: st
 def _indices(value: JSON, count: int, where: str) -> list[int]:
     places = [_int(j, (0, count - 1), f"{where}[{i}]") for i, j in enumerate(_typed(value, list, where))]
     if len(set(places)) != len(places):
-        raise CaseFileError(where, "an index stands twice")
+        raise CaseFileError(where, "an index occurs twice")
     return places
 
 

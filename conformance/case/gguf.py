@@ -159,7 +159,7 @@ def read_header(buffer: memoryview, keys: Mapping[str, Kind]) -> Header:
         if key not in keys:
             raise CaseFileError(f"kv[{i}].key", f"one of {', '.join(keys)} expected, {key[:80]!a} found")
         if key in header.strings or key in header.numbers:
-            raise CaseFileError(key, "stands twice")
+            raise CaseFileError(key, "occurs twice")
         _read_value(walk, key, keys[key], header)
     _read_tensors(walk, header, n_tensors)
     return header

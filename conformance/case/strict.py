@@ -102,7 +102,7 @@ def _object(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise CaseFileError("", f"key {key[:40]!a} stands twice in an object")
+                raise CaseFileError("", f"key {key[:40]!a} occurs twice in an object")
             seen.add(key)
     return out
 

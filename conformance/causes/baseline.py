@@ -369,7 +369,7 @@ def _cases(raw: bytes, path: str) -> dict[str, tuple[set[str], dict[str, Seen]]]
         if isinstance(row, dict) and set(row) == {"backend"} and isinstance(row["backend"], str):
             passed, failed = set(), {}
             if row["backend"] in found:
-                raise UsageError(f"{path}: line {n}: the cases of {printable(row['backend'])} stand twice")
+                raise UsageError(f"{path}: line {n}: the cases of {printable(row['backend'])} occur twice")
             found[row["backend"]] = passed, failed
         elif found and _is_case(row) and row[0] not in passed and row[0] not in failed:
             if len(row) == 2:

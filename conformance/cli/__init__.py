@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": (".doctor", "Check the installation: packages and backends."),
     "golden": (".checks", "Verify or update the golden outputs."),
     "list": (".listing", "List backends, case ids or builds of llama.cpp."),
-    "new-adapter": (".adapter", "Write the package of a new backend: one file that works, and its test."),
+    "new-adapter": (".adapter", "Write the package of a new backend: a working file and its test."),
     "precision": (".checks", "Learn or show the precision profile of a device."),
     "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
     "perf": (".perf", "Time backends and judge their speed."),

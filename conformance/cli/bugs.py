@@ -58,7 +58,7 @@ from .reports import missing_in, outcome_of
 @click.argument("path", type=ExistingFile, metavar="RUN.json")
 @repeated_option
 @config_option
-@click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only for what differs from FILE.")
+@click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only for differences from FILE.")
 @click.option("--write-baseline", "new", type=File, metavar="FILE", help="Write the causes as known; reasons stay.")
 @click.option("-o", "--output", "folder", type=Folder, metavar="DIR", help="Write a bug report for each cause.")
 @BUDGET.click(default="30m", show_default=True, help="Maximum time per backend.")

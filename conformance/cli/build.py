@@ -221,7 +221,7 @@ def build_backtest(
             rows.append(row)
             line(row.sentence())
     except KeyboardInterrupt:
-        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; what was tried is recorded"])
+        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; finished attempts are recorded"])
     tried = [a for a in rows if not a.error]
     found = [a for a in tried if a.state is State.FIXED]
     line(f"{len(found)} of {len(tried)} found before and gone after; {len(rows) - len(tried)} could not be tried")

@@ -46,9 +46,11 @@ from .output import leave, line, table
 @click.argument("backend", metavar="BACKEND|FILE")
 @config_option
 @smoke_option
-@click.option("-o", "--output", type=File, metavar="FILE", help="Write the profile; a later start goes on.")
+@click.option("-o", "--output", type=File, metavar="FILE", help="Write the profile; a later start continues it.")
 @BUDGET.click()
-@click.option("--against", type=ExistingFile, metavar="FILE", help="Fail for what is less exact than in this profile.")
+@click.option(
+    "--against", type=ExistingFile, metavar="FILE", help="Fail if a result is less exact than in this profile."
+)
 @isolation
 def precision(
     backend: str, level: Level, output: Path | None, budget: float | None, against: Path | None, isolation: Isolation
@@ -102,7 +104,7 @@ def _learned(
     finally:
         runner.close()
     left = len(learning.left(made, keys))
-    where = f"; the next start goes on with {beside(output)}" if output else ""
+    where = f"; the next start continues with {beside(output)}" if output else ""
     word = "interrupted" if interrupted else "time limit (--budget)"
     why = f"{word}: {left} of {len(keys)} keys are not measured{where}"
     outcome = Outcome.of(Why.INTERRUPTED if interrupted else Why.TIME_LIMIT, [why] if left else [])
@@ -162,7 +164,7 @@ def golden(
     if do == "update":
         if backends:
             raise UsageError("golden update: --backend: only with verify")
-        line(f"golden: what is accepted goes to {corpus.writable(folder)}", err=True)
+        line(f"golden: accepted values are written to {corpus.writable(folder)}", err=True)
         results = corpus.update(folder, add=add, remove=remove)
     elif add or remove:
         raise UsageError("golden verify: --add, --remove: only with update")

@@ -93,7 +93,7 @@ def nightly(
         try:
             night.run(chosen, values, line, held)
         except KeyboardInterrupt:
-            interrupted = Outcome.of(Why.INTERRUPTED, [f"interrupted; the same command goes on in {where}"])
+            interrupted = Outcome.of(Why.INTERRUPTED, [f"interrupted; the same command continues in {where}"])
         finally:
             for n, handler in before.items():
                 signal.signal(n, handler)

@@ -146,9 +146,9 @@ def _simple(kind: object, text: str) -> str | float:
     return value if isinstance(value, (int, float)) else str(value)
 
 
-BACKEND = Option("--backend", "backends", "Backend, repeatable; default: all that conform list marks so.",
+BACKEND = Option("--backend", "backends", "Backend, repeatable; default: those that conform list marks.",
                  metavar="NAME[?KEY=VALUE]", repeatable=True, complete=complete_backend, short="-b")  # fmt: skip
-CONFIG = Option("--config", "config_path", "Names of backends; default: conformance.toml, if it is here.",
+CONFIG = Option("--config", "config_path", "File with backend names; default: conformance.toml, if it exists.",
                 ExistingFile, "FILE")  # fmt: skip
 WAIVERS = Option("--waivers", "waivers_path",
                  "Known failures of the one --backend, in place of what conformance.toml names.",
@@ -180,12 +180,12 @@ JSON = Option("--json", "json_path", "Write every result to FILE.", _record, "FI
 UNIT = Option("--unit", "unit_globs", "Work units to time, repeatable; default: all.", metavar="GLOB", repeatable=True)
 ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit without warm-up; default: the level's.",
                 click.IntRange(min=1), "N")  # fmt: skip
-PERF = Option("--perf", "perf", "Time backends instead, each case once it has passed.", click.BOOL)
+PERF = Option("--perf", "perf", "Time backends; each case must pass first.", click.BOOL)
 
 AGAINST = Option("--against", "against",
                  "Backend or record to compare with: fail only for new failures.",
                  metavar="NAME|FILE")  # fmt: skip
-ONLY_FRESH = Option("--only-fresh", "only_fresh", "Only what --fresh adds, nothing that a level lists.", click.BOOL)
+ONLY_FRESH = Option("--only-fresh", "only_fresh", "Run only the cases that --fresh adds.", click.BOOL)
 
 SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
 """Options that select case ids."""
@@ -209,7 +209,7 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
 
 
 config_option = CONFIG.click(callback=_load, is_eager=True, expose_value=False)
-repeated_option = BACKEND.click(help="One that FILE names and may not choose by itself, repeatable.")
+repeated_option = BACKEND.click(help="Backend of FILE that needs your permission to run, repeatable.")
 """--backend for a command whose file names the backends."""
 smoke_option = LEVEL.click(help="How many cases.", default=LEVELS[0], show_default=True)
 """--level for a command in which no backend has a level of its own."""

@@ -266,7 +266,7 @@ def _kernels(result: Result) -> str:
 @perf.command()
 @click.argument("path", type=ExistingFile, required=False, metavar="[FILE.toml]")
 @click.option("--gate", "gate_globs", multiple=True, metavar="GLOB", help="Names of gates, repeatable; default: all.")
-@options.AGAINST.click(help="Backend that gates against the baseline compare with.", metavar="NAME")
+@options.AGAINST.click(help="Baseline backend of the gates that have one.", metavar="NAME")
 @options.config_option
 @options.BUDGET.click()
 @json_option
@@ -352,7 +352,7 @@ def perf_calibrate(
                     results.append(Result(name, str(spec), Verdict.UNSUPPORTED, error=Error(str(e))))
     if json_path:
         _write(json_path, results, missing, lacking, specs, level, what)
-    line(f"Gates that allow {limit:g} × the time, in at most {BUDGET:g} s: how often they say regressed")
+    line(f"Gates that allow {limit:g} × the time, in at most {BUDGET:g} s: rate of the answer regressed")
     slow = [f"{s:.0%} slower" for s in SLOWDOWNS]
     columns = [
         "unit",

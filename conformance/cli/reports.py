@@ -41,7 +41,7 @@ _Runs = click.Path(path_type=Path, exists=True)
               help="Earlier run to compare with, repeatable.")  # fmt: skip
 @click.option("--store", type=File, metavar="DB", help="Add the runs to this database, and show its trends.")
 @click.option("--nightly", is_flag=True, help="Let trends include the times of these runs.")
-@click.option("--level", type=click.Choice(LEVELS), help="Show which cases of this level no run has.")
+@click.option("--level", type=click.Choice(LEVELS), help="List cases of this level that no run has.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page, Markdown, JUnit and CSV to DIR.")
 @json_option
 def report(
@@ -102,7 +102,7 @@ def _store(store: Path, runs: Runs, *, nightly: bool, json_path: Path | None) ->
             known = f", {added.known} were there" if added.known else ""
             line(f"{document.path}: {document.run[:8]}: {added.new} new rows{known}")
         for path in runs.passed_over:
-            line(f"{path}: passed over, no run file", err=True)
+            line(f"{path}: ignored, not a run file", err=True)
         causes, good, every = history.causes(h), history.last_good(h), history.series(h)
         stored = history.runs(h) if json_path else []
     if causes:

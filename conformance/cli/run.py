@@ -81,14 +81,14 @@ class Shown:
     "journal_path",
     type=options.File,
     metavar="FILE",
-    help="Append each result to FILE as it comes; what is there from an earlier start does not run again.",
+    help="Append each result to FILE at once; cases with a result from an earlier start do not run again.",
 )
 @click.option(
     "--causes",
     "minutes",
     type=click.FloatRange(min=0),
     metavar="MINUTES",
-    help="Group failures by cause, for so long per backend at most; conform triage does it later.",
+    help="Group failures by cause, for at most MINUTES per backend; conform triage does it later.",
 )
 @click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
@@ -97,7 +97,7 @@ class Shown:
 @click.option("-v/-q", "--verbose/--quiet", "verbose", default=None,
               help="Each result, and reasons for UNSUPPORTED; or only what is wrong, and totals.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
-              help="Also the ops of a file of test-backend-ops, repeatable.")  # fmt: skip
+              help="Also run the ops of a file of test-backend-ops, repeatable.")  # fmt: skip
 @click.argument("files", nargs=-1, type=CasePath)
 def run(
     chosen: Chosen,
@@ -148,7 +148,7 @@ def run(
 @click.argument("file", type=CasePath)
 @chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
 @click.option("--debug", is_flag=True,
-              help="Print the process of the backend, and begin once a debugger has attached to it or Enter was "
+              help="Print the process of the backend, and start once a debugger has attached or Enter was "
               "pressed; nothing is limited, and nothing runs again to locate a failure.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
     """Run the cases of FILE again and compare verdict, numbers and first divergence with the saved ones.
@@ -246,7 +246,7 @@ class Execution:
                 why, cause = "time limit (--budget)", MissingCause.TIME_LIMIT
         except KeyboardInterrupt:
             why, cause = "interrupted", MissingCause.INTERRUPTED
-            line("interrupted; what ran is recorded", err=True)
+            line("interrupted; finished results are recorded", err=True)
         except ConformanceError as e:
             why, error = f"{ENDED}: {e}", e
         finally:

@@ -55,7 +55,7 @@ class Graph:
         """Raise GraphError, naming the first bad tensor, if ggml could not run this graph."""
         nodes = set(self.nodes)
         if len(nodes) != len(self.nodes):
-            raise GraphError("a node stands twice in the graph")
+            raise GraphError("a node occurs twice in the graph")
         earlier: set[Tensor] = set()
         for t in self.tensors():
             for s in (*t.src, t.view_src):

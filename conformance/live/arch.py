@@ -115,9 +115,9 @@ class Player:
                 self._models.embeddings = True
                 results = self.run(self._device.judge, request).results
         except BackendError as e:
-            raise UnavailableError(f"nothing to compare with: on the CPU: {e}") from None
+            raise UnavailableError(f"no reference: on the CPU: {e}") from None
         if not _tell(results):
-            raise UnavailableError(f"nothing to compare with: on the CPU {SILENT}")
+            raise UnavailableError(f"no reference: on the CPU {SILENT}")
         return results
 
     def run(self, on: Device, request: Request, watch: dict[str, object] | None = None) -> Run:
@@ -161,7 +161,7 @@ def _judge_again(result: Result, run: Run, watched: Run, forced: Run, notes: Seq
     """Judge again with a CPU run that used the device's experts."""
     more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
     if any(not nmse(a, b) <= TOLERANCE for a, b in zip(run.results, watched.results, strict=True)):
-        return result.noted(f"{notes[0]}{more}, but it gives other results while it is watched")
+        return result.noted(f"{notes[0]}{more}, but its results change while it is watched")
     same = judge_runs(watched.results, forced.results)
     text = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
     if same.verdict is Verdict.PASS:

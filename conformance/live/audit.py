@@ -160,7 +160,7 @@ class Auditor:
             self.backend.renew()
             if again.verdict is not Verdict.PASS:
                 return again
-            result = result.noted("right in a fresh process, so another case did the damage")
+            result = result.noted("right in a fresh process, so an earlier case damaged this one")
         return result
 
     def _once(self, case: Case) -> Result:
@@ -264,7 +264,7 @@ class Judge:
                 if result.verdict is not Verdict.PASS:
                     break
         except ConformanceError as e:
-            result = _unsupported(f"nothing to check it against: {e}")
+            result = _unsupported(f"no reference: {e}")
         return result, ran
 
     @cached_property
@@ -288,14 +288,14 @@ class Judge:
         try:
             variation, unchanged, case = self._changed[name]
         except ConformanceError as e:
-            return _unsupported(f"nothing to check op_params against: {e}")
+            return _unsupported(f"no reference for op_params: {e}")
         except KeyError:
             return _unsupported(f"no node has it by itself: {name}")
         what = f"{uses.spell(variation.changed)} with {variation.values}"
         reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(case))
         right, error = uses.attempt(lambda: (_value(reference, unchanged), _value(reference, case)))
         if right is None:
-            return _unsupported(f"{what}: nothing to check it against: {error}")
+            return _unsupported(f"{what}: no reference: {error}")
         if self._same(case, *right):
             return _unsupported(f"{what} changes nothing here")
         result = _checked(bench.run(case, 0))
@@ -340,7 +340,7 @@ def _damaged(backend: Backend, case: Case) -> list[str]:
 
 FAMILY = LiveFamily(
     NAME,
-    "what a backend says of weights in buffer types and of op_params, against runs",
+    "check supports_op answers for weights, buffer types and op_params against actual runs",
     _ids,
     _build,
     seeded=False,

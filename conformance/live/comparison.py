@@ -124,5 +124,5 @@ def _why_infinite(it: Comparison) -> str:
     if it.actual.shape != it.expected.shape:
         return f"results of shape {list(it.expected.shape)} expected, {list(it.actual.shape)} found"
     if not np.isfinite(it.expected).all():
-        return "NaN or infinity in what it is compared with"
+        return "NaN or infinity in the reference"
     return "NaN or infinity" if not np.isfinite(it.actual).all() else "other tokens are masked"

@@ -236,7 +236,7 @@ def nvml_counters(library: Any) -> list[Counter]:  # noqa: ANN401  # a ctypes li
         def read(device: ctypes.c_void_p = device, i: int = i) -> float:
             millijoules = ctypes.c_ulonglong()
             if library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
-                raise UnavailableError(f"NVML does not tell the energy of GPU {i}")
+                raise UnavailableError(f"NVML does not report the energy of GPU {i}")
             return millijoules.value / 1e3
 
         try:

@@ -65,7 +65,7 @@ def _own() -> dict[str, int]:
     try:
         text = _STATUS.read_text(encoding="ascii")
     except OSError:
-        raise UnavailableError(f"what a process holds is read from {_STATUS}, which is not here") from None
+        raise UnavailableError(f"the memory of a process is read from {_STATUS}, which does not exist here") from None
     rows = {k: v.split() for k, _, v in (line.partition(":") for line in text.splitlines())}
     kib = {k: int(v[0]) << 10 for k, v in rows.items() if v[1:] == ["kB"]}
     return {"now": kib["RssAnon"] + kib["RssShmem"], "all": kib["VmRSS"], "peak": kib["VmHWM"]}

@@ -125,7 +125,7 @@ def copies(growth: Growth, cpu: Growth) -> Copies:
     if not low <= cpu.more <= high + max(0, others):
         raise UsageError(
             f"memory: llama.cpp's own CPU holds {cpu.more:,} bytes for {weights:,} bytes of weights; {low:,} to "
-            f"{high + max(0, others):,} expected, so this machine's figures say nothing"
+            f"{high + max(0, others):,} expected, so measurements on this machine are invalid"
         )
     return Copies(1 + (growth.more - cpu.more) / weights, 1 + (growth.peak - cpu.peak) / weights)
 
@@ -225,7 +225,7 @@ class Player:
                 f"{model.name} is a model for llama.cpp, on a ggml device; an adapter runs a made-up one"
             )
         if allowed is None:
-            raise UnavailableError(f"what it may hold of {weight_type} is not stated: give copies=N in its id")
+            raise UnavailableError(f"no limit is known for {weight_type} weights: set copies=N in the id")
         held = weights_held(self._spec, partial(open_backend, self._spec, own=True), weight_type)
         return _judged(held.held, held.peak, allowed, {"weights": float(held.nbytes)})
 
@@ -261,7 +261,7 @@ def _ids(level: Level) -> list[str]:
 
 FAMILY = LiveFamily(
     NAME,
-    "how often a backend holds the weights of a model, on its process",
+    "measure how many copies of a model's weights a backend's process has in memory",
     _ids,
     _build,
     seeded=False,

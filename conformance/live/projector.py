@@ -110,9 +110,9 @@ class Player:
         try:
             found = self._chunks(self._device.judge, medium)
         except (BackendError, UnavailableError) as e:
-            raise UnavailableError(f"nothing to compare with: on the CPU: {e}") from None
+            raise UnavailableError(f"no reference: on the CPU: {e}") from None
         if not found or not tells(found):
-            raise UnavailableError("nothing to compare with: on the CPU a row of embeddings is 0")
+            raise UnavailableError("no reference: on the CPU a row of embeddings is 0")
         return found
 
     def _end(self) -> None:

@@ -131,7 +131,7 @@ class Player:
 
 FAMILY = LiveFamily(
     NAME,
-    "two ways through llama.cpp's functions on one device, such as a state saved and loaded, or not",
+    "compare two call sequences of llama.cpp's API on one device, such as with and without a reloaded state",
     _ids,
     _build,
     lacks=lacks,

@@ -125,7 +125,7 @@ class DeviceModel:
         self.library.log.clear()
         harness = Harness(self.library, self.model, replace(self._request, **ask["changes"]), folder, ask["part"])
         if harness.kind not in it.kinds:
-            return {"unsupported": f"makes no sense for a model of kind {harness.kind}"}
+            return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
         try:
             with harness.clean():
                 comparisons = list(it.play(harness))

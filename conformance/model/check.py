@@ -244,7 +244,7 @@ class Check:
 
     def _llama_logits(self, spec: Spec, answer: Answer) -> F32:
         """Return the logits of llama.cpp on a device for the reference's tokens."""
-        self.say(f"{spec}: llama.cpp decodes there")
+        self.say(f"{spec}: decoding with llama.cpp")
         n = len(self.reference.tokens)
         try:
             with closing(

@@ -132,7 +132,7 @@ class LlamaProcess:
         try:
             return self._worker.ask(header)[0]
         except WorkerTimeoutError as e:
-            raise UsageError(f"llama.cpp: {e}; --time-limit gives it more") from None
+            raise UsageError(f"llama.cpp: {e}; raise --time-limit") from None
         except WorkerDiedError as e:
             raise UsageError(f"llama.cpp ended its process ({e.how}): {' / '.join(e.lines[-3:])}") from None
 

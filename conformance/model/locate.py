@@ -193,7 +193,7 @@ def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found,
     minor = [j for kind in kinds.values() for j in kind if _weight(kind) < enough]
     if heaviest and _weight(heaviest) >= enough:
         return Found(_culprit(heaviest), fed, Fault.NODE, similar=len(heaviest) - 1, minor=minor)
-    say("no node by itself explains it: asking for graphs that end earlier")
+    say("no single node explains it: trying graphs that end earlier")
     traced = _probe(backend, reference, run, off).traced(step.judged)
     return Found(traced, run, Fault.NODE, minor=minor) if traced and _weight([traced]) >= enough else minor
 
@@ -208,7 +208,7 @@ def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Byte
     found = dict(run.case.steps[0].expected)
     every, original = isolated_nodes(run.case, 0)
     for i, (copy, node) in enumerate(original.items()):
-        say(f"outputs get lost: node {i + 1} of {len(original)} in a graph of its own")
+        say(f"outputs get lost: node {i + 1} of {len(original)} alone")
         with suppress(BackendError):
             found[node] = execute(backend, _apart(every, copy, run.case.id)).steps[0].outputs[copy]
     return found

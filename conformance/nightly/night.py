@@ -263,7 +263,7 @@ def hold(folder: Path) -> int:
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     if not lock(descriptor, PATIENCE):
         os.close(descriptor)
-        raise UsageError(f"{folder}: another nightly is at work there")
+        raise UsageError(f"{folder}: another nightly is running there")
     return descriptor
 
 

@@ -77,7 +77,9 @@ def weights_held(spec: Spec, opener: Opener, weight_type: str) -> Weights:
         (held, peak), (more_held, more_peak) = (r for r in risen if r is not None)
         extra = _weights(large) - _weights(small)
         return Weights(large.id, extra, (more_held - held) / extra, (more_peak - peak) / extra)
-    raise UnavailableError(f"{spec} takes neither of {', '.join(m for m, _, _ in MODELS)}, so nothing can be measured")
+    raise UnavailableError(
+        f"{spec} supports neither of {', '.join(m for m, _, _ in MODELS)}, so nothing can be measured"
+    )
 
 
 def _weights(case: Case) -> int:
@@ -99,5 +101,5 @@ def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
     finally:
         backend.close()
     if rise.held is None or rise.peak is None:
-        raise UnavailableError(f"{spec}: this system does not say what a process holds")
+        raise UnavailableError(f"{spec}: this system does not report the memory of a process")
     return rise.held, rise.peak

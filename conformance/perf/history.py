@@ -520,8 +520,8 @@ def _otava() -> ModuleType:
         return importlib.import_module("otava.analysis")
     except ImportError as e:
         raise UnavailableError(
-            f"change points need Apache Otava, which is not here ({e}): pip install 'ggml-conformance[history]', best "
-            "into an environment of its own, since it pins NumPy; the history can be read from there"
+            f"change points need Apache Otava, which is not installed ({e}): pip install 'ggml-conformance[history]', "
+            "preferably in a separate environment, since it pins NumPy; the history can be read from there"
         ) from None
 
 

@@ -278,7 +278,7 @@ class Measured:
     def _charged(self, elapsed: float, own: float | None) -> float:
         seconds = elapsed if own is None else own
         if not 0 < seconds <= elapsed:
-            raise BackendError(f"{self.name}: {self.unit.name}: its clock says {own} s, of which {elapsed} s passed")
+            raise BackendError(f"{self.name}: {self.unit.name}: its clock counted {own} s, but only {elapsed} s passed")
         self._clocks.append((seconds, elapsed))
         return seconds
 

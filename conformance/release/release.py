@@ -97,7 +97,7 @@ class Release:
             self._sweep(begun + self.seconds * RUNNING)
         except KeyboardInterrupt:
             self.interrupted = True
-            self.progress("interrupted; what ran is judged")
+            self.progress("interrupted; only finished results are judged")
         left = max(0.0, begun + self.seconds - self.clock())
         causes = Causes(seconds=left, progress=self.progress, clock=self.clock)
         try:

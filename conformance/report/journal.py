@@ -168,7 +168,7 @@ class Partial:
             self._descriptor = _open(self.path)
             if not lock(self._descriptor):
                 os.close(self._descriptor)
-                raise UsageError(f"--json {target}: another run is about to write it; give this one a file of its own")
+                raise UsageError(f"--json {target}: another run is writing it; choose another file")
             self._put_aside(target)
             _write(self._descriptor, [{**header(JOURNAL), "asked": {"cases": asked.cases}, "seed": 0}])
         except OSError as e:

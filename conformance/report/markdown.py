@@ -218,7 +218,7 @@ def _not_run(runs: Runs) -> list[str]:
     for backend, reasons in refusals(r.value for r in runs.results).items():
         lines.append(f"- {counted(sum(reasons.values()), 'case')} unsupported by {code(backend)}, by reason:")
         lines += [f"  - {n:,}: {inline(why) or 'no reason given'}" for why, n in reasons.most_common()]
-    lines += [f"- {code(p.name)}: no run file, passed over" for p in runs.passed_over]
+    lines += [f"- {code(p.name)}: not a run file, ignored" for p in runs.passed_over]
     return lines
 
 

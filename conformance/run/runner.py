@@ -619,7 +619,7 @@ def result_of_error(error: ConformanceError) -> Result:
 
 
 def _uncheckable(why: str) -> Result:
-    return Result("", "", Verdict.VACUOUS, error=Error(f"nothing to check it against: {why}"))
+    return Result("", "", Verdict.VACUOUS, error=Error(f"no reference: {why}"))
 
 
 def _unjudged(error: Exception) -> Result:

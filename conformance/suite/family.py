@@ -165,7 +165,7 @@ def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[di
         if key is None or not equals:
             raise UsageError(f"case {case_id!r}: {item!r} found, key=value expected; keys: {', '.join(keys)}")
         if name in given:
-            raise UsageError(f"case {case_id!r}: {name} stands twice")
+            raise UsageError(f"case {case_id!r}: {name} occurs twice")
         try:
             values[name] = key.read(value)
         except ValueError:

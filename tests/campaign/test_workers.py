@@ -122,7 +122,7 @@ def test_another_scheduler_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     workers = pool.DaskPool("tcp://x", "tcp://x")
     assert set(workers.workers()) == {"w"}
     monkeypatch.setattr(_Client, "scheduler", "second")
-    with pytest.raises(UnavailableError, match="with --journal the same command goes on: another scheduler answers"):
+    with pytest.raises(UnavailableError, match="with --journal the same command continues: another scheduler answers"):
         workers.workers()
 
 

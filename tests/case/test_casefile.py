@@ -189,7 +189,7 @@ def test_a_bundle_needs_cases_of_different_ids(tmp_path: Path) -> None:
     """No case at all, and two of one name, cannot be written."""
     with pytest.raises(CaseFileError, match="at least one"):
         casefile.write(tmp_path / "a.gguf", [])
-    with pytest.raises(CaseFileError, match="'small/cache@0' stands twice"):
+    with pytest.raises(CaseFileError, match="'small/cache@0' occurs twice"):
         casefile.write(tmp_path / "a.gguf", [small_case(), small_case()])
 
 

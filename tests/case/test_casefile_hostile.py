@@ -216,10 +216,10 @@ _NOT_JSON: dict[str, tuple[bytes, str]] = {
     "NaN": (_head(b'"seed":NaN'), "NaN"),
     "infinity": (_head(b'"tolerance":{"nmse":-Infinity}'), "Infinity"),
     "over float64": (_head(b'"tolerance":{"nmse":1e999}'), "float64"),
-    "key twice": (_head(b'"seed":1,"seed":2'), "stands twice"),
+    "key twice": (_head(b'"seed":1,"seed":2'), "occurs twice"),
     "key twice, late": (
         _head(b'"params":{%s"k0":1}' % b"".join(b'"k%d":1,' % i for i in range(20000))),
-        "stands twice",
+        "occurs twice",
     ),
     "lone surrogate": (_head(b'"family":"\\ud800"'), "surrogate"),
     "long integer": (_head(b'"seed":' + b"9" * 100_000), "digits"),

@@ -99,7 +99,7 @@ def _written(tmp_path: Path) -> Path:
         ("ops/A@1", "ops/B@1", r"known\.toml\.cases: not as "),
         ('["ops/A@1"', '["ops/X@2"', r"line 3: a case with its verdict expected"),
         ('{"backend": "npu"}', '{"backend": "cpu"}', r"run 1 backend: npu has no cases in "),
-        ('{"backend": "npu"}', '{"backend": "npu"}\n{"backend": "npu"}', r"line 2: the cases of npu stand twice"),
+        ('{"backend": "npu"}', '{"backend": "npu"}\n{"backend": "npu"}', r"line 2: the cases of npu occur twice"),
         ('{"backend": "npu"}', '{"backend": "cpu"}\n{"backend": "npu"}', r"cpu has no \[\[run\]\] in "),
         ("null, null", '"numbers", -1', r"line 3: a case with its verdict expected"),
         ("null, null", '"numbers", NaN', r"known\.toml\.cases: line 3"),

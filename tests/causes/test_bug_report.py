@@ -252,7 +252,7 @@ def test_a_folder_is_written_whole(oracle: Oracle, tmp_path: Path, monkeypatch: 
             write()
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
     (folder / "case.gguf").unlink()
-    with pytest.raises(UsageError, match="something else stands there"):
+    with pytest.raises(UsageError, match="another file is there"):
         write()
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):

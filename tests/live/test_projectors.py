@@ -389,7 +389,7 @@ def test_a_projector_that_a_build_does_not_know(tmp_path: Path) -> None:
     ask = {"run": "media-odd", "file": str(tmp_path / "x.npz")}
     assert reply(strange, ask) == {"unsupported": "this libmtmd knows no projector of-tomorrow"}
     assert reply(loaded(SOUND), {"relation": "frames", "folder": str(tmp_path)}) == {
-        "unsupported": "makes no sense for audio"
+        "unsupported": "does not apply to audio"
     }
     lost = Encoder(e.library, replace(e.load, file=str(tmp_path / "none.gguf")), "")
     assert "cannot load the projector" in reply(lost, ask)["failed"]

@@ -129,7 +129,7 @@ def test_scenarios_in_a_run(tmp_path: Path) -> None:
         id_of("mamba", "shift"): "UNSUPPORTED", id_of("mamba", "seq-rm-tail"): "UNSUPPORTED",
     }  # fmt: skip
     assert rows[id_of("mamba", "seq-rm-tail")]["detail"] == "refused: llama_memory_seq_rm(0, 13, -1) returned false"
-    assert rows[id_of("mamba", "shift")]["detail"] == "makes no sense for a model of kind recurrent"
+    assert rows[id_of("mamba", "shift")]["detail"] == "does not apply to a model of kind recurrent"
 
 
 @needs_wheel

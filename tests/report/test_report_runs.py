@@ -201,7 +201,7 @@ def test_one_error_names_file_and_field(tmp_path: Path, change: Callable[[Any], 
     ("raw", "says"),
     [
         (b"", "no JSON at character 0"),
-        (b'{"schema": 1, "schema": 1}', "stands twice"),
+        (b'{"schema": 1, "schema": 1}', "occurs twice"),
         (b'{"schema": NaN}', "NaN found"),
         (b"[" * 100_000, "deeper"),
         (b'{"a":' * 70 + b"1" + b"}" * 70, "deeper"),

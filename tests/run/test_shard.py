@@ -42,7 +42,7 @@ def test_each_family_is_dealt_evenly(ids: list[str], of: int) -> None:
 
 @given(IDS, OF, st.randoms())
 def test_who_lists_the_same_cases_deals_alike(ids: list[str], of: int, shuffle: random.Random) -> None:
-    """Neither the order of the ids nor one that stands twice decides whose a case is, nor what the whole is called."""
+    """Neither the order of the ids nor one that occurs twice decides whose a case is, nor what the whole is called."""
     other = [*ids, *ids[:1]]
     shuffle.shuffle(other)
     assert all(set(Shard(k, of).share(ids)) == set(Shard(k, of).share(other)) for k in range(1, of + 1))

@@ -380,7 +380,7 @@ def test_keys_are_declared_as_they_stand_in_an_id() -> None:
         ("ops/ADD-f32+f31-a=4@1", "'f32.f31' found; types: f32, f16"),
         ("ops/ADD-f32+f32-a=4,c=3@1", "'c=3' found, .* keys: a, b, va"),
         ("ops/ADD-f32+f32-a=4,b@1", "'b' found"),
-        ("ops/ADD-f32+f32-a=4,a=5@1", "a stands twice"),
+        ("ops/ADD-f32+f32-a=4,a=5@1", "a occurs twice"),
         ("ops/ADD-f32+f32-a=4x0@1", "a: a shape like 16x4x2"),
         ("ops/ADD-f32+f32-a=99999x99999@1", "of at most"),
         ("ops/ADD-f32+f32-b=4@1", "a: .* is missing"),

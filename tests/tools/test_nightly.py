@@ -131,7 +131,7 @@ def test_one_night_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     """A second one is refused as long as the first is at work."""
     monkeypatch.setattr("conformance.nightly.night.PATIENCE", 0.0)
     held = hold(tmp_path)
-    with pytest.raises(UsageError, match="another nightly is at work there"):
+    with pytest.raises(UsageError, match="another nightly is running there"):
         hold(tmp_path)
     os.close(held)
     os.close(hold(tmp_path))

@@ -232,8 +232,7 @@ def follow_step(decoder: Decoder, inputs: Mapping[Tensor, Bytes], before: Array)
         raise UnfitError("positions that do not follow one another; it holds one sequence")
     if not 0 <= first <= len(before):
         raise UnfitError(
-            f"begins at position {first} with {len(before)} tokens before it; what a cache holds cannot be given to "
-            f"it, only computed"
+            f"begins at position {first} with {len(before)} tokens before it; its caches cannot be set, only computed"
         )
     if any((p != places[0]).any() for p in places):
         raise UnfitError("K and V of a token go to different cells")

@@ -139,7 +139,7 @@ class LlmSession(OpenVinoSession):
     def read(self, tensor: Tensor) -> Bytes:
         """Return the bytes of a weight; BackendError for a cache."""
         if tensor in self.opaque():
-            raise BackendError(f"{tensor}: a cache, which NPUW_LLM shows to nobody")
+            raise BackendError(f"{tensor}: a cache, which NPUW_LLM does not expose")
         return super().read(tensor)
 
     def write(self, tensor: Tensor, data: Bytes) -> None:

@@ -77,7 +77,7 @@ def _python(case: Case) -> str:
 
 def _put(new: Path, target: Path, old: Path) -> None:
     if target.is_symlink() or (target.exists() and not (target / CASE).is_file()):
-        raise UsageError(f"{target}: something else stands there; name another folder")
+        raise UsageError(f"{target}: another file is there; name another folder")
     if target.exists():
         target.replace(old)
     new.replace(target)

@@ -93,7 +93,7 @@ def _run(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
 def _relation(e: Encoder, name: str, folder: Path) -> dict[str, Any]:
     relation = RELATIONS[name]
     if e.load.modality not in relation.modalities:
-        return {"unsupported": f"makes no sense for {e.load.modality}"}
+        return {"unsupported": f"does not apply to {e.load.modality}"}
     comparisons = list(relation.play(e))
     arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(comparisons) for k in ("actual", "expected")}
     np.savez(folder / f"{name}.npz", **arrays)

@@ -100,7 +100,7 @@ class Harness:
     def larger(self, times: int) -> Context:
         """Make a context with more cells; RefusedError if the number of cells changes the model itself."""
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
-            raise RefusedError("the rotations of this model depend on how many cells there are")
+            raise RefusedError("the rotations of this model depend on the number of cells")
         return self.context(n_ctx=times * self.request.n_ctx)
 
     def turned(self, times: int) -> float:

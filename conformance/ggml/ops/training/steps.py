@@ -34,7 +34,7 @@ def _step(t: Tensor) -> Layout:
 def _step_limits(t: Tensor) -> None:
     weights = [s for s in t.src[:-1] if s is not None]
     if any(s.type is not F32 for s in weights):
-        raise GraphError("ggml takes weights, gradient and moments to be F32")
+        raise GraphError("ggml requires F32 weights, gradient and moments")
     roots = [s.root for s in t.src if s is not None]
     if len(set(roots)) < len(roots):
         raise GraphError("weights, gradient, moments and parameters must not share bytes")
