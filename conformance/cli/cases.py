@@ -25,11 +25,7 @@ CasePath = click.Path(path_type=Path, exists=True)
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Read every case of a file.
-
-    CaseFileError if the file is broken, UsageError if it is another kind of file; the message names the kind and the
-    command for it.
-    """
+    """Read every case of a file; CaseFileError if it is broken, UsageError with advice for another kind of file."""
     return read_with(path, lambda: casefile.read(path))
 
 

@@ -66,8 +66,7 @@ def weights_held(spec: Spec, opener: Opener, weight_type: str) -> Weights:
 
     Raises:
         BackendError: the backend failed.
-        UnavailableError: the backend supports neither model, has no process of its own, or the system does not report
-            its memory.
+        UnavailableError: the backend supports neither model, or the memory of its process cannot be measured.
     """
     for body, few, many in MODELS:
         small, large = (build(body.format(size, weight_type)) for size in (few, many))
