@@ -82,7 +82,7 @@ class Card:
         found = (info.device, info.description)
         if found != (self.device, self.description):
             raise UsageError(
-                f"{where}: a card of {info.device}, {info.description!r}, expected, one of {self.device}, "
+                f"{where}: a profile of {info.device}, {info.description!r}, expected, one of {self.device}, "
                 f"{self.description!r}, found; `conform precision` writes one"
             )
 

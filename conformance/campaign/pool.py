@@ -1,6 +1,6 @@
 """Workers of Dask: a cluster on this machine, jobs of Slurm, or those of a scheduler.
 
-`distributed` is imported on use: it is an extra. Its messages hold pickles, so whoever can reach a scheduler can run
+`distributed` is imported on use: it is an extra. Its messages hold pickles, so anyone who can reach a scheduler can run
 code on it, on its workers and here. The cluster that is started here listens on this machine alone, and takes TLS with
 a key of its own.
 """

@@ -7,7 +7,7 @@
 A key is a field of a witness, or a glob over backends (`name` or `name?option=value`) and over the properties they
 declare (`Witness.promises`), with demands for those backends only. All demands must be met.
 
-| promise | of a backend that |
+| `promises` | of a backend that |
 |---|---|
 | `lifts` | compiles one program for all graphs that differ in sizes and offsets only, after seeing two of them |
 | `static` | compiles one program for all of them, with sizes of its own |
@@ -56,7 +56,7 @@ class Demand:
     """A demand on one field."""
 
     backends: str
-    """Glob over backends and promises."""
+    """Glob over backends and `promises`."""
     field: str
     entry: str | None
     """Name of the count in the field; None for the field itself."""

@@ -423,7 +423,7 @@ def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] 
         runs: what the cases of that run gave.
 
     Raises:
-        UsageError: what stands there is no baseline, or the file cannot be written.
+        UsageError: the file is not a baseline, or cannot be written.
     """
     made = before(path).renewed(causes, runs)
     write_text(Path(f"{path}{BESIDE}"), made.to_cases(), option)

@@ -92,7 +92,7 @@ def _visit(t: Tensor, order: dict[Tensor, None], nodes: set[Tensor]) -> None:
 def check_tensor(t: Tensor) -> None:
     """Check the rules that every tensor must meet whatever its op; GraphError names the rule."""
     if t.op not in OPS:
-        raise GraphError(f"{t.name or 'tensor'}: op {t.op!r} is none of ggml's")
+        raise GraphError(f"{t.name or 'tensor'}: ggml has no op {t.op!r}")
     if any(n < 0 for n in t.ne):
         raise GraphError(f"{t}: ne must be non-negative")
     if any(n < 0 for n in t.nb):

@@ -1,4 +1,4 @@
-"""Targets whose device declares nothing get a card of how it rounds, learnt once and kept."""
+"""Gives targets whose device declares no rounding a precision profile, learnt once and cached."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from conformance.suite.family import LEVELS, Level
 from .target import BESIDE, CPU, RPC, Target
 
 LEARNING = 1 / 3
-"""Share of the time for measuring, at most."""
+"""Maximum share of the time for measuring."""
 LEARNING_BESIDE = 1 / 6
-"""The same with a base: an error that both builds have is not new, whatever a card allows."""
+"""The same with a base: an error that both builds have is not new, whatever a profile allows."""
 _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
 
 def folder() -> Path:
-    """Return the default folder of cards, in the user's cache beside the builds."""
+    """Return the default folder of profiles, in the user's cache beside the builds."""
     return cache().parent / "cards"
 
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """Cards in a folder, one for each device and build."""
+    """Profiles in a folder, one for each device and build."""
 
     folder: Path
     isolation: Isolation
@@ -47,9 +47,10 @@ class Cards:
     clock: Callable[[], float] = time.monotonic
 
     def give(self, targets: Sequence[Target], build: Build, base: Build | None, seconds: float) -> Iterator[Target]:
-        """Each target; one of a device that declares nothing with a card. What the time did not do to learn is judged
-        by the limits of upstream's own tests, and the next run goes on there. The base's card is taken where there is
-        a base, so that a device that became less exact fails.
+        """Yield each target, with a profile if its device declares no rounding.
+
+        Keys that the time did not suffice to learn get the limits of upstream's tests; the next run continues with
+        them. With a base its profile is used, so that a device that became less exact fails.
         """
         silent = {d.name for d in build.devices if d.type not in (CPU, *BESIDE)}
         wanted = [t for t in targets if dict(t.build.options).get("device", CPU) in silent - {RPC}]
@@ -70,14 +71,14 @@ class Cards:
             )
 
     def path(self, build: Build, spec: Spec) -> Path:
-        """Where the card of a device of a build lies."""
+        """Return the file of the profile of a build's device."""
         device = dict(spec.options)["device"]
         said = next((d.description for d in build.devices if d.name == device), "")
         words = f"{device} {said} {build.ggml} {build.number}"
         return self.folder / f"{_PLAIN.sub('-', words).strip('-')[:80]}-{sha256(words.encode()).hexdigest()[:8]}.toml"
 
     def _card(self, build: Build, spec: Spec, keys: Mapping[str, Sequence[str]], seconds: float) -> tuple[Path, int]:
-        """Return the file of a card, and how many keys of the level it lacks."""
+        """Return the file of a profile, and the number of the level's keys that it lacks."""
         path, end = self.path(build, spec), self.clock() + seconds
         runner = Runner(isolation=self.isolation)
         try:
@@ -97,20 +98,20 @@ class Cards:
             runner.close()
         return path, 0
 
-    def _begun(self, path: Path, anew: Card) -> Card:
-        """Return the card of an earlier run; `anew` if there is none, it is damaged or of other libraries."""
+    def _begun(self, path: Path, new: Card) -> Card:
+        """Return the profile of an earlier run; `new` if there is none, or it is damaged or of other libraries."""
         try:
-            return resume(path, anew)
+            return resume(path, new)
         except ConformanceError as e:
-            self.progress(f"a card of before is not taken over: {e}")
-            return anew
+            self.progress(f"an earlier profile is not used: {e}")
+            return new
 
     def _write(self, path: Path, text: str) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
         except OSError as e:
-            raise UsageError(f"{path}: a card cannot be written: {e.strerror or e}") from e
+            raise UsageError(f"{path}: a precision profile cannot be written: {e.strerror or e}") from e
 
 
 def _with(spec: Spec, card: Path) -> Spec:

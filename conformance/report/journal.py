@@ -118,7 +118,7 @@ class Journal:
         except CaseFileError:
             row = None
         if not isinstance(row, dict):
-            raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to begin anew")
+            raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to start again")
         return row
 
     def _check(self, word: str, was: JSON, now: Mapping[str, JSON], keys: Iterable[str]) -> None:
@@ -127,7 +127,7 @@ class Journal:
         for k in keys:
             if was.get(k) != now[k]:
                 raise self._error(
-                    f"its run {word} {k} {_short(was.get(k))}, this one {_short(now[k])}; remove it to begin anew"
+                    f"its run {word} {k} {_short(was.get(k))}, this one {_short(now[k])}; remove it to start again"
                 )
 
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:

@@ -160,7 +160,7 @@ def writable(folder: Path | None = None) -> Path:
     """Return the file that `update` writes; UsageError if it is not writable."""
     path = (folder or shipped.golden()) / OPS
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")
+        raise UsageError(f"{path}: cannot be written; golden outputs are updated in a checkout (pip install -e .)")
     return path
 
 

@@ -104,7 +104,7 @@ def _meets(have: Any, what: Any) -> bool:  # noqa: ANN401  # JSON
 
 
 def steps_apply(case: Case) -> bool:
-    """Return True if a step of `case` starts from earlier state, and no recording tells more."""
+    """Return True if a step of `case` starts from earlier state, and no recording covers it."""
     return len(case.steps) > 1 and bool(case.caches()) and not recorded.is_free_running(case)
 
 

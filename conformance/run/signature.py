@@ -74,7 +74,7 @@ def by_damage(kind: str) -> bool:
 
 
 def signature_of(result: Result) -> Signature | None:
-    """Return the signature of a failure; None if `result` is none."""
+    """Return the signature of a failure; None if `result` is not a failure."""
     if result.verdict not in FAILURES:
         return None
     where, error = result.where, result.error

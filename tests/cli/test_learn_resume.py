@@ -146,7 +146,7 @@ def test_a_card_of_something_else_is_refused(
     before = partial.read_bytes()
     ended = _learn(path)
     assert (ended.exit_code, said in ended.output) == (2, True), ended.output
-    assert "remove it to begin anew" in ended.output
+    assert "remove it to start again" in ended.output
     assert partial.read_bytes() == before
 
 
@@ -171,7 +171,7 @@ def test_a_damaged_card_is_refused(
     ended = _learn(path)
     assert (ended.exit_code, said in ended.output) == (2, True), ended.output
     assert "card.toml.partial" in ended.output
-    assert "remove it to begin anew" in ended.output
+    assert "remove it to start again" in ended.output
     assert "Traceback" not in ended.output
 
 

@@ -423,5 +423,5 @@ def test_where_nothing_can_be_written_nothing_is_computed(tmp_path: Path, monkey
     """`golden update` says where it writes, and refuses at once, in one line, an installation it cannot write to."""
     assert golden.writable(tmp_path) == tmp_path / stored.OPS
     monkeypatch.setattr(golden, "build", None)
-    with pytest.raises(UsageError, match="cannot be written; golden outputs are made anew in a checkout"):
+    with pytest.raises(UsageError, match="cannot be written; golden outputs are updated in a checkout"):
         golden.update(tmp_path / "nowhere")

@@ -325,7 +325,7 @@ class Views:
     ) -> None:
         """View [ne0, ne1, ne2, ne3] of `a` from `offset` on, with these strides.
 
-        GraphError if that many elements do not fit after the offset. As in ggml the strides are not checked;
+        GraphError if that many elements do not fit after the offset. As in ggml, the strides are not checked;
         `Graph.validate` checks that a view stays inside its buffer.
         """
 

@@ -26,9 +26,9 @@ def resume(path: Path, begun: Card) -> Card:
     try:
         card = read(path)
     except UsageError as e:
-        raise UsageError(f"{e}; remove it to begin anew") from None
+        raise UsageError(f"{e}; remove it to start again") from None
     for name in _SAME:
         was, now = getattr(card, name), getattr(begun, name)
         if was != now:
-            raise UsageError(f"{path}: begun with {name} {was}, here is {now}; remove it to begin anew")
+            raise UsageError(f"{path}: begun with {name} {was}, here is {now}; remove it to start again")
     return card

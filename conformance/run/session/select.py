@@ -41,9 +41,9 @@ def build(case_id: str) -> Case:
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
     """Return ids of families at `level` that match any of `globs` (all without globs).
 
-    A complete id is included though no level lists it, and so are ids that a live family makes of a glob. Without named
-    families, those that this installation lacks are left out (see `lacking`), and so are live ones that no glob begins
-    with.
+    A complete id is included though no level lists it, and so are ids that a live family derives from a glob. Without
+    named families, those that this installation lacks are left out (see `lacking`), and so are live ones that no glob
+    begins with.
 
     Raises:
         UsageError: a family is unknown, or a glob matches nothing.

@@ -3,7 +3,7 @@
 Graphs of one *form* differ only in sizes and offsets; whether an extent is 0, 1 or more is part of the form. If prompts
 and single tokens read three blocks of 256 cells, there are two forms, both with changing sizes.
 
-| promise | limit for a trajectory |
+| `promises` | limit for a trajectory |
 |---|---|
 | `lifts` | a program per form, for its first graph, and one more for all others once sizes change |
 | `static` | a program per form, whatever its sizes: attentions share a mask, no other caches, no experts |

@@ -168,7 +168,7 @@ def _check(case: Case, claim: Claim) -> None:
         raise ValueError("runs, and something to compare, expected")
     for r in claim.runs:
         if r.how not in HOW or not 0 <= r.first < r.last <= len(case.steps) or not 0 <= r.at < r.last - r.first:
-            raise ValueError(f"run {r} is none of this case of {len(case.steps)} steps")
+            raise ValueError(f"run {r} does not fit this case of {len(case.steps)} steps")
         _check_after_first(case, claim, r)
     for a, b in claim.whole:
         left, right = case_of(case, claim, a), case_of(case, claim, b)
