@@ -1,4 +1,4 @@
-"""Runs the cases of a `TestRun` on workers: each pair of backend and case gets one result, whichever worker dies.
+"""Runs the cases of a `TestRun` on workers: each pair gets one result, whichever worker dies.
 
 A chunk whose worker died is cut in halves, until one case runs alone. A case that ends `LIVES` workers alone is a
 CRASH; the other cases of a lost chunk run again.
@@ -63,7 +63,7 @@ class Pool(Protocol):
     """Number of a chunk, and its reply; WorkerDiedError if its worker died, TaskLost if it has to run again."""
 
     def workers(self) -> Mapping[str, WorkerInfo]:
-        """Address -> worker, of those that are here now. UnavailableError if their scheduler cannot be reached."""
+        """Return address -> worker. UnavailableError if the scheduler cannot be reached."""
 
     def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
         """Run a chunk on a worker that has `device`, and is one of `workers` if any are named."""
@@ -170,7 +170,7 @@ class Executor:
         )
 
     def _machine(self) -> dict[str, JSON]:
-        """Return the workers' environment for the run file; of several kinds of machines a name for them together."""
+        """Return the workers' environment; for several kinds of machines a common name."""
         each = {repr(sorted(e.items(), key=str)): e for e in self.environments.values()}.values()
         if len(each) < 2:
             return next(iter(each), {})

@@ -157,7 +157,7 @@ def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
 
 
 def _devices(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:
-    """Return the devices of each worker: a device goes to one of them, one that the processor emulates to all."""
+    """Return the devices of each worker: one worker per device, all for an emulated one."""
     offers: list[dict[str, int]] = [{} for _ in range(workers)]
     names = dict.fromkeys(filter(None, map(device_of, specs)))
     for k, device in enumerate(names):

@@ -1,4 +1,4 @@
-"""`conform`: the command line. A command's module is imported when the command is called, so `--help` is quick.
+"""`conform`: the command line. Modules of commands are imported when they are called.
 
 Exit codes, decided by `judge/outcome.py`: 0 success, 1 failures, or a requested result is missing, 2 bad input or
 usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written, 141

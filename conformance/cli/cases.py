@@ -25,7 +25,7 @@ CasePath = click.Path(path_type=Path, exists=True)
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Read every case of a file; CaseFileError if it is broken, UsageError with advice for another kind of file."""
+    """Read every case of a file; CaseFileError if it is broken, UsageError for other files."""
     return read_with(path, lambda: casefile.read(path))
 
 

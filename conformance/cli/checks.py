@@ -129,7 +129,7 @@ def _keep(output: Path | None, made: Card, key: str) -> None:
 
 
 def _show(made: Card) -> None:
-    """Print a profile: a line for each key that float32 rounding does not explain, and the number of the others."""
+    """Print a profile: a line for each key beyond float32 rounding, and the number of others."""
     line(f"{made.device}: {made.description}, {', '.join(f'{k} {v}' for k, v in made.versions.items())}")
     rows, exact = [], 0
     for key, e in made.entries.items():
@@ -148,8 +148,8 @@ def _show(made: Card) -> None:
 @click.argument("do", type=click.Choice(["verify", "update"]), metavar="verify|update")
 @backend_option
 @click.option("--corpus", "folder", type=ExistingFolder, metavar="DIR", help="Default: those of the package.")
-@click.option("--add", multiple=True, metavar="GLOB", help="With update: take these cases of any level, repeatable.")
-@click.option("--remove", multiple=True, metavar="GLOB", help="With update: give up these cases, repeatable.")
+@click.option("--add", multiple=True, metavar="GLOB", help="With update: add these cases of any level, repeatable.")
+@click.option("--remove", multiple=True, metavar="GLOB", help="With update: remove these cases, repeatable.")
 @json_option
 def golden(
     do: str, backends: Sequence[str], folder: Path | None, add: Sequence[str], remove: Sequence[str],

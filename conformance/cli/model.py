@@ -1,4 +1,4 @@
-"""`conform check-model`: compares backends with llama.cpp on its own CPU, for one model and one prompt."""
+"""`conform check-model`: compares backends with llama.cpp on its own CPU."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: flo
 
 
 def _device(spec: Spec) -> Device:
-    """Return the device for a spec; without `device=` the library's CPU as users have it, with weights repacked."""
+    """Return the device for a spec; by default the library's CPU with repacked weights."""
     found = device(spec)
     return found if found.device else Device(found.name, found.lib, "CPU", found.environment)
 

@@ -151,7 +151,7 @@ BACKEND = Option("--backend", "backends", "Backend, repeatable; default: those t
 CONFIG = Option("--config", "config_path", "File with backend names; default: conformance.toml, if it exists.",
                 ExistingFile, "FILE")  # fmt: skip
 WAIVERS = Option("--waivers", "waivers_path",
-                 "Known failures of the one --backend, in place of what conformance.toml names.",
+                 "Known failures of --backend; default: the file in conformance.toml.",
                  ExistingFile, "FILE")  # fmt: skip
 STAGE = Option("--stage", "stage",
                "Stage of the backend whose values are checked: translate (before compiling) or run.",

@@ -56,7 +56,7 @@ def report(
     """Report runs: RUN is a record that --json wrote, or a folder of them.
 
     -o writes index.html, one page that needs no network, summary.md, junit.xml and ops.csv. --store adds the runs to a
-    SQLite database and prints since when each cause is known, where rates changed, and the last good run. --json writes
+    SQLite database and prints when each cause was first seen, where rates changed, and the last good run. --json writes
     what the database tells.
 
     Exit codes with -o are those of the runs: 1 failures, cases without a result, a missing shard, or with --against
@@ -183,7 +183,7 @@ def _against(runs: Runs, base: Runs) -> Comparison:
 
 
 def _unproven(runs: Runs) -> list[str]:
-    """Return why backends are unproven by all shards of a run, unless a newer result on that machine is a PASS."""
+    """Return why backends are unproven by a run's shards, unless a newer result is a PASS."""
     passed = {(r.document.machine, r.value.backend) for r in runs.results if r.value.verdict is Verdict.PASS}
     machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
     sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]

@@ -1,4 +1,4 @@
-"""`conform run` and `conform repro`: run cases on backends. Each requested pair gets a result, or the run fails."""
+"""`conform run` and `conform repro`: each requested pair gets a result, or the run fails."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class Execution:
             self._here(asked)
 
     def _rounds(self) -> Iterator[Mapping[Spec, Sequence[Case | str]]]:
-        """Yield the requested cases, and then rounds of fresh ones until the budget is used, if both were given."""
+        """Yield the requested cases, then rounds of fresh ones until the budget is used."""
         yield self._chosen
         chosen = self._run.chosen
         for n in count(1):

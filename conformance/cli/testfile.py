@@ -1,4 +1,4 @@
-"""Reads and writes files of test-backend-ops: ops in a build's numbering (`--test-file`), or lines of its output."""
+"""Reads and writes files of test-backend-ops: ops, or lines of its output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PRINTED = re.compile(r"\b[A-Z][A-Z0-9_]*\([^()]*\)")
 
 
 def numbers_of(build: str) -> Numbers:
-    """Return the op numbering of a build, or of the wheel if empty; UnavailableError if the build is not here."""
+    """Return the op numbering of a build (default: the wheel); UnavailableError if absent."""
     return Numbers.of(Library(str(locate(build)) if build else ""))
 
 
@@ -51,7 +51,7 @@ def read(files: Sequence[str]) -> list[Case]:
 
 
 def show(cases: Iterable[Case], build: str, output: Path | None) -> None:
-    """Write the ops of cases, one per line, for `--test-file` of test-backend-ops; report on stderr what is lost."""
+    """Write the ops of cases for `--test-file`, one per line; report on stderr what is lost."""
     numbers, rows, notes = numbers_of(build), dict[Line, str](), Counter[str]()
     for case in cases:
         for found in lines_of(case):

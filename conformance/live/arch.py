@@ -1,4 +1,4 @@
-"""The family `arch`: llama.cpp runs a whole model on a device; each batch is compared with its own CPU's run.
+"""The family `arch`: compares a whole model on a device with llama.cpp's own CPU, per batch.
 
 An id is `arch/ARCH-key=value@seed`, with the keys of the family `zoo`.
 """
@@ -89,7 +89,7 @@ class Player:
         self._models = Models(isolation.time_limit)
 
     def play(self, case_id: str) -> Result:
-        """Run one model and compare it. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
+        """Run one model. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
         request = self._models.use(case_id)
         expected = self._reference(request)
         begun = time.perf_counter()

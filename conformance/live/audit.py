@@ -1,4 +1,4 @@
-"""The family `audit`: checks `supports_op` answers for weights, buffer types and op_params against actual runs.
+"""The family `audit`: checks `supports_op` answers against actual runs.
 
 llama.cpp chooses the buffer of a weight at load time, by asking about one made-up activation; the graphs come later. So
 "supported" must hold for every node of a trajectory that reads the weight, and the results must be right there.
@@ -55,7 +55,7 @@ _DAMAGING = FAILURES | {Verdict.XFAIL}
 
 
 def ids_of(case_id: str) -> list[str]:
-    """Return the ids that audit a case: trajectory, weights, op_params. UsageError if no family knows the case."""
+    """Return the ids that audit a case. UsageError if no family knows the case."""
     _, weights, params = _subjects(case_id)
     return [f"{NAME}/{case_id}", *(f"{NAME}/{case_id}#{name}" for name in (*weights, *params))]
 
@@ -94,7 +94,7 @@ def _build(case_id: str) -> Case:
 
 
 def strict(runner: Runner, spec: Spec) -> Spec:
-    """Return `spec` plus the options of `Backend.audited`, which find more bugs, if the adapter accepts them.
+    """Return `spec` plus the options of `Backend.audited`, if the adapter accepts them.
 
     Raises:
         UsageError: the backend's name or an option is unknown.
@@ -246,7 +246,7 @@ class Judge:
         return result, ran
 
     def _run_placed(self, answers: Answers) -> tuple[Result, int]:
-        """Run the trajectory, or each use alone if the backend refuses some uses or fails the unplaced trajectory.
+        """Run the trajectory, or each use alone if some are refused or the trajectory fails anyway.
 
         Returns the result (of the first wrong use, if any) and how many uses ran.
         """

@@ -178,7 +178,7 @@ def _rapl(folder: Path) -> list[Counter]:
 
 
 def _hwmon(folder: Path) -> list[Counter]:
-    """Return each device's first energy counter, else its first power counter; per socket if it also counts cores."""
+    """Return each device's first energy or else power counter, or one per socket."""
     found = []
     for device in sorted(folder.glob("hwmon*")):
         driver = _text(device / "name")

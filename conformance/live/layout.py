@@ -1,4 +1,4 @@
-"""The family `layout`: compares graphs of llama.cpp with the builder's (`suite/decoder/layout.py`), node for node.
+"""The family `layout`: compares graphs of llama.cpp with the builder's, node for node.
 
 An id is `layout/ARCH-key=value@0`, with the keys of a decoder.
 """
@@ -50,7 +50,7 @@ class Player:
         self._lib = device(spec).lib
 
     def play(self, case_id: str) -> Result:
-        """Return PASS if all graphs are equal. BackendError if llama.cpp cannot load the model or run the plan."""
+        """Return PASS if all graphs are equal. BackendError if llama.cpp fails."""
         try:
             theirs, ours = layout.pair(*_read(case_id), self._lib)
         except UsageError as e:

@@ -72,7 +72,7 @@ class Device:
 
 
 def device(spec: Spec) -> Device:
-    """Return the device of a backend; UnavailableError if the backend is not a ggml library or not installed."""
+    """Return the device of a backend; UnavailableError if it is not an installed ggml library."""
     whole = resolve(spec)
     options = dict(whole.options)
     if whole.name != GGML:
@@ -145,7 +145,7 @@ class Process:
 
 
 class Models:
-    """The made-up model of the last case and the processes that have loaded it; both are replaced for another model."""
+    """The made-up model of the last case, and the processes that have loaded it."""
 
     def __init__(self, time_limit: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="conformance-live-"))

@@ -1,4 +1,4 @@
-"""The family `memory`: measures how many copies of a model's weights a backend's process has in memory.
+"""The family `memory`: measures how many copies of a model's weights a process has.
 
 An id is `memory/w=TYPE@1` for made-up models; `copies=N` sets the limit, `model=FILE` names a model for llama.cpp, with
 a comma written as `%2C`. A process also holds code and JIT kernels. So a small and a large model of one kind are
@@ -113,7 +113,7 @@ class Copies:
 
 
 def copies(growth: Growth, cpu: Growth) -> Copies:
-    """Return how many copies of the weights `growth` has, where `cpu` has one; UsageError if `cpu` does not have one.
+    """Return how many copies `growth` has; UsageError if `cpu` does not have one copy.
 
     Caches and activation buffers are equal in both and cancel.
     """
@@ -196,7 +196,7 @@ class Player:
     """Measures one backend."""
 
     def __init__(self, spec: Spec, _isolation: Isolation, _save: Path | None) -> None:
-        """Find the backend. UsageError if it is not installed; UnavailableError if a ggml device has no llama.cpp."""
+        """Find the backend. UsageError if not installed, UnavailableError without llama.cpp."""
         adapter(resolve(spec).name)
         self._spec = spec
         self._device = device(spec) if resolve(spec).name == GGML else None

@@ -1,4 +1,4 @@
-"""The family `phases`: times prefill and decode of a decoder separately: tokens per second, energy, device shares.
+"""The family `phases`: times prefill and decode of a decoder separately.
 
 An id is `phases/DECODER,pp=512@0` (a prompt of 512 tokens on an empty cache, batches of at most 512, as llama-bench's
 pp) or `phases/DECODER,tg=64@0` (64 tokens one by one, as its tg). `without=DEVICE` alternates between runs with and
@@ -214,7 +214,7 @@ def left_out(spec: Spec, device: str) -> Spec:
 
 
 def compared(whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET) -> Result:
-    """Time a phase with and without a device, alternating for up to `budget` seconds, and compare the outputs.
+    """Time a phase with and without a device for up to `budget` seconds; compare the outputs.
 
     Raises:
         UnavailableError: `whole` refuses the case.

@@ -1,4 +1,4 @@
-"""The family `scenario`: two call sequences of llama.cpp's API, both on one device, must give equal logits.
+"""The family `scenario`: two call sequences of llama.cpp's API must give equal logits.
 
 An id is `scenario/ARCH-do=SCENARIO,key=value@seed`, with the other keys of the family `zoo`.
 """

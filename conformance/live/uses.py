@@ -80,7 +80,7 @@ def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
 
 
 def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
-    """Return the result of `do`, or None and its error text: an adapter's exception must cost one case, not the run."""
+    """Return the result of `do`, or None and its error text: an exception costs one case."""
     try:
         return do(), ""
     except ConformanceError as e:
@@ -108,7 +108,7 @@ def contradiction(answers: Answers, equal: Equal) -> str:
 
 
 def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
-    """Yield for each step with nodes of `wanted` a case of these alone, without expected values, and copy -> original.
+    """Yield for each step a case of its nodes in `wanted` alone, and copy -> original.
 
     GraphError if `case`, with recorded values, lacks one that is needed.
     """
@@ -167,7 +167,7 @@ and others it asks about a different op, or not at all, so there is nothing to c
 
 
 def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
-    """Return llama.cpp's node for each kind of use that reads the whole weight, with the real node's `op_params`."""
+    """Return llama.cpp's made-up node for each kind of use that reads the whole weight."""
     found: dict[Hashable, Tensor] = {}
     for node in uses:
         if node.op in MADE_UP and weight in node.src and kind(node, weight) not in found:
@@ -181,7 +181,7 @@ def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
 
 
 def kind(node: Tensor, weight: Tensor) -> Hashable:
-    """Return all that `supports_op` may depend on: op, op_params, types, gaps, and every size but batch dimensions."""
+    """Return all that `supports_op` may depend on: everything but batch dimensions."""
     sources = [s for s in node.src if s is not None]
     at = next(i for i, s in enumerate(node.src) if s is not None and s.root is weight)
     read = sources[0] if node.src[at] is None else node.src[at]

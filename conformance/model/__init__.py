@@ -1,1 +1,1 @@
-"""A whole model on a backend: one prompt and the tokens after it, compared with llama.cpp on its own CPU."""
+"""Checks a whole model on a backend against llama.cpp on its own CPU."""

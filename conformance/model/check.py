@@ -1,4 +1,4 @@
-"""Checks a model on backends: each against llama.cpp on its own CPU, and against float64 if the backend runs graphs.
+"""Checks a model on backends, against llama.cpp on its own CPU and against float64.
 
 Two right runs of one model differ: ggml rounds activations to blocks of 8 bits before a product, another device does
 not. The size of this difference is measured: the reference runs the same graphs in float64 and in the backend's
@@ -57,7 +57,7 @@ GROWN = "each step by itself is right when it runs again: by chance, or the erro
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text for measuring perplexity: its tokens, their results from llama.cpp on its CPU, and the recorded graphs."""
+    """A text for measuring perplexity: tokens, llama.cpp's results, and recorded graphs."""
 
     tokens: Sequence[int]
     decoded: Decoded
@@ -359,7 +359,7 @@ class Check:
             answer.notes.append(saved.words)
 
     def _unplaced(self, answer: Answer, step: int, logits: F32, cause: str, *, located: bool) -> None:
-        """Call the logits wrong although no node is, or, unless `located`, although the node cannot be located."""
+        """Call the logits wrong although no node is, or although none can be `located`."""
         rows = [r for r, k in enumerate(self._steps()) if k == step]
         nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
         kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)

@@ -73,7 +73,7 @@ def measure(found: F32, reference: F32) -> Figures:
 
 
 def divergence(found: F32, reference: F32) -> float:
-    """Return one row's KL divergence from the reference in nats; infinite if a logit is finite in only one of them."""
+    """Return a row's KL divergence in nats; infinite if a logit is finite in only one of them."""
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
         return inf
     known = np.isfinite(reference)
@@ -94,7 +94,7 @@ def perplexity(logits: F32, tokens: Sequence[int]) -> float:
 
 
 def nmse(found: F32, reference: F32) -> float:
-    """Return error energy / reference energy of one row; infinite if a logit is finite in only one of them."""
+    """Return a row's error energy / reference energy; infinite if only one is finite."""
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
         return inf
     known = np.isfinite(reference)
@@ -115,7 +115,7 @@ def flips(found: F32, reference: F32, rounding: float) -> list[Flip]:
 
 
 def apart(a: F32, b: F32) -> float:
-    """Return the largest difference of two rows after removing their mean offset, which no probability depends on."""
+    """Return the largest difference of two rows after removing their mean offset."""
     d = a.astype(np.float64) - b.astype(np.float64)
     d = d[np.isfinite(d)]
     return float(np.abs(d - d.mean()).max()) if d.size else 0.0

@@ -1,4 +1,4 @@
-"""Runs the graphs that llama.cpp built for a prompt and the tokens after it as one trajectory on a backend."""
+"""Runs the graphs that llama.cpp built for a prompt as one trajectory on a backend."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def caches_of(session: Session, case: Case) -> dict[Tensor, Bytes]:
 
 
 def judge(case: Case, found: Trajectory, expected: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
-    """Judge every output of the common steps, and the final caches, within the error of their chain of nodes.
+    """Judge all outputs of the common steps, and the final caches, by their chain of nodes.
 
     `expected` was computed in `arithmetic`.
     """

@@ -1,4 +1,4 @@
-"""llama.cpp with a model on one device, in its own process: it decodes a prompt and the tokens after it."""
+"""llama.cpp with a model on one device, in its own process."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LlamaProcess:
         return self._play(prompt, decode, forced, "", every)
 
     def record(self, prompt: Sequence[int], decode: int = 0, *, every: bool = False) -> tuple[Decoded, Case]:
-        """Decode likewise, each token the most likely, and record the graphs; weights stay in the model's file."""
+        """Decode the most likely tokens and record the graphs; weights stay in the model's file."""
         file = Path(self._folder.name, "case.gguf")
         decoded = self._play(prompt, decode, None, str(file), every)
         return decoded, casefile.read_one(file, models=[self._model.resolve().parent])

@@ -1,4 +1,4 @@
-"""Locates the first wrong step, layer and node of a backend, and saves the smallest case that shows it."""
+"""Locates the first wrong step, layer and node, and saves the smallest case that shows it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A node whose value changes when other outputs are requested: it is computed, but its output gets lost."""
+    """A node whose value changes if other outputs are requested: its output gets lost."""
 
     judged: Judged
     """Judged with every node of the step requested; right if requested alone."""
@@ -204,7 +204,7 @@ def _weight(wrong: Sequence[Judged]) -> float:
 
 
 def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
-    """Return the value of each node run in its own graph with recorded inputs; the recorded value if that run fails."""
+    """Return each node's value in its own graph; the recorded value if that run fails."""
     found = dict(run.case.steps[0].expected)
     every, original = isolated_nodes(run.case, 0)
     for i, (copy, node) in enumerate(original.items()):
@@ -215,7 +215,7 @@ def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Byte
 
 
 def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say: Say) -> Found | None:
-    """Return the first of `upto` steps that is wrong when the reference starts from the backend's own caches.
+    """Return the first of `upto` steps that is wrong from the backend's own caches.
 
     It names the step's first wrong tensor in order of computation.
     """
@@ -233,7 +233,7 @@ def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say
 
 
 def _tie(run: StepRun, reference: Backend) -> str:
-    """Return the expert choice at a near-tie that explains a wrong step, or an empty text; each node alone is right."""
+    """Return the expert choice at a near-tie that explains a wrong step, or an empty text."""
     if not any(n.op in OPS for n in run.case.steps[0].graph):
         return ""
     mine = run.case.steps[0].expected

@@ -111,7 +111,7 @@ class Bench:
         return Measured(unit, self.case(unit), name or str(spec), self.opener(spec))
 
     def held(self, spec: Spec) -> int:
-        """Return the Q8_0 weights in a process's memory (`perf.held`) in percent; ConformanceError if that fails."""
+        """Return the Q8_0 weights in a process's memory in percent (`perf.held`)."""
         return round(100 * weights_held(spec, self.opener(spec), "q8_0").held)
 
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:

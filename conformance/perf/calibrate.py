@@ -1,4 +1,4 @@
-"""Measures how reliable gates are on this machine: their false alarms, and the slowdowns that they detect.
+"""Measures false alarms of gates on this machine, and the slowdowns that they detect.
 
 A unit is started twice and measured against itself, in lives as in a gate, so a gate that answers "regressed" is wrong.
 In the same lives the second instance is also slowed down: it burns processor time inside its measurement, 3, 5, 10 or
@@ -142,7 +142,7 @@ def record_subjects(
 
 
 class Replay(Measurements):
-    """Recorded lives in place of new ones for `decide`: shuffled by `rng`, with sides swapped if they are equal."""
+    """Recorded lives for `decide`, shuffled by `rng`, with sides swapped if they are equal."""
 
     def __init__(self, lives: Sequence[Life], rng: np.random.Generator | None = None, *, swap: bool = False) -> None:
         super().__init__((BASE, HEAD))

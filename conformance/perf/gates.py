@@ -1,4 +1,4 @@
-"""Judge gates: limits of a backend's speed and counters, from a TOML file (docs/perf.md, thresholds.toml).
+"""Judges gates: limits of a backend's speed and counters, from a TOML file (docs/perf.md).
 
 level = "smoke"          # of the work units
 budget = 90              # seconds of measuring that one gate may take
@@ -96,7 +96,7 @@ class Gates:
     gates: tuple[Gate, ...]
 
     def matching(self, globs: Sequence[str]) -> list[Gate]:
-        """Return the gates that match any of `globs`, or all without globs; UsageError if a glob matches nothing."""
+        """Return the gates that match any of `globs` (default: all); UsageError if a glob has none."""
         for glob in globs:
             if not any(fnmatchcase(g.name, glob) for g in self.gates):
                 raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in self.gates)}")
@@ -104,7 +104,7 @@ class Gates:
 
 
 def loads(text: str, where: str) -> Gates:
-    """Parse the gates in the text of the file `where`; UsageError names the gate and the key that is wrong."""
+    """Parse the gates in the text of the file `where`; UsageError names gate and key."""
     table = parse_toml(text, where)
     only(table, ("level", "budget", "gate"), where)
     level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")

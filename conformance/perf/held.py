@@ -1,4 +1,4 @@
-"""Measures how many copies of a model's weights an adapter has in memory, from its process and not from its witness.
+"""Measures how many copies of a model's weights an adapter's process has.
 
 A decoder with few weights and one with many run in a new worker each. The difference of the two processes' memory,
 divided by the difference of the weights' bytes in their own types, is the number of copies: code, kernels, caches and
@@ -86,7 +86,7 @@ def _weights(case: Case) -> int:
 
 
 def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
-    """Return how many bytes a new process grows with `case`, finally and at peak; None if it refuses the case."""
+    """Return how many bytes a new process grows, finally and at peak; None if refused."""
     backend: Backend = opener()
     try:
         if (own := process_of(backend)) is None:

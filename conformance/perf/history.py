@@ -469,7 +469,7 @@ def causes(history: History) -> list[Known]:
 
 
 def last_good(history: History) -> dict[str, str | None]:
-    """Return backend -> time of its newest run with passes and without failures; None if it has no such run."""
+    """Return backend -> time of its newest run with passes and no failures, or None."""
     return dict(history.query(_GOOD))
 
 
@@ -496,7 +496,7 @@ class Change:
 
 
 def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
-    """Return the change points of each series of at least 7 points (E-divisive with a t-test, by Apache Otava).
+    """Return the change points of each series of at least 7 points (E-divisive, Apache Otava).
 
     They are sorted by time within a series; relative changes up to `least` are left out (0.02 is 2 %).
 

@@ -71,7 +71,7 @@ class Rounds(Measurements):
         self._clock = clock
 
     def more(self, n: int = 1) -> None:
-        """Measure `n` more rounds; one in which a subject fails, or takes no time (BackendError), does not count."""
+        """Measure `n` more rounds; a round with a failure or a time of 0 does not count."""
         start = self._clock()
         try:
             if not self.lives:
@@ -83,7 +83,7 @@ class Rounds(Measurements):
             self.spent += self._clock() - start
 
     def live(self) -> None:
-        """Restart all subjects (except for the first life), warm up with an uncounted round, and measure some rounds.
+        """Restart all subjects (except for the first life), warm up, and measure some rounds.
 
         The number of rounds is even. If every measurement restarts its subject anyway, each pair of rounds is a life.
 
@@ -161,7 +161,7 @@ class Measured:
             self._begin()
 
     def run(self) -> float:
-        """Measure once, always from the same state; seconds. BackendError if its clock says more than passed here."""
+        """Measure once, from the same state; seconds. BackendError if its clock is implausible."""
         with self._noting_errors():
             return self._measure()
 
@@ -176,7 +176,7 @@ class Measured:
         return {**self._total, **_named("timed", self._during), "changed": self._changed}
 
     def elapsed(self, seconds: Sequence[float]) -> list[float]:
-        """Return, in order, the seconds that passed in this process in the measurements that were charged `seconds`."""
+        """Return the seconds that passed here in the measurements that were charged `seconds`."""
         clocks = iter(self._clocks)
         return [next(passed for charged, passed in clocks if charged == s) for s in seconds]
 
@@ -294,7 +294,7 @@ class Measured:
 
 
 def weights(witness: Witness, case: Case) -> int | None:
-    """Return the bytes of memory for the case's weights, as reported by the witness; None if it lists no bytes.
+    """Return the bytes of the case's weights by the witness; None if it lists no bytes.
 
     OpenVINO's `constants` count once per program that reads them, so `weights`, which programs share, takes precedence;
     kernels may have `packed copies` besides. A ggml buffer holds weights and caches: the caches' size is known.

@@ -75,7 +75,7 @@ def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[in
 
 
 def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> Interval:
-    """Estimate the exponential of the typical value of `logs`, one per round; `lives` and `error` as in `ratio`."""
+    """Estimate the exponential of the typical value of `logs`, one per round, as `ratio`."""
     values = life_values(logs, lives)
     if len(values) < FEWEST:
         estimate = float(np.exp(np.median(logs))) if len(logs) else math.nan
@@ -187,7 +187,7 @@ def interval_of(rounds: Measurements, subject: str, against: str | None, error: 
 
 
 def median_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the two `values` that enclose the median of their distribution with 95 % (order statistics, exact).
+    """Return the exact 95 % interval of the median of `values`, by order statistics.
 
     Assumes that the values are independent, and nothing about the distribution's shape; None below 6 values, which are
     too few for 95 %.

@@ -124,7 +124,7 @@ def attempt(
     release: Callable[[str, str, str, float], Release],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Attempt]:
-    """Try each fault; faults with the same two builds and device share one run, with the longest of their times.
+    """Try each fault; faults with the same builds and device share the longest run.
 
     `release` gets both builds, the device and the seconds.
     """

@@ -99,7 +99,7 @@ class Cards:
         return path, 0
 
     def _begun(self, path: Path, new: Card) -> Card:
-        """Return the profile of an earlier run; `new` if there is none, or it is damaged or of other libraries."""
+        """Return the profile of an earlier run; `new` if there is no valid one."""
         try:
             return resume(path, new)
         except ConformanceError as e:

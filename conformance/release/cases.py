@@ -1,4 +1,4 @@
-"""Cases of the suite on a target: each runs on the build and then on its base, so that both get the same cases."""
+"""Runs cases of the suite on a target: on the build, and the same ones on its base."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
 
 
 def _traits(case_id: str) -> set[str]:
-    """Return the distinguishing properties of an op's case: types, parameter values, and rank and rough size of shapes.
+    """Return the distinguishing properties of an op's case: types, parameters, rough shapes.
 
     Exact shapes are left out, since nearly every case has another.
     """

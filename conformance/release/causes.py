@@ -103,7 +103,7 @@ class Causes:
                 self._known |= dict.fromkeys(own, found)
 
     def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
-        """Return `results` without failures that a known cause of another device explains; adds this device to it."""
+        """Return `results` without failures that another device's cause explains; extends it."""
         fresh: list[Result] = []
         for r in results:
             known = self._known.get(_key(target, state, r)) if fails(r) else None
@@ -141,7 +141,7 @@ class Causes:
         return state, ""
 
     def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[bool]:
-        """Yield whether the smallest case of a cause fails alone: `RIGHT` times, once if it hangs or the time is over.
+        """Yield whether a cause's smallest case fails alone, `RIGHT` times or once.
 
         `until`: stop at the first failure.
         """
@@ -154,7 +154,7 @@ class Causes:
                 return
 
     def all(self) -> list[Found]:
-        """Return all causes: new ones first, then unfixed ones, then fixed ones; the most urgent of each first.
+        """Return all causes: new, unfixed, fixed; the most urgent of each first.
 
         A cause that is new in some cases and was there in others is still there. If the base fails in another way, the
         cases belong to the new cause.

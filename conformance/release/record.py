@@ -24,7 +24,7 @@ RESULTS, PAGE, SUMMARY = "run.json", "index.html", "summary.md"
 
 
 def write(folder: Path, release: Release) -> Iterator[Path]:
-    """Write the run file, the page and a summary; yield each path. UsageError if the folder cannot be written."""
+    """Write run file, page and summary; yield each path. UsageError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:

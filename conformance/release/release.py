@@ -39,7 +39,7 @@ RUNNING = 0.6
 
 
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
-    """Return the stages in order: ops, trajectories, audits and whole models on every target, then higher levels."""
+    """Return the stages in order: ops, trajectories, audits, models, then higher levels."""
     rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Sweep] = []
     before: set[str] = set()
@@ -58,7 +58,7 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
 
 
 def _whole_models() -> list[str]:
-    """Return the architectures that llama.cpp runs itself; those of level smoke come first, with every scenario."""
+    """Return the architectures that llama.cpp runs; those of level smoke come first."""
     first = [i for name in arch.FEW for i in (*(arch.id_of(name, run) for run in arch.RUNS), *scenario.ids_of(name))]
     return list(dict.fromkeys((*first, *arch.FAMILY.ids("standard"))))
 
@@ -188,7 +188,7 @@ class Release:
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
     def outcome(self) -> Outcome:
-        """Return the outcome, which fails for a new cause or a case that passes on the base and the build refuses."""
+        """Return the outcome; it fails for a new cause or a newly refused case."""
         new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self.work)
         before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
         lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]

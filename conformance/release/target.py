@@ -127,6 +127,6 @@ def _of_device(device: DeviceOf) -> Iterator[Setup]:
 
 
 def _spec(build: Build, options: Mapping[str, str]) -> Spec:
-    """Return the spec of a build under the user's name for it, which for a package works on other machines too."""
+    """Return the spec of a build under the user's name for it."""
     here = Path(build.name)
     return Spec(ADAPTER, (("lib", str(here.absolute()) if here.exists() else build.name), *options.items()))

@@ -1,4 +1,4 @@
-"""Compares two sets of runs, by pair of case and backend: new failures, fixed ones, and other differences."""
+"""Compares two sets of runs, by pair of case and backend."""
 
 from __future__ import annotations
 

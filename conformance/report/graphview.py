@@ -123,7 +123,7 @@ class Drawing:
 
 
 def svg(graph: Graph) -> str:
-    """Draw a graph from the top down: a layer per depth, a colour per kind, a tooltip with all details of a box.
+    """Draw a graph from the top down: a layer per depth, a colour per kind, tooltips.
 
     The SVG has no script, no outside reference and no font to load.
     """

@@ -183,7 +183,7 @@ class Partial:
                 self._stop(e)
 
     def close(self, *, written: bool) -> str:
-        """Close the file. Remove it if the run's own file is `written`; otherwise return a sentence with its path."""
+        """Close the file; remove it if the run's own file is `written`, else say where it is."""
         if self._descriptor is None:
             return "" if written else self.fault
         if written:
@@ -233,7 +233,7 @@ def _short(value: JSON) -> str:
 
 
 def lock(descriptor: int, patience: float = 0.0) -> bool:
-    """Lock a file for all owners of its descriptor; False if another has it for longer than `patience` seconds."""
+    """Lock a file for all owners of its descriptor; False after `patience` seconds."""
     try:
         import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one file are the user's to avoid
     except ImportError:

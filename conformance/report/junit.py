@@ -108,7 +108,7 @@ def _test(r: Result, suite: str) -> Test:
 
 
 def _missing(runs: Runs) -> Iterator[ET.Element]:
-    """Yield an error for each pair without a result, at most `ERRORS` per backend, and one that counts the rest."""
+    """Yield an error per pair without a result, at most `ERRORS` per backend, then a count."""
     groups: dict[str, list[Row[Missing]]] = {}
     for row in runs.missing:
         groups.setdefault(row.value.backend, []).append(row)

@@ -36,7 +36,7 @@ Section = tuple[str, Sequence[str], Sequence[str]]
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Comparison | None = None) -> str:
-    """Return the summary: causes, differences from a base, verdicts, failures, gates, speed, and what did not run.
+    """Return the summary: causes, differences, verdicts, failures, gates, speed, and omissions.
 
     Failures have their commands; verdicts are counted per backend.
     """
@@ -143,7 +143,7 @@ def _compared(against: Comparison) -> list[str]:
 
 
 def _causes(runs: Runs) -> list[str]:
-    """Return a line for each cause: sentence, number of cases, affected architectures, first run, smallest case."""
+    """Return a line for each cause, with its cases, architectures, first run, smallest case."""
     counts = Counter((r.value.cause, r.value.backend) for r in runs.results)
     lines = []
     for row, first, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True):

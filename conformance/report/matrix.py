@@ -1,4 +1,4 @@
-"""Counts results: the support matrix (op × types × backend), groups by reason, and llama.cpp's CSV of ops."""
+"""Counts results: support matrix, groups by reason, and llama.cpp's CSV of ops."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Operation:
 
 
 def operation(case_id: str) -> Operation:
-    """Return op and types of an id, even for ops that this version does not know; only the family for other cases."""
+    """Return op and types of an id, even of unknown ops; only the family for other cases."""
     match = _OP_ID.fullmatch(case_id)
     if match is None:
         return Operation(case_id.partition("/")[0])
@@ -179,7 +179,7 @@ def _word(text: str) -> re.Pattern[str]:
 
 
 def csv_ops(results: Iterable[Row[Result]]) -> str:
-    """Format results like `test-backend-ops support --output csv`, whose files are llama.cpp's docs/ops/*.csv.
+    """Format results like `test-backend-ops support --output csv`, as in llama.cpp's docs/ops.
 
     llama.cpp's scripts/create_ops_docs.py makes ops.md from them, with a column per backend (its spec). llama.cpp has a
     file per backend: filter `results` for one. Cases of several ops are left out.

@@ -1,4 +1,4 @@
-"""Converts a record of an earlier version to the present kind, whose rows are results and missing pairs.
+"""Converts a record of an earlier version to the present kind.
 
 Earlier versions wrote separate kinds for measurements, audits, runs of whole architectures and phases.
 """

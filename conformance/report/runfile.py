@@ -82,14 +82,14 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, document: JSON) -> None:
-    """Write `document` whole, with Ctrl-C held back, or not at all: UsageError if the file cannot be written."""
+    """Write `document` whole or not at all; UsageError if the file cannot be written."""
     encoded = json.JSONEncoder(indent=1, allow_nan=False, default=str).iterencode(document)
     with interrupts_wait():
         write_text(path, chain(encoded, ["\n"]))
 
 
 def write_text(path: Path, text: str | Iterable[str], option: str = "--json") -> None:
-    """Write a file as `case.leftover.write_whole`; UsageError, with the command-line `option`, if that fails."""
+    """Write a file as `case.leftover.write_whole`; UsageError with `option` if that fails."""
     try:
         write_whole(path, text)
     except OSError as e:

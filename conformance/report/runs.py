@@ -157,7 +157,7 @@ def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Any]], li
 def _standing_causes(
     documents: Sequence[Document], results: Iterable[Row[Result]], answered: Mapping[tuple[JSON, ...], str]
 ) -> Iterator[Row[Cause]]:
-    """Return the newest row of each cause that a newest result names, or of which a case did not run again since."""
+    """Return the newest row of each cause that newest results name, or whose cases did not all run."""
     named = {(r.value.cause, r.value.backend) for r in results}
     newest: dict[tuple[str, str], Row[Cause]] = {}
     for d in reversed(documents):
@@ -229,7 +229,7 @@ def share(used: float) -> str:
 
 
 def _used(r: Result) -> float | None:
-    """Return the share of the budget; null means infinity for a FAIL with a first divergence, since JSON has none."""
+    """Return the share of the budget; a FAIL's null means infinity, which JSON lacks."""
     if r.budget_used is None and r.verdict is Verdict.FAIL and r.where is not None:
         return inf
     return r.budget_used

@@ -43,7 +43,7 @@ _B = Builder()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A constructor of `ggml.h` without the context argument; `after` are calls that take the result first."""
+    """A constructor of `ggml.h` without the context; `after` are calls on its result."""
 
     name: str
     args: tuple[Argument, ...]
@@ -73,7 +73,7 @@ def perform(call: Call) -> Tensor:
 
 
 def _proposals(t: Tensor) -> Iterator[Call]:
-    """Yield the calls that may have made `t`, special ones before general ones, those without setters first."""
+    """Yield the calls that may have made `t`, special before general, plain before setters."""
     declared = DECLARATIONS.get(t.op)
     if declared is None:
         return
@@ -264,7 +264,7 @@ def cpp(
     drawn: Collection[Tensor] = (),
     copies: Tensor | None = None,
 ) -> str:
-    """Return `struct NAME : public test_case` for ggml's tests/test-backend-ops.cpp, and the line that adds it.
+    """Return a `test_case` for ggml's tests/test-backend-ops.cpp, and the line that adds it.
 
     That file runs one graph, so all steps of a case become one graph. A graph of several nodes runs as a whole, and its
     results are compared.

@@ -1,1 +1,1 @@
-"""Projectors of libmtmd, made from a table: their encoding of images and sounds, on a device and on the CPU."""
+"""Projectors of libmtmd, made from a table: their encoding of images and sounds."""

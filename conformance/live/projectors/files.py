@@ -1,4 +1,4 @@
-"""Writes the two files that libmtmd loads: a projector with made-up weights, and a text model's metadata."""
+"""Writes the files that libmtmd loads: a made-up projector and a text model's metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENS = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)))
 
 
 def write_projector(path: Path, projector: Projector, stream: str, type_w: str = "f32") -> None:
-    """Write the file of a projector; `stream` seeds its weights, `type_w` is the type of matrices that may have it.
+    """Write a projector's file; `stream` seeds its weights, `type_w` is the matrices' type.
 
     UsageError for a value that GGUF cannot hold.
     """

@@ -1,4 +1,4 @@
-"""Records libmtmd's encoding of an image or a sound as a case: a step per chunk, with every node's value."""
+"""Records libmtmd's encoding of an image or a sound as a case, a step per chunk."""
 
 from __future__ import annotations
 

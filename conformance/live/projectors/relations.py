@@ -1,4 +1,4 @@
-"""Runs of a projector: media, compared with the CPU, and relations, two runs on one device that must agree."""
+"""Runs of a projector: media, compared with the CPU, and relations of two runs."""
 
 from __future__ import annotations
 

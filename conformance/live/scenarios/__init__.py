@@ -1,1 +1,1 @@
-"""API scenarios: two call sequences of llama.cpp that must give equal logits, on one library and device."""
+"""API scenarios: two call sequences of llama.cpp that must give equal logits."""

@@ -1,4 +1,4 @@
-"""API scenarios for adapters: LoRA and control vectors. llama.cpp requires adapters to be loaded before contexts."""
+"""API scenarios for LoRA and control vectors; adapters are loaded before contexts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _read(context: Context, *texts: tuple[int, str]) -> None:
 
 
 def _decode(context: Context, seqs: Sequence[int] = (0,)) -> F32:
-    """Decode the same tokens in several sequences as one batch; return all results, `[seqs * PROMPT, n_vocab]`."""
+    """Decode the same tokens in several sequences as one batch: `[seqs * PROMPT, n_vocab]`."""
     text = context.harness.tokens(PROMPT)
     return context.feed(*((seq, text) for seq in seqs), every=True)
 

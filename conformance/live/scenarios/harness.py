@@ -50,7 +50,7 @@ def rounding(name: str) -> float:
 
 
 class RefusedError(UsageError):
-    """llama.cpp declines with a documented return value, and may: a recurrent state cannot go back, for one."""
+    """llama.cpp declines with a documented return value, as it may."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Harness:
 
 
 class Context:
-    """One context and the next position of each sequence. An encoder-decoder has encoded the same text for each."""
+    """One context and the next position of each sequence."""
 
     def __init__(self, harness: Harness, pointer: int, request: Request) -> None:
         self.harness, self.pointer, self.request = harness, pointer, request

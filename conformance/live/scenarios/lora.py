@@ -54,7 +54,7 @@ def factors(harness: Harness, name: str, rank: int = 4) -> Factors:
 
 
 def load(harness: Harness, name: str, of: Factors) -> int:
-    """Write an adapter file and load it with `llama_adapter_lora_init`; UsageError if llama.cpp refuses it."""
+    """Write and load an adapter file; UsageError if llama.cpp refuses it."""
     path = harness.folder / f"{name}.gguf"
     _write(path, str(harness.request.params["arch"]), of)
     adapter: int | None = harness.call("adapter_lora_init")(harness.model, bytes(path))

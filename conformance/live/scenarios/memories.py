@@ -1,4 +1,4 @@
-"""API scenarios for memory: sequences removed, copied or moved, compared with contexts that never were."""
+"""API scenarios for memory: sequences removed, copied or moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API scenarios for inputs and outputs: embeddings as input, choice of outputs, pooling, samplers on the device."""
+"""API scenarios for inputs and outputs: embeddings, pooling, samplers on the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEAN, CLS, LAST, NONE = 1, 2, 3, 0
 
 
 def embeddings_in(harness: Harness) -> Iterator[Comparison]:
-    """Feed rows of the token embedding in place of tokens; RefusedError if llama.cpp treats them differently."""
+    """Feed token embeddings instead of tokens; RefusedError if llama.cpp treats them differently."""
     arch = str(harness.request.params.get("arch"))
     if arch in OTHERWISE:
         raise RefusedError(f"{arch} {OTHERWISE[arch]}")

@@ -44,7 +44,7 @@ def save_seq(context: Context, seq: int, flags: int | None = None) -> State:
 
 
 def load_seq(context: Context, seq: int, state: State, flags: int | None = None) -> None:
-    """Call `llama_state_seq_set_data`, or `_ext` if there are flags; UsageError if it did not read all bytes."""
+    """Call `llama_state_seq_set_data` or `_ext`; UsageError if it did not read all bytes."""
     if flags is None:
         _set(context, "state_seq_set_data", state.data, (seq,))
     else:
@@ -165,7 +165,7 @@ def seq_device(harness: Harness) -> Iterator[Comparison]:
 
 
 def checkpoint(harness: Harness) -> Iterator[Comparison]:
-    """Load a partial state, as servers save it for recurrent memories, and remove rejected drafts after it."""
+    """Load a partial state, as servers save it, and remove rejected drafts after it."""
     context, calm = _begun(harness), _begun(harness)
     state = save_seq(context, 0, PARTIAL)
     context.feed((0, harness.tokens(4, "drafts")))

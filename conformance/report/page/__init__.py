@@ -1,4 +1,4 @@
-"""Writes the report as one self-contained HTML file: rows as JSON, column by column, and a script that shows them.
+"""Writes the report as one self-contained HTML file: rows as JSON, and a script.
 
 Texts of runs are inserted as text, never as markup.
 """

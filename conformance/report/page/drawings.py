@@ -1,4 +1,4 @@
-"""Lays out the graphs that the page draws: failures and one of each op, within limits of size and time."""
+"""Lays out the graphs that the page draws, within limits of size and time."""
 
 from __future__ import annotations
 

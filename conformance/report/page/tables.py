@@ -1,4 +1,4 @@
-"""Makes the tables of the page, column by column, from merged runs. Each row names its run and its place there.
+"""Makes the tables of the page, column by column, from merged runs.
 
 A column holds each word once, since most words of 20,000 results are repeated.
 """
@@ -63,7 +63,7 @@ def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Documen
 
 
 def subject(case_id: str) -> tuple[str, str, str]:
-    """Return family, op and types of a case: for `ops/GLU.SWIGLU-f16-ne=4@1` these are `ops`, `GLU.SWIGLU` and `f16`.
+    """Return family, op and types of a case, such as `ops`, `GLU.SWIGLU` and `f16`.
 
     A case of another family has the family's name as its op, and as its type what its id says before the first `key=`:
     `llama` of `gqa/llama-heads=4@1`, empty where it says nothing.
@@ -91,7 +91,7 @@ def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
 
 
 def _results(runs: Runs) -> list[Row[Fields]]:
-    """Return one row per case, backend and kind of machine, the newest; then requested pairs without a result.
+    """Return the newest row per case, backend and kind of machine, then pairs without a result.
 
     Results of one cause are adjacent.
     """
@@ -169,13 +169,13 @@ def units(documents: Sequence[Document]) -> list[Row[Fields]]:
 
 
 def unit_named(case_id: str) -> dict[str, JSON]:
-    """Return name and model of a unit: for `perf/decode@past=512/llama-l=2@1` `decode@past=512` and `llama-l=2`."""
+    """Return name and model of a unit, such as `decode@past=512` and `llama-l=2`."""
     name, _, model = case_id.partition("/")[2].rpartition("@")[0].rpartition("/")
     return {"unit": name or case_id, "model": model}
 
 
 def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> JSON:
-    """Return `count`, `columns`, and per row the index of its document and its place there: `results` and 17."""
+    """Return `count`, `columns`, and per row the index of its document and its place there."""
     texts, amounts, others = (names.split() for names in COLUMNS[name])
     places = [_place(r.place) for r in rows]
     return {
@@ -213,7 +213,7 @@ def _object(row: Fields, key: str) -> JSON:
 
 
 def words(values: Iterable[str | None]) -> dict[str, JSON]:
-    """Return a column of texts: `{"words": [each once, in order of appearance], "at": [index or NOTHING per row]}`."""
+    """Return a column of texts: `{"words": [each once], "at": [index or NOTHING per row]}`."""
     known: dict[str, int] = {}
     at = [NOTHING if v is None else known.setdefault(v, len(known)) for v in values]
     return {"words": list(known), "at": at}
@@ -225,7 +225,7 @@ def numbers(values: Iterable[float | None]) -> dict[str, JSON]:
 
 
 def objects(values: Iterable[JSON]) -> dict[str, JSON]:
-    """Return a column of JSON objects or lists: `{"objects": [each once], "at": [index or NOTHING per row]}`."""
+    """Return a column of JSON values: `{"objects": [each once], "at": [index or NOTHING]}`."""
     rows = list(values)
     unique: dict[str | None, JSON] = {}
     texts = [None if v is None else json.dumps(v, sort_keys=True) for v in rows]
@@ -255,7 +255,7 @@ class Stored:
 
 
 def read_history(path: Path) -> Stored:
-    """Read the timings of a history, and its change points if Apache Otava is installed; UsageError on errors."""
+    """Read the timings and change points of a history; UsageError if it is unreadable."""
     with closing(History(path)) as history:
         every, nightly, good = series(history, nightly=False), series(history), last_good(history)
     units = _units(path, every)

@@ -459,7 +459,7 @@ def _place(t: Tensor, copy: Tensor) -> None:
 
 
 def _turn_all(t: Tensor, copy: Tensor) -> None:
-    """Rotate whole rows again if rotation covered whole rows, or should."""
+    """Rotate whole rows again if the original rotation covers whole rows."""
     now = copy.src[0]
     assert now is not None
     if turns_all(t) or (t.params.n_dims and not copy.params.n_dims):

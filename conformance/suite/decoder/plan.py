@@ -64,7 +64,9 @@ def parse(plan: str) -> list[Part]:
 def _part(text: str) -> Part:
     match = _PART.fullmatch(text)
     if match is None or match[1] not in VERBS:
-        raise UsageError(f"run: {text!r} found; parts: {', '.join(VERBS)}, with numbers, joined by dots")
+        raise UsageError(
+            f"run: {text!r} found; parts: {', '.join(VERBS)}, each with a number, joined by dots, such as p5.d4"
+        )
     part = Part(match[1], tuple(int(n) for n in match[2].split("+")) if match[2] else ())
     if part.verb == "reset" and part.numbers:
         raise UsageError(f"run: reset takes no number, {text!r} found")

@@ -309,7 +309,7 @@ def threads(case_id: str, case: Case, seed: int) -> Case:
 def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
     """Compare B alone with B after an A whose tensors have the same names."""
     if values["of"] != "sublayer" or values["shared"] != "0":
-        raise UsageError(f"case {case_id!r}: after: A and B have weights and caches of their own, each a sublayer")
+        raise UsageError(f"case {case_id!r}: after: of=sublayer and shared=0 expected")
     b = alias.alone(case_id, replace(alias.DIFFERS[values["differs"]], row=values["k"]), values["tokens"])
     a = alias.alone(case_id, alias.Traits(row=values["k"]), values["tokens"])
     n = len(b.steps)

@@ -42,7 +42,7 @@ def _other_tokens(step: Step) -> Step:
     leaf = next((t for t in step.inputs if t.name == "inp_tokens"), None)
     rows = next((n.src[0] for n in step.graph if n.op == "GET_ROWS" and n.src[1] is leaf), None)
     if leaf is None or rows is None:
-        raise UsageError("restored: a step of tokens expected")
+        raise UsageError("restored: a step with tokens as input expected")
     tokens = step.inputs[leaf].view("<i4")
     others = np.roll(tokens, 1) if tokens.size > 1 else (tokens + 1) % np.int32(rows.ne[1])
     return replace(step, inputs={**step.inputs, leaf: others.view(np.uint8)})
