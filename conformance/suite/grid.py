@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, product
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-"""Of a row: one per part of a grid with alternatives."""
+"""Digits of a row: one per part of a grid with alternatives."""
 
 
 @dataclass(frozen=True, slots=True)

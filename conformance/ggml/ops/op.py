@@ -197,13 +197,13 @@ class Op:
 
     @cached_property
     def asserts(self) -> tuple[Assertion, ...]:
-        """What ggml asserts when it constructs a node; parsed on first use, since a process uses few ops."""
+        """Assertions of ggml when it constructs a node; parsed on first use, since a process uses few ops."""
         asserts, _, let = self._texts
         return assertions(asserts, let, self.src, self.n_src, self.fields)
 
     @cached_property
     def runs(self) -> tuple[Assertion, ...]:
-        """What ggml asserts or assumes only when it computes a node."""
+        """Assertions and assumptions of ggml only when it computes a node."""
         _, runs, let = self._texts
         return assertions(runs, let, self.src, self.n_src, self.fields)
 
