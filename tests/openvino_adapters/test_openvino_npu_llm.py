@@ -131,7 +131,7 @@ def test_a_cache_can_neither_be_read_nor_written() -> None:
     with OpenVinoNpu(path="llm", requant="none").open(case) as session:
         assert session.opaque() == frozenset(case.caches())
         t = case.caches()[0]
-        with pytest.raises(BackendError, match="shows to nobody"):
+        with pytest.raises(BackendError, match="does not expose"):
             session.read(t)
         with pytest.raises(BackendError, match="contents of caches never"):
             session.write(t, case.persistent[t])

@@ -82,7 +82,7 @@ def test_an_interrupt_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -
         said, _ = popen.communicate(timeout=PATIENCE)
     assert popen.returncode == 5
     assert not lives(inner)
-    assert f"interrupted; the same command goes on in {tmp_path}" in said
+    assert f"interrupted; the same command continues in {tmp_path}" in said
     assert "history: interrupted" in said
     again = night(tmp_path, "fine")
     assert "fine: fine, by an earlier start" in again.stdout
