@@ -5,7 +5,7 @@
     python ci/interface.py calls            # run cases and record what they call
 
 An item is covered if it occurs in a case id of level full, if a recorded run called it, or if the op that it builds is
-covered. `ci/interface.toml` says why others are excluded, or that they are pending. What is in neither is unknown;
+covered. `ci/interface.toml` says why others are excluded, or that they are pending. A function in neither is unknown;
 `tests/docs/test_interface.py` fails on one.
 """
 
@@ -168,7 +168,7 @@ def exported() -> list[str]:
 
 
 def trace() -> None:
-    """Record every call of the binding, and every call of a function table by whoever calls it, from now on."""
+    """Record every call of the binding, and every call of a function table by any caller, from now on."""
     file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     seen: set[str] = set()
     quiet = False

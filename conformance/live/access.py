@@ -27,7 +27,7 @@ NAME = "access"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the worker loads."""
+    """The fields of a worker's `load` request."""
 
     lib: str
 
