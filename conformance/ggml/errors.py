@@ -5,6 +5,9 @@ A message says what was expected, what was found, where, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ConformanceError(Exception):
     """Base class; the command line prints it as one line and exits with 2."""
@@ -33,6 +36,13 @@ class CaseFileError(ConformanceError):
 
 class UsageError(ConformanceError):
     """Invalid user input: an unknown backend, option, level or case."""
+
+
+def unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
+    """Return the error for a `name` that is not among `names`, with the nearest of them and all."""
+    known = list(names)
+    nearest = "".join(f" did you mean {n}?" for n in get_close_matches(name, known, 1))
+    return UsageError(f"{what} {name!r} is unknown;{nearest} known: {', '.join(known)}")
 
 
 class UnavailableError(ConformanceError):

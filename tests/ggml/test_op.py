@@ -15,7 +15,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.fields import Field
 from conformance.ggml.ops.matmul import PREC
-from conformance.ggml.ops.op import DECLARATIONS, Op, assertions, set_param
+from conformance.ggml.ops.op import DECLARATIONS, Op, assertions, same_layout, set_param
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import VIEW_OPS, Tensor, bits_f32, dims, f32_bits, row_size
 from conformance.ggml.types import F32, I32, OPS
@@ -176,6 +176,16 @@ def test_declarations_are_ops_of_ggml() -> None:
         assert op in declared.names
         assert sum(f.size for f in declared.fields) <= 16
         assert declared.n_src <= len(declared.src)
+
+
+def test_a_wrong_declaration_says_what_to_mend() -> None:
+    """A name that `OPS` lacks, and an assertion that is no expression."""
+    before = dict(DECLARATIONS)
+    with pytest.raises(ValueError, match=r"op SOFT_SHRINK: add the name to OPS in conformance/ggml/types\.py"):
+        Op("SOFT_SHRINK", src="a", layout=same_layout)
+    with pytest.raises(ValueError, match="cannot parse 'lambda >= 0'"):
+        Op("SQR", src="a", layout=same_layout, asserts="lambda >= 0")
+    assert before == DECLARATIONS
 
 
 def _words(op: Op) -> list[int]:

@@ -40,7 +40,7 @@ from conformance.ggml.tensor import (
     row_size,
     same_shape,
 )
-from conformance.ggml.types import F32, TYPES, GGMLType
+from conformance.ggml.types import F32, OPS, TYPES, GGMLType
 
 from .fields import Field
 
@@ -152,6 +152,9 @@ class Op:
         not_by_weights: those of `names` that ggml's scheduler does not place on the device of their weights, which are
             too small.
         writes: names of the sources whose bytes the op also changes, such as AdamW's moments.
+
+    Raises:
+        ValueError: a name is not in `types.OPS`, or an assertion cannot be parsed.
     """
 
     def __init__(
@@ -172,6 +175,8 @@ class Op:
         not_by_weights: Collection[str] = (),
         writes: str = "",
     ) -> None:
+        if unknown := [name for name in names if name not in OPS]:
+            raise ValueError(f"op {unknown[0]}: add the name to OPS in conformance/ggml/types.py")
         self.names = names
         self.module: str = sys._getframe(1).f_globals["__name__"]  # noqa: SLF001  # as `namedtuple` finds its own
         """Name of the module that declares it."""
@@ -431,7 +436,10 @@ _PYTHON = {r"->": ".", r"&&": " and ", r"\|\|": " or ", r"!(?!=)": " not ", r"\b
 def _parsed(text: str) -> ast.expr:
     for c, python in _PYTHON.items():
         text = re.sub(c, python, text)
-    return ast.parse(text.strip(), mode="eval").body
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"cannot parse {text.strip()!r} (an assertion, or a value in `let`)") from None
 
 
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
