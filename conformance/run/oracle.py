@@ -112,7 +112,8 @@ class Oracle:
             except UnavailableError as e:
                 self._second_reason = str(e)
         if self._second is None:
-            raise UnavailableError(f"no second opinion to test the reference against: {self._second_reason}")
+            message = f"{SECOND_OPINION}, which checks the reference, is not available: {self._second_reason}"
+            raise UnavailableError(message)
         return self._second
 
     def expect(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[Expectation]:
@@ -146,7 +147,7 @@ class Oracle:
             steps = [_of_copy(execute(second, copied[0]).steps[0], copied[1], cases[0])]
             note = f"checked against {SECOND_OPINION} over contiguous copies of its sources"
             return [Expectation(steps, steps, arithmetic, note=note)], self.reference_in(arithmetic)
-        raise NoSecondOpinionError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
+        raise NoSecondOpinionError(f"{SECOND_OPINION}, which checks the reference, does not support it: {refusal}")
 
     def doubt(self, case_id: str) -> str:
         """Return why ggml is known to be wrong about a case, from its waivers; empty if it is not."""

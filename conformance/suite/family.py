@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 from conformance.case.case import Case
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UsageError, unknown
 from conformance.ggml.tensor import Dims
 
 from .grid import Row, ids_of_rows
@@ -162,8 +162,10 @@ def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[di
     for item in keys_text.split(",") if keys_text else ():
         name, equals, value = item.partition("=")
         key = keys.get(name)
-        if key is None or not equals:
+        if not equals:
             raise UsageError(f"case {case_id!r}: {item!r} found, key=value expected; keys: {', '.join(keys)}")
+        if key is None:
+            raise unknown(f"case {case_id!r}: key", name, keys)
         if name in given:
             raise UsageError(f"case {case_id!r}: {name} occurs twice")
         try:

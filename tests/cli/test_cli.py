@@ -107,6 +107,10 @@ def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
         (("run", "--backend", "ggml?x"), "key=value"),
         (("run", "--family", "nope"), "family 'nope' is unknown"),
         (("run", "--case", "ops/NOPE*"), "no case of level smoke matches"),
+        (
+            ("run", "--case", "ops/SCALE-f32-ne=4096x9*"),
+            "no case of level smoke matches 'ops/SCALE-f32-ne=4096x9*'; --level full has 1",
+        ),
         (("run", "--case", "ops/NOPE-f32@0"), "ops"),
         (("show", "nope"), "family 'nope' is unknown"),
         (("show", "nope.gguf"), "no such file"),

@@ -24,7 +24,7 @@ from math import prod
 from typing import Any, Literal
 
 from conformance import shipped
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UsageError, unknown
 from conformance.suite.zoo.model import Value
 
 _TABLE = shipped.path("live", "projectors", "projectors.json")
@@ -73,7 +73,7 @@ def table() -> dict[str, Projector]:
 def projector(name: str) -> Projector:
     """Return the projector called `name`; UsageError lists the known ones."""
     if name not in table():
-        raise UsageError(f"zoo: projector {name!r} is unknown; known: {', '.join(table())}")
+        raise unknown("zoo: projector", name, table())
     return table()[name]
 
 

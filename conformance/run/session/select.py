@@ -17,19 +17,19 @@ from conformance.backend.interface import Backend, BufferType, DeviceInfo
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON, Case
 from conformance.case.streams import Stream
-from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError, unknown
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Workers, open_backend
 from conformance.run.live import LIVE, LiveFamily, family_or_none, live_family
 from conformance.suite import FAMILIES
-from conformance.suite.family import Family, Level
+from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops import NAME as OPS
 
 
 def family_named(name: str) -> Family:
     """Return the family called `name`; UsageError if it is unknown."""
     if (family := family_or_none(name)) is None:
-        raise UsageError(f"family {name!r} is unknown; known: {', '.join((*FAMILIES, *LIVE))}")
+        raise unknown("family", name, (*FAMILIES, *LIVE))
     return family
 
 
@@ -77,7 +77,9 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
             continue
         name = f"{g}@0" if g.startswith("tbo/") and g.endswith(")") else g  # copied from output of test-backend-ops
         if "@" not in name or set("*?") & set(name):
-            raise UsageError(f"no case of level {level} matches {g!r}; conform list cases --level full lists them all")
+            n = sum(bool(matches(i)) for f in chosen for i in f.ids(LEVELS[-1]))
+            known = f"--level full has {n:,}" if n else "conform list cases --level full lists them all"
+            raise UsageError(f"no case of level {level} matches {g!r}; {known}")
         build(name)
         unlisted.append(name)
     return list(dict.fromkeys([*sorted(found, key=place.__getitem__), *unlisted]))

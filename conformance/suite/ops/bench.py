@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UsageError, unknown
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor, strided
@@ -77,7 +77,7 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
     types_text, _, keys_text = rest.partition("-")
     cases = known.get(op)
     if cases is None:
-        raise UsageError(f"case {case_id!r}: op {op!r} is unknown; known: {', '.join(known)}")
+        raise unknown(f"case {case_id!r}: op", op, known)
     names = types_text.split("+")
     if len(names) != len(cases.types) or any(n not in TYPES for n in names):
         raise UsageError(

@@ -22,7 +22,7 @@ import numpy as np
 
 from conformance import shipped
 from conformance.case.recipe import Recipe, make
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UsageError, unknown
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
 
@@ -91,7 +91,7 @@ def architecture(name: str) -> Architecture:
     """Return an architecture; UsageError if it is unknown or does not run."""
     arch = table().get(name)
     if arch is None:
-        raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable(with_variants=True))}")
+        raise unknown("zoo: architecture", name, runnable(with_variants=True))
     if arch.lacks:
         raise UsageError(f"zoo: {name} does not run: {arch.lacks}")
     return arch
