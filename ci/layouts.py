@@ -6,6 +6,7 @@ cases (`conformance/suite/ops/layouts.py`); `tests/suite/test_layouts.py` fails 
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 
@@ -36,4 +37,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -7,6 +7,7 @@ arrays (allpairspy, covertable) does not fit: their constraints judge parts of a
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
@@ -125,4 +126,5 @@ def _write(table: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()
