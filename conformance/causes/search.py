@@ -21,7 +21,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.cause import Condition
 from conformance.judge.evidence import Fault
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict, counted
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.shrink.workers import ShrinkWorkers
@@ -81,7 +81,7 @@ class Search:
     def run(self, failures: Sequence[Failure]) -> list[Group]:
         """Return the groups; each failure is in at least one of them."""
         in_turn = _in_turn(failures)
-        for words, do in (("failures", self._take), ("looked behind", self._look_behind)):
+        for words, do in (("failures", self._take), ("checked for hidden bugs", self._look_behind)):
             for n, failure in enumerate(in_turn, 1):
                 try:
                     do(failure)
@@ -89,7 +89,8 @@ class Search:
                     self._end = self._whole_end = -inf
                     self._progress("interrupted: the rest is grouped by what is known")
                     do(failure)
-                self._progress(f"{n} of {len(in_turn)} {words}, {len(self.groups)} causes: {failure.case.id}")
+                found = counted(len(self.groups), "cause")
+                self._progress(f"{n} of {len(in_turn)} {words}, {found}: {failure.case.id}")
         self._end = max(self._end, self._whole_end)
         for group in [g for g in self.groups if g.failures]:
             self._split(group)
