@@ -222,7 +222,7 @@ def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
 def share(used: float) -> str:
     """Format a share of an error budget."""
     if used == inf:
-        return "bit-exact required"
+        return "∞"  # a difference where none is allowed, or NaN or Inf in other places
     if used > MUCH:
         return f"> {MUCH}×"
     return f"{used:.3g}×" if used > 1 else f"{100 * used:.3g} %"

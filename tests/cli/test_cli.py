@@ -236,7 +236,7 @@ def test_a_shell_completes_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("used", "says"), [([], "–"), ([0.5, 0.25], "50 %"), ([3.81e12], "> 1000×"), ([inf, 2.0], "bit-exact required")]
+    ("used", "says"), [([], "–"), ([0.5, 0.25], "50 %"), ([3.81e12], "> 1000×"), ([inf, 2.0], "∞")]
 )
 def test_budgets_used_can_be_read(used: list[float], says: str) -> None:
     """Neither inf nor 3.81e+12 stands in a table."""
