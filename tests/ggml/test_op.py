@@ -184,7 +184,7 @@ def test_a_wrong_declaration_says_what_to_mend() -> None:
     with pytest.raises(ValueError, match=r"op SOFT_SHRINK: add the name to OPS in conformance/ggml/types\.py"):
         Op("SOFT_SHRINK", src="a", layout=same_layout)
     with pytest.raises(ValueError, match="cannot parse 'lambda >= 0'"):
-        Op("SQR", src="a", layout=same_layout, asserts="lambda >= 0")
+        assertions("lambda >= 0", "", ["a"], 1, [])
     assert before == DECLARATIONS
 
 

@@ -154,7 +154,7 @@ class Op:
         writes: names of the sources whose bytes the op also changes, such as AdamW's moments.
 
     Raises:
-        ValueError: a name is not in `types.OPS`, or an assertion cannot be parsed.
+        ValueError: a name is not in `types.OPS`.
     """
 
     def __init__(
@@ -406,7 +406,7 @@ def assertions(text: str, let: str, src: Sequence[str], n_src: int, fields: Sequ
     """Parse assertions in ggml's C, as `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
 
     Each is both the condition and the text of the error. One that names an absent source is not checked. One that takes
-    a remainder by 0, where ggml would crash, does not hold.
+    a remainder by 0, where ggml would crash, does not hold. ValueError if one cannot be parsed.
     """
     names: dict[str, Term] = {s: lambda t, i=i: operand(t, i) for i, s in enumerate(src)}  # type: ignore[misc]  # i is an int
     names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
