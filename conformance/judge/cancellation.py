@@ -27,13 +27,13 @@ def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[
     They are relative to its energy. `expected` has packed bytes. Products whose operand or result bytes are unknown are
     absent.
     """
-    step, held = case.steps[k], _Held(case, k, expected)
+    step, held = case.steps[k], Held(case, k, expected)
     nodes = (n for n in step.graph if n.op in _PRODUCTS and n in expected and computes(n))
     found = {n: _cancellation(n, held, expected[n]) for n in nodes}
     return {n: worth for n, worth in found.items() if worth}
 
 
-class _Held:
+class Held:
     """Bytes of leaves and of results that are known and constant throughout the step."""
 
     def __init__(self, case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> None:
@@ -48,7 +48,7 @@ class _Held:
         return None if t is None or t.root not in self._bytes else strided(self._bytes[t.root], t)
 
 
-def _cancellation(node: Tensor, held: _Held, result: Bytes) -> float:
+def _cancellation(node: Tensor, held: Held, result: Bytes) -> float:
     """Return a squared roundoff per offset, times the energy of both sums over `result`'s.
 
     A float32 sum of n terms adds up to n u^2 of its energy if its errors are random; a group of elements is one term.

@@ -74,6 +74,20 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
         return _measure(_plain(t.type, want), _plain(t.type, got), raw)
 
 
+def in_order(indices: Bytes, keys: NDArray[Any]) -> Bytes:
+    """Return the indices of an ARGSORT with those of equal keys ascending: ggml leaves their order open.
+
+    `keys` are the elements that were sorted; indices outside their rows are returned unchanged.
+    """
+    rows = keys.reshape(-1, keys.shape[-1])
+    found = indices.view("<i4").reshape(rows.shape)
+    if found.min() < 0 or found.max() >= rows.shape[-1]:
+        return indices
+    picked = np.take_along_axis(rows, found, -1)
+    run = np.cumsum(picked != np.roll(picked, 1, -1), axis=-1)
+    return np.take_along_axis(found, np.lexsort((found, run), axis=-1), -1).reshape(-1).view(np.uint8)
+
+
 def _stored(type_: GGMLType, shape: tuple[int, ...], packed: Bytes) -> NDArray[Any]:
     if type_.blck_size > 1:
         return packed.reshape(*shape[:-1], shape[-1] // type_.blck_size, type_.type_size)

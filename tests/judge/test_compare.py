@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, isnan
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from conformance.ggml import quants
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, Q4_0, Q8_0
 from conformance.judge.budget import RAW, Budget
-from conformance.judge.compare import compare, values
+from conformance.judge.compare import compare, in_order, values
 
 
 def _packed(a: object) -> Bytes:
@@ -146,3 +147,27 @@ def test_another_size_is_wholly_wrong() -> None:
     d = compare(t, a, a[:4])
     assert d.raw == d.special == d.count == 2
     assert isnan(d.found)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 2.0]), min_size=6, max_size=6), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_equal_keys_may_come_in_any_order(rows: list[list[float]], random: Random) -> None:
+    """Any ARGSORT that gives the keys in order is the same to the judge; one that swaps unequal keys is not."""
+    keys = np.array(rows, "<f4")
+    right = np.argsort(keys, axis=-1, kind="stable").astype("<i4")
+    other = right.copy()
+    for k, row in zip(keys, other, strict=True):
+        row[:] = np.lexsort(([random.random() for _ in k], k))
+    want, got = (in_order(x.reshape(-1).view(np.uint8), keys) for x in (right, other))
+    assert want.tobytes() == got.tobytes() == right.tobytes()
+    wrong = right[:, ::-1].copy()
+    same = in_order(wrong.reshape(-1).view(np.uint8), keys).tobytes() == right.tobytes()
+    assert same == all(len(set(row)) == 1 for row in rows)
+
+
+def test_indices_outside_the_row_are_left_alone() -> None:
+    """What is no index keeps its bytes, so that it is judged as it is."""
+    bad = np.array([0, 9], "<i4").view(np.uint8)
+    assert in_order(bad, np.zeros((1, 2), "<f4")) is bad
