@@ -119,9 +119,9 @@ def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: flo
     try:
         return LlamaProcess(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
     except UsageError as e:
-        known = "conform capture lists the architectures that it knows, --lib BUILD takes another llama.cpp"
-        hint = "is the file whole?" if arch in architectures() else known
-        raise UsageError(f"{model}: {e}; {hint}" if "cannot load" in str(e) else f"{model}: {e}") from None
+        known = "; conform capture lists the architectures that it knows, --lib BUILD takes another llama.cpp"
+        hint = known if arch not in architectures() else "; is the file whole?" if "cannot load" in str(e) else ""
+        raise UsageError(f"{model}: {e}{hint}") from None
 
 
 def _device(spec: Spec) -> Device:

@@ -82,7 +82,7 @@ def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any
     try:
         models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
     except LacksError as e:
-        return {"unsupported": f"this llama.cpp has no {e}"}
+        return {"unsupported": str(e)}
     return {}
 
 
@@ -130,7 +130,7 @@ class DeviceModel:
             with harness.clean():
                 comparisons = list(it.play(harness))
         except LacksError as e:
-            return {"unsupported": f"this llama.cpp has no {e}"}
+            return {"unsupported": str(e)}
         except RefusedError as e:
             return {"unsupported": f"refused: {e}"}
         except ConformanceError as e:

@@ -78,7 +78,7 @@ class Encoder:
         """Return `mtmd_NAME`; LacksError if this library does not export it."""
         function: Callable[..., Any] | None = getattr(self.library.mtmd, name)
         if function is None:
-            raise LacksError(f"mtmd_{name}")
+            raise LacksError(f"mtmd_{name}", "libmtmd")
         return function
 
     @contextmanager
@@ -124,7 +124,7 @@ class Encoder:
             os.environ["MTMD_BACKEND_DEVICE"] = self.device
         put(params, warmup=0, print_timings=0, **more)
         if callback is not None and put(params, cb_eval=ctypes.cast(callback, ctypes.c_void_p)):
-            raise LacksError("mtmd_context_params.cb_eval")
+            raise LacksError("mtmd_context_params.cb_eval", "libmtmd")
         context = self.call("init_from_file")(os.fsencode(self.load.file), self.text_model, params)
         if not context:
             said = " / ".join(line for line in self.library.log if _SAID.search(line)) or self.library.reason()

@@ -67,7 +67,7 @@ def reply(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
         with e.clean():
             return _relation(e, ask["relation"], Path(ask["folder"])) if "relation" in ask else _run(e, ask)
     except LacksError as error:
-        return {"unsupported": f"this libmtmd has no {error}"}
+        return {"unsupported": str(error)}
     except UnknownError as error:
         return {"unsupported": str(error)}
     except RefusedError as error:

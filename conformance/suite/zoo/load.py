@@ -18,13 +18,16 @@ from .family import Request
 
 
 class LacksError(UsageError):
-    """This version of llama.cpp lacks a symbol, a struct field or an architecture."""
+    """This version of llama.cpp or libmtmd lacks a symbol, a struct field or an architecture."""
+
+    def __init__(self, what: str, library: str = "llama.cpp") -> None:
+        super().__init__(f"this {library} has no {what}")
 
 
 SPLIT_TENSOR = 3
 """`LLAMA_SPLIT_MODE_TENSOR`: one meta device over several."""
 ALL_LAYERS = 999
-_UNKNOWN = re.compile(r"unknown model (architecture: '[^']+')")
+_UNKNOWN = re.compile(r"unknown model architecture: ('[^']+')")
 READ = 0
 """`LLAMA_LOAD_MODE_NONE`: neither mapped nor locked."""
 
@@ -75,10 +78,13 @@ def load_model(
     if errors:
         raise errors[0]
     if not model:
-        reason = library.reason()
-        unknown = _UNKNOWN.search(reason)
-        raise LacksError(unknown[1]) if unknown else UsageError(f"llama.cpp cannot load the model: {reason}")
+        raise _unloadable(library.reason())
     return int(model)
+
+
+def _unloadable(reason: str) -> UsageError:
+    unknown = _UNKNOWN.search(reason)
+    return LacksError(f"architecture {unknown[1]}") if unknown else UsageError(f"llama.cpp cannot load it: {reason}")
 
 
 def _devices(library: Llama, names: str) -> list[int]:
