@@ -305,10 +305,12 @@ class History:
             yield
         except sqlite3.Error as e:
             raise UsageError(f"{self.path}: {_advice(str(e))} (SQLite: {e})") from e
+        except OverflowError as e:
+            raise UsageError(f"{self.path}: 64-bit integers expected, a larger one found; nothing was stored") from e
 
     def _run(self, document: Mapping[str, JSON], nightly: bool) -> tuple[int, bool]:
         """Insert or update the run's row; return its id and whether the document is newer than the stored one."""
-        env = document["environment"]
+        env, kind = document["environment"], document.get("kind", "conformance")
         packages = json.dumps(env.get("packages") or {}, sort_keys=True)
         facts = [env["machine"], env.get("system") or "", env.get("cpu") or "", env.get("cores"), env.get("python")]
         before = self._db.execute("SELECT id, written FROM runs WHERE run = ?", (document["run"],)).fetchone()
@@ -316,7 +318,7 @@ class History:
             cursor = self._db.execute(
                 """INSERT INTO runs (run, kind, written, nightly, machine, system, cpu, cores, python, packages)
                    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-                (document["run"], document["kind"], document["written"], int(nightly), *facts, packages),
+                (document["run"], kind, document["written"], int(nightly), *facts, packages),
             )
             return int(cursor.lastrowid or 0), False
         key, written = before
