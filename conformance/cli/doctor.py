@@ -106,9 +106,11 @@ def _backend(spec: Spec) -> tuple[tuple[str, str, str], str]:
 
 def _folders(backend: Backend) -> list[str]:
     """Return the folders of libraries that the processes of a backend have mapped."""
+    if sys.platform == "darwin":  # psutil has no maps there
+        return []
     found: dict[str, None] = {}
     for pid in pids(backend):
-        with suppress(psutil.Error, AttributeError, OSError):  # macOS has no maps, and another user's are hidden
+        with suppress(psutil.Error, OSError):  # those of another user are hidden
             for path in (Path(m.path) for m in psutil.Process(pid).memory_maps()):
                 if path.name.removeprefix("lib").startswith(LIBRARIES):
                     found[str(path.parent)] = None
