@@ -148,7 +148,7 @@ def test_the_adapter_takes_a_card(tmp_path: Path) -> None:
         assert backend.arithmetic_in(Case("x", {}, [])) == backend.arithmetic()
     finally:
         backend.close()
-    with pytest.raises(UsageError, match="do not go with it"):
+    with pytest.raises(UsageError, match="cannot be combined with it"):
         open_backend(Spec("ggml", (("card", str(path)), ("products", "f16"))))
     path.write_text(CARD.to_toml(), encoding="utf-8")
     with pytest.raises(UsageError, match="conform precision"):

@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_of_an_adapter_is_said(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     model = f"model={tmp_path}/m.gguf"
     for spec, keys, said in (
-        ("cpu", "w=iq2_xs", "give copies=N in its id"),
+        ("cpu", "w=iq2_xs", "set copies=N in the id"),
         ("sched?devices=cpu,xdna2", "w=q4_0", "its own process expected"),
         ("cpu", model, "m.gguf is a model for llama.cpp"),
     ):

@@ -165,7 +165,7 @@ def test_the_command_shows_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
     ("keys", "said"),
     [
         ("pp=0", "pp=TOKENS or tg=TOKENS expected"), ("pp=x", "32-bit integer"), ("pp=4,tg=4", "pp=TOKENS or"),
-        ("pp=4,unchanged=1", "without=DEVICE expected"), ("pp=4,speed=1", "keys:"),
+        ("pp=4,unchanged=1", "without=DEVICE expected"), ("pp=4,speed=1", "key 'speed' is unknown"),
     ],
 )  # fmt: skip
 def test_wrong_ids_are_refused(keys: str, said: str) -> None:

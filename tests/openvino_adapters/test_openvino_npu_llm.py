@@ -118,7 +118,7 @@ def test_in_float32_it_is_exact_to_rounding() -> None:
 def test_what_cannot_be_read_is_said_and_not_counted(runner: Runner) -> None:
     """The result says that caches were not judged; a case that asks for nothing else checked nothing."""
     case = _case("p9.d2")
-    assert "4 caches cannot be read here: outputs only" in _run(runner, case).detail
+    assert "4 caches cannot be read: only outputs are judged" in _run(runner, case).detail
     blind = Case(case.id, case.persistent, [Step(s.graph, s.inputs, ()) for s in case.steps])
     result = _run(runner, blind)
     assert result.verdict is Verdict.VACUOUS

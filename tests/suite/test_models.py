@@ -164,7 +164,7 @@ def test_every_preset_is_legal(arch: str) -> None:
         ("seqs=2,run=at3.cp0", "a unified cache expected"),
         ("seqs=3,unified=1,write=cpy,run=p3.rm1.p5", "no neighbours"),
         ("l=0", "at least 1"),
-        ("colour=blue", "keys:"),
+        ("colour=blue", "key 'colour' is unknown"),
         ("conv=1", "at least 2 taps"),
         ("experts=2,used=3", "1 to 2 experts"),
         ("alibi=8", "rope=none"),

@@ -411,7 +411,7 @@ def test_a_graph_is_rebuilt_only_where_the_backend_takes_it(monkeypatch: pytest.
     assert "splits graphs in advance" in result.detail
 
 
-@pytest.mark.parametrize(("name", "what"), [("buffers", "buffer type"), ("threads", "threads")])
+@pytest.mark.parametrize(("name", "what"), [("buffers", "the buffer type"), ("threads", "threads")])
 def test_no_choice_is_unsupported(name: str, what: str) -> None:
     """A backend without a choice of what a relation varies says so and does not fail."""
     runner = Runner()
@@ -420,7 +420,7 @@ def test_no_choice_is_unsupported(name: str, what: str) -> None:
     finally:
         runner.close()
     assert result.verdict is Verdict.UNSUPPORTED
-    assert f"no choice of {what}" in result.detail
+    assert f"no option for {what}" in result.detail
 
 
 def test_threads_that_never_meet_are_a_timeout(run: Callable[[Case, Tamper], Result]) -> None:
