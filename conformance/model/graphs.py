@@ -112,7 +112,7 @@ class StepRun:
     """One step as a backend ran it, with the value of every node."""
 
     case: Case
-    """That step alone, starting from the backend's own caches; its recorded values are the backend's."""
+    """A case of this step only, with the backend's caches as initial state and its values as recorded ones."""
     step: int
     """Its index in the whole run."""
 

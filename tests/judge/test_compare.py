@@ -168,6 +168,6 @@ def test_equal_keys_may_come_in_any_order(rows: list[list[float]], random: Rando
 
 
 def test_indices_outside_the_row_are_left_alone() -> None:
-    """What is no index keeps its bytes, so that it is judged as it is."""
+    """Indices out of range are returned unchanged and so fail the comparison."""
     bad = np.array([0, 9], "<i4").view(np.uint8)
     assert in_order(bad, np.zeros((1, 2), "<f4")) is bad

@@ -33,7 +33,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def record(ran: str, tmp_path: Path) -> Path:
-    """That record, to be changed."""
+    """A copy of the record, for a test to change."""
     path = tmp_path / "before.json"
     path.write_text(ran)
     return path

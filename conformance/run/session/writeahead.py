@@ -79,7 +79,7 @@ def default_folder() -> Path:
 
 
 def is_own(folder: Path) -> bool:
-    """Return True if `folder` is this user's, not a link, and nobody else can write to it."""
+    """Return True if `folder` is this user's, not a link, and not writable by others."""
     try:
         found = folder.lstat()
     except OSError:
