@@ -121,12 +121,15 @@ def test_overwritten_values_fail_in_verify(corpus: Path, backend: str, tmp_path:
     assert json.loads(out.read_text())["totals"]["golden"] == {"compared": 2, "differs": 2, "not comparable": 0}
 
 
-def test_overwritten_values_fail_in_a_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_overwritten_values_fail_in_a_run(
+    corpus: Path, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cases that a run makes by their ids are judged by the golden outputs, and a saved one says the same again."""
     monkeypatch.setenv(shipped.GOLDEN, str(corpus))
-    words = ("--backend", "ggml", "--save-failures", tmp_path / "saved", "--case", EXACT, "--case", ROUNDED)
+    words = ("--backend", backend, "--save-failures", tmp_path / "saved", "--case", EXACT, "--case", ROUNDED)
     done = conform("run", *words, "--case", STORE)
-    _names_both(done.stdout, corpus / stored.OPS, "ggml")
+    _names_both(done.stdout, corpus / stored.OPS, backend)
     assert done.returncode == 1
     again = conform("repro", min((tmp_path / "saved").iterdir()))
     assert again.returncode == 1
