@@ -146,7 +146,7 @@ def outside() -> Iterator[Bench]:
 
 
 ISOLATED = [
-    *((at, GENTLE[(i + k) % len(GENTLE)]) for i, at in enumerate(METHODS) for k in (0, 4)),
+    *((at, GENTLE[(i + k) % len(GENTLE)]) for i, at in enumerate(METHODS) for k in (0, 2, 4, 7)),
     *((at, "sysexit") for at in ("constructor", "info", "supports_op", "open", "compute", "witness", "session_close")),
     *((at, "exit") for at in ("constructor", "supports_op", "open", "compute", "close")),
     *((at, "fork") for at in ("constructor", "open", "compute")),
