@@ -27,14 +27,13 @@ def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[
     They are relative to its energy. `expected` has packed bytes. Products whose operand or result bytes are unknown are
     absent.
     """
-    step, held = case.steps[k], Held(case, k, expected)
-    nodes = (n for n in step.graph if n.op in _PRODUCTS and n in expected and computes(n))
-    found = {n: _cancellation(n, held, expected[n]) for n in nodes}
+    known = KnownValues(case, k, expected)
+    found = {n: known.cancellation(n) for n in case.steps[k].graph if computes(n)}
     return {n: worth for n, worth in found.items() if worth}
 
 
-class Held:
-    """Bytes of leaves and of results that are known and constant throughout the step."""
+class KnownValues:
+    """Values of leaves and of results that are known and constant throughout step `k`; `expected` has packed bytes."""
 
     def __init__(self, case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> None:
         step, caches = case.steps[k], set(case.caches())
@@ -42,39 +41,46 @@ class Held:
         leaves = {t: x for t, x in {**case.persistent, **step.inputs}.items() if t not in caches}
         results = {t: x for t, x in expected.items() if t.view_src is None and is_contiguous(t)}
         self._bytes = {t: x for t, x in {**results, **leaves}.items() if t not in written}
+        self._expected = expected
 
     def of(self, t: Tensor | None) -> NDArray[np.generic] | None:
         """Return the elements of `t`, as `strided` gives them; None if its bytes are unknown."""
         return None if t is None or t.root not in self._bytes else strided(self._bytes[t.root], t)
 
+    def sort_keys(self, node: Tensor) -> NDArray[np.generic] | None:
+        """Return what `node` sorts; None if it is no ARGSORT, or its source is unknown."""
+        return self.of(node.src[0]) if node.op == "ARGSORT" else None
 
-def _cancellation(node: Tensor, held: Held, result: Bytes) -> float:
-    """Return a squared roundoff per offset, times the energy of both sums over `result`'s.
+    def cancellation(self, node: Tensor) -> float:
+        """Return a squared roundoff per offset, times the energy of both sums over the result's; 0 if no product.
 
-    A float32 sum of n terms adds up to n u^2 of its energy if its errors are random; a group of elements is one term.
-    """
-    weights, x = node.src[:2]
-    w, a = held.of(weights), held.of(x)
-    if w is None or a is None or weights is None or x is None:
-        return 0.0
-    offset = quants.offsets(weights.type, w)
-    if offset is None:
-        return 0.0
-    groups = offset.shape[-1]
-    values = quants.to_float(x.type, a).astype(np.float64)
-    sums = values.reshape(*values.shape[:-1], groups, -1).sum(-1)
-    y = result.view("<f4").astype(np.float64).reshape(node.shape)
-    if node.op == "MUL_MAT":
-        second = _product(offset, sums)
-    else:
-        ids = held.of(node.src[2])
-        if ids is None:
+        A float32 sum of n terms adds up to n u^2 of its energy if its errors are random; a group of elements is one
+        term.
+        """
+        if node.op not in _PRODUCTS or node not in self._expected:
             return 0.0
-        second = _product_id(offset, sums, ids[0, 0].astype(np.int64))[None]
-    energy = float(np.sum(y * y))
-    both = float(np.sum((y - second) ** 2) + np.sum(second * second))
-    worth = groups * both / energy if energy else 0.0
-    return worth if np.isfinite(worth) else 0.0
+        weights, x = node.src[:2]
+        w, a = self.of(weights), self.of(x)
+        if w is None or a is None or weights is None or x is None:
+            return 0.0
+        offset = quants.offsets(weights.type, w)
+        if offset is None:
+            return 0.0
+        groups = offset.shape[-1]
+        values = quants.to_float(x.type, a).astype(np.float64)
+        sums = values.reshape(*values.shape[:-1], groups, -1).sum(-1)
+        y = self._expected[node].view("<f4").astype(np.float64).reshape(node.shape)
+        if node.op == "MUL_MAT":
+            second = _product(offset, sums)
+        else:
+            ids = self.of(node.src[2])
+            if ids is None:
+                return 0.0
+            second = _product_id(offset, sums, ids[0, 0].astype(np.int64))[None]
+        energy = float(np.sum(y * y))
+        both = float(np.sum((y - second) ** 2) + np.sum(second * second))
+        worth = groups * both / energy if energy else 0.0
+        return worth if np.isfinite(worth) else 0.0
 
 
 def _product(offset: NDArray[np.float32], sums: F64) -> F64:

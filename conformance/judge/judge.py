@@ -13,9 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import Any
-
-from numpy.typing import NDArray
 
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.arithmetic import EXACT, Arithmetic
@@ -24,7 +21,7 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
 from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, dequantises, free_running, stored, type_of
-from .cancellation import Held, cancellations
+from .cancellation import KnownValues, cancellations
 from .compare import Difference, compare, in_order
 from .wrong import Wrong
 
@@ -265,13 +262,13 @@ def judge_node(
     *,
     step: int = 0,
     same: bool = True,
-    cancellation: float = 0.0,
-    keys: NDArray[Any] | None = None,
+    known: KnownValues | None = None,
 ) -> Judged:
-    """Judge one node's value with correct sources; other arguments as in `budget_of`.
+    """Judge one node's value with correct sources; `same` as in `budget_of`.
 
-    `keys` are the elements that an ARGSORT sorted: the order of equal ones is open.
+    `known`: values of its step, for the cancellation of products; the order of equal elements that it sorts is open.
     """
+    cancellation, keys = (known.cancellation(node), known.sort_keys(node)) if known else (0.0, None)
     if keys is not None and expected.nbytes == found.nbytes:
         expected, found = in_order(expected, keys), in_order(found, keys)
     difference = compare(node, expected, found, unordered=node.op == "TOP_K")
@@ -292,19 +289,10 @@ def judge_isolated(
     `right` has the expected value of each copy, `found` that of each copy or of its original. `arithmetic` includes the
     copies (`Arithmetic.copied`).
     """
-    cancelled, keys = cancellations(alone, 0, right), sort_keys(alone, right)
+    known = KnownValues(alone, 0, right)
     for copy, node in original.items():
         value = found[copy] if copy in found else found[node]
-        worth, sorts = cancelled.get(copy, 0.0), keys.get(copy)
-        judged = judge_node(copy, right[copy], value, arithmetic, step=step, cancellation=worth, keys=sorts)
-        yield replace(judged, tensor=node)
-
-
-def sort_keys(alone: Case, expected: Mapping[Tensor, Bytes]) -> dict[Tensor, NDArray[Any]]:
-    """Return what each ARGSORT of a one-step case sorts, where its bytes are known; `expected` is packed."""
-    held = Held(alone, 0, expected)
-    found = {n: held.of(n.src[0]) for n in alone.steps[0].graph if n.op == "ARGSORT"}
-    return {n: keys for n, keys in found.items() if keys is not None}
+        yield replace(judge_node(copy, right[copy], value, arithmetic, step=step, known=known), tensor=node)
 
 
 def judge_step(

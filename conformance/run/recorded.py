@@ -21,9 +21,9 @@ from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
 from conformance.judge.budget import Budget, free_running
-from conformance.judge.cancellation import cancellations
+from conformance.judge.cancellation import KnownValues
 from conformance.judge.compare import compare
-from conformance.judge.judge import Judged, how_wrong, judge_isolated, judge_node, judge_trajectory, sort_keys
+from conformance.judge.judge import Judged, how_wrong, judge_isolated, judge_node, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
 from conformance.judge.wrong import Wrong
 from conformance.suite.batch import isolated_nodes
@@ -216,16 +216,11 @@ def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int)
     record = case.steps[k].expected
     judged = []
     if by_record:
-        expected = alone.steps[0].expected
-        cancelled, keys = cancellations(alone, 0, expected), sort_keys(alone, expected)
+        known = KnownValues(alone, 0, alone.steps[0].expected)
         for copy, n in original.items():
             limits = replace(recording or declared.at(copy), products=declared.at(copy).products)
-            worth = cancelled.get(copy, 0.0)
-            judged.append(
-                judge_node(
-                    n, record[n], found[copy], limits, step=k, same=same, cancellation=worth, keys=keys.get(copy)
-                )
-            )
+            at = judge_node(copy, record[n], found[copy], limits, step=k, same=same, known=known)
+            judged.append(replace(at, tensor=n))
     equal = by_record and not any(j.difference.raw for j in judged)
     if not same:
         right = execute(oracle.reference_in(declared), alone).steps[0].outputs
