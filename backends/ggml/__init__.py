@@ -13,8 +13,8 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from conformance.backend.card import read
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
+from conformance.backend.profile import read
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, UNDECLARED, Arithmetic, Mixed, requantising
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
@@ -64,7 +64,7 @@ class GgmlBackend(Backend):
             makes none, unlike the llama.cpp of a recording.
         products: type that the device rounds the operands of matrix products to; other than `float32`, the tolerance
             is wider.
-        card: a file of `conform precision`: the measured precision profile of the device.
+        profile: a file of `conform precision`: the measured precision profile of the device.
         requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
         variant: the CPU library to load, such as `haswell`, of a build with several; the best one if empty.
         rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback` starts one of the same build,
@@ -76,7 +76,7 @@ class GgmlBackend(Backend):
     """
 
     batch: ClassVar[int] = 64
-    places: ClassVar[frozenset[str] | None] = frozenset({"lib", "rpc", "card"})
+    places: ClassVar[frozenset[str] | None] = frozenset({"lib", "rpc", "profile"})
     builds: ClassVar[frozenset[str]] = frozenset({"lib"})
     audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
@@ -95,7 +95,7 @@ class GgmlBackend(Backend):
         requant: str = "none",
         variant: str = "",
         rpc: str = "",
-        card: str = "",
+        profile: str = "",
     ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
@@ -104,9 +104,9 @@ class GgmlBackend(Backend):
         ):
             if value not in values:
                 raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
-        if card and (products != EXACT.products or requant != "none"):
+        if profile and (products != EXACT.products or requant != "none"):
             raise UsageError(
-                "ggml: card= has the rounding of the device: products and requant cannot be combined with it"
+                "ggml: profile= has the rounding of the device: products and requant cannot be combined with it"
             )
         if mode == "sched" and guard == "on":
             raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
@@ -133,7 +133,7 @@ class GgmlBackend(Backend):
         self.by_case = self._cpu not in (0, self._device)
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
         """Last case that was asked about, and the device's nodes."""
-        self._card = card_of(card, self) if card else None
+        self._profile = profile_of(profile, self) if profile else None
         if self._server is None and library.device_type(self._device) != "CPU":
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         self.fragile = library.software(self._device)
@@ -163,12 +163,12 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """Return the card's arithmetic; a CPU's from its tables; another device's from its options.
+        """Return the profile's arithmetic; a CPU's from its tables; another device's from its options.
 
         `products` and `requant` declare another device's; it is undeclared without these.
         """
-        if self._card is not None:
-            return self._card
+        if self._profile is not None:
+            return self._profile
         if self._server is not None or self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
@@ -291,11 +291,11 @@ def _load(lib: str, threads: int, variant: str) -> Library:
     return library
 
 
-def card_of(path: str, backend: Backend) -> Arithmetic:
-    """Return the arithmetic of the card at `path`; UsageError if unreadable or a wrong device."""
-    card = read(Path(path))
-    card.check(backend.info(), path)
-    return card.arithmetic(f"card {path}")
+def profile_of(path: str, backend: Backend) -> Arithmetic:
+    """Return the arithmetic of the profile at `path`; UsageError if unreadable or a wrong device."""
+    profile = read(Path(path))
+    profile.check(backend.info(), path)
+    return profile.arithmetic(f"profile {path}")
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:

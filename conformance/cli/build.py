@@ -30,9 +30,9 @@ from conformance.judge.outcome import Outcome, Why
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
 from conformance.release.backtest import Attempt
-from conformance.release.cards import LEARNING, LEARNING_BESIDE, Cards, folder
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
+from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
 from conformance.release.record import causes_of, document, write
 from conformance.release.release import Release, plan
 from conformance.release.target import Target, targets
@@ -118,9 +118,9 @@ def _release(
     say = partial(line, err=True)
     isolation = replace(isolation, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
     begun = time.monotonic()
-    cards = Cards(folder(), isolation, progress=say)
+    profiles = Profiles(folder(), isolation, progress=say)
     learning = seconds * (LEARNING if old is None else LEARNING_BESIDE)
-    chosen = list(cards.give(targets(new, old, devices), new, old, learning))
+    chosen = list(profiles.give(targets(new, old, devices), new, old, learning))
     seconds -= time.monotonic() - begun
     work = plan(chosen, level, models=new.llama and (old is None or old.llama))
     return Release(new, old, chosen, work, seconds, isolation, Cases(isolation, say), say)

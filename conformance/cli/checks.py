@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from conformance.backend.card import Card, read
+from conformance.backend.profile import Profile, read
 from conformance.backend.registry import build_of
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import UsageError
@@ -57,7 +57,7 @@ def precision(
 ) -> None:
     """Learn the precision profile of BACKEND, or show one that was written.
 
-    A profile says how a device rounds that declares nothing; the option card=FILE of the adapter ggml takes it.
+    A profile says how a device rounds that declares nothing; the option profile=FILE of the adapter ggml takes it.
 
     Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows; 3 where
     nothing could be measured; 5 where keys are left by --budget or Ctrl-C: see docs/exit-codes.md.
@@ -82,7 +82,7 @@ def precision(
 
 def _learned(
     backend: str, level: Level, output: Path | None, budget: float | None, isolation: Isolation
-) -> tuple[Card, Outcome]:
+) -> tuple[Profile, Outcome]:
     """Measure the keys that no earlier start measured; the outcome names the number left."""
     (spec,), _ = specs_here([backend], isolation)
     end = math.inf if budget is None else time.monotonic() + budget
@@ -111,7 +111,7 @@ def _learned(
     return (made if left else _whole(output, made)), outcome
 
 
-def _whole(output: Path | None, made: Card) -> Card:
+def _whole(output: Path | None, made: Profile) -> Profile:
     """Mark a profile as complete, so that other keys get no allowance, and write it to its file."""
     made = replace(made, others=False)
     if output is not None:
@@ -120,7 +120,7 @@ def _whole(output: Path | None, made: Card) -> Card:
     return made
 
 
-def _keep(output: Path | None, made: Card, key: str) -> None:
+def _keep(output: Path | None, made: Profile, key: str) -> None:
     """Write an unfinished profile beside its file, and print the result of `key`."""
     if output is not None:
         write_text(beside(output), made.to_toml(), "-o")
@@ -128,7 +128,7 @@ def _keep(output: Path | None, made: Card, key: str) -> None:
         line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
 
 
-def _show(made: Card) -> None:
+def _show(made: Profile) -> None:
     """Print a profile: a line for each key beyond float32 rounding, and the number of others."""
     line(f"{made.device}: {made.description}, {', '.join(f'{k} {v}' for k, v in made.versions.items())}")
     rows, exact = [], 0

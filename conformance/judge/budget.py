@@ -36,7 +36,7 @@ class Budget:
     element: float
     """Largest allowed `Difference.element`."""
     why: str = ""
-    card: str = ""
+    profile: str = ""
     """Precision profile that the node was judged with, its key and the rounding measured; empty without one."""
     zeros: bool = False
     """True if a zero may have either sign: a fused multiply-add of 0, or a zero point, makes +0 of a block's -0."""
@@ -92,9 +92,9 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     bound = arithmetic.bound(node, row.terms(node) if row.per_k else 1)  # upstream's limit at most
     if node.type.is_quantized:
         step = BLOCK_STEP.get(node.type.name, BLOCK_STEP_OTHER)
-        return Budget(bound, step, arithmetic.name, _card(node, arithmetic)) if bound else RAW
+        return Budget(bound, step, arithmetic.name, _profile(node, arithmetic)) if bound else RAW
     nmse = (row.base + row.per_k * row.terms(node) + cancellation) * U2
-    why, card, arithmetic = row.why, _card(node, arithmetic), arithmetic.at(node)
+    why, profile, arithmetic = row.why, _profile(node, arithmetic), arithmetic.at(node)
     if cancellation:
         why = f"{why}, of two sums that cancel"
     if changes(node, arithmetic):
@@ -107,7 +107,7 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     nmse += bound
     if not nmse:
         return Budget(0.0, 0.0, why, zeros=dequantises(node))
-    return replace(stored(node, nmse, PEAK * sqrt(nmse), why), card=card)
+    return replace(stored(node, nmse, PEAK * sqrt(nmse), why), profile=profile)
 
 
 def dequantises(node: Tensor) -> bool:
@@ -115,7 +115,7 @@ def dequantises(node: Tensor) -> bool:
     return not node.type.is_quantized and any(s is not None and s.type.is_quantized for s in node.src)
 
 
-def _card(node: Tensor, arithmetic: Arithmetic) -> str:
+def _profile(node: Tensor, arithmetic: Arithmetic) -> str:
     key = key_of(node) if arithmetic.roundings else ""
     return f"{arithmetic.name}: {key}, {arithmetic.roundings[key]}" if key in arithmetic.roundings else ""
 

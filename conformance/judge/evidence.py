@@ -63,7 +63,7 @@ class Numbers:
     """Allowed NMSE; 0 if bit-exact is required."""
     special: Count = 0
     """Number of elements where NaN or Inf is out of place."""
-    card: str = ""
+    profile: str = ""
     """Precision profile of the tolerance."""
 
 

@@ -31,7 +31,7 @@ _THREW = re.compile(r"; it threw in (?P<side>[^;]*), step [0-9]+")
 _TENSOR = re.compile(r"\w+\[[0-9, ]+\]$")
 _WORST = re.compile(
     r"\(NMSE [^,)]*(?:, (?P<special>[0-9]+) NaN/Inf out of place)?\), (?:budget \S+|must be equal to the bit)"
-    r"(?: by (?P<card>.+))?$"
+    r"(?: by (?P<profile>.+))?$"
 )
 _OWN_CACHES = "started from its own caches"
 _NUMBERS = ("index", "expected", "found", "nmse", "budget")
@@ -92,7 +92,7 @@ def renewed(row: Mapping[str, JSON]) -> Mapping[str, JSON]:
     msgspec.ValidationError for a field of another type.
     """
     if "notes" in row or "detail" not in row:
-        return row
+        return _with_profile(row)
     msgspec.convert(row, _Row)
     rest = {k: v for k, v in row.items() if k not in {"first_divergence", "place", "detail"}}
     waived = _WAIVED.match(row["detail"])
@@ -109,6 +109,14 @@ def renewed(row: Mapping[str, JSON]) -> Mapping[str, JSON]:
     error = _error(verdict, detail, where) if detail else {}
     more = error.pop("notes", [])
     return {**rest, "where": _of_steps(where, row), "error": error or None, "notes": [*more, *notes]}
+
+
+def _with_profile(row: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Rename `where.numbers.card` to `profile`."""
+    match row.get("where"):
+        case {"numbers": {"card": card, **numbers}, **where}:
+            return {**row, "where": {**where, "numbers": {**numbers, "profile": card}}}
+    return row
 
 
 def _of_steps(where: dict[str, JSON] | None, row: Mapping[str, JSON]) -> dict[str, JSON] | None:
@@ -180,7 +188,7 @@ def _notes(parts: Sequence[str], where: dict[str, JSON] | None) -> list[str]:
             told = name.startswith((where.get("op", ""), "cache"))
             said = ": ".join(b for b in before if not b.startswith("step ")) if told else part
             if told and numbers is not None and (more := _WORST.search(worst)) is not None:
-                numbers |= {"special": int(more["special"] or 0), "card": more["card"] or ""}
+                numbers |= {"special": int(more["special"] or 0), "profile": more["profile"] or ""}
         else:
             name = ""
         if (tensor := _TENSOR.search(name)) is not None:

@@ -41,7 +41,7 @@ def diverges(where: Place, numbers: Numbers) -> str:
     special = f", {numbers.special} NaN/Inf out of place" if numbers.special else ""
     found = f"{numbers.expected:.9g} expected, {numbers.found:.9g} found (NMSE {numbers.nmse:.2g}{special})"
     budget = f"budget {numbers.budget:.2g}" if numbers.budget else "bit-exact required"
-    by = f" by {numbers.card}" if numbers.card else ""
+    by = f" by {numbers.profile}" if numbers.profile else ""
     name = " ".join(filter(None, (what, where.name, where.tensor)))
     return f"{_at(where)}{name} diverges at {list(numbers.index)}: {found}, {budget}{by}"
 

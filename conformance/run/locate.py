@@ -50,7 +50,7 @@ def describe(judged: Judged, case: Case, fault: Fault = Fault.NODE) -> Place:
     """Return the location of a wrong tensor."""
     graph = case.steps[judged.step].graph
     t, d = judged.tensor, judged.difference
-    numbers = Numbers(d.index, d.expected, d.found, d.nmse, judged.budget.nmse, d.special, judged.budget.card)
+    numbers = Numbers(d.index, d.expected, d.found, d.nmse, judged.budget.nmse, d.special, judged.budget.profile)
     node = graph.nodes.index(t) if t in graph.nodes else None
     return Place(fault, judged.step, node, t.op, t.name, f"{t.type}{list(t.ne)}", numbers, steps=len(case.steps))
 

@@ -20,7 +20,7 @@ from conformance.run.session.precision import undeclared
 
 pytestmark = needs_wheel
 CASE = "ops/FLASH_ATTN_EXT-f32+q8_0-q=64x9x4,k=64x32x2,mask=32x9@641"
-LEARN = "conform precision 'faulty-ggml?fault=gpu rounds' -o CARD.toml"
+LEARN = "conform precision 'faulty-ggml?fault=gpu rounds' -o PROFILE.toml"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
-from conformance.backend import card, registry
+from conformance.backend import profile, registry
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
 from conformance.cli import checks, main
@@ -74,35 +74,35 @@ def _interrupt() -> None:
 
 
 def _unfinished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A card that Ctrl-C left."""
+    """A profile that Ctrl-C left."""
     monkeypatch.setattr(Device, "ends", _interrupt)
-    path = folder / "card.toml"
+    path = folder / "profile.toml"
     assert _learn(path).exit_code == 5
     monkeypatch.setattr(Device, "ends", None)
     return path
 
 
 def test_an_interrupt_keeps_what_was_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next start measures the rest only, and writes the card that a start without an interrupt writes."""
+    """The next start measures the rest only, and writes the profile that a start without an interrupt writes."""
     whole = tmp_path / "whole.toml"
     assert _learn(whole).exit_code == 0
     Device.ran.clear()
     path = _unfinished(tmp_path, monkeypatch)
-    begun = card.read(tmp_path / "card.toml.partial")
+    begun = profile.read(tmp_path / "profile.toml.partial")
     assert (set(begun.entries), begun.refused, begun.others) == ({"MUL-f32+f32"}, ("SQR-f32",), True)
     assert not path.exists()
     Device.ran.clear()
     ended = _learn(path)
     assert (ended.exit_code, Device.ran) == (0, ["ADD", "SUB"]), ended.output
     assert "2 of 4 keys are known from an earlier start" in ended.output
-    assert card.read(path) == card.read(whole)
-    assert not card.read(path).others
-    assert not (tmp_path / "card.toml.partial").exists()
+    assert profile.read(path) == profile.read(whole)
+    assert not profile.read(path).others
+    assert not (tmp_path / "profile.toml.partial").exists()
 
 
 def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
-    """A process that is killed within a kernel leaves a whole card of the keys before."""
-    path = tmp_path / "card.toml"
+    """A process that is killed within a kernel leaves a whole profile of the keys before."""
+    path = tmp_path / "profile.toml"
     code = (
         "import os, signal, sys; import test_learn_resume as t; from conformance.cli import checks, main;"
         "t.registry.provide('interrupted-device', t.Device); checks.plain = lambda _: t.KEYS;"
@@ -112,14 +112,14 @@ def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ran = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, timeout=120, check=False)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["card.toml.partial"]
+    assert [p.name for p in tmp_path.iterdir()] == ["profile.toml.partial"]
     ended = _learn(path)
     assert (ended.exit_code, Device.ran) == (0, ["ADD", "SUB"]), ended.output
 
 
-def test_a_time_that_is_over_leaves_a_card_to_go_on_with(tmp_path: Path) -> None:
+def test_a_time_that_is_over_leaves_a_profile_to_go_on_with(tmp_path: Path) -> None:
     """No key begins after it; exit code 5, and how many keys are left."""
-    path = tmp_path / "card.toml"
+    path = tmp_path / "profile.toml"
     ended = _learn(path, "--budget", "0.000001s")
     assert (ended.exit_code, Device.ran) == (5, []), ended.output
     assert "4 of 4 keys are not measured" in ended.output
@@ -136,13 +136,13 @@ def test_a_time_that_is_over_leaves_a_card_to_go_on_with(tmp_path: Path) -> None
         (lambda c: replace(c, build="00ff"), "begun with build 00ff"),
     ],
 )
-def test_a_card_of_something_else_is_refused(
-    change: Callable[[card.Card], card.Card], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_profile_of_something_else_is_refused(
+    change: Callable[[profile.Profile], profile.Profile], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another device, driver, version, suite or build: exit code 2, and the file stays."""
     path = _unfinished(tmp_path, monkeypatch)
-    partial = tmp_path / "card.toml.partial"
-    partial.write_text(change(card.read(partial)).to_toml(), encoding="utf-8")
+    partial = tmp_path / "profile.toml.partial"
+    partial.write_text(change(profile.read(partial)).to_toml(), encoding="utf-8")
     before = partial.read_bytes()
     ended = _learn(path)
     assert (ended.exit_code, said in ended.output) == (2, True), ended.output
@@ -161,16 +161,16 @@ def test_a_card_of_something_else_is_refused(
         (lambda text: text.replace("residual = ", "residual = -1 # "), "a finite number from 0 expected"),
     ],
 )  # fmt: skip
-def test_a_damaged_card_is_refused(
+def test_a_damaged_profile_is_refused(
     damage: Callable[[str], str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 2 with a line that names the file and what to do."""
     path = _unfinished(tmp_path, monkeypatch)
-    partial = tmp_path / "card.toml.partial"
+    partial = tmp_path / "profile.toml.partial"
     partial.write_text(damage(partial.read_text("utf-8")), encoding="utf-8")
     ended = _learn(path)
     assert (ended.exit_code, said in ended.output) == (2, True), ended.output
-    assert "card.toml.partial" in ended.output
+    assert "profile.toml.partial" in ended.output
     assert "remove it to start again" in ended.output
     assert "Traceback" not in ended.output
 
@@ -182,7 +182,7 @@ def test_other_cases_are_measured_again(tmp_path: Path, monkeypatch: pytest.Monk
     Device.ran.clear()
     assert _learn(path).exit_code == 0
     assert sorted(Device.ran) == ["ADD", "MUL", "SUB"]
-    assert card.read(path).entries["MUL-f32+f32"].cases == ("ops/MUL-f32+f32-a=11x5x4x3,b=11x5x4x3@1",)
+    assert profile.read(path).entries["MUL-f32+f32"].cases == ("ops/MUL-f32+f32-a=11x5x4x3,b=11x5x4x3@1",)
 
 
 def test_each_op_has_its_turn() -> None:
@@ -190,6 +190,6 @@ def test_each_op_has_its_turn() -> None:
     keys: dict[str, list[str]] = {
         k: [] for k in ("MUL_MAT-f32+f32", "MUL_MAT-f16+f32", "MUL_MAT-q4_0+f32@9", "ROPE-f32", "ADD-f32+f32")
     }
-    empty = card.Card("", "", "")
+    empty = profile.Profile("", "", "")
     assert list(left(empty, keys)) == ["MUL_MAT-f32+f32", "ROPE-f32", "ADD-f32+f32", "MUL_MAT-f16+f32",
                                        "MUL_MAT-q4_0+f32@9"]  # fmt: skip

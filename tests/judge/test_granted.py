@@ -1,4 +1,4 @@
-"""Nobody grants himself an error: what adapters, cards and arithmetics may declare stays within upstream's limits."""
+"""Nobody grants himself an error: what adapters, profiles and arithmetics declare stays within upstream's limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from commands import conform
 from planted_adapter import planted_adapter
 
-from conformance.backend.card import parse
+from conformance.backend.profile import parse
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, LIMIT, ROUNDINGS, Arithmetic, Mixed, excess, key_of, limit_at, limit_of
@@ -86,8 +86,8 @@ def test_zeros_never_pass_by_a_bound_of_the_adapter(tmp_path: Path, monkeypatch:
         assert "1e-07, upstream's limit for ADD" in said
 
 
-def test_a_card_grants_no_more_than_upstream(tmp_path: Path) -> None:
-    """A card with a bound above `max_nmse_err` is refused, by file, key, bound and limit."""
+def test_a_profile_grants_no_more_than_upstream(tmp_path: Path) -> None:
+    """A profile with a bound above `max_nmse_err` is refused, by file, key, bound and limit."""
     text = """suite = "0.1.0"
 device = "CPU"
 description = "any"
@@ -98,7 +98,7 @@ residual = 0.0
 bound = 1e30
 """
     (tmp_path / "mine.toml").write_text(text)
-    done = conform("run", "--backend", "ggml?card=mine.toml", "--case", "ops/SUM-*", cwd=tmp_path)
+    done = conform("run", "--backend", "ggml?profile=mine.toml", "--case", "ops/SUM-*", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     said = " ".join(done.stderr.split())
     for word in ("mine.toml", '[op."SUM-f32"] bound', "upstream's limit for SUM", "1e-07", "1e+30"):
@@ -146,7 +146,7 @@ def test_an_arithmetic_is_one_that_devices_have(fields: dict[str, Any], words: s
 def test_a_bound_grows_with_a_sum_to_upstreams_limit() -> None:
     """A bound measured on few terms is no licence for many."""
     node = g.sum(new_tensor(F32, 1 << 20))
-    few = Arithmetic("card", bounds={key_of(node): 5e-8}, lengths={key_of(node): 1})
+    few = Arithmetic("profile", bounds={key_of(node): 5e-8}, lengths={key_of(node): 1})
     assert few.bound(node, 1) == 5e-8
     assert few.bound(node, 1 << 20) == limit_of("SUM") == LIMIT
 
@@ -206,7 +206,7 @@ def test_zeros_pass_in_no_legal_arithmetic() -> None:
     for case_id in FAMILIES["ops"].ids("smoke"):
         case = build(case_id)
         node = case.steps[0].graph.nodes[-1]
-        full = Arithmetic("card", bounds={key_of(node): limit_of(node.op)}, lengths={key_of(node): 1})
+        full = Arithmetic("profile", bounds={key_of(node): limit_of(node.op)}, lengths={key_of(node): 1})
         passed += _zeros_pass(case, (full, *GENEROUS))
     assert not passed
 

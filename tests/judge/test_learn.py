@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance.backend import card, registry
+from conformance.backend import profile, registry
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
 from conformance.backend.registry import Spec
@@ -80,20 +80,22 @@ FAULTS = ("", "scale", "element", "percent", "row", "zero")
 
 
 class Device(KernelBackend):
-    """MUL_MAT, rounded as `how` says, with a `fault` in cases of more than `above` matrices; its card is `card`."""
+    """MUL_MAT, rounded as `how` says, with a `fault` in cases of more than `above` matrices, by `profile`."""
 
     name = "stand-in"
 
-    def __init__(self, how: str = "exact", fault: str = "", above: str = "0", card: str = "") -> None:
-        self._how, self._fault, self._above, self._card = how, fault, int(above), card
+    def __init__(self, how: str = "exact", fault: str = "", above: str = "0", profile: str = "") -> None:
+        self._how, self._fault, self._above, self._profile = how, fault, int(above), profile
 
     def info(self) -> DeviceInfo:
         """A name only."""
         return DeviceInfo("stand-in", "stand-in", self._how)
 
     def arithmetic(self) -> Arithmetic:
-        """Of its card; exact without one."""
-        return card.read(Path(self._card)).arithmetic(f"card {self._card}") if self._card else Arithmetic()
+        """Of its profile; exact without one."""
+        return (
+            profile.read(Path(self._profile)).arithmetic(f"profile {self._profile}") if self._profile else Arithmetic()
+        )
 
     def kernels(self) -> dict[str, Kernel]:
         """One."""
@@ -145,8 +147,10 @@ def oracle() -> Iterator[Oracle]:
     oracle.close()
 
 
-def entry(oracle: Oracle, how: str, type_: str, fault: str = "", above: str = "0") -> tuple[card.Card, card.Entry]:
-    """The card of a device, and the only entry in it."""
+def entry(
+    oracle: Oracle, how: str, type_: str, fault: str = "", above: str = "0"
+) -> tuple[profile.Profile, profile.Entry]:
+    """The profile of a device, and the only entry in it."""
     key = f"MUL_MAT-{type_}+f32@9,batch"
     device = Device(how, fault, above)
     made = replace(learn.learn(learn.begin(device), device, oracle, key, ids(SHAPES, type_)), others=False)
@@ -165,7 +169,7 @@ ROUNDING = [
 
 @pytest.mark.parametrize(("how", "type_"), ROUNDING)
 def test_rounding_is_learnt(oracle: Oracle, how: str, type_: str) -> None:
-    """The card names the rounding that a device has, and allows nothing beyond float32 but for a few values that it
+    """The profile names the rounding that a device has, and allows nothing beyond float32 but for a few values that it
     rounds the other way.
     """
     _, found = entry(oracle, how, type_)
@@ -174,7 +178,7 @@ def test_rounding_is_learnt(oracle: Oracle, how: str, type_: str) -> None:
 
 
 @pytest.mark.parametrize("how", list(DEVICES))
-def test_other_forms_pass_by_the_card_of_the_plain_form(oracle: Oracle, how: str, tmp_path: Path) -> None:
+def test_other_forms_pass_by_the_profile_of_the_plain_form(oracle: Oracle, how: str, tmp_path: Path) -> None:
     """Broadcasts, batches and longer sums of a right device are no false alarm."""
     made, found = entry(oracle, how, "q4_0")
     assert not found.finding
@@ -183,25 +187,25 @@ def test_other_forms_pass_by_the_card_of_the_plain_form(oracle: Oracle, how: str
 
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f])
 @pytest.mark.parametrize("how", [h for h in DEVICES if h != "loose"])
-def test_a_fault_fails_by_the_card(oracle: Oracle, how: str, fault: str, tmp_path: Path) -> None:
+def test_a_fault_fails_by_the_profile(oracle: Oracle, how: str, fault: str, tmp_path: Path) -> None:
     """A fault in forms that were not measured is seen whatever the device rounds to, a wrong block scale too."""
     made, _ = entry(oracle, how, "q4_0", fault, above="2")
     assert verdicts(made, tmp_path, how, fault) == {Verdict.FAIL}
 
 
-def verdicts(made: card.Card, folder: Path, how: str, fault: str) -> set[Verdict]:
-    """Of the other forms, judged by the card."""
-    path = folder / "card.toml"
+def verdicts(made: profile.Profile, folder: Path, how: str, fault: str) -> set[Verdict]:
+    """Of the other forms, judged by the profile."""
+    path = folder / "profile.toml"
     path.write_text(made.to_toml(), encoding="utf-8")
     runner = Runner()
-    spec = Spec("stand-in", (("how", how), ("fault", fault), ("above", "2"), ("card", str(path))))
+    spec = Spec("stand-in", (("how", how), ("fault", fault), ("above", "2"), ("profile", str(path))))
     try:
         results = runner.run(spec, [runner.case(i) for i in ids(OTHERS, "q4_0")])
     finally:
         runner.close()
     for r in results:
         if fault:
-            assert r.verdict is not Verdict.FAIL or f"by card {path}: {KEY}, " in r.detail
+            assert r.verdict is not Verdict.FAIL or f"by profile {path}: {KEY}, " in r.detail
     return {r.verdict for r in results}
 
 
@@ -217,20 +221,20 @@ def test_a_fault_in_plain_cases_is_a_finding(oracle: Oracle, fault: str) -> None
 
 
 def test_a_bound_says_what_it_hides(oracle: Oracle) -> None:
-    """Where the residual is large the card says that a wrong scale would pass, else that none does."""
+    """Where the residual is large the profile says that a wrong scale would pass, else that none does."""
     _, found = entry(oracle, "loose", "q4_0")
     assert 0 < found.bound <= limit_of("MUL_MAT")
-    wide = card.Entry("exact", 5e-5, 4e-4, 2048)
+    wide = profile.Entry("exact", 5e-5, 4e-4, 2048)
     case = with_seed("ops", "MUL_MAT-q4_0+f32-a=2048x33x2,b=2048x17x2")
     measured = [measure(Device(), oracle, build(case))]
     assert "block scales" in blind(oracle, measured, KEY, wide)
-    assert blind(oracle, measured, KEY, card.Entry("exact", 1e-8, 8e-8, 2048)) == ""
+    assert blind(oracle, measured, KEY, profile.Entry("exact", 1e-8, 8e-8, 2048)) == ""
 
 
-def test_less_exact_than_its_card(oracle: Oracle) -> None:
-    """A device that came to round more is told with the card, then and now."""
+def test_less_exact_than_its_profile(oracle: Oracle) -> None:
+    """A device that came to round more is told with the profile, then and now."""
     before, _ = entry(oracle, "exact", "q4_0")
     now, _ = entry(oracle, "loose", "q4_0")
-    (sentence,) = learn.worse(before, now, "card.toml")
-    assert all(word in sentence for word in ("FAIL", KEY, "card.toml", "then exact", "now"))
-    assert learn.worse(now, before, "card.toml") == []
+    (sentence,) = learn.worse(before, now, "profile.toml")
+    assert all(word in sentence for word in ("FAIL", KEY, "profile.toml", "then exact", "now"))
+    assert learn.worse(now, before, "profile.toml") == []

@@ -17,7 +17,7 @@ from conformance.run.signature import signature_of
 
 INDEX = (3, 5, 0, 0)
 SAID = "diverges at [3, 5, 0, 0]: 1 expected, 2 found (NMSE 0.5), budget 1e-07 by v1"
-NUMBERS = Numbers(INDEX, 1.0, 2.0, 0.5, 1e-7, card="v1")
+NUMBERS = Numbers(INDEX, 1.0, 2.0, 0.5, 1e-7, profile="v1")
 FIRST = {"kind": "node", "step": 1, "node": 0, "op": "ADD", "name": "node_0", "index": list(INDEX), "expected": 1.0,
          "found": 2.0, "nmse": 0.5, "budget": 1e-7}  # fmt: skip
 PLACE = {"step": 1, "node": 0, "op": "ADD", "name": "node_0"}
@@ -50,7 +50,7 @@ OLD: dict[str, tuple[dict[str, Any], Result]] = {
     ),
     "flushed": (
         _row("FAIL", NODE, first_divergence={**FIRST, "expected": 2.0**-130, "found": 0.0}),
-        _fresh(Verdict.FAIL, _at(Fault.NODE, numbers=Numbers(INDEX, 2.0**-130, 0.0, 0.5, 1e-7, card="v1"))),
+        _fresh(Verdict.FAIL, _at(Fault.NODE, numbers=Numbers(INDEX, 2.0**-130, 0.0, 0.5, 1e-7, profile="v1"))),
     ),
     "graph": (
         _row("FAIL", f"{NODE}; each node alone is right", first_divergence={**FIRST, "kind": "graph"}),
@@ -160,3 +160,14 @@ def test_an_old_waived_failure_keeps_its_evidence() -> None:
     row, fresh = OLD["node"]
     read = Result.from_json({**row, "verdict": "XFAIL", "waived": "FAIL", "detail": f"{waiver}; {row['detail']}"})
     assert (read.where, read.error, read.notes) == (fresh.where, None, (*fresh.notes, waiver))
+
+
+def test_a_precision_profile_under_its_former_name_is_read() -> None:
+    """`where.numbers.card` of an earlier record is `profile`; nothing else of the row changes."""
+    fresh = OLD["node"][1]
+    row = fresh.to_json()
+    numbers = row["where"]["numbers"]
+    assert numbers["profile"] == "v1"
+    old = {**row, "where": {**row["where"], "numbers": {**numbers, "card": numbers["profile"]}}}
+    del old["where"]["numbers"]["profile"]
+    assert Result.from_json(old) == fresh

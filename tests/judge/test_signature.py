@@ -37,9 +37,9 @@ def test_what_wraps_a_message_is_no_part_of_it() -> None:
 
 
 def test_a_cell_of_an_audit_that_hangs_is_one_of_many() -> None:
-    """Neither the build, nor its card, nor the cell tells two of them apart."""
+    """Neither the build, nor its profile, nor the cell tells two of them apart."""
     asked = (
-        "ggml?lib=npm:@a/linux-x64@3.12.{n}&card=/x/Vulkan0-{n}.toml&guard=on: computing steps[0] of "
+        "ggml?lib=npm:@a/linux-x64@3.12.{n}&profile=/x/Vulkan0-{n}.toml&guard=on: computing steps[0] of "
         "weight_placement/llama-l=1@0#blk.{n}.attn_{k}.weight.in.Vulkan0"
     )
     said = {_said("no answer", asked.format(n=n, k=k)) for n, k in ((1, "q"), (4, "k"))}

@@ -131,7 +131,7 @@ def test_settings_cannot_take_the_name_of_the_scheduler(tmp_path: Path, stranger
 @pytest.mark.parametrize(
     ("command", "backend"),
     [("triage", "ggml?lib=pypi:llama-cpp-python==0.3.16"), ("triage", "openvino-stateless?cache_dir=made"),
-     ("repro", "ggml?card=card.toml"), ("repro", "ggml?env.GGML_TRACE=1"),
+     ("repro", "ggml?profile=profile.toml"), ("repro", "ggml?env.GGML_TRACE=1"),
      ("shrink", "sched?devices=ggml:env.GGML_TRACE=1,cpu")],
 )  # fmt: skip
 def test_no_file_downloads_or_writes(tmp_path: Path, command: str, backend: str) -> None:

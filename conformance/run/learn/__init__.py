@@ -1,9 +1,9 @@
-"""Measure how a device rounds and write its card (docs/precision.md).
+"""Measure how a device rounds and write its profile (docs/precision.md).
 
 Plain cases of the family `ops` run on the device: one node over contiguous leaves, with more cases for products. For
-each key (`key_of`) the card gets the known rounding whose reference is nearest to the device's results. The remaining
-difference is the residual; if float32 rounding does not explain it, the limit is `SAFETY` times as much, but never more
-than upstream's own tests allow. A residual that looks like a bug is reported as a finding, and nothing is allowed.
+each key (`key_of`) the profile gets the known rounding whose reference is nearest to the device's results. The error
+left is the residual; if float32 rounding does not explain it, the limit is `SAFETY` times as much, but never more than
+upstream's own tests allow. A residual that looks like a bug is reported as a finding, and nothing is allowed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import replace
 from statistics import median
 
 from conformance import __version__
-from conformance.backend.card import Card, Entry
 from conformance.backend.interface import Backend
+from conformance.backend.profile import Entry, Profile
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, ROUNDINGS, limit_of, op_of
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, ConformanceError
@@ -29,7 +29,7 @@ from conformance.suite import ops
 from .measure import WEIGHTS, Measured, blind, measure
 
 SAFETY = 8.0
-"""Limit of a card, relative to the worst residual measured."""
+"""Limit of a profile, relative to the worst residual measured."""
 _ALIKE = 1.5
 """A simpler rounding is chosen if its residual is at most this multiple of the smallest."""
 _OUTLIER = 32.0
@@ -40,16 +40,16 @@ _FLIPS = 100.0
 """Ratio of a rounding's error to a residual explained by a few values rounded the other way."""
 
 
-def begin(backend: Backend, build: str = "") -> Card:
-    """Return an empty card of `backend`; unmeasured keys are judged by upstream's limits.
+def begin(backend: Backend, build: str = "") -> Profile:
+    """Return an empty profile of `backend`; unmeasured keys are judged by upstream's limits.
 
     `build` identifies the libraries that compute (`builds.source.contents`).
     """
     info = backend.info()
-    return Card(__version__, info.device, info.description, info.versions, others=True, build=build)
+    return Profile(__version__, info.device, info.description, info.versions, others=True, build=build)
 
 
-def left(card: Card, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+def left(profile: Profile, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     """Return the unmeasured `keys`, the first of each op before the second of any.
 
     However short the time, each op gets its share, and products with many types do not take all of it.
@@ -59,16 +59,16 @@ def left(card: Card, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[st
     for key in keys:
         turn[key] = turns[op_of(key)]
         turns[op_of(key)] += 1
-    wanted = [key for key, ids in keys.items() if not card.has(key, ids)]
+    wanted = [key for key, ids in keys.items() if not profile.has(key, ids)]
     return {key: keys[key] for key in sorted(wanted, key=lambda k: turn[k])}
 
 
-def learn(card: Card, backend: Backend, oracle: Oracle, key: str, ids: Sequence[str]) -> Card:
-    """Return `card` with the entry for `key` from the plain cases `ids`, or as refused."""
+def learn(profile: Profile, backend: Backend, oracle: Oracle, key: str, ids: Sequence[str]) -> Profile:
+    """Return `profile` with the entry for `key` from the plain cases `ids`, or as refused."""
     cases = [c for c in map(ops.build, ids) if all(backend.supports(c.steps[0].graph))]
     if not cases:
-        return replace(card, refused=(*card.refused, key))
-    return replace(card, entries={**card.entries, key: _entry(backend, oracle, key, cases)})
+        return replace(profile, refused=(*profile.refused, key))
+    return replace(profile, entries={**profile.entries, key: _entry(backend, oracle, key, cases)})
 
 
 def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) -> Entry:
@@ -120,8 +120,8 @@ def _nearest(measured: Sequence[Measured]) -> str:
     return next(n for n in names if residual[n] <= _ALIKE * least)
 
 
-def worse(before: Card, now: Card, where: str) -> list[str]:
-    """Return a message per key for which `now` is less exact than the card `before`, at `where`."""
+def worse(before: Profile, now: Profile, where: str) -> list[str]:
+    """Return a message per key for which `now` is less exact than the profile `before`, at `where`."""
     sentences = []
     for key, new in now.entries.items():
         old = before.entries.get(key)
@@ -131,7 +131,7 @@ def worse(before: Card, now: Card, where: str) -> list[str]:
         if new.finding or (new.bound and new.residual > allowed):
             then = f"{old.rounding}, residual {old.residual:.2g}, {allowed:.2g} allowed"
             today = new.finding or f"{new.rounding}, residual {new.residual:.2g}"
-            sentences.append(f"FAIL {key}: less exact than the card {where}: then {then}; now {today}")
+            sentences.append(f"FAIL {key}: less exact than the profile {where}: then {then}; now {today}")
     return sentences
 
 

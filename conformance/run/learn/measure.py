@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.card import Card, Entry
 from conformance.backend.interface import Backend
+from conformance.backend.profile import Entry, Profile
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, ROUNDINGS
 from conformance.ggml.errors import ConformanceError
@@ -82,11 +82,11 @@ def blind(oracle: Oracle, measured: Sequence[Measured], key: str, entry: Entry) 
     weights = None if place is None else m.node.src[place]
     if weights is None or entry.finding:
         return ""
-    card = Card("", "", "", {}, {key: entry}).arithmetic("blind")
+    profile = Profile("", "", "", {}, {key: entry}).arithmetic("blind")
     (output,) = m.case.steps[0].outputs
-    right = oracle.expect([m.case], card)[0].steps[0].outputs[output]
-    budget = budget_of(m.node, card)
-    wrong = [oracle.expect([c], card)[0].steps[0].outputs[output] for c in _planted(m.case, weights.root)]
+    right = oracle.expect([m.case], profile)[0].steps[0].outputs[output]
+    budget = budget_of(m.node, profile)
+    wrong = [oracle.expect([c], profile)[0].steps[0].outputs[output] for c in _planted(m.case, weights.root)]
     wrong = [w for w in wrong if not np.array_equal(w, right)]  # the others are never read
     unseen = sum(budget.used(compare(output, right, w)) <= 1 for w in wrong)
     what = "block scales" if weights.type.is_quantized else "weights"

@@ -1,10 +1,10 @@
-"""A card on disk while it is measured; an interrupted measurement continues from it."""
+"""A profile on disk while it is measured; an interrupted measurement continues from it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from conformance.backend.card import Card, read
+from conformance.backend.profile import Profile, read
 from conformance.ggml.errors import UsageError
 
 _SAME = ("suite", "device", "description", "versions", "build")
@@ -12,23 +12,23 @@ _SAME = ("suite", "device", "description", "versions", "build")
 
 
 def beside(path: Path) -> Path:
-    """Return the path of the partial card for `path`."""
+    """Return the path of the partial profile for `path`."""
     return path.with_name(f"{path.name}.partial")
 
 
-def resume(path: Path, begun: Card) -> Card:
-    """Return the partial card at `path`, or `begun` if there is none.
+def resume(path: Path, begun: Profile) -> Profile:
+    """Return the partial profile at `path`, or `begun` if there is none.
 
     UsageError if the file is damaged, or has another device, driver, build or suite than `begun`.
     """
     if not path.exists():
         return begun
     try:
-        card = read(path)
+        profile = read(path)
     except UsageError as e:
         raise UsageError(f"{e}; remove it to start again") from None
     for name in _SAME:
-        was, now = getattr(card, name), getattr(begun, name)
+        was, now = getattr(profile, name), getattr(begun, name)
         if was != now:
             raise UsageError(f"{path}: begun with {name} {was}, here is {now}; remove it to start again")
-    return card
+    return profile

@@ -6,7 +6,7 @@ from conformance.backend.registry import Spec
 from conformance.ggml.arithmetic import UNDECLARED, Arithmetic, Mixed
 from conformance.ggml.text import shell
 
-CARD = "CARD.toml"
+PROFILE = "PROFILE.toml"
 
 
 def undeclared(arithmetic: Arithmetic) -> bool:
@@ -16,8 +16,8 @@ def undeclared(arithmetic: Arithmetic) -> bool:
 
 def advice(spec: Spec) -> str:
     """Return one line on how to measure the precision of the device of `spec`."""
-    learn = shell(["conform", "precision", str(spec), "-o", CARD])
-    judged = shell(["--backend", str(Spec(spec.name, (*spec.options, ("card", CARD))))])
+    learn = shell(["conform", "precision", str(spec), "-o", PROFILE])
+    judged = shell(["--backend", str(Spec(spec.name, (*spec.options, ("profile", PROFILE))))])
     return (
         f"{spec} declares no precision, so it is judged by the limits of test-backend-ops (max_nmse_err). Measure it "
         f"with `{learn}`, then judge by that: `{judged}`"

@@ -48,7 +48,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class Profile:
     """Precision profile of one device."""
 
     suite: str
@@ -113,12 +113,12 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def read(path: Path) -> Card:
+def read(path: Path) -> Profile:
     """Read a profile; UsageError if it cannot be read or is malformed."""
     return parse(read_text(path), str(path))
 
 
-def parse(text: str, where: str) -> Card:
+def parse(text: str, where: str) -> Profile:
     """Parse a profile; UsageError names the file, the table and the key."""
     document = parse_toml(text, where)
     only(document, ("suite", "device", "description", "versions", "others", "build", "refused", "op"), f"{where}:")
@@ -134,7 +134,7 @@ def parse(text: str, where: str) -> Card:
     expect(isinstance(tables, dict) and bool(tables or others), f"{where}: op", 'tables [op."KEY"]', tables)
     entries = {key: _entry(key, t, f'{where}: [op."{key}"]') for key, t in tables.items()}
     named = (document["suite"], document["device"], document["description"])
-    return Card(*named, versions, entries, others, build, tuple(refused))
+    return Profile(*named, versions, entries, others, build, tuple(refused))
 
 
 def _entry(op_key: str, table: object, where: str) -> Entry:

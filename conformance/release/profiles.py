@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from conformance.backend.card import Card
+from conformance.backend.profile import Profile
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build
 from conformance.builds.source import cache, contents
@@ -33,11 +33,11 @@ _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
 def folder() -> Path:
     """Return the default folder of profiles, in the user's cache beside the builds."""
-    return cache().parent / "cards"
+    return cache().parent / "profiles"
 
 
 @dataclass(frozen=True, slots=True)
-class Cards:
+class Profiles:
     """Profiles in a folder, one for each device and build."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Cards:
                 continue
             of, spec = (base, target.base) if base is not None and target.base is not None else (build, target.build)
             share = (end - self.clock()) / (len(wanted) - wanted.index(target))
-            path, unknown = self._card(of, spec, keys, share)
+            path, unknown = self._learn(of, spec, keys, share)
             yield replace(
                 target,
                 note=f"{unknown} of {len(keys)} keys not measured: upstream's limits hold there" if unknown else "",
@@ -77,28 +77,28 @@ class Cards:
         words = f"{device} {said} {build.ggml} {build.number}"
         return self.folder / f"{_PLAIN.sub('-', words).strip('-')[:80]}-{sha256(words.encode()).hexdigest()[:8]}.toml"
 
-    def _card(self, build: Build, spec: Spec, keys: Mapping[str, Sequence[str]], seconds: float) -> tuple[Path, int]:
+    def _learn(self, build: Build, spec: Spec, keys: Mapping[str, Sequence[str]], seconds: float) -> tuple[Path, int]:
         """Return the file of a profile, and the number of the level's keys that it lacks."""
         path, end = self.path(build, spec), self.clock() + seconds
         runner = Runner(isolation=self.isolation)
         try:
             backend = runner.backend(spec)
-            card = self._begun(path, learn.begin(backend, contents(build.path) if build.path.exists() else ""))
-            self._write(path, card.to_toml())
-            wanted = learn.left(card, keys)
+            profile = self._begun(path, learn.begin(backend, contents(build.path) if build.path.exists() else ""))
+            self._write(path, profile.to_toml())
+            wanted = learn.left(profile, keys)
             for i, (key, ids) in enumerate(wanted.items()):
                 if self.clock() >= end:
                     return path, len(wanted) - i
                 self.progress(
                     f"{spec}: learning how it rounds, {len(keys) - len(wanted) + i + 1} of {len(keys)}: {key}"
                 )
-                card = learn.learn(card, runner.backend(spec), runner.oracle, key, ids)
-                self._write(path, card.to_toml())
+                profile = learn.learn(profile, runner.backend(spec), runner.oracle, key, ids)
+                self._write(path, profile.to_toml())
         finally:
             runner.close()
         return path, 0
 
-    def _begun(self, path: Path, new: Card) -> Card:
+    def _begun(self, path: Path, new: Profile) -> Profile:
         """Return the profile of an earlier run; `new` if there is no valid one."""
         try:
             return resume(path, new)
@@ -114,5 +114,5 @@ class Cards:
             raise UsageError(f"{path}: a precision profile cannot be written: {e.strerror or e}") from e
 
 
-def _with(spec: Spec, card: Path) -> Spec:
-    return Spec(spec.name, (*spec.options, ("card", str(card))))
+def _with(spec: Spec, profile: Path) -> Spec:
+    return Spec(spec.name, (*spec.options, ("profile", str(profile))))

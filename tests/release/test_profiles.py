@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from conformance.backend.card import Card, read
+from conformance.backend.profile import Profile, read
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
-from conformance.release import cards as module
-from conformance.release.cards import Cards
+from conformance.release import profiles as module
+from conformance.release.profiles import Profiles
 from conformance.release.target import Target
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
@@ -29,27 +29,27 @@ GPU = Target("GPU", Spec("ggml", (("device", "CPU"),)), None)
 PLAIN = Target("CPU", Spec("ggml"), None)
 
 
-def _cards(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Cards:
+def _profiles(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Profiles:
     pytest.importorskip("xllamacpp")
     monkeypatch.setattr(module, "plain", lambda _: KEYS)
     ticks = count()
-    return Cards(folder, Isolation(), clock=lambda: step * next(ticks))
+    return Profiles(folder, Isolation(), clock=lambda: step * next(ticks))
 
 
-def test_only_a_device_that_declares_nothing_gets_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The card has each key that the level uses; a CPU says itself how it rounds."""
+def test_only_a_device_that_declares_nothing_gets_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile has each key that the level uses; a CPU says itself how it rounds."""
     monkeypatch.setattr(module, "CPU", "the CPU")
-    plain, gpu = _cards(tmp_path, monkeypatch, 0.0).give([PLAIN, GPU], BUILD, None, 60.0)
+    plain, gpu = _profiles(tmp_path, monkeypatch, 0.0).give([PLAIN, GPU], BUILD, None, 60.0)
     assert plain == PLAIN
-    path = Path(dict(gpu.build.options)["card"])
+    path = Path(dict(gpu.build.options)["profile"])
     assert set(read(path).entries) >= {"ADD-f32+f32", "SQR-f32"}
     assert path.parent == tmp_path
 
 
-def test_a_card_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the time did not do to measure is judged by upstream's limits, which is said; the next run measures on."""
     monkeypatch.setattr(module, "CPU", "the CPU")
-    (target,) = _cards(tmp_path, monkeypatch, 0.6).give([GPU], BUILD, None, 2.0)
+    (target,) = _profiles(tmp_path, monkeypatch, 0.6).give([GPU], BUILD, None, 2.0)
     (path,) = tmp_path.glob("*.toml")
     assert read(path).others
     assert target.note.endswith(f" of {len(KEYS)} keys not measured: upstream's limits hold there")
@@ -58,29 +58,29 @@ def test_a_card_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch
     learnt: list[str] = []
     real = learn.learn
 
-    def heard(card: Card, backend: Any, oracle: Any, key: str, ids: Any) -> Card:  # noqa: ANN401  # passed on
+    def heard(profile: Profile, backend: Any, oracle: Any, key: str, ids: Any) -> Profile:  # noqa: ANN401  # passed on
         learnt.append(key)
-        return real(card, backend, oracle, key, ids)
+        return real(profile, backend, oracle, key, ids)
 
     monkeypatch.setattr(learn, "learn", heard)
-    (gpu,) = _cards(tmp_path, monkeypatch, 0.0).give([GPU], BUILD, None, 60.0)
+    (gpu,) = _profiles(tmp_path, monkeypatch, 0.0).give([GPU], BUILD, None, 60.0)
     assert begun.isdisjoint(learnt)
     assert gpu.note == ""
-    assert dict(gpu.build.options)["card"] == str(path)
+    assert dict(gpu.build.options)["profile"] == str(path)
 
 
-def test_a_card_of_other_libraries_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_other_libraries_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build tree that was compiled again has the version of before and other kernels."""
     monkeypatch.setattr(module, "CPU", "the CPU")
     library = tmp_path / "libggml.so"
     library.write_bytes(b"one")
     build = replace(BUILD, path=library)
-    cards = _cards(tmp_path / "cards", monkeypatch, 0.0)
-    (gpu,) = cards.give([GPU], build, None, 60.0)
-    path = Path(dict(gpu.build.options)["card"])
+    profiles = _profiles(tmp_path / "profiles", monkeypatch, 0.0)
+    (gpu,) = profiles.give([GPU], build, None, 60.0)
+    path = Path(dict(gpu.build.options)["profile"])
     before = read(path)
     library.write_bytes(b"two")
-    list(cards.give([GPU], build, None, 60.0))
+    list(profiles.give([GPU], build, None, 60.0))
     after = read(path)
     assert before.build != after.build
     assert before.entries == after.entries
