@@ -59,6 +59,11 @@ def integers(lo: int, hi: int) -> Fill:
     return lambda s, ne: s.integers(math.prod(ne), lo, hi)
 
 
+def whole(lo: int, hi: int) -> Fill:
+    """Return integers in [lo, hi) as float32, whose products and sums are exact."""
+    return lambda s, ne: s.integers(math.prod(ne), lo, hi).astype(np.float32)
+
+
 def values(type_: GGMLType) -> Fill:
     """Return integers of the full range for integer types, else normally distributed values."""
     if type_ is I64:
@@ -69,6 +74,29 @@ def values(type_: GGMLType) -> Fill:
 def chosen(n: int) -> Fill:
     """Return rows of distinct numbers from 0..n-1 in random order."""
     return lambda s, ne: s.choice(ne[1] * ne[2] * ne[3], n, ne[0])
+
+
+def with_last(n: int) -> Fill:
+    """Return rows as `chosen`, which begin with n - 1."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = chosen(n)(s, ne)
+        x = np.where(x == n - 1, x[:, :1], x)
+        x[:, 0] = n - 1
+        return x
+
+    return filled
+
+
+def with_repeat(n: int) -> Fill:
+    """Return rows as `chosen`, whose last number is the first again."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = chosen(n)(s, ne)
+        x[:, -1] = x[:, 0]
+        return x
+
+    return filled
 
 
 _INF, _TINY = math.inf, 1e-40

@@ -16,7 +16,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.ops.matmul import PREC
 from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F16, F32, type_named
-from conformance.suite.data import Fill, biased, blind, causal, normal, uniform
+from conformance.suite.data import Fill, biased, blind, causal, normal, uniform, whole
 from conformance.suite.grid import grid, operands, points, shapes
 
 from .bench import BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, Bench, Timed, cases, same
@@ -66,11 +66,6 @@ def _finite(mask: Fill) -> Fill:
     return filled
 
 
-def _whole(low: int, high: int) -> Fill:
-    """Return integers as float32."""
-    return lambda s, ne: s.integers(math.prod(ne), low, high).astype(np.float32)
-
-
 def _junk(fill: Fill) -> Fill:
     """Return K or V of shape (size, n_kv, …) with NaN and infinities in the last, hidden cells."""
 
@@ -103,7 +98,7 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
     "FLASH_ATTN_EXT",
     keys=(
         f"q=SHAPE k=SHAPE dv=0 mask=SHAPE? {_HIDE} scale=0.0 max_bias=0.0 softcap=0.0 sinks=0 prec=|F32 mla=0 vq= "
-        "vk= vv= vm="
+        "vk= vv= vm= data=|large|rising"
     ),
     types="k v",
     standard=(
@@ -149,6 +144,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         grid(same(f"{BLOCKS_256} {RARE}"), q="256x3x4", k="256x16x2", mask="16x3"),
         grid(_SAME_FLOATS, q="64x9x4 64x1x4", k="64x32x2", mask="32x9", hide="finite", max_bias="- 8.0"),
         grid(_TWO, q="64x75x2", k="64x131x2", mask="131x75", hide="finite"),
+        grid(_FEW, q="64x1x4 64x9x4 64x65x4", k="64x96x2", mask="96x65", data="large"),
+        grid(_FEW, q="64x1x4 64x9x4 64x65x4", k="64x96x2 64x528x2", data="rising", sinks="- 1"),
         grid(_THREE, q="64x3x4", shape=points("k=64x255x2,mask=255x3 k=64x256x2,mask=256x3"), hide="holes"),
         grid(_THREE, q="64x3x4", k="64x257x2", mask="257x3", hide="holes"),
         grid(_TWO, shape=points("q=64x257x2,k=64x257x1,mask=257x257 q=64x513x2,k=64x513x1,mask=513x513"), hide="holes"),
@@ -158,6 +155,9 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         "FLASH_ATTN_EXT-f32+f32-q=32x4x2,k=32x16x2,mask=16x4,hide=blind",
         "FLASH_ATTN_EXT-f16+f16-q=64x5x4,k=64x32x2,mask=32x5,hide=holes,scale=40.0,softcap=10.0",
         "FLASH_ATTN_EXT-f32+f32-q=64x3x6x4,k=64x32x3x4,mask=32x5x6x2,hide=bias,vm=off",
+        "FLASH_ATTN_EXT-f32+f32-q=64x4x4,k=64x40x2,mask=40x4,hide=some",
+        "FLASH_ATTN_EXT-f32+f32-q=64x9x4,k=64x96x2,mask=96x65,data=large",
+        "FLASH_ATTN_EXT-q8_0+q8_0-q=64x9x4,k=64x528x2,sinks=1,data=rising",
     ),
     full=(
         grid(_CACHE, q="128x1x32 128x32x32", k="128x1024x8", vk="p0213", vv="p0213"),
@@ -196,9 +196,9 @@ def _flash_attn(bench: Bench) -> Tensor:
     _, n_kv, heads_kv, _ = v["k"]
     dv = v["dv"] or dk
     exact = v["hide"] == "finite"
-    cells = _junk(normal()) if v["hide"] in {"junk", "some"} else _whole(-2, 3) if exact else normal()
+    cells = _junk(normal()) if v["hide"] in {"junk", "some"} else whole(-2, 3) if exact else normal()
     cells_v = _infinite(normal()) if v["hide"] == "seen" else cells
-    q = bench.operand("Qcur-0", F32, v["q"], _whole(-2, 3) if exact else normal(1.5), v["vq"])
+    q = bench.operand("Qcur-0", F32, v["q"], whole(-2, 3) if exact else normal(1.5), v["vq"])
     k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)
     if v["mla"]:
         vv = b.view_4d(k, dv, *k.ne[1:], *k.nb[1:], 0)
@@ -207,7 +207,7 @@ def _flash_attn(bench: Bench) -> Tensor:
     mask = None
     if v["mask"]:
         mask = bench.operand("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n), v["vm"])
-    scale = v["scale"] or 1.0 / math.sqrt(dk)
+    scale = v["scale"] or (2.0**-17 if v["data"] == "large" else 1.0 / math.sqrt(dk))
     out = b.flash_attn_ext(q, k, vv, mask, scale, v["max_bias"], v["softcap"])
     if v["sinks"]:
         b.flash_attn_ext_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
@@ -221,7 +221,9 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
 
 @cases(
     "SOFT_MAX",
-    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 vm= data=|range",
+    keys=(
+        f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 vm= data=|range|rising"
+    ),
     standard=(
         grid("f32", ne="2x1 9x5x3x2 32x4 67x3x2 256x5 1023x2", scale="1.0 0.125 2.5"),
         grid("f32", ne="32x6x4x2", mask="32x6 32x6x4 32x6x1x2 32x6x4x2 32x6x2 32x9", mt="f16 f32", scale="0.5"),
@@ -237,12 +239,14 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
         grid("f32", ne="32x9x4", mask="32x9 32x9x4", mt="f16 f32", hide="finite", max_bias="8.0"),
         "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
         grid("f32", ne="67x4", sinks="- 1", data="range"),
+        grid("f32", ne="67x4 1025x3 4097x3 16385x2", sinks="- 1", data="rising"),
         grid("f32", shape=points("ne=255x3x2,mask=255x3 ne=256x3x2,mask=256x3 ne=257x3x2,mask=257x3"), hide="holes"),
         grid("f32", shape=points("ne=513x257,mask=513x257 ne=3x65537"), hide="holes"),
     ),
     smoke=(
         "SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",
         "SOFT_MAX-f32-ne=33x5x6x4,mask=33x7x6x2,hide=bias,vm=off",
+        "SOFT_MAX-f32-ne=1025x3,data=rising",
     ),
     full=(
         grid("f32", ne="4096x32x2 2048x1x32x4 16384x3 65537x2 4096x4100"),
@@ -267,7 +271,7 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
 )
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
-    a = bench.first("a", "ne", _whole(-9, 10) if v["hide"] == "finite" else normal(3.0))
+    a = bench.first("a", "ne", whole(-9, 10) if v["hide"] == "finite" else normal(3.0))
     n_kv, n, heads, _ = v["ne"]
     mask = None
     if v["mask"]:

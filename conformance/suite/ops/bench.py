@@ -22,7 +22,7 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor, strided
 from conformance.ggml.types import TYPES, GGMLType
 from conformance.suite import family
-from conformance.suite.data import Fill, chosen, encode
+from conformance.suite.data import Fill, chosen, encode, with_last, with_repeat
 from conformance.suite.grid import Axis, Grid, Row
 
 from .regimes import Regime, regimes
@@ -183,14 +183,17 @@ class Bench:
         offset = {"pad": nb0, "rows": nb1, "slab": 2 * nb1, "part": 2 * nb2}[window]
         return self.b.view_4d(root, *ne, 2 * nb1 if window == "rows" else nb1, nb2, nb3, offset)
 
-    def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str) -> Tensor:
+    def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str, pick: str = "") -> Tensor:
         """Add index lists, one per row, each with distinct numbers from 0..n-1.
+
+        `pick`: `last` puts n - 1 into each list, `twice` its first number at its end again.
 
         UsageError if the layout does not keep axis 0, or a row is longer than `n`.
         """
         if any(order[0] for order in _read_layout(layout)[1]):
             raise UsageError(f"{name}: a layout whose permutes keep axis 0 expected, {layout!r} found")
-        return self.operand(name, type_, ne, chosen(n), layout)
+        fill = {"": chosen, "last": with_last, "twice": with_repeat}[pick](n)
+        return self.operand(name, type_, ne, fill, layout)
 
     def first(self, name: str, key: str, fill: Fill) -> Tensor:
         """Add the first operand: shape at `key`, layout at `v` + `key`, owner at `inplace`."""

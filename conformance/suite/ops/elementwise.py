@@ -47,7 +47,7 @@ _ARITHMETIC = "ADD SUB MUL DIV"
         grid("f32+f32", a="255x3 256x3 511x3 512x3 65537"),
         grid("f32+f32", shape=points("a=513x3,b=513 a=3x65537,b=3 a=3x65537,b=1x65537")),
     ),
-    smoke=("DIV-f32+f32-a=67x3,data=range",),
+    smoke=("DIV-f32+f32-a=67x3,data=range", "ADD-f32+f32-a=16392x2"),
     full=(
         grid(_FLOATS2, variant=points("a=4096x33,b=4096 a=511x65x4 a=128x64x8x3,b=128x1x8x3,va=pad.p0213")),
         grid("ADD MUL", "f32+f32", a="4096x4100", b="4096x1 4096x4100"),
@@ -324,6 +324,7 @@ _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform
         grid("SUM CUMSUM", "f32", ne="1x7 33x5x3x2 1025x3"),
         grid("SUM CUMSUM", "f32", ne="18x6x3x2", vne="pad rows p0213 off"),
     ),
+    smoke=("CUMSUM-f32-ne=1025x3",),
     full=(grid("f32", ne="4096x129"),),
     pairs=(
         grid("LOG SIN COS", "f32", ne="18x6x3x2 67x4", vne=VIEWS, inplace="- leaf mid input"),

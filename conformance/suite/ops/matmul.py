@@ -26,7 +26,7 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
 
 @cases(
     "MUL_MAT",
-    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales|sums",
+    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales|sums|beyond",
     types="a b",
     standard=(
         grid(_ANY, a="256x16", b="256x1 256x2 256x4 256x7 256x16"),
@@ -59,6 +59,7 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
     ),
     wide=(
         grid(_RARE, a="256x16", b="256x1 256x4 256x16"),
+        grid(operands(f"{BLOCKS} {RARE}", "f32"), a="256x1", b="256x9 256x33"),
         grid(_RARE, shape=points("a=512x8x2x2,b=512x3x2x2 a=256x5x1x2,b=256x3x2x4 a=2048x4,b=2048x3")),
         grid(_RARE, a="256x6x2", b="256x5x4", layout=points("va=pad va=p0213,vb=p0213")),
         "MUL_MAT-iq4_nl+f32-a=96x33,b=96x6",
@@ -76,7 +77,9 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         "MUL_MAT-q4_0+f32-a=4096x4112,b=4096x1",
         grid(operands(FLOATS, "f32"), a="1024x8", b="1024x1 1024x9 1024x33", data="sums"),
         grid("f16+f16 bf16+bf16", a="1024x8", b="1024x1 1024x33", data="sums"),
+        grid(operands(f"f32 bf16 {BLOCKS} {RARE}", "f32"), a="256x9", b="256x1 256x9 256x33", data="beyond"),
         grid(_ANY, a="256x16", b="256x5x3 256x1x4x2"),
+        grid(operands(f"{BLOCKS} {RARE}", "f32"), a="256x31 256x129", b="256x1 256x5 256x9 256x33"),
     ),
     smoke=(
         "MUL_MAT-f32+f32-a=2048x4,b=2048x20,data=positive",
@@ -91,6 +94,11 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         grid("q4_0+f32", shape=points("a=256x3,b=256x513 a=256x513,b=256x3 a=4096x4112,b=4096x1")),
         "MUL_MAT-q4_0+f32-a=256x16,b=256x5x3",
         grid("f16+f32", a="1024x8", b="1024x1 1024x33", data="sums"),
+        grid(operands("bf16 q4_1 q5_0 q5_1 q8_0 q3_K q4_K q5_K iq4_nl iq4_xs nvfp4", "f32"), a="256x16", b="256x1"),
+        grid("q6_K+f32", shape=points("a=256x1,b=256x5 a=256x129,b=256x9")),
+        "MUL_MAT-q5_0+f32-a=256x5x1x2,b=256x3x2x4",
+        "MUL_MAT-q8_0+f32-a=256x6x2,b=256x5x4,va=p0213,vb=p0213",
+        "MUL_MAT-q4_1+f32-a=256x9,b=256x9,data=beyond",
     ),
     full=(
         grid(_ANY, a="4096x128", b="4096x1 4096x4 4096x64"),
@@ -156,12 +164,15 @@ def _check_hadamard(bench: Bench) -> None:
 
 @cases(
     "MUL_MAT_ID",
-    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= data=|scales",
+    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= pick=|last|twice data=|scales|beyond",
     types="as b",
     smoke=(
         "MUL_MAT_ID-f16+f32-as=256x6x8,n_used=6,n_tokens=1,n_b=3,vas=pad,vb=slab,vids=rows",
         "MUL_MAT_ID-q4_0+f32-as=256x6x8,n_used=2,n_tokens=5,vids=pad",
         "MUL_MAT_ID-q4_0+f32-as=32x3x257,n_used=257",
+        "MUL_MAT_ID-q8_0+f32-as=256x5x4,n_used=2,n_tokens=9,data=beyond",
+        "MUL_MAT_ID-q4_K+f32-as=256x9x129,n_used=3,n_tokens=9,pick=last",
+        "MUL_MAT_ID-q6_K+f32-as=256x9x5,n_used=3,n_tokens=9,pick=twice",
     ),
     standard=(
         grid(_ANY, as_="256x5x4", shape=points("n_used=1,n_tokens=7 n_used=2,n_tokens=1 n_used=4,n_tokens=5")),
@@ -173,6 +184,8 @@ def _check_hadamard(bench: Bench) -> None:
         grid(_RARE, as_="256x5x8", variant=points("n_used=2,n_tokens=9 n_used=4,n_tokens=5,n_b=1")),
         grid(_RARE, as_="256x5x8", n_used=2, n_tokens=5, vas="pad"),
         grid(operands(f"{BLOCKS} {RARE}", "f32"), as_="256x5x4", n_used=2, n_tokens=3, data="scales"),
+        grid(operands(f"f32 bf16 {BLOCKS} {RARE}", "f32"), as_="256x5x4", n_used=2, n_tokens="1 9", data="beyond"),
+        grid(_ANY, as_="256x9x5 256x9x129", n_used=3, n_tokens="1 9 33", pick="last twice"),
         grid(
             operands("f32 q4_0", "f32"),
             shape=points(
@@ -204,7 +217,7 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     k, _, n_expert, _ = v["as"]
     as_ = bench.operand("blk.0.ffn_exps.weight", bench.types[0], v["as"], normal(), v["vas"], keep=True)
     b = bench.operand("b", bench.types[1], (k, v["n_b"] or v["n_used"], v["n_tokens"], 1), normal(), v["vb"])
-    ids = bench.lists("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), n_expert, v["vids"])
+    ids = bench.lists("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), n_expert, v["vids"], v["pick"])
     return bench.b.mul_mat_id(as_, b, ids)
 
 
@@ -284,7 +297,8 @@ def _lower(s: Stream, ne: Dims) -> NDArray[np.float32]:
 @cases(
     "SOLVE_TRI",
     keys="ne=SHAPE vb=",
-    standard=(grid("f32", ne="1x3 8x1 11x7x3 32x64x2x2"), grid("f32", ne="12x5x2", vb="off flat")),
+    standard=(grid("f32", ne="1x3 8x1 11x7x3 16x16x2 32x64x2x2"), grid("f32", ne="12x5x2", vb="off flat")),
+    smoke=("SOLVE_TRI-f32-ne=16x16x2",),
     full=("SOLVE_TRI-f32-ne=64x128x32",),
 )
 def _solve_tri(bench: Bench) -> Tensor:

@@ -87,7 +87,10 @@ def _conv_3d(bench: Bench) -> Tensor:
         grid("f16+f32+f32", a="3x3x3x6", b="7x6x5x3", c=3, k="1x1x1x0x0x0x1x1x1", vb="pad off slab part"),
     ),
     full=("IM2COL_3D-f16+f32+f16-a=3x3x3x64,b=20x20x10x32,c=32,k=1x1x1x1x1x1x1x1x1",),
-    smoke=("IM2COL_3D-f32+f32+f32-a=2x1x2x4,b=5x4x3x4,c=2,k=1x2x1x1x0x0x1x1x1",),
+    smoke=(
+        "IM2COL_3D-f32+f32+f32-a=2x1x2x4,b=5x4x3x4,c=2,k=1x2x1x1x0x0x1x1x1",
+        "IM2COL_3D-f32+f32+f32-a=2x1x2x4,b=5x4x3x4,c=2,k=1x2x1x1x0x0x1x1x1,src1=p1023",
+    ),
     pairs=(
         grid(
             "f16+f32+f16 f16+f32+f32 f32+f32+f32",
@@ -165,7 +168,10 @@ def _col2im_1d(bench: Bench) -> Tensor:
         grid("f32", ne="4x3x3x2", to="1x1x3x2 1x6x3x2 8x1x3x2", mode="NEAREST BILINEAR BICUBIC", align="- 1"),
     ),
     full=(grid("f32", ne="512x512x3", to="1024x1024x3 211x299x3", mode="NEAREST BILINEAR BICUBIC"),),
-    smoke=(grid("f32", ne="4x3x2", to="6x6x2", mode="NEAREST BILINEAR BICUBIC"),),
+    smoke=(
+        grid("f32", ne="4x3x2", to="6x6x2", mode="NEAREST BILINEAR BICUBIC"),
+        "UPSCALE-f32-ne=4x3x3x2,to=1x6x3x2,mode=BILINEAR,align=1",
+    ),
 )
 def _upscale(bench: Bench) -> Tensor:
     v = bench.v

@@ -21,7 +21,7 @@ from conformance.ggml.quants.blocks import BLOCK, SCALES, random_blocks
 from conformance.ggml.quants.write import WRITE
 from conformance.ggml.tensor import Bytes, Dims
 from conformance.ggml.types import F16, IQ1_M, IQ4_NL, MXFP4, NVFP4, GGMLType
-from conformance.suite.data import Fill, encode, normal, uniform
+from conformance.suite.data import Fill, encode, normal, uniform, whole
 
 Make = Callable[[GGMLType, Stream, Dims], Bytes]
 """Generates the bytes of a leaf."""
@@ -181,6 +181,25 @@ def _scales(*, most: bool) -> Regime:
     return {**dict.fromkeys((*_WEIGHTS, "a"), partial(_scaled, most)), "b": _filled(other)}
 
 
+def _by_cell(s: Stream, ne: Dims) -> NDArray[Any]:
+    """Return K of shape (size, n_kv, …) whose elements grow from -12 to 12 along the cells."""
+    steps = np.rint(np.linspace(-12, 12, ne[1]))[:, None] + np.zeros(ne[0])
+    steps[:, 0] += s.integers(ne[1], 0, 2)
+    return np.broadcast_to(steps, ne[::-1]).astype(np.float32)
+
+
+def _along_row(s: Stream, ne: Dims) -> NDArray[Any]:
+    x = np.linspace(-100, 100, ne[0], dtype=np.float32) + s.uniform(math.prod(ne), 0.0, 2.0).reshape(-1, ne[0])
+    return x.astype(np.float32)
+
+
+_LARGE: Regime = {
+    "Qcur-0": _filled(whole(-2048, 2049)),
+    "cache_k_l0": _filled(whole(-32, 33)),
+    "cache_v_l0": _filled(uniform(2.0**13, 2.0**14)),
+}
+_RISING: Regime = {"Qcur-0": _filled(whole(1, 3)), "cache_k_l0": _filled(_by_cell), "a": _filled(_along_row)}
+
 _Words = dict[str, Callable[[str, tuple[GGMLType, ...]], Mapping[str, Regime]]]
 _WORDS: _Words = {
     "": lambda _op, _types: {"": {}},
@@ -193,12 +212,17 @@ _WORDS: _Words = {
     # ggml does not write the quants of IQ4_NL for a block of zeros
     "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
     "scales": lambda _op, _types: {"least": _scales(most=False), "most": _scales(most=True)},
+    "beyond": lambda _op, _types: {"": {"b": _filled(_span(14, 19))}},
+    "large": lambda _op, _types: {"": _LARGE},
+    "rising": lambda _op, _types: {"": _RISING},
 }
 """Value of the key `data` -> its regimes, from the op and its types.
 
 `range`: the first operand over its range; `both`: two of them alike. `positive`: no cancellation. `casts`: limits of
 F16 and BF16. `sums`: sums of 1,024 products exceed the largest F16. `far`: a mean of twelve deviations. `borders`:
-limits of the quantisers. `scales`: blocks with the smallest and with the largest scales.
+limits of the quantisers. `scales`: blocks with the smallest and with the largest scales. `beyond`: activations up to
+eight times the largest F16. `large`: attention whose scores before the scale, and sums of V, exceed it. `rising`:
+scores that grow by 200 along a row, so that the largest come last.
 """
 
 

@@ -49,7 +49,7 @@ _NORMAL = normal(1.5, 0.5)
         grid("f32", ne="255x3 256x3 511x3 512x3 513x3 7x65537"),
         grid("NORM", "f32", ne="67x4 1025x3", data="far"),
     ),
-    smoke=("NORM-f32-ne=67x4,data=far",),
+    smoke=("NORM-f32-ne=67x4,data=far", "L2_NORM-f32-ne=7x5x3x2,eps=10.0"),
     standard=(
         grid("f32", ne="7x5x3x2 64x6 67x4 257x3x2 2048x2"),
         grid("f32", ne="64x5x2 33x4", eps="0.0 1e-6 0.1 10.0"),
