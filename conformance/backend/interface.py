@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar
 
 from conformance.case.case import JSON, Case
-from conformance.case.demands import FIELDS, Kind
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
@@ -274,36 +273,6 @@ def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) ->
     if kind_of is None:
         raise BackendError(f"one of {', '.join(c.__name__ for c in kinds)} expected, {kind(value)} found")
     return {f: plain(getattr(value, f), f"{kind_of.__name__}.{f}") for f in kind_of.__slots__}
-
-
-_Check = tuple[str, Callable[[JSON], bool]]
-_KINDS: dict[Kind, _Check] = {
-    "number": ("a whole number", lambda v: type(v) is int),
-    "text": ("a text", lambda v: isinstance(v, str)),
-    "counts": ("whole numbers by name", lambda v: isinstance(v, dict) and all(type(x) is int for x in v.values())),
-    "lines": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
-}
-_WITNESS: dict[str, _Check] = {
-    **{name: _KINDS[holds] for name, holds in FIELDS.items()},
-    "seconds": (
-        "numbers by name",
-        lambda v: isinstance(v, dict) and all(type(x) in (int, float) for x in v.values()),
-    ),
-    "peak_compile_bytes": ("a whole number or None", lambda v: v is None or type(v) is int),
-}
-"""Field of a witness -> type of its value, and the check."""
-
-
-def plain_witness(witness: object) -> Witness:
-    """Copy an adapter's witness; BackendError names a field of the wrong type."""
-    if not isinstance(witness, Witness):
-        raise BackendError(f"a Witness expected, {kind(witness)} found")
-    fields = describe(witness)
-    for name, value in fields.items():
-        what, fits = _WITNESS[name]
-        if not fits(value):
-            raise BackendError(f"Witness.{name}: {what} expected, {kind(value)} found")
-    return Witness(**fields)
 
 
 def class_faults(adapter: object, name: str) -> Iterator[str]:
