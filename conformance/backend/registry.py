@@ -7,7 +7,8 @@ adapter with options and an environment.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -76,6 +77,14 @@ class Named:
     chosen: bool = False
     """True if the user named its file. Else the file was in the current directory, and only `--backend` opens the
     name."""
+
+
+class Composed(Backend):
+    """A backend that consists of others."""
+
+    @abstractmethod
+    def attach(self, opener: Callable[[Spec], Backend]) -> Backend:
+        """Open the others before any run, and return itself; errors as of `create`."""
 
 
 _named: dict[str, Named] = {}
@@ -216,8 +225,8 @@ def adapter(name: str) -> type[Backend]:
     return cls  # type: ignore[no-any-return]  # a class that has no fault is a Backend
 
 
-def create(spec: Spec) -> Backend:
-    """Open a backend in this process.
+def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backend:
+    """Open a backend in this process; `opener` (`create` if None) opens those that it consists of.
 
     UsageError for an unknown name or option; UnavailableError if the machine lacks what it needs or opening fails.
     """
@@ -237,7 +246,7 @@ def create(spec: Spec) -> Backend:
         if options.get(key):
             options[key] = str(locate(options[key]))
     try:
-        return cls(**options)
+        backend = cls(**options)
     except (ConformanceError, KeyboardInterrupt):
         raise
     except BaseException as e:  # as on import
@@ -245,6 +254,7 @@ def create(spec: Spec) -> Backend:
             f"{spec}: its constructor raised {error_text(e)}; it must do without arguments, and raise UnavailableError "
             "where the machine lacks what it needs"
         ) from e
+    return backend.attach(opener or create) if isinstance(backend, Composed) else backend
 
 
 def build_of(spec: Spec) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conformance.backend.interface import Backend
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, adapter, is_provided
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, ConformanceError, UsageError
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers
 from conformance.run.runner import Runner
@@ -30,8 +30,9 @@ from .faults import ROOT, Fault, original
 UNLOADABLE = "does not load: "
 """How the detail of a plant begins whose module, or adapter, raises when it is loaded."""
 MARK = "_reached"
+WORKER = "conformance.run.isolation.worker"
 HOOK = f"""
-import builtins, importlib.abc, importlib.util, json, mmap, os, sys
+import builtins, contextlib, importlib.abc, importlib.util, json, mmap, os, sys
 
 HERE = os.path.dirname(__file__)
 with open(os.path.join(HERE, "changed.json"), encoding="utf-8") as file:
@@ -42,13 +43,17 @@ if os.path.exists(os.path.join(HERE, "reached")):
 
 class Changed(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
+        if name == "{WORKER}":
+            with contextlib.suppress(Exception):
+                importlib.import_module(OF)
         if name in CHANGED:
             file, package = CHANGED[name]
             return importlib.util.spec_from_file_location(name, file, submodule_search_locations=package)
 
 sys.meta_path.insert(0, Changed())
 """
-"""`sitecustomize` of the process: Python runs it before all else."""
+"""`sitecustomize` of the process: Python runs it before all else. `OF` is the module of a backend that is no adapter,
+which a process does not know of itself; one that does not load is an unknown backend there."""
 
 
 class Plant(Protocol):
@@ -134,7 +139,9 @@ class Folder:
             path.write_text(text, encoding="utf-8")
             package = [str((ROOT / file).parent)] if path.name == "__init__.py" else None
             changed[".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")] = [str(path), package]
-        (self.path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+        name = Spec.parse(plant.of).name
+        of = adapter(name).__module__ if is_provided(name) else "conformance"
+        (self.path / "sitecustomize.py").write_text(f"OF = {of!r}\n{HOOK}", encoding="utf-8")
         (self.path / "changed.json").write_text(json.dumps(changed), encoding="utf-8")
         self.reached: mmap | None = None
         if isinstance(plant, Probe):

@@ -11,7 +11,7 @@ from conformance.judge.verdict import FAILURES
 from conformance.suite import FAMILIES
 from trust.faults import FOLDER, Bundle, Fault, PlantError, original, read
 from trust.hunt import hunt
-from trust.inject import Injector
+from trust.inject import UNLOADABLE, Injector
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 
@@ -79,3 +79,4 @@ def test_each_class_of_faults_is_noticed(name: str, where: str) -> None:
     with closing(Injector([fault])) as runner:
         (result,) = runner.run(fault.spec, [runner.case(where)])
     assert result.verdict in FAILURES
+    assert UNLOADABLE not in result.detail

@@ -37,7 +37,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import default_limit
-from conformance.run.scheduler.backend import SchedBackend, attached
+from conformance.run.scheduler.backend import SchedBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = Fals
     if not runs_here(spec) or (own and not is_provided(name)):
         entry_of(name)
         return IsolatedBackend(spec, workers)
-    return attached(create(spec), partial(open_backend, workers=workers, own=own))
+    return create(spec, partial(open_backend, workers=workers, own=own))
 
 
 def process_of(backend: Backend) -> IsolatedBackend | None:

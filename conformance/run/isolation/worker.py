@@ -240,14 +240,6 @@ def _message(error: BaseException) -> str:
         return f"(it cannot be shown: {type(e).__name__})"
 
 
-def _created(spec: Spec) -> Backend:
-    if spec.name == "sched":  # only where its code is under test, so others need not import it
-        from conformance.run.scheduler.backend import attached  # noqa: PLC0415  # as above
-
-        return attached(create(spec), create)
-    return create(spec)
-
-
 def main(spec: str, names: str = "{}") -> int:
     """Serve until the caller closes the pipe; `names` are those of the caller's settings."""
     service = Service()
@@ -256,7 +248,7 @@ def main(spec: str, names: str = "{}") -> int:
     try:
         unpack(json.loads(names))
         independence = Independence(Spec.parse(spec))
-        backend = _created(Spec.parse(spec))
+        backend = create(Spec.parse(spec))
         independence.declare(backend)
         hello = _hello(backend)
     except BaseException as error:  # noqa: BLE001  # sys.exit too: the caller reports it

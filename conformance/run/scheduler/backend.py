@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness, no
-from conformance.backend.registry import Spec, provide
+from conformance.backend.registry import Composed, Spec, provide
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import GraphError, UnavailableError
@@ -24,7 +24,7 @@ _MAX_PLANS = 8
 """Maximum number of cached plans."""
 
 
-class SchedBackend(Backend):
+class SchedBackend(Composed):
     """Several backends in order of priority; the last takes what no other accepts.
 
     `devices` is parsed by `read_devices`, `buffers` by `memory_of`; UsageError for an invalid value.
@@ -124,11 +124,6 @@ class SchedBackend(Backend):
 
 
 provide(NAME, SchedBackend)
-
-
-def attached(backend: Backend, opener: Callable[[Spec], Backend]) -> Backend:
-    """Return `backend`; the devices of a scheduler are opened with `opener`, errors as of `attach`."""
-    return backend.attach(opener) if isinstance(backend, SchedBackend) else backend
 
 
 class _SchedSession(Watched):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, create
 from conformance.run.runner import Runner
-from conformance.run.scheduler.backend import attached
 
 
 class Here(Runner):
@@ -13,4 +12,4 @@ class Here(Runner):
 
     def _open(self, spec: Spec, *, own: bool) -> Backend:
         del own
-        return attached(create(spec), create)
+        return create(spec)
