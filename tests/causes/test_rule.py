@@ -179,6 +179,17 @@ def test_an_offset_and_strides_go_one_by_one(gone: str, stays: str) -> None:
     assert str(own) not in left
 
 
+def test_special_values_give_way_to_values_that_differ() -> None:
+    """Equal values of V would hide any fault of the weights over them."""
+    case = build("ops/FLASH_ATTN_EXT-f32+f32-q=32x3x4,k=32x16x2,mask=16x3,hide=seen,sinks=1@66")
+    ((_, _, node),) = nodes_of(case)
+    rule = Rule.of([node.op], [Condition("src[2].holds", "infinities")])
+    made = next(ablate.drop(rule, cuts.record(case, Oracle().reference_in(EXACT)), FAIL, node))
+    ((_, _, other),) = nodes_of(made)
+    assert other.src[2] is not None
+    assert len(np.unique(made.persistent[other.src[2]].view("<f4"))) > 2
+
+
 @pytest.mark.parametrize("case_id", case_ids((), ("ops/*inplace=*",), "smoke")[::6])
 def test_apart_from_its_operand_an_op_gives_the_same(case_id: str) -> None:
     """What wrote in place has memory of its own, and its result is as before."""

@@ -187,13 +187,16 @@ def values(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def each_values(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Yield cases with simpler values in one leaf each."""
-    yield from _plainer(recorded.case, lambda leaves: [[t] for t in leaves])
+    """Yield cases with simpler values in one leaf each, least change first."""
+    yield from _plainer(recorded.case, lambda leaves: [[t] for t in leaves], least_first=True)
 
 
-def _plainer(case: Case, groups: Callable[[list[Tensor]], list[list[Tensor]]]) -> Iterator[Case]:
+def _plainer(
+    case: Case, groups: Callable[[list[Tensor]], list[list[Tensor]]], *, least_first: bool = False
+) -> Iterator[Case]:
     leaves = leaves_of(case)
-    for level, make in enumerate(SIMPLE):
+    levels = list(enumerate(SIMPLE))
+    for level, make in reversed(levels) if least_first else levels:
         try:
             new = {t: _stored(t, make(_loaded(t, data))) for t, data in leaves.items() if plainness(t, data) > level}
         except GraphError:  # a type without quantiser keeps its values
