@@ -61,6 +61,8 @@ class Needs:
     """The case fails as before without any one of these, and without all of them."""
     right: tuple[Features, ...] = ()
     """Nodes of the op in passing cases that differ only in where operands are stored."""
+    known: bool = False
+    """True if the experiments ran; else nothing is known of what is necessary."""
 
     @property
     def alone(self) -> frozenset[Condition]:
@@ -200,7 +202,7 @@ def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: 
                 idle |= gone
     if len(idle) > 1 and not _fails_without(idle, op, recorded, result, node, passes):
         idle = set()  # two bugs, each of which shows without what the other needs
-    return Needs(tuple(some_of), frozenset(idle), tuple(right))
+    return Needs(tuple(some_of), frozenset(idle), tuple(right), known=True)
 
 
 def _fails_without(

@@ -3,8 +3,9 @@
 Two groups are joined only if
 
 - the error message is the same,
-- they fail at one op and differ only in types, or
-- one rule for both separates failures from passes as well as each rule alone.
+- they fail at one op and differ only in types,
+- one rule for both separates failures from passes as well as each rule alone, or
+- at the end, they share an op, and no experiment showed that one needs what the smallest case of the other lacks.
 
 A rule that also matches passing nodes explains no other failure. If one failure passes without a property and another
 still fails without it, they stay separate.
@@ -13,7 +14,7 @@ still fails without it, they stay separate.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from conformance.case.case import Case
@@ -167,23 +168,35 @@ def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
     return rule if types or nodes.separates(rule, a.rule, b.rule) else None
 
 
+def needing_alike(a: Group, b: Group, _: Nodes) -> Rule | None:
+    """Return the rule that covers both if they fail at a common op and neither needs what the other's proof lacks."""
+    known = a.needs.known and b.needs.known
+    if not (known and set(a.rule.ops) & set(b.rule.ops) and a.fails_as(b.kind)) or a.needs.conflicts(b.needs):
+        return None
+    if not (a.needs.met(b.proof.features) and b.needs.met(a.proof.features)):
+        return None
+    return common(a.rule, b.rule) or Rule.of({*a.rule.ops, *b.rule.ops}, ())
+
+
 def _but_for_types(rule: Rule) -> frozenset[Condition]:
     return frozenset(c for c in rule.says if not property_of(c).endswith(TYPE))
 
 
+Over = Callable[["Group", "Group", Nodes], Rule | None]
+"""Returns the rule that covers two groups; None if they are different causes."""
 Apart = set[tuple[int, Rule, int, Rule]]
 """Pairs of groups, with their rules, that cannot be joined."""
 
 
-def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart) -> list[Group]:
-    """Join groups until no pair can be joined; skips and extends the pairs in `apart`."""
+def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart, over: Over = joint) -> list[Group]:
+    """Join groups until `over` has no rule for any pair; skips and extends the pairs in `apart`."""
     left = list(groups)
     again = True
     while again:
         again = False
         for a, b in itertools.combinations(left, 2):
             key = (id(a), a.rule, id(b), b.rule)
-            rule = None if key in apart else joint(a, b, nodes)
+            rule = None if key in apart else over(a, b, nodes)
             if rule is not None:
                 a.join(b, rule)
                 left.remove(b)

@@ -32,7 +32,7 @@ from . import ablate
 from .ablate import Needs
 from .failure import Failure, failure_of, size
 from .features import BESIDE, BLOCK, OP, TAIL, YES, features, nodes_of
-from .group import GONE, SEVERAL, UNSEEN, Apart, Group, Nodes, join_all, relation_rule
+from .group import GONE, SEVERAL, UNSEEN, Apart, Group, Nodes, join_all, needing_alike, relation_rule
 from .rule import Rule, is_size, meets, rule_of
 
 EACH = 10.0
@@ -95,6 +95,7 @@ class Search:
         for group in [g for g in self.groups if g.failures]:
             self._split(group)
         self._join()
+        self.groups = join_all(self.groups, self.nodes, set(), needing_alike)
         for g in self.groups:
             g.rule = self.nodes.simplest(g.rule, g.needs.alone)
         self._join()

@@ -114,6 +114,12 @@ def test_a_fault_of_a_type_is_one_cause_of_several_ops() -> None:
     assert "mxfp4" in {c.value for c in cause.conditions}
 
 
+def test_what_no_experiment_tells_apart_is_one_cause() -> None:
+    """CPY into a cache fails whatever it copies, and no property of a node tells it from a CPY that passes."""
+    (group,) = Found([FAULTS["cache-not-kept"]], ("ops/CPY-f32+bf16-*", "ops/CPY-f16+q4_1-*")).groups
+    assert group.rule.ops == ("CPY",)
+
+
 def test_strides_and_offsets_are_two_causes() -> None:
     """Ops that read a view from the start of its buffer pass with strided rows, and those that ignore strides pass with
     an offset.
