@@ -20,8 +20,7 @@ from conformance.report.runfile import record, write_json, write_text
 from conformance.run import golden as corpus
 from conformance.run import learn as learning
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.learn.partial import beside, resume
-from conformance.run.learn.plain import plain
+from conformance.run.learn import beside, plain, resume
 from conformance.run.runner import Runner
 from conformance.run.session.settings import WaiverBook, today
 from conformance.suite.family import Level

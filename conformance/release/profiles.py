@@ -17,8 +17,7 @@ from conformance.case.leftover import write_whole
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.learn.partial import resume
-from conformance.run.learn.plain import plain
+from conformance.run.learn import plain, resume
 from conformance.run.runner import Runner
 from conformance.suite.family import LEVELS, Level
 

@@ -20,7 +20,7 @@ from conformance.ggml.arithmetic import Arithmetic, limit_of
 from conformance.ggml.tensor import Tensor
 from conformance.judge.verdict import Verdict
 from conformance.run import learn
-from conformance.run.learn.measure import blind, measure
+from conformance.run.learn import blind, measure
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.suite.family import with_seed
