@@ -14,7 +14,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
-from conformance.nightly.night import PARTS, Night, hold, read_parts, share, unfinished
+from conformance.nightly import PARTS, Night, hold, read_parts, share, unfinished
 from conformance.run.session import settings
 from conformance.run.session.select import family_named
 from conformance.run.session.shard import Shard

@@ -1,1 +1,322 @@
-"""A night of runs: parts of a TOML file, each a `conform` command in a process of its own."""
+"""A night of runs: the parts of a TOML file, each a command in a process of its own.
+
+They run one after the other, whatever happens to each; the folder of a night records how each ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from conformance import shipped
+from conformance.case.case import JSON
+from conformance.case.leftover import write_whole
+from conformance.case.strict import expect, only, parse_toml, read_text
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import shell
+from conformance.judge.outcome import Exit, Outcome, Why
+from conformance.judge.verdict import MissingCause
+from conformance.process import Tail, interrupt, spawn_command, words
+from conformance.report.journal import lock
+from conformance.report.progress import Progress, since
+from conformance.run.session.select import new_seed
+from conformance.run.session.shard import Shard
+
+STATE, LOCK = "night.json", "night.lock"
+CONFORM = tuple(words("conformance.cli"))
+HOUR = 3600.0
+PATIENCE = 15.0
+"""Seconds to wait for the processes of an earlier start."""
+GRACE = 5.0
+"""Seconds that a command has after SIGINT to write down what it has."""
+LOW = 64 << 20
+"""Free bytes of a disk below which a message names it."""
+KEYS = ("name", "says", "command", "hours", "leaves", "shared", "last")
+_VALUE = re.compile(r"\{(\w+)\}")
+_WHY = {Exit.FAILURES: Why.FAILED, Exit.NOTHING: Why.UNEXECUTED, Exit.INCOMPLETE: Why.UNDECIDED}
+_ENDED = (None, Why.FAILED, Why.UNEXECUTED)
+"""Outcomes of parts that do not run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part; `parts.toml` says what its fields are."""
+
+    name: str
+    says: str
+    command: Sequence[str]
+    """A program and its arguments; `{name}` stands for values."""
+    hours: float
+    leaves: str
+    shared: bool = False
+    last: bool = False
+
+    def words(self, values: Mapping[str, Sequence[object]]) -> list[str]:
+        """Return the command with `values` in place of their names."""
+        return list(self._words(values))
+
+    def _words(self, values: Mapping[str, Sequence[object]]) -> Iterator[str]:
+        for word in self.command:
+            if name := _VALUE.fullmatch(word):
+                if name[1] not in values:
+                    raise UsageError(f"part {self.name}: {word}: one of {', '.join(values)} expected")
+                yield from map(str, values[name[1]])
+            else:
+                yield word.replace("{folder}/", f"{values['folder'][0]}/")
+
+
+def read_parts(path: Path) -> tuple[Part, ...]:
+    """Return the parts of a TOML file; UsageError names the part and the key."""
+    document = parse_toml(read_text(path), str(path))
+    only(document, ("part",), str(path))
+    tables = document.get("part", [])
+    expect(isinstance(tables, list) and bool(tables), str(path), "[[part]] tables", tables)
+    return tuple(_part(t, f"{path}: part {n}") for n, t in enumerate(tables, 1))
+
+
+def _part(table: dict[str, Any], where: str) -> Part:
+    only(table, KEYS, where)
+    for key in ("name", "says", "command", "hours"):
+        expect(key in table, f"{where} {key}", "a value", None)
+    given, name = table["command"], str(table["name"])
+    command = tuple(given) if isinstance(given, list) else (*CONFORM, *str(given).split())
+    return Part(**{"leaves": f"{name}.json", **table, "command": command, "hours": float(table["hours"])})
+
+
+PARTS = read_parts(shipped.path("nightly", "parts.toml"))
+
+
+@dataclass(slots=True)
+class Done:
+    """How a part ended."""
+
+    why: Why | None = Why.INTERRUPTED
+    """Why it did not succeed; None if it did."""
+    says: str = ""
+    """Its last line, or why it could not run."""
+    seconds: float = 0.0
+    command: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """True if the next start does not run it again."""
+        return self.why in _ENDED
+
+
+@dataclass(slots=True)
+class Night:
+    """A folder with what has run so far; its run files and journals hold the results."""
+
+    folder: Path
+    asked: dict[str, JSON]
+    """Options that must be the same at each start."""
+    seed: int
+    parts: dict[str, Done] = field(default_factory=dict)
+    exit_code: int | None = None
+
+    @classmethod
+    def begin(cls, folder: Path, asked: dict[str, JSON], seed: int | None) -> Night:
+        """Continue the night in `folder`, or begin one; UsageError if that one had other options."""
+        if not (folder / STATE).exists():
+            return cls(folder, asked, new_seed() if seed is None else seed)
+        night = cls.read(folder)
+        now = {**asked, "seed": night.seed if seed is None else seed}
+        was = {**night.asked, "seed": night.seed}
+        for key, value in now.items():
+            if was.get(key) != value:
+                text = f"was asked for {key} {was.get(key)!r}, this one {value!r}"
+                raise UsageError(f"{folder}: the night there {text}; choose another folder with -o")
+        return night
+
+    @classmethod
+    def read(cls, folder: Path) -> Night:
+        """Return the night in `folder`; UsageError if its state cannot be read."""
+        path = folder / STATE
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            parts = {n: Done(**{**p, "why": p["why"] and Why(p["why"])}) for n, p in row["parts"].items()}
+            return cls(folder, dict(row["asked"]), int(row["seed"]), parts, row["exit_code"])
+        except OSError as e:
+            raise UsageError(f"{path}: cannot be read: {e.strerror}") from e
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise UsageError(f"{path}: no state of a night: {type(e).__name__} {e}") from e
+
+    def save(self) -> None:
+        """Replace the state; UsageError if it cannot be written."""
+        row = {"asked": self.asked, "seed": self.seed, "exit_code": self.exit_code,
+               "parts": {n: asdict(p) for n, p in self.parts.items()}}  # fmt: skip
+        try:
+            write_whole(self.folder / STATE, f"{json.dumps(row, indent=1)}\n")
+        except OSError as e:
+            raise UsageError(f"{self.folder / STATE}: cannot be written: {e.strerror}") from e
+
+    def documents(self) -> list[Path]:
+        """Return the run files of the parts so far."""
+        named = [self.folder / f"{name}.json" for name in self.parts]
+        return [p for p in named if p.is_file()]
+
+    def run(
+        self, parts: Sequence[Part], values: Mapping[str, Sequence[object]], tell: Callable[[str], None], held: int
+    ) -> None:
+        """Run the parts that no earlier start ended; `held` is the descriptor of the folder's lock."""
+        self.exit_code, moved = None, False
+        for part in parts:
+            done = self.parts.get(part.name, Done())
+            if done.ended and part.name in self.parts and not (part.last and moved):
+                tell(f"{part.name}: {_word(done)}, by an earlier start")
+                continue
+            tell(f"{part.name}: {part.says}")
+            self.parts[part.name] = Done(seconds=done.seconds)
+            self.save()
+            self.parts[part.name] = self._part(part, values, done.seconds, held)
+            self.save()
+            tell(f"{part.name}: {_word(self.parts[part.name])}: {self.parts[part.name].says}")
+            moved = True
+
+    def _part(self, part: Part, values: Mapping[str, Sequence[object]], before: float, held: int) -> Done:
+        own = {"document": [self.folder / f"{part.name}.json"], "journal": [self.folder / f"{part.name}.journal"]}
+        command = part.words({**values, **own, "documents": self.documents(), "folder": [self.folder]})
+        if part.leaves:
+            (self.folder / part.leaves).unlink(missing_ok=True)  # of a start that was killed
+        n = len(CONFORM)
+        shown = shell(["conform", *command[n:]] if tuple(command[:n]) == CONFORM else command)
+        try:
+            with Progress().of(since(part.name)):
+                ended = run(command, self.folder / f"{part.name}.log", part.hours * HOUR, held)
+        except OSError as e:
+            return Done(Why.BROKEN, f"no process could be started: {e.strerror}", before, shown)
+        why, says = self._judge(part, ended)
+        if why is Why.BROKEN and (free := shutil.disk_usage(self.folder).free) < LOW:
+            says += f"; the disk of {self.folder} is full: {free >> 20} MiB are free"
+        return Done(why, says, before + ended.seconds, shown)
+
+    def _judge(self, part: Part, ended: Ended) -> tuple[Why | None, str]:
+        """Return why a part did not succeed, and its last line.
+
+        Python exits with 1 after a traceback as after failures: only the part's file proves that it ran. The last part
+        repeats the exit code of the others, which counts already.
+        """
+        if ended.timed_out:
+            return Why.TIME_LIMIT, f"ended after {ended.seconds:.0f} s"
+        path = self.folder / part.leaves
+        if ended.code not in (0, *_WHY) or (ended.code == Exit.FAILURES and not part.leaves):
+            how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
+            return Why.BROKEN, f"{how}: {ended.last_line}"
+        if not path.exists():
+            return Why.BROKEN, f"exit code {ended.code}, it did not write {part.leaves}: {ended.last_line}"
+        if part.last:
+            return None, ended.last_line
+        if fault := _fault(path):
+            return Why.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
+        return _WHY.get(Exit(ended.code)), ended.last_line
+
+    def outcome(self, parts: Sequence[Part]) -> Outcome:
+        """Return the reasons of all parts."""
+        found = Outcome()
+        for part in parts:
+            done = self.parts.get(part.name, Done())
+            if done.why is not None:
+                found += Outcome.of(done.why, [f"{part.name}: {done.why}: {done.says}".removesuffix(": ")])
+        return found
+
+
+def _word(done: Done) -> str:
+    return "fine" if done.why is None else str(done.why)
+
+
+def _fault(path: Path) -> str:
+    """Return the fault of the run file that a part left, or an empty text."""
+    try:
+        read: JSON = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        return f"its run file cannot be read ({e})"
+    missing = read.get("missing") if isinstance(read, dict) else None
+    lost = [m for m in missing or () if not isinstance(m, dict) or m.get("cause") in {None, MissingCause.LOST.value}]
+    return f"{len(lost):,} requested cases have no result" if lost else ""
+
+
+def share(parts: Sequence[Part], shard: Shard) -> list[Part]:
+    """Return the parts of a shard: those that are shared out, and in turn one of the others."""
+    whole = [p for p in parts if not p.shared and not p.last]
+    return [p for p in parts if p not in whole or whole.index(p) % shard.of == shard.index - 1]
+
+
+def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:
+    """Return the newest folder in `nights` with the same options that did not come to its end."""
+    for path in sorted(nights.glob(f"*/{STATE}"), reverse=True):
+        with suppress(UsageError):
+            night = Night.read(path.parent)
+            if night.exit_code is None and night.asked == asked and seed in {None, night.seed}:
+                return night.folder
+    return None
+
+
+def hold(folder: Path) -> int:
+    """Lock `folder` for this process and all that inherit the descriptor; UsageError if another night holds it."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    if not lock(descriptor, PATIENCE):
+        os.close(descriptor)
+        raise UsageError(f"{folder}: another nightly is running there")
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    """Its exit code; 128 + the signal that ended it."""
+    seconds: float
+    timed_out: bool
+    tail: str
+    """The end of what it printed."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that is not blank."""
+        return next((line.strip() for line in reversed(self.tail.splitlines()) if line.strip()), "")
+
+
+def run(command: Sequence[str], log: Path, limit: float, held: int) -> Ended:
+    """Run `command` to its end, or for `limit` seconds; append its output to `log`.
+
+    An exception meanwhile, such as Ctrl-C, ends the command and everything it started. The command and the process
+    that guards it inherit the descriptor `held`, so the lock lasts as long as any of them.
+    """
+    began = time.monotonic()
+    popen = spawn_command(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        pass_fds=(held,),
+    )
+    stream = cast("BinaryIO", popen.stdout)
+    tail = Tail(stream, partial(_append, log))
+    timed_out = False
+    try:
+        popen.wait(limit)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        interrupt(popen, GRACE)  # first as a user would, so that it can write down what it has
+        tail.join(GRACE)
+        stream.close()
+    code = popen.returncode
+    return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, tail.text)
+
+
+def _append(log: Path, data: bytes) -> None:
+    with suppress(OSError), log.open("ab") as f:  # a full disk does not stop the command
+        f.write(data)

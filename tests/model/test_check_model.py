@@ -28,8 +28,7 @@ from conformance.ggml.types import F32
 from conformance.live.llama import Device
 from conformance.model import figures, graphs
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
-from conformance.model.check import Check, Text, allowance, rounding
-from conformance.model.layers import layer_of, step_words
+from conformance.model.check import Check, Text, allowance, layer_of, rounding, step_words
 from conformance.model.llama_process import LlamaProcess
 from conformance.run.runner import Runner
 

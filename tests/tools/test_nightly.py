@@ -14,7 +14,7 @@ from night_script import NIGHTLY, POSIX, ended, lives, night, until
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Why
-from conformance.nightly.night import PARTS, STATE, Night, hold, read_parts, run, share
+from conformance.nightly import PARTS, STATE, Night, hold, read_parts, run, share
 from conformance.run.session.shard import Shard
 
 pytestmark = POSIX
@@ -129,7 +129,7 @@ def test_wrong_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_one_night_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one is refused as long as the first is at work."""
-    monkeypatch.setattr("conformance.nightly.night.PATIENCE", 0.0)
+    monkeypatch.setattr("conformance.nightly.PATIENCE", 0.0)
     held = hold(tmp_path)
     with pytest.raises(UsageError, match="another nightly is running there"):
         hold(tmp_path)

@@ -16,7 +16,7 @@ import pytest
 from night_script import NIGHTLY, PATIENCE, POSIX, ended, killed, lives, night, results, until, words_of
 
 from conformance.judge.outcome import Why
-from conformance.nightly.night import Night
+from conformance.nightly import Night
 
 pytestmark = POSIX
 
