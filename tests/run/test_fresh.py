@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from conformance.cli import main
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.properties import case_ids
 from conformance.run.session.select import build, fresh_ids, reseeded
 from conformance.suite import FAMILIES
-from conformance.suite.strategies import case_ids
 
 CRASHES = "ops/GLU.SWIGLU_OAI-f16-ne=33x4,form=split,limit=2.0@1"
 """ggml aborts."""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
+from conformance.properties import case_ids
 from conformance.run.runner import Runner
 from conformance.suite import alias, random_graphs
 from conformance.suite.family import LEVELS
-from conformance.suite.strategies import case_ids
 
 
 @settings(max_examples=60)

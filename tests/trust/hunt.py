@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from conformance.backend.interface import Backend
 from conformance.case.case import Case
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.properties import case_ids
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import Isolation
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import Level
-from conformance.suite.strategies import case_ids
 
 from .faults import Fault
 from .inject import Injector, Probe
