@@ -19,12 +19,13 @@ stays FAIL. So does an output of zeros, or with NaN or Inf, unless `wrong = "zer
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from fnmatch import fnmatchcase
+from functools import cache
 from itertools import pairwise
 from math import inf, isfinite
 from typing import Any
@@ -55,7 +56,12 @@ class Waiver:
 
     def covers(self, case_id: str) -> bool:
         """Return True if its globs match this case."""
-        return _matches(case_id, self.case) and not any(_matches(case_id, g) for g in self.excepted)
+        return bool(self.covered([case_id]))
+
+    def covered(self, case_ids: Iterable[str]) -> list[str]:
+        """Return the cases that its globs match."""
+        found = _matching(case_ids, self.case)
+        return [c for c in found if not any(_matching([c], g) for g in self.excepted)]
 
     def expired(self, today: date) -> bool:
         """Return True if its last day has passed."""
@@ -74,11 +80,17 @@ class Waiver:
 
     def speaks_of(self, family: str) -> bool:
         """Return True if it may cover cases of `family`."""
-        return fnmatchcase(family, self.case.partition("/")[0])
+        return fnmatch.fnmatchcase(family, self.case.partition("/")[0])
 
 
-def _matches(case_id: str, glob: str) -> bool:
-    return case_id == glob or fnmatchcase(case_id, glob)
+def _matching(case_ids: Iterable[str], glob: str) -> list[str]:
+    literal, matches = re.split(r"[*?[]", glob, maxsplit=1)[0], _pattern(glob)
+    return [c for c in case_ids if c.startswith(literal) and (c == glob or matches(c))]
+
+
+@cache
+def _pattern(glob: str) -> Callable[[str], object]:
+    return re.compile(fnmatch.translate(glob)).match
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +228,7 @@ def problems(
             sentence = f"does not say how wrong its cases may be; {len(failing)} of this run fail; add {stated}"
         else:
             relevant = [f for f in families if waiver.speaks_of(f)]
-            known = {case for f in relevant for case in ids_of(f) if waiver.covers(case)}
+            known = {case for f in relevant for case in waiver.covered(ids_of(f))}
             if mine:
                 sentence, excepted = _outdated(mine, complete=known <= {r.case for r in mine})
             elif relevant:
