@@ -1,8 +1,15 @@
 """Conformance and regression tests for LLM inference backends that execute ggml compute graphs."""
 
-from importlib.metadata import PackageNotFoundError, version
+__version__: str
 
-try:
-    __version__ = version("ggml-conformance")
-except PackageNotFoundError:  # not installed, only on the path
-    __version__ = "0"
+
+def __getattr__(name: str) -> str:
+    """Return `__version__`, read when asked for: importlib.metadata would cost each worker a sixth of its start."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # as above
+
+    try:
+        return version("ggml-conformance")
+    except PackageNotFoundError:  # not installed, only on the path
+        return "0"

@@ -15,7 +15,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 from urllib.parse import unquote
 
-from conformance.builds.source import contents, locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 
 from .interface import Backend, class_faults
@@ -244,6 +243,8 @@ def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backe
             raise UsageError(f"{where}: option {key!r} is unknown; its options: {legal}")
     for key in cls.builds:
         if options.get(key):
+            from conformance.builds.source import locate  # noqa: PLC0415  # archives: a worker seldom needs them
+
             options[key] = str(locate(options[key]))
     try:
         backend = cls(**options)
@@ -262,6 +263,8 @@ def build_of(spec: Spec) -> str:
 
     UsageError for an unknown backend, UnavailableError for a build that is not on this machine.
     """
+    from conformance.builds.source import contents, locate  # noqa: PLC0415  # as above
+
     options = dict(resolve(spec).options)
     named = [options[key] for key in sorted(adapter(spec.name).builds) if options.get(key)]
     return " ".join(contents(locate(name)) for name in named)

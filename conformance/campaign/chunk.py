@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from conformance import __version__
+import conformance
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
@@ -38,7 +38,7 @@ class Chunk:
     seconds: float = SECONDS
     """No case but the first starts later."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
-    version: str = __version__
+    version: str = field(default_factory=lambda: conformance.__version__)
 
     def pack(self) -> str:
         """Return the request as JSON."""
@@ -110,9 +110,10 @@ def _runner(chunk: Chunk) -> Runner:
 
     UnavailableError if the worker has another version or lacks the backend, since each case would fail.
     """
-    if chunk.version != __version__:
+    if chunk.version != conformance.__version__:
         raise UnavailableError(
-            f"ggml-conformance {chunk.version} expected, as where the run was started; this worker has {__version__}"
+            f"ggml-conformance {chunk.version} expected, as where the run was started; this worker has "
+            f"{conformance.__version__}"
         )
     key = chunk.isolation, chunk.names
     if getattr(_HELD, "key", None) != key:

@@ -14,8 +14,6 @@ from typing import cast
 
 import click
 
-from conformance import __version__
-
 from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -104,7 +102,7 @@ class Commands(Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="conform")
+@click.version_option(package_name="ggml-conformance", prog_name="conform")
 def main() -> None:
     """Conformance tests for LLM inference backends that execute ggml compute graphs.
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from conformance import __version__, shipped
+import conformance
+from conformance import shipped
 from conformance.backend.registry import REFERENCE, Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
@@ -166,7 +167,7 @@ def writable(folder: Path | None = None) -> Path:
 
 def _provenance(oracle: Oracle, agreement: Result) -> dict[str, object]:
     return {
-        "reference": f"{REFERENCE} {__version__}",
+        "reference": f"{REFERENCE} {conformance.__version__}",
         "agreed": f"{SECOND_OPINION} {oracle.second_opinion().info().versions.get('ggml', '?')}",
         "nmse": agreement.to_json()["nmse"],
         "budget_used": agreement.to_json()["budget_used"],

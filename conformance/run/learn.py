@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance import __version__
+import conformance
 from conformance.backend.interface import Backend
 from conformance.backend.profile import Entry, Profile, read
 from conformance.case.case import Case
@@ -54,7 +54,7 @@ def begin(backend: Backend, build: str = "") -> Profile:
     `build` identifies the libraries that compute (`builds.source.contents`).
     """
     info = backend.info()
-    return Profile(__version__, info.device, info.description, info.versions, others=True, build=build)
+    return Profile(conformance.__version__, info.device, info.description, info.versions, others=True, build=build)
 
 
 def left(profile: Profile, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
