@@ -219,17 +219,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401  # xdist's own
-    """Give each device to one worker, whatever `--dist` says; group marks depend on versions."""
+    """Spread the cases by `scope`, whatever `--dist` says; group marks depend on versions."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # only xdist calls this
 
     suite = config.stash[SUITE]
 
-    class ByDevice(LoadScopeScheduling):  # type: ignore[misc]  # xdist is optional
+    class ByScope(LoadScopeScheduling):  # type: ignore[misc]  # xdist is optional
         def _split_scope(self, nodeid: str) -> str:
             key = suite.key_of(nodeid)
-            return nodeid if key is None else device(key[0])
+            return nodeid if key is None else scope(*key)
 
-    return ByDevice(config, log)
+    return ByScope(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -242,11 +242,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(str(e)) from None
 
 
-def device(spec: Spec) -> str:
-    """Return what only one worker may use: the device that an option names, or the backend."""
+def scope(spec: Spec, case_id: str) -> str:
+    """Return what one worker runs alone: a named device, or the ops or the graphs of a backend on the CPU.
+
+    Two of nearly equal cost per backend keep two workers busy to the end.
+    """
     adapter = resolve(spec)
     name = dict(adapter.options).get("device", "CPU")
-    return adapter.name if name.upper() == "CPU" else name
+    if name.upper() != "CPU":
+        return name
+    return f"{adapter.name} {'ops' if case_id.startswith('ops/') else 'graphs'}"
 
 
 def _is_empty(item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""`pytest conformance -n 2`: each device is one worker's, and results, totals and record are those of a run without."""
+"""`pytest conformance -n 2`: each scope is one worker's, and results, totals and record are those of a run without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from sessions_of_pytest import PYTEST
 
 from conformance.backend.registry import Spec
-from conformance.plugin import device
+from conformance.plugin import scope
 from conformance.report.junit import junit
 from conformance.report.runs import read_runs
 
@@ -101,12 +101,12 @@ def test_a_worker_that_died_once_stays_in_the_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "group"),
     [
-        ("cpu", "cpu"),
-        ("ggml?device=CPU", "ggml"),
+        ("cpu", "cpu graphs"),
+        ("ggml?device=CPU", "ggml graphs"),
         ("openvino-stateless?device=GPU", "GPU"),
         ("openvino-stateful?device=GPU", "GPU"),
     ],
 )
 def test_two_backends_of_one_device_share_a_worker(text: str, group: str) -> None:
     """A device that an option names is one worker's whatever backend drives it; the processor is everybody's."""
-    assert device(Spec.parse(text)) == group
+    assert scope(Spec.parse(text), "alias/differs=eps@942") == group
