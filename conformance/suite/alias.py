@@ -5,6 +5,8 @@ inputs under the same names. A backend whose cache key for a compiled graph lack
 shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of one
 model do, so that only the difference itself distinguishes them. With `of=decoder` they are whole decoders over one
 model's weights and cache, a prompt and decodes of each in turn: graphs that a backend fuses, or runs at other sizes.
+`alias/differs=all` runs A, B, A, C, A, D and so on through every difference: half as many graphs to compile as one case
+for each, which then tells the differences apart.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ PRODUCTS = ("edge", "tokens", "type", "float", "branch", "weight")
 DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "sub_op": "ffn=geglu"}
 """Differences that a decoder can have -> B's key."""
 
-KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab k=0 shared=0|1 of=sublayer|decoder")
+KEYS = keys(f"differs={'|'.join(DIFFERS)}|all tokens=3 order=abab|ab|ba|aab k=0 shared=0|1 of=sublayer|decoder")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -130,6 +132,8 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
         raise UsageError(f"case {case_id!r}: shared=1 goes with differs={'|'.join(SHARED)}")
     if values["of"] == "decoder" and not (values["differs"] in DECODERS and given.keys() <= {"differs", "of"}):
         raise UsageError(f"case {case_id!r}: of=decoder goes with differs={'|'.join(DECODERS)} and no other key")
+    if values["differs"] == "all" and not given.keys() <= {"differs", "tokens"}:
+        raise UsageError(f"case {case_id!r}: differs=all goes with tokens=N and no other key")
     return values, given, seed
 
 
@@ -139,6 +143,11 @@ def build(case_id: str) -> Case:
     if v["of"] == "decoder":
         return _decoders(case_id, DECODERS[v["differs"]], params, seed)
     a = Side(case_id, Traits(row=v["k"]), v["tokens"])
+    if v["differs"] == "all":
+        sides = [side for traits in DIFFERS.values() for side in (a, Side(case_id, traits, v["tokens"]))]
+        steps = [side.step(k) for k, side in enumerate(sides)]
+        persistent = {t: data for side in sides for t, data in side.persistent.items()}
+        return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
     b = Side(case_id, replace(DIFFERS[v["differs"]], row=v["k"]), v["tokens"])
     if v["shared"] == "1":
         b.persistent, b.w = a.persistent, a.w
@@ -253,8 +262,9 @@ class Side:
 
 _EACH = " ".join(DIFFERS)
 TABLE: Table = {
-    "smoke": (grid(differs=_EACH), grid(differs="weight edge", k=2048), "differs=eps,of=decoder"),
+    "smoke": ("differs=all", grid(differs="weight edge", k=2048), "differs=eps,of=decoder"),
     "standard": (
+        grid(differs=_EACH),
         grid(differs=" ".join(DECODERS), of="decoder"),
         grid(differs=_EACH, tokens="1 5", order="abab aab"),
         grid(differs=" ".join(PRODUCTS), k="2048 4096"),

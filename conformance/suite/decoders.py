@@ -64,19 +64,22 @@ _KV_GROWTH: Table = {
         _growing(seqs=3, run="at254.d4.rm0.d2"),
         _growing(seqs=3, unified=1, run="at84.d4.rm1.d3"),
         _growing(run="at245.d1.shift9.p30.d2"),
-        grid("gemma2", **_GROWING | {"l": 2}, ubatch=64, run="at250.d2.p10.d2"),
+        grid("gemma2", **_GROWING | {"l": 2}, base=1000000, baseswa=10000, ubatch=64, run="at250.d2.p10.d2"),
         _long(w="q8_0", run="at252.p3.d3"),
-        _growing(fa="1 0", **_BLOCKS),
-        _growing(cache="f16", ctx=1024, ubatch=1024, run="at255.p257.d1 p512.d1"),
+        _growing(fa=1, **_BLOCKS),
+        _growing(cache="f16", ctx=1024, ubatch=1024, run="at255.p257.d1"),
         _growing(fa=1, ctx=257, run="at253.p2.d2"),
-        _growing(write="cpy", fa=1, **_CROSS),
-        _growing(seqs=4, write="cpy", fa=0, run="at253.p2+3+1+4.d3"),
         _growing(head=64, cache="q4_0", rot=1, run="at253.p2.d3"),
-        _growing(w="q8_0", run="at253.p3.d2.p5"),
         grid("gpt-oss", **_GROWING, w="q4_0", run="at252.p3.d1.p5"),
-        grid("gemma2", **_GROWING | {"l": 2}, base=1000000, baseswa=10000, run="at253.p3.d1"),
     ),
     "standard": (
+        grid("gemma2", **_GROWING | {"l": 2}, ubatch=64, run="at250.d2.p10.d2"),
+        grid("gemma2", **_GROWING | {"l": 2}, base=1000000, baseswa=10000, run="at253.p3.d1"),
+        _growing(fa=0, **_BLOCKS),
+        _growing(cache="f16", ctx=1024, ubatch=1024, run="p512.d1"),
+        _growing(write="cpy", fa=1, **_CROSS),
+        _growing(seqs=4, write="cpy", fa=0, run="at253.p2+3+1+4.d3"),
+        _growing(w="q8_0", run="at253.p3.d2.p5"),
         grid("llama", cache=points(_CACHES), write="set_rows cpy", **_CROSS),
         grid("llama", cache=points(_CACHES_V), fa=0, write="set_rows cpy", **_CROSS),
         grid("llama", cache=points("cache=f16 cache=q8_0,head=32 fa=0"), sequences=points(_FOUR)),
@@ -146,12 +149,14 @@ _EXACT: Keys = {"ctx": 300, "run": "at290.p3.d2"}
 _GQA: Table = {
     "smoke": (
         _six(fa="1 0", run="at250.p5.d2"),
-        _grouped(heads=3, kv=1, head=64, headv=32, rope="none", alibi=8, softcap=3, fa="1 0", run="p7.d1"),
-        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa="1 0", run="at290.p3.d1"),
+        _grouped(heads=3, kv=1, head=64, headv=32, rope="none", alibi=8, softcap=3, fa=1, run="p7.d1"),
+        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa=0, run="at290.p3.d1"),
         _grouped(heads=10, kv=2, head=32, cache="q8_0", run="at250.p3.d1"),
         "llama-l=1,embd=2048,ff=32,vocab=32,heads=4,kv=2,head=32,w=q4_0,run=at250.p3.d1",
     ),
     "standard": (
+        _grouped(heads=3, kv=1, head=64, headv=32, rope="none", alibi=8, softcap=3, fa=0, run="p7.d1"),
+        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa=1, run="at290.p3.d1"),
         _grouped(groups=points(_RATIOS), head=32, fa="1 0", run="at250.p5.d2"),
         _grouped(groups=points(_GROUPS), head=32, fa="1 0", run="at250.p5.d2"),
         _grouped(heads=3, kv=1, head=_SIZES, fa="1 0", run="p9.d1"),
@@ -217,7 +222,7 @@ _EIGHT = "p1+2+3+4+5+6+7+8.d1.rm0.rm5.d1.add5.p2+1+1+1+3+1+1.d1"
 
 _MULTI_SEQUENCE: Table = {
     "smoke": (
-        _several(seqs=4, ctx=256, fa="1 0", run=_JOIN_AND_LEAVE),
+        _several(seqs=4, ctx=256, fa=1, run=_JOIN_AND_LEAVE),
         _several(seqs=3, ctx=256, unified=1, fa=0, run="p5+9+1.d1.cp0.d1.rm1.d1"),
         _several(seqs=4, ctx=256, unified=1, fa=1, run=f"at20.{_LATE}.cp0.d1"),
         _several(heads=2, seqs=4, ctx=256, fa=0, run=_APART),
@@ -225,6 +230,7 @@ _MULTI_SEQUENCE: Table = {
         _several(seqs=3, ctx=256, run=_AS_MANY),
     ),
     "standard": (
+        _several(seqs=4, ctx=256, fa=0, run=_JOIN_AND_LEAVE),
         _several(seqs="1 2 3 5 8", ctx=256, **_WAYS, run="p4.d2"),
         _several(seqs=4, ctx=256, **_WAYS, run=f"{_JOIN_AND_LEAVE} {_APART} {_LATE}"),
         _several(seqs=4, ctx=256, **_WAYS, run=f"at20.{_JOIN_AND_LEAVE} at20.{_APART} at20.{_LATE}"),

@@ -162,11 +162,10 @@ _BOTH = "seqs=2,nodes=2"
 TABLE: Table = {
     "smoke": (
         "qwen3-seqs=2,nodes=1,set=block_count:1",
-        "gpt-oss-seqs=2,set=block_count:1",
         "lfm2-seqs=2",
         "rwkv7-seqs=2,set=block_count:1",
     ),
-    "standard": (),
+    "standard": ("gpt-oss-seqs=2,set=block_count:1",),
     "full": (
         grid("llama qwen3 gemma2 gpt-oss falcon deepseek2 lfm2 bloom grok", seqs=2, fa=0),
         grid("llama gemma2 gpt-oss qwen3next", seqs=3, unified="0 1", run="p5+3+7.d2.rm1.d2.add1.p2.d1"),
@@ -192,7 +191,7 @@ def ids(level: Level) -> Sequence[str]:
 
 @cache
 def _ids(level: Level) -> tuple[str, ...]:
-    standard = () if level == "smoke" else tuple(f"{arch}-{_BOTH}" for arch in model.runnable())
+    standard = () if level == "smoke" else (*TABLE["standard"], *[f"{arch}-{_BOTH}" for arch in model.runnable()])
     return tuple(ids_of({**TABLE, "standard": standard}, lambda body: with_seed(NAME, body))(level))
 
 
