@@ -294,7 +294,7 @@ class TestRun:
         self.faults: list[str] = []
         """Errors in writing the record."""
         self.gating = False
-        """True if a backend on which nothing passed fails the run."""
+        """True if a backend without a PASS fails the run."""
         self._partial: Partial | None = None
 
     @property
@@ -460,7 +460,7 @@ class TestRun:
         return {**document, **self.about, **environment, **causes, **run}
 
     def unproven(self) -> dict[str, str]:
-        """Return backend -> a sentence, for each on which nothing passed."""
+        """Return backend -> a sentence, for each on which no case passed."""
         return self.request.unproven(self._rows, self.missing)
 
     def outcome(self) -> Outcome:

@@ -1,7 +1,7 @@
 """`conform`: the command line. Modules of commands are imported when they are called.
 
 Exit codes, decided by `judge/outcome.py`: 0 success, 1 failures, or a requested result is missing, 2 bad input or
-usage, 3 nothing executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written, 141
+usage, 3 no cases ran or none passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written, 141
 stdout is closed. docs/exit-codes.md has the table.
 """
 
@@ -106,8 +106,8 @@ class Commands(Group):
 def main() -> None:
     """Conformance tests for LLM inference backends that execute ggml compute graphs.
 
-    Exit codes: 0 success, 1 failures, or a requested result is missing, 2 bad input or usage, 3 nothing
-    executed or nothing passed, 5 stopped by a limit of its own or Ctrl-C: see docs/exit-codes.md.
+    Exit codes: 0 success, 1 failures, or a requested result is missing, 2 bad input or usage, 3 no
+    cases ran or none passed, 5 stopped by a limit of its own or Ctrl-C: see docs/exit-codes.md.
     """
     unset = True if os.environ.get("FORCE_COLOR") else None  # None: on a terminal
     click.get_current_context().color = False if os.environ.get("NO_COLOR") else unset

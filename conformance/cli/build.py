@@ -83,8 +83,8 @@ def build_test(
 ) -> None:
     """Test build NEW on each of its devices, compared with build OLD.
 
-    Exit codes: 1 a cause is new (without --against: there is one), or NEW refuses cases that OLD passes, 3 nothing
-    passed on a device, 5 --budget left cases out: see docs/exit-codes.md.
+    Exit codes: 1 a cause is new (without --against: there is one), or NEW refuses cases that OLD passes, 3 no
+    case passed on a device, 5 --budget left cases out: see docs/exit-codes.md.
     """
     begun = since(f"conform build test {new}")
     it = _release(_probe(new), None if old is None else _probe(old), devices, budget, level, isolation)
@@ -209,7 +209,7 @@ def build_backtest(
     """
     faults = [f for f in past.read(path) if not links or any(g in f.link for g in links)]
     if not faults:
-        raise UsageError(f"{path}: no fault is left by --link {', '.join(links)}")
+        raise UsageError(f"{path}: no fault matches --link {', '.join(links)}")
 
     def prepare(bad: str, good: str, name: str, seconds: float) -> Release:
         return _release(_probe(bad), _probe(good), [name], min(seconds, budget or seconds), "standard", isolation)

@@ -55,7 +55,7 @@ def nightly(
     """Run the parts of a night: every case, golden outputs, audit, speed and its gates, and a page.
 
     FILE lists other parts (docs/ci.md). An interrupted night continues when it is started again with the same options.
-    Exit codes: 1 failures or regressions, or a part could not run, 3 a part executed nothing, 5 a part timed out, was
+    Exit codes: 1 failures or regressions, or a part could not run, 3 a part ran no cases, 5 a part timed out, was
     interrupted or left a gate undecided: see docs/exit-codes.md.
     """
     parts = PARTS if file is None else read_parts(file)

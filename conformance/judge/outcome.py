@@ -29,7 +29,7 @@ class Exit(enum.IntEnum):
     USAGE = 2
     """Bad input or usage."""
     NOTHING = 3
-    """Nothing was executed, or nothing passed."""
+    """No cases ran, or none passed."""
     INCOMPLETE = 5
     """The command stopped early, at a limit or by Ctrl-C, without a failure so far."""
 
@@ -64,9 +64,9 @@ class Why(str, enum.Enum):
     UNDECIDED = "undecided"
     """A measurement without a decision in its time."""
     UNEXECUTED = "unexecuted"
-    """Nothing was executed."""
+    """No cases ran."""
     UNPROVEN = "unproven"
-    """A backend on which nothing passed."""
+    """No case passed on a backend."""
 
     def __str__(self) -> str:
         return self.value
@@ -145,7 +145,7 @@ def judge(
         results: all results.
         missing: requested cases without a result.
         waivers: a sentence for each invalid waiver.
-        unproven: a sentence for each backend on which nothing passed, if that matters.
+        unproven: a sentence for each backend on which no case passed, if that matters.
         before: backend and case -> the result to compare with. Old failures do not count; a case that passed and is no
             longer executed does.
     """
@@ -160,8 +160,8 @@ def judge(
     reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
     reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
     if not any(r.verdict in EXECUTED for r in rows):
-        refused = f": {counted(len(rows), 'case')} UNSUPPORTED" if rows else ""
-        reasons.append(Reason(Why.UNEXECUTED, f"nothing was executed{refused}"))
+        refused = f" ({counted(len(rows), 'case')} UNSUPPORTED)" if rows else ""
+        reasons.append(Reason(Why.UNEXECUTED, f"no cases ran{refused}"))
     return Outcome(tuple(reasons))
 
 

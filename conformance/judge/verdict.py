@@ -222,12 +222,12 @@ class Totals:
 
     @property
     def verdicts(self) -> str:
-        """Counts of verdicts as text; empty if nothing ran."""
+        """Counts of verdicts as text; empty if no cases ran."""
         text = ", ".join(f"{n:,} {v}" for v, n in self.counts.items() if n)
         return f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
 
     def __str__(self) -> str:
-        text = self.verdicts or "nothing ran"
+        text = self.verdicts or "no cases ran"
         differ, apart = self.golden[Golden.DIFFERS], self.golden[Golden.NOT_COMPARABLE]
         words = {"compared": self.golden[Golden.COMPARED] + differ, "differ": differ, "not comparable": apart}
         golden = ", ".join(f"{n} {word}" for word, n in words.items() if n)
@@ -313,8 +313,7 @@ class Request:
         for m in missing:
             totals.pop(m.backend, None)
         return {
-            backend: f"{backend}: nothing passed of {counted(len(self.cases[backend]), 'case')} asked: {t}, "
-            "so nothing is proven of it"
+            backend: f"{backend}: no case passed ({t})"
             for backend, t in totals.items()
             if not t.counts[Verdict.PASS] and not t.failed
         }

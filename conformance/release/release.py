@@ -180,7 +180,7 @@ class Release:
         return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
 
     def unproven(self) -> list[str]:
-        """Return the devices on which nothing passed."""
+        """Return the devices on which no case passed."""
         return [t.name for t in self.targets if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
 
     def executed(self) -> bool:
@@ -198,8 +198,8 @@ class Release:
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
             + coverage(lost, before)
             + Outcome.of(why, cut)
-            + Outcome.of(Why.UNPROVEN, [f"{name}: nothing passed" for name in self.unproven()])
-            + Outcome.of(Why.UNEXECUTED, [] if self.executed() else ["nothing was executed"])
+            + Outcome.of(Why.UNPROVEN, [f"{name}: no case passed" for name in self.unproven()])
+            + Outcome.of(Why.UNEXECUTED, [] if self.executed() else ["no cases ran"])
         )
 
     def to_json(self) -> dict[str, JSON]:

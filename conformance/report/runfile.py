@@ -60,7 +60,7 @@ def record(
 ) -> dict[str, JSON]:
     """Return the document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
 
-    `gating`: True if the run fails when nothing passed on one of its backends.
+    `gating`: True if the run fails when no case passed on one of its backends.
     """
     begun = header("conformance")
     begun["environment"] |= {"unavailable": unavailable or {}, **({} if settings is None else {"settings": settings})}
@@ -172,7 +172,7 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
     waivers: list[str] | None = None
     """Sentences about waivers that need attention."""
     gating: bool | None = None
-    """True if a backend on which nothing passed fails the run."""
+    """True if a backend without a PASS fails the run."""
     selection: Selection | None = None
     shard: ShardOf | None = None
 
@@ -229,7 +229,7 @@ class Document:
     body: Mapping[str, JSON]
     """The whole document, in the present format."""
     digest: str
-    """Hash of the file's bytes: two copies of a file are one document."""
+    """Hash of the file's bytes; copies of a file count once."""
 
     @property
     def run(self) -> str:
@@ -278,7 +278,7 @@ def _parse(path: Path, raw: bytes) -> JSON:
             body = strict.parse_json(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
         strict.weigh(body, "the file")  # no deeper than any reader can follow
     except CaseFileError as e:
-        raise UsageError(f"{path}: a run file (written with --json) expected: {e}") from None
+        raise UsageError(f"{path}: a run file (written with --json) expected: {e.message}") from None
     if b"\\ud" in raw.lower():
         _check_unicode(path, body, "")
     return body

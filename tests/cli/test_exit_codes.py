@@ -42,8 +42,8 @@ SITUATIONS: dict[str, tuple[dict[str, Any], int, str]] = {
         {**document([]), **_missing("ops/ADD-a@1", "ops/SUB-a@1")}, 1, "no result for 2 cases on cpu",
     ),
     "an expired waiver": ({**document([RIGHT]), "waivers": [EXPIRED]}, 1, EXPIRED),
-    "only UNSUPPORTED": (document([("ops/ADD-f32+f32-a=33x7@1", "cpu", "UNSUPPORTED")]), 3, "nothing was executed"),
-    "no results": (document([]), 3, "nothing was executed"),
+    "only UNSUPPORTED": (document([("ops/ADD-f32+f32-a=33x7@1", "cpu", "UNSUPPORTED")]), 3, "no cases ran"),
+    "no results": (document([]), 3, "no cases ran"),
 }  # fmt: skip
 """What a run file holds -> the exit code of a command that judges it, and what it says."""
 
@@ -107,7 +107,7 @@ def test_a_backend_that_had_to_pass_something_must(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     for command in (("triage", run), ("report", run, "-o", tmp_path / "page")):
         done = conform(str(command[0]), *command[1:])
-        assert (done.returncode, "xdna2: nothing passed of 1 case" in done.stdout) == (3, True), done.stdout
+        assert (done.returncode, "xdna2: no case passed (" in done.stdout) == (3, True), done.stdout
 
 
 def test_a_missing_shard_fails(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_nothing_executed_fails() -> None:
     """Deselecting every case is no success."""
     run = _pytest("--backend", "cpu", "--case", CASE, "-k", "no_such_case")
     assert run.returncode not in {0, 5}
-    assert "nothing was executed" in run.stdout
+    assert "no cases ran" in run.stdout
 
 
 def test_no_available_backend_fails() -> None:
@@ -111,7 +111,7 @@ def test_a_named_backend_on_which_nothing_passed_fails_the_session() -> None:
     """All skipped beside a backend that passes is no success."""
     run = _pytest("--backend", "xdna2", "--backend", "ggml", "--case", dying.DEADLY)
     assert run.returncode == 1, run.stdout
-    assert "xdna2: nothing passed of 1 case asked: 1 UNSUPPORTED" in run.stdout
+    assert "xdna2: no case passed (1 UNSUPPORTED)" in run.stdout
 
 
 @pytest.mark.parametrize("when", ["sessionfinish", "terminal_summary"])

@@ -39,8 +39,8 @@ def test_each_verdict_has_its_code(verdict: Verdict) -> None:
 
 def test_nothing_executed_is_no_success() -> None:
     """No results, and refusals only."""
-    assert judge([]).lines() == ["nothing was executed"]
-    assert judge([Result("a@1", "x", Verdict.UNSUPPORTED)]).lines() == ["nothing was executed: 1 case UNSUPPORTED"]
+    assert judge([]).lines() == ["no cases ran"]
+    assert judge([Result("a@1", "x", Verdict.UNSUPPORTED)]).lines() == ["no cases ran (1 case UNSUPPORTED)"]
 
 
 def test_coverage_is_lost_where_a_pass_is_no_longer_executed() -> None:

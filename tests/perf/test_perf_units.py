@@ -304,7 +304,7 @@ def test_a_peak_outlives_one_inside_it() -> None:
 
 
 def test_the_command_measures_and_says_what_it_did_not(tmp_path: Path) -> None:
-    """A table, a record, and the exit codes of `conform run`: 0, 3 where nothing was executed, 2 for a wrong glob."""
+    """A table, a record, and the exit codes of `conform run`: 0, 3 where no cases ran, 2 for a wrong glob."""
     path = tmp_path / "perf.json"
     args = ["perf", "run", "op/RMS*", "--backend", "cpu", "--rounds", "7", "--json", str(path)]
     done = CliRunner().invoke(main, args)

@@ -55,7 +55,7 @@ def _words(machine: Machine) -> str:
         (0, "no cause is new"),
         (1, "**causes are new**"),
         (2, "it did not come to its end, exit code 2"),
-        (3, "nothing passed on a device, so nothing is proven"),
+        (3, "no cases ran, or none passed on a device"),
         (5, "no cause is new so far, and cases were left out: a larger budget, or a lower level, run all of them"),
     ],
 )

@@ -12,7 +12,7 @@ function standingOfAll() {
   tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
   tell(bad, n(r, { verdict: LOST }), "missing", link("results", { verdict: LOST }));
   tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "requested, without a result or a name", "#runs");
-  if (!n(r, { taken: DECLARED })) bad.push(["no case was executed", "#notrun"]);
+  if (!n(r, { taken: DECLARED })) bad.push(["no cases ran", "#notrun"]);
   for (const backend of r.words("backend")) {
     const c = tally(select(r, new URLSearchParams({ backend })));
     if (!c.passed && n(r, { taken: DECLARED })) bad.push([`no case passed on ${brief(backend)}`, link("results", { backend })]);
