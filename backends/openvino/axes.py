@@ -92,12 +92,12 @@ class AxisContext:
             if root is None or t.op in VIEW_OPS or root not in self.persistent:
                 continue
             if t.op != "SET_ROWS":
-                raise FixedError(f"{t} writes into a cache; only SET_ROWS says in an input where")
+                raise FixedError(f"{t} writes a cache, but only SET_ROWS takes the cells as an input")
             self.transposed[root] = t.ne[0] == 1
             self.row_bytes[root] = t.nb[1]
 
     def _cells(self, tensors: Sequence[Tensor], counts: AbstractSet[int]) -> dict[int, Span]:
-        """Return a span for each number of cells of the masks, with the cache's capacity."""
+        """Return the span of each cell count in the masks, with the cache's capacity."""
         capacities: dict[int, set[int]] = {n: set() for n in counts}
         for t in tensors:
             if t.op == "VIEW" and t.view_src in self.transposed:
@@ -106,9 +106,7 @@ class AxisContext:
                     capacities[t.ne[axis]].add(capacity)
         for n, sizes in capacities.items():
             if len(sizes) != 1:
-                raise FixedError(
-                    f"a mask has {n} cells, but the caches' views show {sorted(sizes)} cells to choose from"
-                )
+                raise FixedError(f"one capacity of caches expected for a mask of {n} cells, {sorted(sizes)} found")
         return {n: Span("cells", n, sizes.pop()) for n, sizes in capacities.items()}
 
     def cells_of(self, t: Tensor) -> tuple[int, int]:
@@ -169,5 +167,5 @@ def alike(w: AxisContext, t: Tensor) -> Axes:
 def row_alike(w: AxisContext, t: Tensor) -> Axes:
     """Apply to ops on independent whole rows."""
     axes = alike(w, t)
-    require(axes[0] is None, t, "mixes what lies along a row of tokens or cells")
+    require(axes[0] is None, t, "computes across tokens or cells")
     return axes

@@ -332,7 +332,7 @@ class Request(Program):
                         rows = rows.reshape(-1, *table.shape[1:])
                         table[places[at]] = rows.astype("<f2") if to.narrow else rows
                 except IndexError as e:
-                    raise BackendError(f"{to.cache}: a row is written that it does not have: {e}") from e
+                    raise BackendError(f"{to.cache}: row index out of range: {e}") from e
 
     def _out(self, i: int, copies: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
         data: NDArray[Any] | None = self._rows.get(i)

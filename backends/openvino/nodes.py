@@ -179,7 +179,7 @@ def shape_of(c: Constants, x: Value) -> Shape:
     """Return the shape, symbolic where the graph's is; BackendError if it is unknown."""
     known = known_shape(c, x)
     if known is None:
-        raise BackendError(f"the shape of {x} is not known; an emitter must say it with Constants.shaped")
+        raise BackendError(f"unknown shape of {x}; declare it with Constants.shaped")
     return known
 
 

@@ -190,7 +190,7 @@ def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[
 
 
 def _together(results: Sequence[Node]) -> list[tuple[list[int], int]]:
-    """Return results that share more than constants, with their numbers of nodes."""
+    """Group results that share a computed node; return each group's results and node count."""
     owner: dict[str, int] = {}
     leads = list(range(len(results)))
 
@@ -249,7 +249,7 @@ class Whole:
         return self
 
     def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
-        """Return a property, which is the same for both."""
+        """Return a property of the first part; the second has the same."""
         return self._compiled[0].get_property(name)
 
     def get_runtime_model(self) -> Whole:
@@ -305,7 +305,7 @@ class Variable:
     def state(self) -> OvTensor:
         """Its value; RuntimeError, as in OpenVINO, if nothing was stored since creation or reset."""
         if self.held is None:
-            msg = f"variable {self.name} holds nothing yet"
+            msg = f"variable {self.name} is not initialised"
             raise RuntimeError(msg)
         return self.held
 
@@ -415,7 +415,7 @@ def _scaled_dot_product_attention(node: Node) -> Value:
     """Expand to `softmax(q k^T * scale + mask) v`, as specified in opset 13."""
     q, k, v, *rest = node.input_values()
     if node.get_attributes().get("causal") or len(rest) > 2:
-        raise BackendError(f"{DEVICE} has no ScaledDotProductAttention with causal or sinks: say both by hand")
+        raise BackendError(f"{DEVICE} has no ScaledDotProductAttention with causal or sinks: emit both explicitly")
     scale = rest[1] if len(rest) > 1 else _f32(1 / math.sqrt(q.get_partial_shape()[-1].get_length()))
     x = o.matmul(o.multiply(q, scale), k, False, True)
     if rest:

@@ -222,7 +222,7 @@ def write(c: Constants, x: Value | None, r: Region, new: Value, width: int = 0) 
     if r.whole:
         return new, "whole"
     if x is None:
-        msg = "a tensor is written in part before it holds anything"
+        msg = "a part of a tensor is written before the tensor is initialised"
         raise BackendError(msg)
     where, order, how = place(c, r)
     return scatter(c, x, where, arranged(c, new, r, where, order, width), width), how

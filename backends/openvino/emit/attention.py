@@ -230,7 +230,7 @@ def _soft_max_axes(w: AxisContext, t: Tensor) -> Axes:
     if mask is None:
         require(axes[0] is None, t, "a row of cells without a mask")
         return axes
-    require(_mask_axes(w, mask)[:2] == axes[:2], t, "its mask counts something else than its rows")
+    require(_mask_axes(w, mask)[:2] == axes[:2], t, "its rows and its mask's rows are different axes")
     w.zeroed.add(t)
     return axes
 
@@ -241,8 +241,8 @@ def _flash_attn_ext_axes(w: AxisContext, t: Tensor) -> Axes:
     if mask is None:
         raise FixedError(f"{t}: attention without a mask")
     cells, queries, *_ = _mask_axes(w, mask)
-    require(w.of(q) == at(1, queries), t, "q counts something else than its mask's rows")
-    require(w.of(k) == w.of(v) == at(1, cells), t, "k or v count something else than its mask's columns")
+    require(w.of(q) == at(1, queries), t, "q and its mask's rows are different axes")
+    require(w.of(k) == w.of(v) == at(1, cells), t, "k or v and the mask's columns are different axes")
     return at(2, queries)
 
 

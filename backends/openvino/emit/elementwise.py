@@ -184,7 +184,7 @@ def _glu(e: EmitContext, node: Tensor) -> None:
 def _glu_axes(w: AxisContext, t: Tensor) -> Axes:
     axes = row_alike(w, t)
     for s in others(t):
-        require(w.of(s) == axes, t, "its two sources count different things")
+        require(w.of(s) == axes, t, "its sources have different axes")
     return axes
 
 

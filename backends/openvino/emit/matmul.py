@@ -131,14 +131,14 @@ def _mul_mat_axes(w: AxisContext, t: Tensor) -> Axes:
     require(x[2] is None and x[3] is None, t, "src[0] has tokens or cells in its outer dimensions")
     if x[0] is not None or y[0] is not None:
         cells = x[0] is not None and x[0].span.kind == "cells"
-        require(x[0] == y[0] and cells and b in w.zeroed, t, "adds up tokens, or cells that no mask hides")
+        require(x[0] == y[0] and cells and b in w.zeroed, t, "sums over tokens, or over unmasked cells")
     return x[1], y[1], y[2], y[3]
 
 
 def _mul_mat_id_axes(w: AxisContext, t: Tensor) -> Axes:
     a, x, y = (w.of(src(t, i)) for i in range(3))
-    require(a == NONE and x[0] is None, t, "adds up tokens or cells")
-    require(y[0] is None and y[1] == x[2], t, "ids and src[1] count different things")
+    require(a == NONE and x[0] is None, t, "sums over tokens or cells")
+    require(y[0] is None and y[1] == x[2], t, "ids and src[1] have different axes")
     return x
 
 

@@ -150,7 +150,7 @@ def _set_rows(e: EmitContext, node: Tensor) -> None:
 # -- axes -------------------------------------------------------------------------------------------------------------
 def _sum_axes(w: AxisContext, t: Tensor) -> Axes:
     axes = w.of(src(t, 0))
-    require(axes[0] is None, t, "adds up tokens or cells")
+    require(axes[0] is None, t, "sums over tokens or cells")
     return axes
 
 
@@ -162,18 +162,18 @@ def _get_rows_axes(w: AxisContext, t: Tensor) -> Axes:
     else:
         require(axes[1] == Axis(w.tokens) and ids.op == "NONE", t, "picks cells, or tokens by computed indices")
         own = w.of(ids, at(0, Axis(Span("outputs", ids.ne[0], 1 if ids.ne[0] == 1 else w.tokens.slots))))
-    require(axes[2] == own[1] and axes[3] == own[2], t, "rows and indices count different things")
+    require(axes[2] == own[1] and axes[3] == own[2], t, "rows and indices have different axes")
     return None, own[0], own[1], own[2]
 
 
 def _set_rows_axes(w: AxisContext, t: Tensor) -> Axes:
     b, ids, a = (src(t, i) for i in range(3))
     axes = w.of(b)
-    require(axes == at(1, axes[1]), t, "stores tokens or cells otherwise than as rows")
+    require(axes == at(1, axes[1]), t, "tokens or cells are not the rows it stores")
     require(ids.op == "NONE" and ids not in w.persistent, t, "stores at computed indices")
-    require(w.of(ids, at(0, axes[1])) == at(0, axes[1]) and w.of(a) == NONE, t, "rows and indices differ")
+    require(w.of(ids, at(0, axes[1])) == at(0, axes[1]) and w.of(a) == NONE, t, "rows and indices have different axes")
     if t.view_src in w.transposed:
-        require(axes[1] is not None or w.tokens.size == 1, t, "stores what does not depend on the tokens")
+        require(axes[1] is not None or w.tokens.size == 1, t, "stores values that do not depend on the tokens")
         if not w.transposed[t.root] and ids not in w.rows:
             w.rows.append(ids)
     return NONE

@@ -164,7 +164,7 @@ def _alias_axes(w: AxisContext, t: Tensor) -> Axes:
 
 
 def _unknown_size(_: AxisContext, t: Tensor) -> Axes:
-    raise FixedError(f"{t}: its size is not its sources'")
+    raise FixedError(f"{t}: its size differs from its sources'")
 
 
 def _cpy_axes(w: AxisContext, t: Tensor) -> Axes:
@@ -204,14 +204,14 @@ def _view_axes(w: AxisContext, t: Tensor) -> Axes:
         require(a.op == "NONE" or own == NONE, t, "a view of a view of a cache")
         i, capacity = w.cells_of(t)
         span = w.cells.get(t.ne[i])
-        require(span is not None and span.slots == capacity, t, "shows a number of cells that no mask has")
+        require(span is not None and span.slots == capacity, t, "a view with a number of cells that no mask has")
         return at(i, Axis(span)) if span is not None else NONE
     if own == NONE:
         return NONE
-    j, axis = _only(own, t, "shows a part of tokens and cells")
+    j, axis = _only(own, t, "a view of some tokens and cells")
     same = [k for k in range(4) if t.ne[k] > 1 and t.nb[k] == a.nb[j] and t.ne[k] == a.ne[j]]
     last = t.view_offs - a.view_offs + sum((t.ne[k] - 1) * t.nb[k] for k in range(4) if k not in same)
-    require(len(same) == 1 and last < a.nb[j], t, "shows some of the tokens only")
+    require(len(same) == 1 and last < a.nb[j], t, "a view of some tokens")
     return at(same[0], axis)
 
 

@@ -147,14 +147,14 @@ class NpuSession(OpenVinoSession):
         stored, rows = indexed(graph, self._persistent)
         spans = follow(stored, self._persistent, self._npu.chunk)
         if any(t not in spans.axes for t in outputs):
-            raise FixedError("a window of a cache is asked for as it was right after it was written")
+            raise FixedError("an output is a window of a cache right after its write")
         if self._endless:
             raise FixedError("a cache holds NaN or infinity, which no mask hides")
         values = {**inputs, **rows}
         runs = chunks(spans, values)
         kinds = ({x.span.kind for x in spans.axes[t] if x is not None} for t in outputs)
         if len(runs) > 1 and any({"tokens", "cells"} <= k for k in kinds):
-            raise FixedError("scores before the mask are asked for, which meet cells that later chunks fill")
+            raise FixedError("an output is the scores before the mask, which read cells that later chunks fill")
         small = self._at_size(stored, spans)
         twins = [small.twin[t] for t in outputs]
         results = [super(NpuSession, self).compute(small.graph, x, twins) for x in feeds(small, spans, values, runs)]

@@ -61,7 +61,7 @@ def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
             if s is not None:
                 w.axes.setdefault(s, NONE)
         over_cells = [x.span.kind == "cells" for x in axes if x is not None]
-        require(len(set(over_cells)) == len(over_cells), t, "each token meets every other")
+        require(len(set(over_cells)) == len(over_cells), t, "a product of all tokens with all tokens")
         if t.op not in VIEW_OPS:
             _check_reads(w, t)
     return Spans({t: w.axes[t] for t in tensors}, w.tokens, w.masks, tuple(w.rows))
@@ -72,7 +72,7 @@ def _check_reads(w: AxisContext, t: Tensor) -> None:
     for i, s in enumerate(t.src):
         stored_into = t.op == "SET_ROWS" and i == STORE
         if s is not None and s.root in w.transposed and w.axes[s] == NONE and not stored_into:
-            raise FixedError(f"{t}: reads a cache past the masks")
+            raise FixedError(f"{t}: reads a cache without a mask")
 
 
 def _untouched(w: AxisContext, t: Tensor) -> Axes:

@@ -164,13 +164,13 @@ def sized(graph: Graph, spans: Spans) -> Sized:
         except GraphError as e:
             raise FixedError(f"{t}: at {new.ne}: {e}") from None
         if layout[:2] != (t.type, new.ne):
-            raise FixedError(f"{t}: {list(new.ne)} expected at the size that is compiled, ggml gives {list(layout[1])}")
+            raise FixedError(f"{t}: {list(new.ne)} expected at the compiled size, ggml gives {list(layout[1])}")
         _, new.ne, new.nb, new.view_src, new.view_offs = layout
     out = Graph([twin[t] for t in twin if t in nodes])
     try:
         out.validate()
     except GraphError as e:
-        raise FixedError(f"at the size that is compiled: {e}") from None
+        raise FixedError(f"at the compiled size: {e}") from None
     return Sized(out, twin)
 
 
@@ -217,7 +217,7 @@ def chunks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> list[Chunk]:
 
 def _check_order(spans: Spans, inputs: Mapping[Tensor, Bytes], runs: Sequence[Chunk]) -> None:
     if not spans.rows:
-        raise FixedError("no cache is written by rows, so nothing says which cells a chunk fills")
+        raise FixedError("no cache is written by SET_ROWS, so the cells of a chunk are unknown")
     for mask, cells in spans.cells.items():
         seen = _array(mask, inputs[mask])[0, 0] > -np.inf
         for run in runs[:-1]:

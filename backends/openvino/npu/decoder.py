@@ -2,7 +2,7 @@
 
 Steps of one decoder differ in how many tokens they have, which of them give logits and how many cells they see. The
 common form removes these differences: every token gives logits, caches are logs without cells, and the number of tokens
-is given. `NPUW_LLM` can follow one causal sequence that grows at its end or goes back.
+is given. `NPUW_LLM` supports one causal sequence that is appended to or truncated.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Decoder:
         graph, end = _all_tokens(small.graph, small.twin[self.logits], self.roles)
         own_logs = logs(graph, roles_in(graph, self.roles), (end,))
         if isinstance(own_logs, str):
-            raise UnfitError(f"caches that are no logs: {own_logs}")
+            raise UnfitError(f"caches are not append-only: {own_logs}")
         if len(own_logs) != 1:
-            raise UnfitError(f"{len(own_logs)} masks; one causal mask is all that it has")
+            raise UnfitError(f"{len(own_logs)} masks; NPUW_LLM supports one, causal")
         graph, (logits,) = fused(graph, own_logs, (end,))
         tensors = graph.tensors()
         persistent = tuple([t if t in self.roles else None for t in tensors])
@@ -101,7 +101,7 @@ def decoder(
 ) -> Decoder:
     """Analyse `graph` as a decoder step; UnfitError if `NPUW_LLM` cannot run it."""
     if len(outputs) > 1:
-        raise UnfitError(f"{len(outputs)} outputs are asked for; it gives logits alone")
+        raise UnfitError(f"{len(outputs)} outputs requested; NPUW_LLM returns only logits")
     stored, rows = indexed(graph, persistent.keys())
     try:
         spans = follow(stored, persistent.keys(), 2)
@@ -114,9 +114,9 @@ def decoder(
         raise UnfitError("no cache is written")
     streams = max(t.ne[2] * t.ne[3] for t in caches)
     if streams > 1:
-        raise UnfitError(f"a cache of {streams} streams, one for each sequence; it holds one sequence")
+        raise UnfitError(f"a cache of {streams} streams, one per sequence; NPUW_LLM supports one sequence")
     if outputs and outputs[0] not in live:
-        raise UnfitError(f"{outputs[0]} is asked for, which the graph does not compute")
+        raise UnfitError(f"the graph does not compute the output {outputs[0]}")
     nodes = [n for n in stored if computes(n)]
     end = outputs[0] if outputs else nodes[-1]
     if (
@@ -125,12 +125,12 @@ def decoder(
         or persistent.get(end.src[0]) != "weight"
         or any(end in n.src for n in nodes)
     ):
-        raise UnfitError(f"{end} is asked for; it gives the logits alone, a product with a weight at the end")
+        raise UnfitError(f"output {end} requested; NPUW_LLM returns only logits, a final product with a weight")
     leaves = _leaves(nodes, roles)
     read = {t for t in (leaves.tokens, leaves.positions, leaves.mask, *leaves.cells, leaves.picks) if t is not None}
     other = [t for t, r in roles.items() if r == "input" and t in live and t not in read and t in {*inputs, *rows}]
     if other:
-        raise UnfitError(f"{other[0]} is an input; it takes token ids, positions and a causal mask only")
+        raise UnfitError(f"input {other[0]}; NPUW_LLM takes only token ids, positions and a causal mask")
     return Decoder(stored, rows, spans, leaves, end, persistent, spans.tokens.size)
 
 
@@ -143,7 +143,7 @@ def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
     picks = {operand(n, 1) for n in nodes if _picks(n, roles)}
     if not masks:
         other = next(n.op for n in nodes if source(n, "mask") is not None)  # `follow` has found one
-        raise UnfitError(f"attention by {other}; its caches grow as logs, which FLASH_ATTN_EXT alone reads")
+        raise UnfitError(f"attention by {other}; NPUW_LLM's append-only caches are read by FLASH_ATTN_EXT only")
     return Leaves(
         _one(tokens, roles, "GET_ROWS of an embedding by token ids"),
         _one(positions, roles, f"{' or '.join(POSITIONS)} by positions"),
@@ -156,7 +156,7 @@ def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
 def _one(leaves: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
     only = next(iter(leaves)) if len(leaves) == 1 else None
     if only is None or roles.get(only) != "input":
-        raise UnfitError(f"{what}: one input expected that says so, {len(leaves)} leaves or other values found")
+        raise UnfitError(f"{what}: indices from one input expected, {len(leaves)} leaves or other values found")
     return only
 
 
@@ -188,7 +188,7 @@ def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) ->
         if _picks(t, roles):
             a = copies.get(operand(t, 0), operand(t, 0))
             if a.ne != t.ne or not is_contiguous(a) or a.type is not t.type:
-                raise UnfitError(f"{t}: picks something else than tokens")
+                raise UnfitError(f"{t}: gathers rows other than tokens")
             copies[t] = a
             continue
         src = tuple(s if s is None else copies.get(s, s) for s in t.src)
@@ -221,7 +221,7 @@ class Run:
 def follow_step(decoder: Decoder, inputs: Mapping[Tensor, Bytes], before: Array) -> Run:
     """Read a step's inputs; `before` are the cells of the previous step.
 
-    UnfitError if it does not continue, or go back in, one causal sequence.
+    UnfitError if it does not append to or truncate one causal sequence.
     """
     leaves, values = decoder.leaves, {**inputs, **decoder.rows}
     n = decoder.n_tokens
@@ -229,10 +229,10 @@ def follow_step(decoder: Decoder, inputs: Mapping[Tensor, Bytes], before: Array)
     places = [_vector(t, values, n) for t in leaves.cells]
     first = int(positions[0])
     if (positions != np.arange(first, first + n)).any():
-        raise UnfitError("positions that do not follow one another; it holds one sequence")
+        raise UnfitError("positions are not consecutive; NPUW_LLM supports one sequence")
     if not 0 <= first <= len(before):
         raise UnfitError(
-            f"begins at position {first} with {len(before)} tokens before it; its caches cannot be set, only computed"
+            f"begins at position {first} with {len(before)} tokens before it; NPUW_LLM's caches cannot be set"
         )
     if any((p != places[0]).any() for p in places):
         raise UnfitError("K and V of a token go to different cells")
@@ -256,7 +256,7 @@ def _wanted(decoder: Decoder, values: Mapping[Tensor, Bytes]) -> Array:
         return np.arange(decoder.n_tokens)
     tokens = strided(values[picks], picks).astype(np.int64).reshape(-1)
     if ((tokens < 0) | (tokens >= decoder.n_tokens)).any():
-        raise UnfitError(f"{picks}: picks tokens that the step does not have")
+        raise UnfitError(f"{picks}: token index out of range")
     return tokens
 
 
@@ -265,9 +265,9 @@ def _check_mask(leaves: Leaves, data: Bytes, cells: Array, first: int) -> None:
     mask = strided(data, leaves.mask)[0, 0].astype(np.float32)
     n, seen = len(cells) - first, mask.shape[1]
     if cells.max() >= seen:
-        raise UnfitError(f"a token's cell is beyond the {seen} that the mask has")
+        raise UnfitError(f"a token's cell is beyond the mask's {seen}")
     want = np.full((n, seen), -np.inf, np.float32)
     for i in range(n):
         want[i, cells[: first + i + 1]] = 0.0
     if not np.array_equal(mask[:n], want):
-        raise UnfitError("a mask that is not causal over one sequence; it makes its own")
+        raise UnfitError("the mask is not causal over one sequence, as NPUW_LLM's own is")

@@ -72,7 +72,7 @@ class Course:
         """Raise UnfitError if `d` is not the decoder of this course."""
         n = 1 if d.n_tokens == 1 else AT_ONCE
         if d.at(n).key != self.keys[n]:
-            raise UnfitError("the graph of one step is not that of another with more or fewer tokens")
+            raise UnfitError("steps differ in more than the number of tokens")
 
 
 def course(case: Case) -> Course:
@@ -90,7 +90,7 @@ def course(case: Case) -> Course:
             raise UnfitError(f"step {k}: {e}") from e
     base = next((d for d in decoders.values() if d.n_tokens > 1), None)
     if base is None:
-        raise UnfitError("no step has more than one token, and nothing else tells what of a graph counts tokens")
+        raise UnfitError("no step has more than one token, so the token axis is unknown")
     first, second = (base.at(n) for n in SAMPLES)
     prompt, past = max(len(r.tokens) for r in runs if r.first == 0), max(r.past for r in runs)
     found = Course(decoders, (first, second), prompt, past, {1: base.at(1).key, AT_ONCE: first.key})
@@ -145,7 +145,7 @@ class LlmSession(OpenVinoSession):
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Set the bytes of a weight; BackendError after the first step, and for a cache."""
         if tensor in self.opaque() or self._machine is not None:
-            raise BackendError(f"{tensor}: NPUW_LLM takes weights with its model, and the contents of caches never")
+            raise BackendError(f"{tensor}: NPUW_LLM takes weights with its model only, and no contents of caches")
         super().write(tensor, data)
 
     def compute(
@@ -199,7 +199,7 @@ class LlmSession(OpenVinoSession):
         for n in sizes:
             wrong = next((a for a in notes if not a.holds((n,))), None)
             if wrong is not None:
-                raise BackendError(f"{n} tokens: the model holds only while {wrong}")
+                raise BackendError(f"{n} tokens: the model is valid only while {wrong}")
         return model
 
     def witness(self) -> Witness:

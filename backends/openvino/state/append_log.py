@@ -26,7 +26,7 @@ TYPES = frozenset({F32, F16, BF16})
 MARK = 15
 """Index of the op_param, otherwise unused by these ops, that is 1 in a node whose cache is a log."""
 NOTHING = -1
-"""In a table: a position without a cell, a cell without a position."""
+"""Table entry of a position without a cell, and of a cell without a position."""
 SPARE = 256
 """Number of dead positions, if they are a quarter of it, before a log is laid out again."""
 Cells: TypeAlias = NDArray[np.int64]
@@ -128,7 +128,7 @@ def _grouped(
     if len(set(attended)) < len(attended):
         return "a cache is attended to with two masks"
     if len(attended) < len(writers):
-        return "a cache is written that nothing attends to"
+        return "no attention reads a cache that is written"
     return out
 
 
@@ -141,7 +141,7 @@ def _writer(t: Tensor, nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) ->
         return f"{t}: one {' or '.join(WRITES)} expected, written by {', '.join(n.op for n in writers) or 'nothing'}"
     node = writers[0]
     if node.src[0] is None or node.src[0].root is t or not WRITES[node.op](node, t, roles):
-        return f"{node}: does not write whole rows of {t} that an input or its place says"
+        return f"{node}: whole rows of {t} expected, at cells given by an input or an offset"
     return node
 
 
@@ -169,7 +169,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Mapping[Tensor, Role]], bool]] = {"S
 def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
     """Return why `node`, which reads a cache, is not attention over a log, or ""."""
     if node.op != "FLASH_ATTN_EXT":
-        return f"{node}: reads a cache, and is no FLASH_ATTN_EXT"
+        return f"{node}: FLASH_ATTN_EXT expected, as it reads a cache"
     q, k, v, mask, sinks = (*node.src, None, None)[:5]
     if q is None or k is None or v is None or mask is None or sinks is not None:
         return f"{node}: has sinks or no mask"
@@ -282,7 +282,7 @@ def appendings(own_logs: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> li
         mask = data.reshape(log.mask.shape)[:, :, : log.tokens]
         through = mask > -np.inf
         if not through.any(axis=3).all():
-            return "a query sees nothing"  # ggml gives zeros, a softmax over nothing NaN
+            return "a query has no visible cell"  # ggml gives zeros, a softmax over nothing NaN
         seen = np.asarray(through[:, 0, 0] if through.shape[1:3] == (1, 1) else through.any(axis=(1, 2)))
         loaded = seen.repeat(log.streams // len(seen), axis=0)
         for stream, row in enumerate(cells):
@@ -334,7 +334,7 @@ class Table:
 
     @classmethod
     def of(cls, cells: Cells, size: int) -> Table:
-        """Return a log with `cells`, all of which the host has."""
+        """Return a table of `cells` whose values are all on the host."""
         streams, count = cells.shape
         positions = np.full((streams, size), NOTHING)
         at = np.broadcast_to(np.arange(count), cells.shape)
