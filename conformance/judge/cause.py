@@ -70,9 +70,10 @@ class Cause:
         if "architectures" not in self.rank:
             return ""
         counted, of = self.rank.get("counted", 0), self.rank.get("of", 0)
-        only = f" of the {counted} counted, of {of}" if counted < of else ""
         n = self.rank["architectures"]
-        return f"{n} {'architecture has' if n == 1 else 'architectures have'} such a node{only}"
+        if counted < of:
+            return f"{n} of {counted} counted architectures have such a node ({of} exist)"
+        return f"{n} {'architecture has' if n == 1 else 'architectures have'} such a node"
 
     def to_json(self) -> dict[str, JSON]:
         """Return the JSON object for the run file."""

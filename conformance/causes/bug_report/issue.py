@@ -15,7 +15,7 @@ from conformance.causes.wording import clause, telling, when
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.text import printable
 from conformance.judge.cause import ALWAYS, Cause
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict, counted
 from conformance.report.markdown import code, inline
 from conformance.run.session.environment import environment
 from conformance.run.signature import said
@@ -61,7 +61,7 @@ def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInf
         ("Hardware", _prose(info.description if info and info.description else str(where["cpu"]))),
         ("Models", _hit(cause)),
     )
-    head = ["<!-- A draft. Check it, and say it in your own words before you send it. -->", f"# {title(cause)}", ""]
+    head = ["<!-- A draft. Check it, and write it in your own words before you send it. -->", f"# {title(cause)}", ""]
     head += [line for heading, text in filled for line in (f"### {heading}", text)]
     body = ["### Problem description & steps to reproduce", *_problem(cause, case, result, what)]
     name, text = ("test_case.cpp", what.test_case) if what.test_case else ("program.cpp", what.program)
@@ -78,27 +78,29 @@ def _version(info: DeviceInfo | None) -> str:
 
 
 def _hit(cause: Cause) -> str:
-    return f"llama.cpp: {cause.hits}." if cause.rank.get("architectures") else "No model is known to be hit."
+    return f"llama.cpp: {cause.hits}." if "architectures" in cause.rank else "Not known."
 
 
 def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[str]:
-    yield _prose(cause.sentence)
-    yield ""
+    fails = f"{counted(len(cause.cases), 'generated case')} fail{'s' * (len(cause.cases) == 1)}"
+    passed = cause.rank.get("passed", 0)
+    if clauses := [clause(c) for c in telling(cause.conditions)]:
+        others = f"{passed or 'no'} passing node{'s' * (passed > 1)} also meet{'s' * (passed < 2)} them"
+        yield f"{fails}. Conditions: {', '.join(code(c, 120) for c in clauses)} ({others})."
+    else:
+        yield f"{fails}; no condition separates failing from passing nodes."
     yield from _numbers(result)
     if what.limit:
         yield _prose(what.limit)
-    passed = cause.rank.get("passed", 0)
-    others = f"{passed or 'no'} passing nodes meet them"
-    if clauses := [clause(c) for c in telling(cause.conditions)]:
-        yield f"Conditions ({others}): {', '.join(code(c, 120) for c in clauses)}."
-    if cause.seen and cause.seen != ALWAYS:
+    times = cause.seen.partition(" of ")
+    if cause.seen and cause.seen != ALWAYS and times[0] != times[2]:
         yield f"It does not fail every time: {_prose(cause.seen)}."
     yield f"\nThe smallest graph{'s' if len(case.steps) > 1 else ''}:"
     yield _fenced("\n".join(_nodes(case)))
     if what.test_case:
         yield "This `test_case` fails in tests/test-backend-ops.cpp:"
     elif what.program:
-        yield f"{_prose(what.why)} program.cpp ends with 1 where the device is wrong. {COMPILED}"
+        yield f"{_prose(what.why)} program.cpp exits with 1 if the device is wrong. {COMPILED}"
     else:
         yield _prose(what.why)
 

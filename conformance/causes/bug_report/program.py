@@ -66,8 +66,8 @@ def program(case: Case, wanted: Sequence[Wanted], spec: Spec) -> str:
     head = (
         f"// {plain(case.id)}, which failed on {plain(spec.name)}",
         "//",
-        "// program [DEVICE [FOLDER]] ends with 0 where the device computes the case right, 1 where it does not,",
-        "// 2 where it could not be tried. FOLDER holds libraries of backends to load.",
+        "// program [DEVICE [FOLDER]] exits with 0 if the device computes the case correctly, 1 if it does not,",
+        "// 2 if it could not run. FOLDER holds libraries of backends to load.",
         "",
         "",
     )

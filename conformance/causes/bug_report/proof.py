@@ -133,7 +133,7 @@ def _beyond_test_case(case: Case, result: Result, spec: Spec, allowed: float) ->
     if dict(resolve(spec).options).get("buffer") or any(p.buffer for p in case.placement.values()):
         yield "weights lie in another buffer type than the device's default, the only one there"
     if result.verdict is Verdict.FAIL and result.nmse is not None and result.nmse <= allowed:
-        yield f"its NMSE of {result.nmse:.2g} is within the {allowed:.2g} that must be allowed there"
+        yield f"its NMSE of {result.nmse:.2g} is within the {allowed:.2g} that test-backend-ops allows"
 
 
 def _allowed(case: Case, result: Result, expectation: Expectation, wanted: Sequence[Wanted]) -> float:
