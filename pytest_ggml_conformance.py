@@ -1,9 +1,9 @@
 """Pytest entry point, loaded in every run wherever this project is installed.
 
 It loads `conformance.plugin`, with its options, hooks and backends, only if the command line names the suite (`pytest
---pyargs conformance`, or a path inside the package). Other runs get no option, which another plugin may define too, no
-summary and no exit status. So this module is outside `conformance` and imports nothing from it: a folder or package of
-that name may be somebody else's.
+--pyargs conformance`, or a path inside the package). In other runs it adds no options (another plugin may define the
+same ones), no summary and no exit code. So this module is outside `conformance` and imports nothing from it: another
+project may have a folder or package of that name.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `python ci/tbo.py FILE` reads one JSON object a line (or gzip of it): `op` and `vars` as the program prints them, `size`
 (bytes), `out` (index of the result), and `t`, the tensors: `n` name, `op`, `d` the op as the program describes it,
 `ty`, `ne`, `nb`, `fl` flags, `vs` and `vo` view source and offset, `src` indices, `p` op_params. Lines of equal names
-and graphs are one case. A case that the declarations refuse, or that is too large for a run, is kept with the reason;
-run this again when they take more.
+and graphs are one case. A case that the declarations refuse, or that is too large for a run, is listed with the reason;
+run this again once they accept more.
 """
 
 from __future__ import annotations

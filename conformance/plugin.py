@@ -153,13 +153,13 @@ class Reports:
             if at not in self._died:
                 suite.keep(at, result)
             else:  # a worker died at it: a later result does not count
-                suite.results[at] = suite.results[at].noted(f"run again in another process it was {result.verdict}")
+                suite.results[at] = suite.results[at].noted(f"{result.verdict} when run again in another process")
         key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
         if key is None:
             return
         if str(report.when) == "???":  # xdist reports a dead worker so
             self._died.add(key)
-            detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
+            detail = f"its process died, because of it or of another case of its batch: {report.longrepr}"
             suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, error=Error(detail)))
         else:
             why = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
@@ -337,7 +337,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the record; fail a run that executed nothing or lacks a result."""
+    """Write the record; fail a run without cases, or that lacks a result."""
     suite = session.config.stash[SUITE]
     suite.session = None
     if not suite.is_worker:
@@ -376,5 +376,5 @@ def _why(suite: Suite, session: pytest.Session, exitstatus: int) -> tuple[str, M
         return f"stopped after {counted(maxfail, 'failure')}", MissingCause.STOPPED
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         return "interrupted", MissingCause.INTERRUPTED
-    lost = "no worker reported it: one that had it died, or was ended" if suite.is_shared else "pytest did not run it"
+    lost = "no worker reported it: its worker died or was killed" if suite.is_shared else "pytest did not run it"
     return lost, MissingCause.LOST

@@ -109,7 +109,7 @@ class GgmlBackend(Backend):
                 "ggml: profile= has the rounding of the device: products and requant cannot be combined with it"
             )
         if mode == "sched" and guard == "on":
-            raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
+            raise UsageError("ggml: guard=on needs mode=graph: a scheduler allocates nodes itself")
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
         self._drop = uncomputed == "drop"
         self._products, self._stored = products, requantising(requant)

@@ -47,7 +47,7 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
     """Return violations of the interface, in the order in which to fix them.
 
     Args:
-        adapter: the class; its constructor must do without arguments. It is opened in this process.
+        adapter: the class; its constructor must work without arguments. It is opened in this process.
         shape: of the matrices to try it on, for a device that supports few shapes only.
     """
     name = getattr(adapter, "__name__", repr(adapter))
@@ -57,8 +57,8 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
     try:
         subject = Subject(name, adapter(), shape)
     except Exception as e:  # noqa: BLE001  # whatever it raises is reported to its author
-        must = "the constructor must do without arguments, and raise UnavailableError where the machine lacks"
-        return [f"{name}() raised {error_text(e)}; {must} what it needs: then check it where it has that."]
+        must = "the constructor must work without arguments, and raise UnavailableError if the machine lacks"
+        return [f"{name}() raised {error_text(e)}; {must} what it needs; check it on a machine that has it."]
     for check in CHECKS:
         before = len(faults)
         try:
@@ -295,7 +295,7 @@ def supports_each(s: Subject) -> Iterator[str]:
     alone = map(s.backend.supports_op, nodes)
     other = (n for n, a, b in zip(nodes, s.backend.supports(Graph(nodes)), alone, strict=True) if a.ok is not b.ok)
     yield from (
-        f"{s.name}.supports answers {n} otherwise than supports_op, beside other nodes; it must judge by the node "
+        f"{s.name}.supports and supports_op differ on {n} among other nodes; it must judge by the node "
         "alone, and `supports_case` by the case."
         for n in islice(other, 1)
     )
@@ -357,7 +357,7 @@ def writes_and_reads(s: Subject) -> Iterator[str]:
             session.write(one.weight, given)
             fault = _held(s, session, one.weight, new, "after write")
             given[:] = 0
-            again = "after the caller used again the array that it gave to write"
+            again = "after the caller reused the array it passed to write"
             fault = fault or _held(s, session, one.weight, new, again)
             if fault:
                 yield fault
@@ -399,7 +399,7 @@ def computes_again(s: Subject) -> Iterator[str]:
             inputs = {one.input: encode(activations(s.shape, 7), F32)}
             (second,) = s.run(session, replace(one.step, inputs=inputs))
             if not np.array_equal(first, before):
-                yield f"{s.name}: a second compute changed the output of the first; an output is the caller's own."
+                yield f"{s.name}: a second compute changed the output of the first; each output must be a new array."
             for sentence in wrong(s, second, one.node, one.expected(7)):
                 yield f"In the second compute of a session: {sentence}"
 
@@ -465,7 +465,7 @@ def holds_outputs(s: Subject) -> Iterator[str]:
         wants = (value + value, (value + value) * value)
         for data, node, want in zip(s.run(session, step), step.outputs, wants, strict=True):
             for sentence in wrong(s, data, node, want):
-                yield f"{sentence[:-1]}, which its node held right after it ran: a later one writes over it."
+                yield f"{sentence[:-1]}, as it was right after its node ran: a later node overwrites it."
 
 
 def keeps_apart(s: Subject) -> Iterator[str]:

@@ -156,7 +156,7 @@ def _entry(op_key: str, table: object, where: str) -> Entry:
         expect(isinstance(values.get(key, ""), str), f"{where} {key}", "a text", values.get(key))
     cases = values.get("cases", [])
     expect(_are_texts(cases), f"{where} cases", "a list of texts", cases)
-    expect(not (values.get("finding") and values["bound"]), f"{where} bound", "0 beside a finding", values["bound"])
+    expect(not (values.get("finding") and values["bound"]), f"{where} bound", "0 with a finding", values["bound"])
     wanted = excess(op_key, values["bound"])
     expect(not wanted, f"{where} bound", wanted, values["bound"])
     return Entry(**{**values, "cases": tuple(cases)})

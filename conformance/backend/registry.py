@@ -137,7 +137,7 @@ def environment(spec: Spec) -> Mapping[str, str | None]:
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    """Return the entry points of all adapters by name, read once: every distribution has a file of its own."""
+    """Return the entry points of all adapters by name, read once: each distribution's file is opened."""
     return tuple(sorted(entry_points(group=GROUP), key=lambda e: e.name))
 
 
@@ -252,8 +252,8 @@ def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backe
         raise
     except BaseException as e:  # as on import
         raise UnavailableError(
-            f"{spec}: its constructor raised {error_text(e)}; it must do without arguments, and raise UnavailableError "
-            "where the machine lacks what it needs"
+            f"{spec}: its constructor raised {error_text(e)}; it must work without arguments, and raise "
+            "UnavailableError if the machine lacks what it needs"
         ) from e
     return backend.attach(opener or create) if isinstance(backend, Composed) else backend
 

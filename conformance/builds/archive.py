@@ -321,7 +321,7 @@ class _Forward(_Bounded):
     def seek(self, to: int, _whence: int = 0) -> int:
         """Skip to position `to`; ValueError for a position before the current one."""
         if to < self._at:
-            raise ValueError("it goes back")
+            raise ValueError("a seek backwards")
         while self._at < to and (data := self._file.read(min(to - self._at, _PIECE))):
             self._at += len(data)
         return self._at

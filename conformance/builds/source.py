@@ -58,8 +58,9 @@ def locate(text: str) -> Path:
         raise UnavailableError(f"build {text}: neither file nor folder; {FORMS} expected")
     if (found := _installed(text)) is not None:
         return found
+    at = "" if str(path) == text else f"{path}: "
     raise UnavailableError(
-        f"build {text}: {path}: no such file or folder, and no distribution of that name is installed; {FORMS} expected"
+        f"build {text}: {at}no such file or folder, and no distribution of that name is installed; {FORMS} expected"
     )
 
 

@@ -136,7 +136,7 @@ class _Bundle:
                 part["blobs"][name] = self._place(f"{k}/{name}", data, owners[name])
             lines = [json.dumps(part, separators=(",", ":"), allow_nan=False) for part in parts]
         except (TypeError, ValueError, RecursionError) as e:
-            raise CaseFileError(where, f"{case.id!a} holds what JSON cannot: {e}") from None
+            raise CaseFileError(where, f"{case.id!a} has a value that JSON cannot hold: {e}") from None
         if [json.loads(line) for line in lines] != parts:
             raise CaseFileError(
                 where, f"{case.id!a} has values that JSON changes, such as a tuple or a key that is no text"
@@ -349,7 +349,7 @@ class _File:
             names |= {f"s{i}/c{j}": t for j, t in enumerate(case.persistent)}
             blobs = {n: x for n, x in self._blobs(doc.get("blobs", {}), where).items() if _EXPECTED.fullmatch(n)}
             if not blobs.keys() <= names.keys():
-                raise CaseFileError(f"{where}.expected", "of other tensors than the case has that its id makes now")
+                raise CaseFileError(f"{where}.expected", "its tensors are not those of the case with its id")
             found.append({names[name]: data for name, data in blobs.items()})
         return found
 

@@ -99,7 +99,7 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
         data = files[name][offset : offset + size]
         if sha256(data.data).hexdigest() != entry["sha256"]:
             raise CaseFileError(
-                f"{where}.sha256", f"{name!a} is not the model that was recorded: bytes from {offset} on are others"
+                f"{where}.sha256", f"{name!a} is not the model that was recorded: its bytes differ from {offset} on"
             )
         blobs[f"p{i}"], references[i] = data, Reference(name, offset, places[name])
     return blobs, references

@@ -61,7 +61,7 @@ def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
     except json.JSONDecodeError as e:
         raise CaseFileError(field, f"no JSON at character {e.pos}: {e.msg}") from None
     except RecursionError:
-        raise CaseFileError(field, f"lists and objects in each other deeper than {MAX_DEPTH}") from None
+        raise CaseFileError(field, f"lists and objects nested deeper than {MAX_DEPTH}") from None
     except ValueError as e:  # an integer of thousands of digits
         raise CaseFileError(field, f"no JSON that can be read: {e}") from None
 
@@ -84,7 +84,7 @@ def weigh(value: JSON, field: str) -> int:
         if not below:
             return total
         level = below
-    raise CaseFileError(field, f"lists and objects in each other deeper than {MAX_DEPTH}")
+    raise CaseFileError(field, f"lists and objects nested deeper than {MAX_DEPTH}")
 
 
 def _cost(text: str) -> int:

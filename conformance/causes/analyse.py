@@ -101,7 +101,7 @@ def _of_backend(
     seen: dict[str, Seen] = {}
     end = time.monotonic() + seconds * (1 - AFTER)
     if again:
-        with _interruptible("whether failures come again is not known", progress):
+        with _interruptible("confirming failures", progress):
             seen = confirm(spec, results, isolation=isolation, time_budget=seconds * CONFIRMING, progress=progress)
 
     def make() -> Runner:
@@ -116,10 +116,10 @@ def _of_backend(
         groups = Search(runner, spec, nodes, seconds=left, progress=progress, workers=beside).run(alone)
         groups += _poisoned(failures, seen)
         causes = unique_ids([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
-        with _interruptible("how many architectures have such nodes is not known", progress):
+        with _interruptible("counting architectures", progress):
             causes = count_architectures(causes, min(COUNTING, seconds * AFTER / 2), progress)
         if folder is not None:
-            with _interruptible("some causes have no folder", progress):
+            with _interruptible("writing bug reports", progress):
                 for i, group in enumerate(groups):
                     causes[i] = _reported(causes[i], group, spec, runner, folder)
         return list(zip(causes, groups, strict=True))
@@ -130,12 +130,12 @@ def _of_backend(
 
 
 @contextmanager
-def _interruptible(without: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Let Ctrl-C end the block only; `without` says what is missing then."""
+def _interruptible(work: str, progress: Callable[[str], None]) -> Iterator[None]:
+    """Let Ctrl-C end the block only; `work` describes it."""
     try:
         yield
     except KeyboardInterrupt:
-        progress(f"interrupted: {without}")
+        progress(f"interrupted {work}")
 
 
 def _after(failure: Failure, seen: Mapping[str, Seen]) -> str:

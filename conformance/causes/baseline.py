@@ -58,8 +58,8 @@ from conformance.report.runfile import write_text
 from .same import same
 
 HEAD = """\
-# Known failures. A run against this file fails where a cause is new or gone, where a known one hits more cases or
-# hits them harder, and where a case that passed is refused or did not run. Fill in each reason, and a link to where it
+# Known failures. A run against this file fails where a cause is new or gone, where a known one has more cases or
+# larger errors, and where a case that passed is unsupported or did not run. Fill in each reason, and a link to where it
 # is dealt with. What each case gave is in the file beside this one; `conform triage --write-baseline` writes both.
 """
 BESIDE = ".cases"
@@ -210,7 +210,7 @@ class Baseline:
         """Return a message if entries have no cases."""
         if all(self.run_of(e.cause.backend) for e in self.entries):
             return []
-        missing = "whether a known cause hits more cases, or hits them harder, or cases no longer run"
+        missing = "whether a known cause has more cases or larger errors, or cases no longer run"
         again = f"conform triage RUN.json --write-baseline {self.path}"
         return [f"{self.path}: of an older version, which does not show {missing}; write it again: {again}"]
 
@@ -349,7 +349,7 @@ def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> t
         run = Ran(backend, selection, frozenset(passed), failed)
         if (run.digest, len(passed), len(failed)) != (table["digest"], table["passed"], table["failed"]):
             raise UsageError(
-                f"{beside}: not as {path} was written with; write both again with conform triage --write-baseline"
+                f"{beside}: does not belong to {path}; write both again with conform triage --write-baseline"
             )
         runs.append(run)
     if read:

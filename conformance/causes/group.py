@@ -37,8 +37,8 @@ SEVERAL = 3
 """Number of ops from which a shared rule may explain further ops."""
 FEW = 3
 """Fewest passing nodes needed to decide that a condition excludes none."""
-GONE = "not seen again in a process of its own, so what ran before may be at fault"
-UNSEEN = "not looked at (time limit), and not of the one cause that is known of its op"
+GONE = "passes in a fresh process, so earlier cases may be at fault"
+UNSEEN = "not analysed (time limit), and the known cause of its op does not match"
 """Messages of groups of failures whose cause is unknown."""
 _OF_NO_NODE = (Fault.STALE, Fault.EARLIER, Fault.HANDOVER, Fault.GRAPH, "relation ")
 """Message prefixes of failures without a single failing node."""

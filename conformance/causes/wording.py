@@ -14,7 +14,7 @@ from .rule import is_size, property_of
 
 KINDS = {
     Fault.STALE: "stale state",
-    Fault.EARLIER: "stale state, or by chance",
+    Fault.EARLIER: "stale state or nondeterminism",
     Fault.GRAPH: "each node alone is right",
     Fault.HANDOVER: "copied between two devices",
     Fault.OUTPUT: "first wrong node unknown",
@@ -55,7 +55,7 @@ def sentence(
     how = f"wrong results{f' ({kinds})' if kinds else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
     counts = [f"{failed} fail", *([] if passed is None else [f"{passed} pass"])]
     if unsure:
-        counts.insert(1, f"{unsure} of them put here at the time limit")
+        counts.insert(1, f"{unsure} of them not confirmed (time limit)")
     return f"{subject(conditions)}: {how}{when(conditions)} ({', '.join(counts)})"
 
 

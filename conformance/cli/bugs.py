@@ -59,7 +59,7 @@ from .reports import missing_in, outcome_of
 @repeated_option
 @config_option
 @click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only for differences from FILE.")
-@click.option("--write-baseline", "new", type=File, metavar="FILE", help="Write the causes as known; reasons stay.")
+@click.option("--write-baseline", "new", type=File, metavar="FILE", help="Write known causes; keep existing reasons.")
 @click.option("-o", "--output", "folder", type=Folder, metavar="DIR", help="Write a bug report for each cause.")
 @BUDGET.click(default="30m", show_default=True, help="Maximum time per backend.")
 @click.option("--no-confirm", is_flag=True, help="Do not reproduce each failure in a fresh process first.")
@@ -84,7 +84,7 @@ def triage(
 
     Exit codes: 1 failures, or cases without a result; with --baseline or --write-baseline only what differs: a new
     cause, one that is gone, a known one with more cases or larger errors, a failure without a cause, or a case that
-    passed and no longer runs; 3 nothing executed or nothing passed; 5 a run that was stopped, or did not ask for cases
+    passed and no longer runs; 3 no cases ran or none passed; 5 a run that was stopped, or did not ask for cases
     of the baseline. See docs/exit-codes.md.
     """
     runs = read_runs([path])
@@ -172,7 +172,7 @@ def shrink(
 @click.argument("what", metavar="CASE|FILE", shell_complete=complete_case)
 @click.option("--step", type=int, default=None, help="Index of the only step to show.")
 @click.option("-o", "--output", "svg", type=File, metavar="FILE.svg", help="Draw the first step, or --step.")
-@click.option("--scheduler", metavar="SPEC", help="Show its splits, as of 'sched?devices=xdna2,cpu'.")
+@click.option("--scheduler", metavar="SPEC", help="Show splits of a scheduler, as 'sched?devices=xdna2,cpu'.")
 @config_option
 def show(what: str, step: int | None, svg: Path | None, scheduler: str | None) -> None:
     """Print the graphs of a case, by id or from a file, as a table like ggml's own dump.
@@ -203,8 +203,8 @@ def _cases_of(what: str) -> list[Case]:
     path = Path(what)
     if path.exists():
         return read_cases(path)
-    if path.suffix == ".gguf":
-        raise UsageError(f"{what}: no such file")
+    if path.suffix == ".gguf" or "/" not in what:
+        raise UsageError(f"{what}: no such file, and not a case id (FAMILY/…@SEED)")
     return [build(what)]
 
 

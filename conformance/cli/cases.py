@@ -32,14 +32,17 @@ def read_cases(path: Path) -> list[Case]:
 def read_with(path: Path, read: Callable[[], T]) -> T:
     """Return the result of `read` for a case file; errors as `read_cases`."""
     if path.is_dir():
-        n = sum(1 for _ in path.glob("*.gguf"))
-        raise UsageError(f"{path}: a case file expected, this is a folder; it has {n} .gguf files: {path}/*.gguf")
+        raise UsageError(f"{path}: a case file expected, this is a folder{_files_in(path)}")
     try:
         return read()
     except CaseFileError:
         if other := _other(path):
             raise UsageError(f"{path}: {other}") from None
         raise
+
+
+def _files_in(folder: Path) -> str:
+    return f"; name its files: {folder}/*.gguf" if any(folder.glob("*.gguf")) else " without .gguf files"
 
 
 def _other(path: Path) -> str:
@@ -67,8 +70,7 @@ def architecture_of(model: Path) -> str:
     UsageError for another kind of file; the message names the kind and the command for it.
     """
     if model.is_dir():
-        n = sum(1 for _ in model.glob("*.gguf"))
-        raise UsageError(f"{model}: a model file expected, this is a folder; it has {n} .gguf files: {model}/*.gguf")
+        raise UsageError(f"{model}: a model file expected, this is a folder{_files_in(model)}")
     if not model.exists():
         raise UsageError(f"{model}: there is no such file; a model in GGUF expected")
     with model.open("rb") as f:

@@ -56,7 +56,7 @@ def precision(
 ) -> None:
     """Learn the precision profile of BACKEND, or show one that was written.
 
-    A profile says how a device rounds that declares nothing; the option profile=FILE of the adapter ggml takes it.
+    The profile stands for the rounding of a device that declares none: --backend 'ggml?profile=FILE'.
 
     Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows; 3 where
     nothing could be measured; 5 where keys are left by --budget or Ctrl-C: see docs/exit-codes.md.

@@ -63,7 +63,7 @@ def capture(
     """Record the graphs that llama.cpp runs as a case file.
 
     MODEL.gguf runs with its own weights, ARCH (llama, qwen3, …) with made-up ones, ID is a case of the families zoo or
-    projector, CAPTURE.json a capture with its .npz beside it. Without any: list the architectures.
+    projector, CAPTURE.json a capture with its .npz beside it. Without an argument: list the architectures.
     """
     if source is None:
         rows = [(a.name, _note(a), a.lacks or "runs") for a in architectures().values()]

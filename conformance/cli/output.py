@@ -58,7 +58,7 @@ class Group(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as e:
             near = difflib.get_close_matches(args[0], self.list_commands(ctx))
-            raise click.UsageError(e.message + (f" Is it {' or '.join(near)}?" if near else ""), e.ctx) from None
+            raise click.UsageError(e.message + (f" Did you mean {' or '.join(near)}?" if near else ""), e.ctx) from None
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
         """Return each command with its first sentence, unshortened."""

@@ -78,7 +78,7 @@ def perf() -> None:
 @backend_option
 @smoke_option
 @options.ROUNDS.click()
-@options.AGAINST.click(help="Backend or record to compare with, in turns; fail where slower.")
+@options.AGAINST.click(help="Backend or record to compare with; fail if slower.")
 @click.option("--list", "listing", is_flag=True, help="List work units and their cases, and end.")
 @json_option
 @isolation

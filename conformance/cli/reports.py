@@ -57,10 +57,10 @@ def report(
 
     -o writes index.html, one page that needs no network, summary.md, junit.xml and ops.csv. --store adds the runs to a
     SQLite database and prints when each cause was first seen, where rates changed, and the last good run. --json writes
-    what the database tells.
+    these as JSON.
 
     Exit codes with -o are those of the runs: 1 failures, cases without a result, a missing shard, or with --against
-    cases that passed and are no longer executed, 3 nothing executed or nothing passed on a backend, 5 a run that was
+    cases that passed and are no longer executed, 3 no cases ran or none passed on a backend, 5 a run that was
     stopped: see docs/exit-codes.md. Without -o runs are stored and not judged.
     """
     if output is None and store is None:

@@ -114,7 +114,7 @@ def run(
 ) -> None:
     """Run cases, by family, glob and level or from FILES, on backends; print failures and totals.
 
-    Exit codes: 0 success, 1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a
+    Exit codes: 0 success, 1 failures or cases without a result, 2 bad input, 3 no cases ran, or none passed on a
     backend that was named (or is available, for a whole level), 5 stopped by --budget or Ctrl-C: see
     docs/exit-codes.md.
     """
@@ -180,7 +180,7 @@ def _only_failed(chosen: Chosen, failed: Mapping[str, Sequence[str]]) -> Chosen:
         found = replace(found, globs=list(own))
     if any(map(found.cases_of, chosen.specs)):
         return found
-    line("--lf: none of these cases failed when it last ran here: all run", err=True)
+    line("--lf: no known failures among these cases; running all of them", err=True)
     return chosen
 
 
@@ -427,7 +427,7 @@ def _first(cases: Sequence[Case | str], ids: Collection[str]) -> list[Case | str
 def _total(totals: Totals, missing: int, began: float) -> str:
     """Return the counts of verdicts, of what did not run, and the wall time since `began`."""
     words = [totals.verdicts, f"{missing:,} not run" if missing else ""]
-    return f"{', '.join(filter(None, words)) or 'nothing ran'} in {elapsed(time.monotonic() - began)}"
+    return f"{', '.join(filter(None, words)) or 'no cases ran'} in {elapsed(time.monotonic() - began)}"
 
 
 def _measured(results: Sequence[Result]) -> list[str]:

@@ -107,7 +107,7 @@ class Mixed(Arithmetic):
 
     @property
     def by_node(self) -> bool:
-        """True: each node rounds as its device does."""
+        """True, because each node rounds as its device does."""
         return True
 
     def at(self, node: Tensor) -> Arithmetic:

@@ -248,18 +248,18 @@ def _unmatched(waiver: Waiver, known: Iterable[str], exists: Callable[[str], boo
     exact = not set("*?[") & set(waiver.case)
     if known or (exact and not waiver.excepted and exists(waiver.case)):
         return ""
-    return "matches no case; remove it, or mend its glob"
+    return "matches no case; remove it, or fix its glob"
 
 
 def _outdated(mine: Sequence[Result], *, complete: bool) -> tuple[str, tuple[str, ...]]:
     passing = tuple(r.case for r in mine if r.verdict is Verdict.XPASS)
     failing = [r for r in mine if r.verdict in FAILURES - {Verdict.XPASS} or r.verdict is Verdict.XFAIL]
     if passing and complete and not failing:
-        return f"what it waives passes now, all of {len(passing)} cases; remove it", ()
+        return f"every waived case passes now ({len(passing)}); remove it", ()
     if passing:
-        return f"{len(passing)} of {len(mine)} cases of this run pass now; except them", passing
+        return f"{len(passing)} of {len(mine)} cases of this run pass now; add them to its `except`", passing
     if complete and not failing:
-        return f"the backend refuses all {len(mine)} cases that it waives; remove it", ()
+        return f"the backend supports none of its cases ({len(mine)}); remove it", ()
     return "", ()
 
 

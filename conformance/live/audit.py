@@ -303,7 +303,7 @@ class Judge:
             own, _ = uses.attempt(lambda: (_value(bench.backend, unchanged), _value(bench.backend, case)))
             ignored = own is not None and self._same(case, *own)
             param = name.rpartition(".")[2]
-            says = f"gives what it gives without the change, so {param} is ignored" if ignored else "is wrong"
+            says = f"the same result without the change, so {param} is ignored" if ignored else "is wrong"
             result = result.noted(f"{what} {says}")
         return result
 

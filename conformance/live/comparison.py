@@ -94,7 +94,7 @@ def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> 
         error = _error(each)
         if each.apart:
             if error <= TOLERANCE:
-                return _vacuous(f"{each.what}: the two ways must differ, NMSE {error:.2g} found")
+                return _vacuous(f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
             continue
         if not each.expected.any():
             return _vacuous(f"{each.what}: {SILENT}")

@@ -28,7 +28,7 @@ def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:
 
     Returns:
         `parts`: buffer type -> llama.cpp's figures. `held`: growth of the process's own memory, without file pages;
-        `peak`: the largest growth meanwhile. `device`: decrease of the device's free memory; None if the device uses
+        `peak`: its maximum. `device`: decrease of the device's free memory; None if the device uses
         this machine's memory, or does not report it.
 
     Raises:

@@ -64,7 +64,7 @@ class Held:
     held: int
     """Growth of host memory since before the model was loaded."""
     peak: int
-    """The largest growth meanwhile."""
+    """The largest growth during the run."""
     device: int | None
     """Growth of the device's own memory; None if it has none."""
 
@@ -249,7 +249,7 @@ class Player:
 def _judged(held: float, peak: float, limit: float, sizes: Mapping[str, float]) -> Result:
     """Return the result of a measurement; `sizes` in bytes."""
     metrics = {"copies": held, "peak_copies": peak, "limit": limit, **sizes}
-    said = f"{held:.2f} times the weights, at most {limit:g}"
+    said = f"{held:.2f} times the weights, limit {limit:g}"
     if held <= limit:
         return Result("", "", Verdict.PASS, notes=(said,), metrics=metrics)
     return Result("", "", Verdict.FAIL, error=Error(said), metrics=metrics)

@@ -51,10 +51,10 @@ GGML = "ggml"
 """The adapter whose libraries run llama.cpp."""
 COPIED = 1 << 30
 """Bytes of weights up to which a ggml device also runs the graphs node by node, which copies the weights."""
-AROUND = "each node by itself is right there, so what llama.cpp does around them is at fault (scheduler, placement or "
+AROUND = "each node alone is right there, so the fault is in llama.cpp around them (scheduler, placement or "
 AROUND += "repacking of weights)"
 ROUNDED = "the logits differ by rounding alone"
-GROWN = "each step by itself is right when it runs again: by chance, or the error grows from step to step"
+GROWN = "each step alone is right when it runs again: nondeterminism, or the error grows from step to step"
 
 
 @dataclass(frozen=True, slots=True)

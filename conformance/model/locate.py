@@ -94,7 +94,7 @@ class Lost:
         alone = "alone, in a graph that ends with it" if self.ends else "alone"
         said = sentence(self.judged, self.run.case)
         is_ = "it is right" if self.named is None else f"it is off by NMSE {self.named.difference.nmse:.2g}"
-        return f"probe: asked for beside every other node, {said}; asked for {alone}, {is_}: outputs get lost"
+        return f"probe: requested with every other node, {said}; requested {alone}, {is_}: outputs are lost"
 
 
 def _writer(t: Tensor, graph: Graph) -> Tensor:
@@ -208,7 +208,7 @@ def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Byte
     found = dict(run.case.steps[0].expected)
     every, original = isolated_nodes(run.case, 0)
     for i, (copy, node) in enumerate(original.items()):
-        say(f"outputs get lost: node {i + 1} of {len(original)} alone")
+        say(f"outputs are lost: node {i + 1} of {len(original)} alone")
         with suppress(BackendError):
             found[node] = execute(backend, _apart(every, copy, run.case.id)).steps[0].outputs[copy]
     return found

@@ -88,9 +88,7 @@ class Model(DeviceModel):
         self._vocab = self.library.llama.model_get_vocab(self.model)
         c = self.library.llama
         if c.model_has_encoder(self.model) or not c.model_has_decoder(self.model):
-            raise UsageError(
-                "it has an encoder, and models of a decoder alone are checked; the live family `arch` runs its kind"
-            )
+            raise UsageError("it has an encoder, and only decoders are checked; the live family `arch` runs this kind")
 
     def about(self) -> dict[str, Any]:
         """Return the reply to `load`."""

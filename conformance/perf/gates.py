@@ -211,8 +211,8 @@ def judge_time(gate: Gate, decision: Decision, against: str | None) -> Answer:
     reason = f"{measured}, at most {gate.limit:g} allowed, after {decision.rounds} rounds in {decision.seconds:.0f} s"
     if decision.answer == UNDECIDED:
         known = math.isfinite(i.detectable)
-        effect = f"{100 * i.detectable:.2g} % beyond the limit would have been seen" if known else "nothing can be seen"
-        why = f"undecided, the machine is too noisy for its time: {reason}; {effect} with so many"
+        effect = f"{100 * i.detectable:.2g} % beyond the limit" if known else "no difference"
+        why = f"undecided, the machine is too noisy for its time: {reason}; {effect} could be detected"
         return Missing(str(gate.backend), gate.id, why, MissingCause.UNDECIDED)
     metrics = {"estimate": i.estimate, "low": i.low, "high": i.high, "limit": gate.limit, "detectable": i.detectable,
                "rounds": decision.rounds, "seconds": decision.seconds}  # fmt: skip
@@ -225,7 +225,7 @@ def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]
     if now.verdict is not Verdict.PASS:
         return replace(now, case=gate.id)
     if before is None or "seconds" not in before.metrics:
-        return not_run(gate, "the earlier record has no time of it")
+        return not_run(gate, "the earlier record does not have this unit")
     a, b = now.metrics, before.metrics
     ends = [m.get(f"seconds.{end}") for m in (a, b) for end in ("low", "high")]
     if None in ends:
@@ -256,7 +256,7 @@ class Judge:
     def answer(self, gate: Gate) -> Answer:
         """Measure and judge a gate; UNSUPPORTED, with the reason, if it cannot be measured here."""
         if gate.machine and gate.machine != self.machine:
-            return not_run(gate, f"it is about machine {gate.machine}, and this is {self.machine}")
+            return not_run(gate, f"it is for machine {gate.machine}, this is {self.machine}")
         against = self.baseline if gate.against == BASELINE else gate.against
         if gate.against == BASELINE and against is None:
             return not_run(gate, "no baseline was given: --against names a backend")

@@ -58,7 +58,7 @@ class Rounds(Measurements):
     """Interleaved measurements of several subjects.
 
     Every second round reverses the order of the one before it, so of any two subjects each is first equally often.
-    After such a pair of rounds the order begins two subjects later, so that no subject keeps its neighbours.
+    After each such pair the order starts two subjects later, so that neighbours change.
     """
 
     def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:

@@ -329,9 +329,9 @@ class Worker:
                 reply, found = receive(self._wire, sizes, self._parse)
             except (Closed, OSError):
                 alive = not ended(self._child, WIRE_PATIENCE)
-                raise self._dead("its wire was closed while it lived, so it was ended" if alive else "") from None
+                raise self._dead("it closed its pipe and was killed" if alive else "") from None
             except Garbage:
-                raise self._dead("someone wrote on its wire, so it was ended") from None
+                raise self._dead("something else wrote on its pipe, so it was killed") from None
             except _MemoryLimitError as e:
                 raise self._dead(str(e)) from None
             except Late:

@@ -41,14 +41,14 @@ class Bisection:
         builds = [t.build.name for t in self.tried]
         bad = [t.has for t in self.tried]
         if not any(bad):
-            return f"no build has it; tried: {', '.join(builds)}"
+            return f"in none of the builds tried: {', '.join(builds)}"
         if not bad[-1]:
             last = max(i for i, has in enumerate(bad) if has)
-            return f"{builds[last]} is the last that has it, {builds[last + 1]} has it no more"
+            return f"{builds[last]} is the last build with it, {builds[last + 1]} no longer has it"
         if all(bad):
-            return f"every build has it, {builds[0]} already"
+            return f"in every build tried, from {builds[0]} on"
         first = max(i for i, has in enumerate(bad) if not has) + 1
-        return f"{builds[first]} is the first that has it, {builds[first - 1]} has it not"
+        return f"{builds[first]} is the first build with it, {builds[first - 1]} does not have it"
 
 
 def bisect(

@@ -129,7 +129,7 @@ class Causes:
         sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
         own, other = sides.get(state, (None, None))
         if state is State.FIXED and self._clock() >= self._end:
-            return state, "not run again: the time was used"
+            return state, "not run again (time limit)"
         alone = own is not None and not cause.seen.startswith(AFTER)
         if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
             return State.CHANGED, f"{cause.smallest} was right {len(ran)} times of {len(ran)} by itself"
@@ -164,7 +164,7 @@ class Causes:
         both = shared | (ids[State.NEW] & ids[State.FIXED])
         for f in self._found:
             if f.state in (State.NEW, State.FIXED) and f.cause.id in both:
-                f.state, f.note = State.STILL, f"{f.state} by these cases; both builds have the cause by others"
+                f.state, f.note = State.STILL, f"{f.state} in these cases; both builds have the cause in others"
         new = {f.cause.id: f for f in self._found if f.state is State.NEW}
         otherwise = [f for f in self._found if f.state is State.STILL and f.cause.id in new]
         for f in otherwise:

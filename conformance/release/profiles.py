@@ -48,8 +48,8 @@ class Profiles:
     def give(self, targets: Sequence[Target], build: Build, base: Build | None, seconds: float) -> Iterator[Target]:
         """Yield each target, with a profile if its device declares no rounding.
 
-        Keys that the time did not suffice to learn get the limits of upstream's tests; the next run continues with
-        them. With a base its profile is used, so that a device that became less exact fails.
+        Keys for which no time was left get the limits of upstream's tests; the next run measures them. With a base its
+        profile is used, so that a device that became less exact fails.
         """
         silent = {d.name for d in build.devices if d.type not in (CPU, *BESIDE)}
         wanted = [t for t in targets if dict(t.build.options).get("device", CPU) in silent - {RPC}]

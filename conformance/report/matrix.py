@@ -156,7 +156,7 @@ def _said(result: Result) -> str:
         died = f"its process died ({error.died})" if error.died else ""
         return ": ".join(filter(None, (died, error.words))) or error.message
     if where is not None:
-        what = {Fault.STALE: "by what was kept", Fault.EARLIER: "by what was kept", Fault.GRAPH: "among others"}
+        what = {Fault.STALE: "by stale state", Fault.EARLIER: "by stale state", Fault.GRAPH: "among others"}
         parts = (where.op, where.tensor.partition("[")[0], what.get(where.fault, ""))
         return f"{' '.join(filter(None, parts))} diverges"
     if result.golden is Golden.DIFFERS:

@@ -125,7 +125,7 @@ def _updated(runner: Runner, ids: Iterable[str], held: Mapping[str, Case]) -> tu
             case = build(i)
         except ConformanceError as e:
             results[i] = _fail(
-                Result(i, "golden", Verdict.PASS), f"its id is no longer known: {e}; --remove gives it up"
+                Result(i, "golden", Verdict.PASS), f"its id is no longer known: {e}; --remove removes it"
             )
             continue
         if i in held or _size(case) <= LARGEST:

@@ -341,7 +341,7 @@ def near_tie(
 ) -> str:
     """Describe the first different choice and its margin; empty if no near-tie explains it.
 
-    It is empty too if another value differs before. `found` and `right` have every computed node of each step in free
+    Also empty if another value differs earlier. `found` and `right` have every computed node of each step in free
     runs of backend and reference.
     """
     chain = Chain(arithmetic)

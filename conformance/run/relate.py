@@ -287,7 +287,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[i
             whole = replace(same, step=claim.runs[left[0].run].first + same.step)
             where = locate.describe(whole, case, Fault.GRAPH)
             wrong = replace(result, verdict=Verdict.FAIL, wrong=how_wrong([same]), where=where)
-            said = f"{claim.says}: expected is what {names[0]} gives, found what {names[1]} gives"
+            said = f"{claim.says}: expected is from {names[0]}, found from {names[1]}"
             return wrong.noted(said), (left[0].run, right[0].run)
     return result, None
 

@@ -268,9 +268,7 @@ class Runner:
             if isinstance(e, (BackendCrashError, BackendTimeoutError)) and not any(
                 r is not None and r.verdict in FAILURES for r in alone
             ):
-                alone[0] = result_of_error(e).noted(
-                    "it failed when asked what it supports of these cases together; each alone is answered"
-                )
+                alone[0] = result_of_error(e).noted("`supports` failed for these cases together; each is asked alone")
             return alone
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
@@ -412,7 +410,7 @@ class Runner:
     def _look_closer(
         self, spec: Spec, backend: Backend, case: Case, expectation: Expectation, execution: Execution, result: Result
     ) -> Result:
-        """Judge node by node and step by step, and locate the first wrong node; errors are notes."""
+        """Judge node by node and step by step, and locate the first wrong node; add notes for errors."""
         if isinstance(expectation, recorded.Recording) or recorded.has_nodes(case):
             if execution.opaque:
                 result = result.noted("node by node: not judged: its caches cannot be read or set")

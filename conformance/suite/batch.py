@@ -76,8 +76,8 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
     one compute tests every node separately.
 
     Args:
-        case: `expected` of `step` has a value for every node that a later one reads, and, unless `step` is the first,
-            `expected` of the last earlier step that writes a cache has a value for that cache.
+        case: `expected` of `step` has each value that a later node reads. For each cache, `expected` of the last step
+            before `step` that writes it has its value.
         step: index of the step.
 
     Returns:

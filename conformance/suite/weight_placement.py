@@ -369,7 +369,7 @@ def _with_seed(body: str) -> str:
 
 FAMILY = Family(
     NAME,
-    "weights in every kind of memory, and quantised tensors that are no weights",
+    "weights in every buffer type and usage; quantised tensors that are not weights",
     ids_of(TABLE, _with_seed, _size),
     build,
 )

@@ -258,7 +258,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         type("NoOpen", (Backend,), {"info": Right.info, "supports_op": Right.supports_op}),
         "has no method `open`",
     ),
-    "an argument": (NeedsLibrary, "the constructor must do without arguments"),
+    "an argument": (NeedsLibrary, "the constructor must work without arguments"),
     "not here": (Absent, "Absent() raised UnavailableError: no such device; plug one in; the constructor"),
     "info of another kind": (with_backend(info=lambda _: {"device": "x"}), "info returned a dict; it must return"),
     "info without device": (with_backend(info=lambda _: DeviceInfo("b", "", "d")), "info has '' as `device`"),
@@ -272,7 +272,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "all is supported": (with_backend(supports_op=lambda *_: YES), "accepts OP_OF_TOMORROW"),
     "one yes for all": (
         with_backend(supports=lambda _, graph: [Support(any(n.op == "ADD" for n in graph), "no ADD") for _ in graph]),
-        "otherwise than supports_op, beside other nodes",
+        "among other nodes",
     ),
     "another answer later": (Fickle, "answered ADD a ADD f32[64, 16, 1, 1] differently"),
     "nothing supported": (
@@ -289,7 +289,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "write does nothing": (with_session(write=lambda *_: None), "after write differs from what was written at byte"),
     "write keeps the array": (
         with_session(write=_keeps_the_array, read=_kept_or_real),
-        "after the caller used again the array",
+        "after the caller reused the array",
     ),
     "read gives its own": (
         with_session(read=_gives_the_array, write=_kept_write),
@@ -303,12 +303,12 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "the arrays of `inputs` and of the case are read-only",
     ),
     "first inputs for ever": (with_session(compute=_first_inputs_again), "In the second compute of a session"),
-    "one output buffer": (with_session(compute=_one_buffer), "an output is the caller's own"),
+    "one output buffer": (with_session(compute=_one_buffer), "each output must be a new array"),
     "transpose as it lies": (with_session(compute=_transposed_as_it_lies), "packed from its strides"),
     "forgets caches": (with_session(compute=_forgets_caches), "CPY into a view of a cache left it as it was"),
     "writes all rows": (with_session(compute=_writes_all_of_a_cache), "it must write that row, and it only"),
     "computes what is not flagged": (with_session(compute=_computes_all), "a CPY without FLAG_COMPUTE wrote"),
-    "outputs at the end": (with_session(compute=_outputs_at_the_end), "which its node held right after it ran"),
+    "outputs at the end": (with_session(compute=_outputs_at_the_end), "as it was right after its node ran"),
     "sessions share": (with_session(write=_shared_write, read=_shared_read), "a write in one session changed another"),
     "witness of nothing": (with_session(witness=lambda _: None), "witness returned None"),
     "witness without device": (with_session(witness=_witness(device="")), "the witness names no device"),

@@ -68,7 +68,7 @@ def test_what_is_not_measured_is_exact_or_has_upstreams_limit() -> None:
         ('"operands f16, sums f16x2"', '"none"', ["rounding", "operands bf16", "'none'"]),
         ("others = false", "others = 1", ["profile.toml: others", "true or false"]),
         ("terms = 512", "terms = 0", ["terms", "a whole number from 1"]),
-        ("bound = 0.0", "bound = 1.0", ["bound", "0 beside a finding"]),
+        ("bound = 0.0", "bound = 1.0", ["bound", "0 with a finding"]),
         ("blind = ", "blinded = ", ["blinded", "is unknown"]),
         ('"ops/X@1"', "1", ["cases", "a list of texts"]),
         ("suite = ", "suites = ", ["suites", "is unknown"]),

@@ -95,8 +95,8 @@ def _written(tmp_path: Path) -> Path:
     ("old", "new", "says"),
     [
         ('"PASS"', '"FAIL"', r"line 2: a case with its verdict expected"),
-        ('["ops/A@1", "PASS"]\n', "", r"known\.toml\.cases: not as .*known\.toml was written with; write both again"),
-        ("ops/A@1", "ops/B@1", r"known\.toml\.cases: not as "),
+        ('["ops/A@1", "PASS"]\n', "", r"known\.toml\.cases: does not belong to .*known\.toml; write both again"),
+        ("ops/A@1", "ops/B@1", r"known\.toml\.cases: does not belong to "),
         ('["ops/A@1"', '["ops/X@2"', r"line 3: a case with its verdict expected"),
         ('{"backend": "npu"}', '{"backend": "cpu"}', r"run 1 backend: npu has no cases in "),
         ('{"backend": "npu"}', '{"backend": "npu"}\n{"backend": "npu"}', r"line 2: the cases of npu occur twice"),

@@ -194,7 +194,7 @@ def test_every_failure_is_in_a_group_without_time() -> None:
     assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
     unsure = [g.unsure for g in found.groups if g.unsure]
     assert unsure
-    assert any(f"{unsure[0]} of them put here at the time limit" in c.sentence for c in found.causes)
+    assert any(f"{unsure[0]} of them not confirmed (time limit)" in c.sentence for c in found.causes)
 
 
 def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,8 +112,8 @@ def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
             "no case of level smoke matches 'ops/SCALE-f32-ne=4096x9*'; --level full has 1",
         ),
         (("run", "--case", "ops/NOPE-f32@0"), "ops"),
-        (("show", "nope"), "family 'nope' is unknown"),
         (("show", "nope.gguf"), "no such file"),
+        (("show", "nope"), "nope: no such file, and not a case id"),
         (("show", CASE, "--step", "7"), "has steps 0 to 0"),
         (("run", "--level", "huge"), "huge"),
         (("run", "--json", "/no/such/folder/r.json", "--case", CASE), "a file in a folder that exists"),
@@ -167,7 +167,7 @@ def test_a_model_is_told_from_a_case(tmp_path: Path) -> None:
         for command in ("run", "repro", "shrink", "show"):
             assert says in _one_line(_conform(command, str(tmp_path / name)))
     for command in ("run", "repro", "shrink", "show"):
-        assert "this is a folder; it has 2 .gguf files" in _one_line(_conform(command, str(tmp_path)))
+        assert "this is a folder; name its files:" in _one_line(_conform(command, str(tmp_path)))
 
 
 def test_a_line_for_each_result_and_reasons_counted() -> None:

@@ -119,10 +119,10 @@ def test_ops_that_ggml_would_not_make_are_refused() -> None:
 @pytest.mark.parametrize(
     ("case_id", "says"),
     [
-        ("ops/SET_ROWS-f16+f16+i64-a=31x6,n=5@806", "rows, too, that nobody wrote"),
+        ("ops/SET_ROWS-f16+f16+i64-a=31x6,n=5@806", "also compares rows that no op wrote"),
         ("ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1", ""),
         ("ops/SUM-f32-ne=5x3,vne=pad@1", "of a source with gaps"),
-        ("ops/SQRT-f32-ne=5x3@1", "no number for half"),
+        ("ops/SQRT-f32-ne=5x3@1", "half of them give NaN"),
         ("ops/ADD-f32+f32-a=10x5,b=10x5@1", ""),
     ],
 )

@@ -187,7 +187,7 @@ def test_what_matches_nothing_fails_where_it_could_have_matched() -> None:
     """
     w = _waivers(_waiver("f/typo*"))
     (problem,) = _problems(w, Result("f/a", "b", Verdict.PASS))
-    assert problem.sentence == "w.toml: waiver 1 (f/typo*): matches no case; remove it, or mend its glob"
+    assert problem.sentence == "w.toml: waiver 1 (f/typo*): matches no case; remove it, or fix its glob"
     assert not _problems(w, Result("g/a", "b", Verdict.PASS))
     assert not _problems(w, Result("f/a", "b", Verdict.PASS), listed=("f/typos",))
     exact = _waivers(_waiver("f/other@7"))
@@ -199,7 +199,7 @@ def test_what_is_refused_now_needs_no_waiver() -> None:
     """Where the backend has come to refuse all that an entry covers, the entry goes; not while a level has more."""
     refused = Result("f/a", "b", Verdict.UNSUPPORTED)
     (problem,) = _problems(_waivers(_waiver()), refused, listed=("f/a",))
-    assert "refuses all 1 cases" in problem.sentence
+    assert "supports none of its cases (1)" in problem.sentence
     assert not _problems(_waivers(_waiver()), refused, listed=("f/a", "f/b"))
 
 
@@ -331,8 +331,8 @@ def test_a_run_with_stale_waivers_fails_and_says_so(tmp_path: Path) -> None:
     assert f"XPASS {PASSES} on ggml" in result.output
     sentences = json.loads(out.read_text())["waivers"]
     assert [s.partition(") ")[0].partition(": ")[2] for s in sentences] == [
-        f"waiver 1 ({PASSES}): what it waives passes now, all of 1 cases; remove it",
-        "waiver 2 (ops/GONE-*): matches no case; remove it, or mend its glob",
+        f"waiver 1 ({PASSES}): every waived case passes now (1); remove it",
+        "waiver 2 (ops/GONE-*): matches no case; remove it, or fix its glob",
         "waiver 3 (ops/ADD-*): expired on 2020-01-01; 0 of 1 cases of this run still fail so; remove it",
     ]
     assert f"--- {path}" in result.output

@@ -154,7 +154,7 @@ def test_weights_held_more_than_once_are_noticed(tmp_path: Path) -> None:
     parts = sum(v for k, v in metrics.items() if k.split(" in ")[0] in ("model", "context", "compute"))
     assert metrics["stated"] == parts
     assert metrics["resident"] == pytest.approx(parts, rel=0.25)
-    assert "times the weights, at most 1.5" in done.output
+    assert "times the weights, limit 1.5" in done.output
 
 
 def test_what_cannot_be_measured_is_said() -> None:

@@ -15,7 +15,7 @@ from planted_adapter import installed
 from conformance.cli import main
 
 pytestmark = needs_wheel
-PROBE = "probe: asked for beside every other node, "
+PROBE = "probe: requested with every other node, "
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_node_is_named_only_where_it_is_wrong_alone(model: Path, fault: str, c
     ran = conform("check-model", *call, "--backend", f"faulty-ggml?fault={fault}")
     assert (ran.returncode, said in ran.stdout) == (code, True), ran.stdout + ran.stderr
     probed = fault != "none" and said != "wrong from layer 0 on: RMS_NORM"
-    assert (PROBE in ran.stdout, "asked for alone, " in ran.stdout) == (probed, probed), ran.stdout
+    assert (PROBE in ran.stdout, "requested alone, " in ran.stdout) == (probed, probed), ran.stdout
 
 
 @pytest.mark.parametrize(

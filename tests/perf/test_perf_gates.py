@@ -189,7 +189,7 @@ def test_what_is_not_run() -> None:
     ]
     assert [r.verdict for r in found] == [Verdict.UNSUPPORTED] * 3
     assert [r.detail for r in found] == [
-        "it is about machine 0123456789ab, and this is ba9876543210",
+        "it is for machine 0123456789ab, this is ba9876543210",
         "ggml: not available: no wheel",
         "no baseline was given: --against names a backend",
     ]

@@ -238,10 +238,10 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ({"do": "hang"}, WorkerTimeoutError, "no answer within 3 s, its process was ended: said before"),
         ({"do": "abort"}, WorkerDiedError, r"its process died \(SIGABRT\): said before"),
         ({"do": "exit"}, WorkerDiedError, r"its process died \(exit status 3 in the middle of it\): said before"),
-        ({"do": "close"}, WorkerDiedError, "its wire was closed while it lived"),
+        ({"do": "close"}, WorkerDiedError, "it closed its pipe and was killed"),
         ({"do": "raise", "class": "UsageError"}, UsageError, "^the message$"),
         ({"do": "raise", "class": "TypeError"}, BackendError, "^the message$"),
-        ({"do": "blobs", "sizes": [3]}, WorkerDiedError, "someone wrote on its wire"),
+        ({"do": "blobs", "sizes": [3]}, WorkerDiedError, "something else wrote on its pipe"),
     ],
 )
 def test_what_becomes_of_a_worker_is_an_error(

@@ -162,7 +162,7 @@ def test_what_is_late_is_confirmed_once() -> None:
         assert len(kind.again_of) == runs
     kind, causes = Fixed(), Causes(seconds=0.0, clock=lambda: 0.0)
     causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.PASS}), _results(OLD, {"ADD-1": Verdict.FAIL}), 1.0)
-    assert [(f.state, f.note) for f in causes.all()] == [(State.FIXED, "not run again: the time was used")]
+    assert [(f.state, f.note) for f in causes.all()] == [(State.FIXED, "not run again (time limit)")]
     assert kind.again_of == []
 
 
@@ -344,7 +344,7 @@ def test_architectures_without_a_model_are_named() -> None:
 
 def test_the_outcome_of_a_release() -> None:
     """A new cause and a case that is refused since fail it; what the time left out makes it incomplete; on a device on
-    which nothing passed nothing is proven.
+    which no case passed is named.
     """
     there = {"ADD-1": Verdict.PASS, "MUL-1": Verdict.PASS}
 
@@ -390,15 +390,15 @@ def test_bisecting_finds_the_first_build_that_has_it(n: int, data: st.DataObject
     kind = Fixed({on(spec, b): frozenset({"ADD-1"}) for b in builds[first:]})
     found = bisect("ADD-1", spec, builds, kind)
     assert len(kind.again_of) <= 2 + n.bit_length()
-    expected = {0: "every build has it, b0 already", n: "no build has it; tried: b0"}
-    assert expected.get(first, f"b{first} is the first that has it") in found.sentence()
+    expected = {0: "in every build tried, from b0 on", n: "in none of the builds tried: b0"}
+    assert expected.get(first, f"b{first} is the first build with it") in found.sentence()
 
 
 def test_bisecting_finds_where_a_fault_was_mended() -> None:
     """Where the newest build is right, the answer is the last that is not."""
     builds = [_build(f"b{i}") for i in range(6)]
     kind = Fixed({on(NEW, b): frozenset({"ADD-1"}) for b in builds[:3]})
-    assert bisect("ADD-1", NEW, builds, kind).sentence() == "b2 is the last that has it, b3 has it no more"
+    assert bisect("ADD-1", NEW, builds, kind).sentence() == "b2 is the last build with it, b3 no longer has it"
 
 
 FAULT = {"link": "https://x.y/1", "package": "pypi:a", "bad": "1", "good": "2", "device": "CPU", "minutes": 5.0}

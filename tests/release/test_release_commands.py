@@ -31,7 +31,7 @@ TOML = '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\
         (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{toml}", "ADD", "a", "b"], "past.toml"),
         (["backtest", "{file}"], "run.json"),
-        (["backtest", "{toml}", "--link", "zzz"], "no fault is left by --link zzz"),
+        (["backtest", "{toml}", "--link", "zzz"], "no fault matches --link zzz"),
         (["backtest", "{toml}", "--budget", "0s"], "a time as 90s"),
     ],
 )

@@ -432,5 +432,5 @@ def test_a_death_when_asked_together_is_no_pass(runner: Runner) -> None:
     runner._backends[spec] = FaultyBackend(lambda _graph, _found: None, support)
     first, second = runner.run(spec, [_case("test/a@0"), _case("test/b@1", seed=1)])
     assert first.verdict is Verdict.CRASH
-    assert "asked what it supports of these cases together; each alone is answered" in first.detail
+    assert "failed for these cases together; each is asked alone" in first.detail
     assert second.verdict is Verdict.PASS

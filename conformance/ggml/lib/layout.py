@@ -350,7 +350,7 @@ OPTIONAL: Signatures = {
 """`ggml_*` that some libraries lack."""
 LEFT_OUT = {
     "glu_op_name": "it exports no ggml_glu_op_name, so no GLU node runs on it",
-    "set_abort_callback": "it exports no ggml_set_abort_callback, so what ggml says last stands on stderr alone",
+    "set_abort_callback": "it exports no ggml_set_abort_callback, so ggml's last message is on stderr only",
 }
 """Optional function -> what is not tested if a library lacks it."""
 
@@ -376,7 +376,7 @@ def llama_functions(model_params: CType, context_params: CType) -> Signatures:
 
 
 LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (_P,))}
-"""`llama_*` that return a part of a context or a model; older versions lack them and take the whole instead."""
+"""`llama_*` that return a part of a context or a model; older versions take the context or model itself."""
 
 
 def llama_optional(model_params: CType) -> Signatures:

@@ -164,7 +164,7 @@ class Library:
                 if own and is_named(file.name, stem) and not any(map(file.samefile, own)):
                     raise UnavailableError(
                         f"ggml library {self.path}: {own[0]} expected, the loader took {file}; "
-                        "take its folder from the loader's path (LD_LIBRARY_PATH)"
+                        "remove its folder from LD_LIBRARY_PATH"
                     )
 
     def _logged(self, _level: int, text: bytes | None, _data: int | None) -> None:

@@ -29,7 +29,7 @@ SAMPLES: dict[Medium, int] = {"whole": 16_000, "odd": 12_347, "large": 31 * 16_0
 """Samples of each sound: one second, a length that no hop divides, more than a 30 s piece, one FFT window."""
 _SAID, _UNKNOWN = re.compile(r"rror|ailed"), re.compile(r"(unknown|unexpected) .*projector type")
 TOO_MANY, OTHER_SHAPE = 2, 3
-"""`mtmd_batch_add_chunk` returns one of these if the batch cannot take the chunk."""
+"""`mtmd_batch_add_chunk` returns one of these if the chunk does not fit the batch."""
 
 
 class UnknownError(UsageError):

@@ -78,5 +78,5 @@ def full(harness: Harness) -> Iterator[Comparison]:
     except UsageError:
         context.next = list(calm.next)
     else:
-        raise UsageError("275 tokens fit into 256 cells: no batch was refused")
+        raise UsageError("a batch of 275 tokens was accepted with 256 cells, refusal expected")
     yield Comparison("after the batch that was declined", context.steps(), calm.steps())

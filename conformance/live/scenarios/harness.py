@@ -132,7 +132,7 @@ class Harness:
         RefusedError if the architecture cannot have `unified=False`.
         """
         if unified is False and self.request.unified:
-            raise RefusedError("this architecture runs in one stream of cells alone")
+            raise RefusedError("this architecture runs in one stream of cells only")
         one = self.request.unified if unified is None else unified
         request = replace(self.request, **{"n_seq_max": n_seq_max, "unified": one, **changes})
         pointer = new_context(self.library, self.model, request, more=more)

@@ -97,7 +97,7 @@ def rm_whole(harness: Harness, n: int) -> Iterator[Comparison]:
     context.steps(0)
     context.rm(0)
     context.feed((0, harness.tokens(n // 2 + 1)))
-    yield Comparison("the sequence that began anew", context.steps(0), _alone(harness, n=n // 2 + 1).steps())
+    yield Comparison("the restarted sequence", context.steps(0), _alone(harness, n=n // 2 + 1).steps())
     yield Comparison("the other sequence", context.steps(1), _alone(harness, "calm").steps())
 
 
@@ -111,7 +111,7 @@ def keep(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
         raise UsageError(f"llama_memory_seq_keep(1) left tokens of sequence {left[0]}")
     context.feed((0, harness.tokens(6, "new")))
     yield Comparison("the sequence that was kept", context.steps(1), _alone(harness).steps())
-    yield Comparison("the sequence that began anew", context.steps(0), _alone(harness, "new", 6).steps())
+    yield Comparison("the restarted sequence", context.steps(0), _alone(harness, "new", 6).steps())
 
 
 def add_back(harness: Harness) -> Iterator[Comparison]:

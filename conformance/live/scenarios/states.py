@@ -134,7 +134,7 @@ def seq(harness: Harness) -> Iterator[Comparison]:
     state = save_seq(context, 0)
     context.rm(0)
     load_seq(context, 0, state)
-    yield Comparison("the sequence that came back", context.steps(0), calm.steps(0))
+    yield Comparison("the reloaded sequence", context.steps(0), calm.steps(0))
     yield Comparison("the other sequence", context.steps(1), calm.steps(1))
 
 
@@ -160,7 +160,7 @@ def seq_device(harness: Harness) -> Iterator[Comparison]:
     state = save_seq(context, 0, ON_DEVICE)
     context.steps(0, name="other")
     load_seq(context, 0, state, ON_DEVICE)
-    yield Comparison("the sequence that came back", context.steps(0), calm.steps(0))
+    yield Comparison("the reloaded sequence", context.steps(0), calm.steps(0))
     yield Comparison("the other sequence", context.steps(1), calm.steps(1))
 
 

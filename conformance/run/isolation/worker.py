@@ -155,7 +155,7 @@ class _Worker:
 
 
 def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:
-    """Encode each yes as null, each no as its reason."""
+    """Encode each supported node as null, each refused one as the reason."""
     if len(supports) != wanted:
         raise BackendError(f"supports: an answer for each of {wanted} nodes expected, {len(supports)} found")
     for s in supports:

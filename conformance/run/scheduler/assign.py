@@ -156,7 +156,7 @@ class _Passes:
         if t.root in self._home.of:
             b = self._of_buffer(t.root, t)
             if b == NOBODY:
-                raise UnassignedError(t, "its bytes live in a buffer whose device does not take it")
+                raise UnassignedError(t, "its buffer's device does not support it")
             return b
         if t.flags & FLAG_INPUT:
             return self._n - 1

@@ -224,7 +224,7 @@ def report(edits: Sequence[str]) -> list[str]:
     """Return the edits that `problems` proposes, as lines for the terminal."""
     if not edits:
         return []
-    return ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
+    return ["proposed changes (as a patch, `git apply` or `patch -p0` takes it):", *edits]
 
 
 def _listed(family: str) -> Sequence[str]:

@@ -52,7 +52,7 @@ class Interrupted:
 
     backend: str
     path: Path
-    """A case file of one or more cases, one of which ended the run; kept within `KEEP_BYTES`."""
+    """Case file with one or more cases, one of which ended the run; all such files share `KEEP_BYTES`."""
     cases: int
 
     def sentence(self) -> str:

@@ -60,7 +60,7 @@ class Shrunk:
     """Number of candidates that ran."""
     seconds: float
     finished: bool
-    """False if time ran out before the passes had no candidate left."""
+    """True if no pass has a candidate left; False if time ran out first."""
 
 
 def shrink(

@@ -117,7 +117,7 @@ class Writer:
         """Return stream and first cell of each run of tokens; UsageError if cells are not adjacent."""
         for idxs in self.slots.idxs:
             if np.any(np.diff(idxs) != 1):
-                raise UsageError("write=cpy: the free cells are no neighbours; only write=set_rows can fill gaps")
+                raise UsageError("write=cpy: the free cells are not adjacent; only write=set_rows can fill gaps")
         return list(zip(self.slots.streams, self.slots.idxs[:, 0].tolist(), strict=True))
 
 

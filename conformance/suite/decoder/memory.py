@@ -26,7 +26,7 @@ N_PAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Ubatch:
-    """The tokens of one graph; with a stream per sequence, equally many of each, in order."""
+    """The tokens of one graph; if each sequence has a stream, the same number of each, in order."""
 
     tokens: I64Array
     pos: I64Array
@@ -322,7 +322,7 @@ class States:
         if pos < p0 or (p1 is not None and p1 <= pos):
             return
         if p0 > 0:
-            raise UsageError(f"sequence {seq}: a convolution's state cannot go back to position {p0}; only rm forgets")
+            raise UsageError(f"sequence {seq}: a convolution's state cannot be rewound to position {p0}")
         tail = self._tail[seq]
         self._leave(seq)
         if not self._rows[tail].seqs:
@@ -444,7 +444,7 @@ class Memory:
             part.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Remove positions p0 to p1; UsageError if a convolution's state would have to go back."""
+        """Remove positions p0 to p1; UsageError if a convolution's state would have to be rewound."""
         for part in self._parts:
             part.seq_rm(seq, p0, p1)
 

@@ -138,7 +138,7 @@ def _embeddings(t: Tensor, stream: Stream, std: float) -> Bytes:
 
 
 def cached(case: str, t: Tensor) -> tuple[Bytes, Bytes]:
-    """Return bytes for a whole cache: K or V for used cells, and larger ones for unused cells."""
+    """Return bytes for used cells of a cache, and for unused ones, whose values are larger."""
     std = _SELECTIVE if t.name.startswith("cache_k") else 1.0
     used, junk = Stream(case, t.name), Stream(case, f"{t.name} unused")
     return random_bytes(t.type, used, nelements(t), std), random_bytes(t.type, junk, nelements(t), _JUNK * std)

@@ -181,10 +181,10 @@ def unwritten(node: Tensor) -> str:
     if node.op in VIEW_OPS:
         return ""
     if node.op == "SET_ROWS" and node.src[0] is not None and node.src[0].ne[1] < node.ne[1]:
-        return "it compares the rows, too, that nobody wrote"
+        return "it also compares rows that no op wrote"
     if any(s is not None and nbytes(s) > packed_nbytes(s) for s in node.src):
-        return "of a source with gaps it fills the beginning only"
-    return "it draws from -1 to 1, and has no number for half of that" if node.op in {"SQRT", "LOG"} else ""
+        return "it fills only the beginning of a source with gaps"
+    return "it draws values from -1 to 1, and half of them give NaN" if node.op in {"SQRT", "LOG"} else ""
 
 
 def read_lines(text: str, numbers: Numbers, where: str) -> list[Line]:

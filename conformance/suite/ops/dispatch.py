@@ -171,4 +171,4 @@ BORDERS: tuple[Border, ...] = (
     *_borders("GATED_DELTA_NET", "n", "6|7 64|65: ggml-cuda/gated_delta_net.cu"),
     *_borders("ROPE", "d", "256|257: ggml-cuda/rope.cu"),
 )  # fmt: skip
-"""Read from the sources of ggml 0.16 to 0.26; each separates two values of its axis."""
+"""Sizes at which a kernel changes, from the sources of ggml 0.16 to 0.26."""

@@ -159,8 +159,8 @@ def _picked(bench: Bench, rows: Tensor, indices: Tensor) -> Tensor:
 def _sort_ties(bench: Bench) -> Sequence[Tensor]:
     """Check picked values and that none is picked twice; ggml does not define the order of ties.
 
-    ARGSORT: the values in order, and each written back to its position, which gives `a` again. TOP_K, which may omit
-    any of several ties: the values written back over larger ones, sorted.
+    ARGSORT: the sorted values, and `a` rebuilt from them. TOP_K, which may omit any of several ties: the picked values
+    written over larger ones at their positions, sorted.
     """
     v, b = bench.v, bench.b
     n0, n, _, _ = v["ne"]

@@ -36,7 +36,7 @@ _OWN: dict[str, dict[str, Key]] = {
     "renamed": keys("how=other|none|one|swapped"),
     "restored": keys("at=0"),
 }
-"""Relation -> its own keys."""
+"""Relation -> keys that only it has."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
     relation.__name__: relation
     for relation in (

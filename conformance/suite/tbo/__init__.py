@@ -141,7 +141,7 @@ def build(case_id: str) -> Case:
     """Build the case of an id; UsageError if the name is unknown or the declarations reject it."""
     row = rows().get(_name(case_id))
     if row is None:
-        raise UsageError(f"case {case_id!r}: test-backend-ops has none of this name; `conform list cases` lists them")
+        raise UsageError(f"case {case_id!r}: test-backend-ops has no such case; `conform list cases` lists them")
     try:
         graph, result = graph_of(row)
     except GraphError as e:

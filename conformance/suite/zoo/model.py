@@ -249,7 +249,7 @@ _STAY_F32 = re.compile(
 """Matrices that llama.cpp requires in F32."""
 
 Weights = Sequence[Sequence[Any]]
-"""Every weight for which llama.cpp has a place, as `[name, type, ne]`."""
+"""Every weight that llama.cpp loads for the architecture, as `[name, type, ne]`."""
 
 
 def chosen_types(weights: Weights, type_name: str, arch: Architecture) -> dict[str, tuple[GGMLType, list[int]]]:

@@ -294,7 +294,7 @@ def flips(device: Sequence[Choice], cpu: Sequence[Choice]) -> tuple[list[str], s
     """
     notes: list[str] = []
     if [(c.name, c.scores.shape) for c in device] != [(c.name, c.scores.shape) for c in cpu]:
-        return notes, "the two runs have other choices to make"
+        return notes, "the two runs choose from different scores"
     for d, c in zip(device, cpu, strict=True):
         k = min(d.k, c.k)
         for row in range(len(d.scores)):

@@ -118,7 +118,7 @@ class Drive(Player):
     def share(self, seq: int) -> None:
         """Replace the tokens of the other active sequences by those of `seq`."""
         if not self._request.unified:
-            raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; take unified=1")
+            raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; unified=1 expected")
         super().share(seq)
 
     def reset(self) -> None:
@@ -132,7 +132,7 @@ class Drive(Player):
         last = -1 if p1 is None else p1
         if self._memory and not self._c.memory_seq_rm(self._memory, seq, p0, last):
             raise UsageError(
-                f"run: the memory of this architecture cannot forget positions {p0} to {last} of a sequence"
+                f"run: the memory of this architecture cannot remove positions {p0} to {last} of a sequence"
             )
         if p1 is None:
             self._next[seq] = p0

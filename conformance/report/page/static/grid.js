@@ -76,7 +76,7 @@ function grid(table, spec) {
       }
       pager.replaceChildren(
         h("button", { type: "button", disabled: at <= 1, onclick: () => change({ page: at - 1 }) }, "← Previous"),
-        h("span", null, rows.length ? `${count(from + 1)}–${count(Math.min(from + PAGE, rows.length))} of ${count(rows.length)}` : "No row fits"),
+        h("span", null, rows.length ? `${count(from + 1)}–${count(Math.min(from + PAGE, rows.length))} of ${count(rows.length)}` : "No row matches"),
         h("button", { type: "button", disabled: at >= pages, onclick: () => change({ page: at + 1 }) }, "Next →"),
       );
       settle();

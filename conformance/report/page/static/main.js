@@ -4,7 +4,7 @@ const resultsGrid = grid(tables.results, {
   title: "Results",
   about: "One row per case and backend. Arrow keys go from row to row, Enter opens one.",
   facets: ["verdict", "cause", "backend", "family", "op", "type"],
-  hint: "words of case, backend, detail …",
+  hint: "search case, backend, detail …",
   columns: [
     { name: "verdict", label: "verdict", bare: true, show: (i) => badge(tables.results.value("verdict", i)) },
     { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, tables.results.value("detail", i)) : ""] },
