@@ -49,7 +49,7 @@ function histogram(backend, op) {
     s("rect", { x: k * w + 1, y: top + height - y(counts[k]), width: w - 2, height: y(counts[k]), class: b.over ? "bar over" : "bar" }),
     s("text", { x: k * w + w / 2, y: top + height - y(counts[k]) - 3, class: "tiny" }, short(counts[k]))) : "");
   const decade = (e) => (2 + (e - LOWEST) * STEPS) * w;
-  const axis = [[0, "exact", "start"], [decade(-6), "10⁻⁶"], [decade(-3), "10⁻³"], [decade(0), "1 = whole"]]
+  const axis = [[0, "exact", "start"], [decade(-6), "10⁻⁴ %"], [decade(-3), "0.1 %"], [decade(0), "100 %"]]
     .map(([x, text, side]) => s("text", { x, y: top + height + 13, class: `axis ${side || ""}` }, text));
   const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 18}`, role: "group", "aria-label": `Errors on ${backend}` },
     s("line", { x1: 0, x2: width, y1: top + height + 0.5, y2: top + height + 0.5, class: "base" }), bars, axis);
@@ -85,8 +85,8 @@ function speedSection(root) {
   add(root, h("h2", null, "Speed"));
   if (!t.count) return add(root, nothing("measurements", "conform perf run --json FILE"));
   add(root,
-    h("p", { class: "about" }, figure("units"), " measurements. A point is the median of a run's rounds; its line is where the true median lies with 95 %; ",
-      "under 6 rounds there is none. Points of different machines are never joined."));
+    h("p", { class: "about" }, figure("units"), " measurements. A point is the median of a run's rounds; the bar is its 95 % confidence interval (from 6 rounds on). ",
+      "Points of different machines are not joined."));
   if (select(tables.results, new URLSearchParams(gates)).length) add(root, h("h3", null, "Gates"), h("p", null,
     [...FAILED, LOST, "UNSUPPORTED", ...PASSED].map((verdict) => [verdict, select(tables.results, new URLSearchParams({ ...gates, verdict })).length])
       .filter(([, n]) => n).map(([verdict, n]) => [rowsLink("results", { ...gates, verdict }, count(n)), " ", badge(verdict), "  "])));

@@ -112,7 +112,7 @@ function groupItem(rows) {
     const counts = new Map();
     for (const k of rows) counts.set(t.value(column, k), (counts.get(t.value(column, k)) || 0) + 1);
     const all = [...counts].sort((a, b) => b[1] - a[1]);
-    return all.slice(0, 6).map(([name, n]) => (counts.size > 1 ? `${name} ${count(n)}` : name)).join(", ") + (all.length > 6 ? ` and ${all.length - 6} more` : "");
+    return all.slice(0, 6).map(([name, n]) => (counts.size > 1 && all[0][1] > 1 ? `${name} (${count(n)})` : name)).join(", ") + (all.length > 6 ? ` and ${all.length - 6} more` : "");
   };
   return h("li", null,
     badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
@@ -156,7 +156,7 @@ function comparedCauses() {
     if (!found.has(key)) found.set(key, { cause, backend, n: Object.fromEntries(MATTERS.map((s) => [s, 0])) });
     found.get(key).n[state]++;
   }
-  if (!found.size) return h("p", { class: "quiet" }, "No causes in either run. To find them: conform triage RUN.json --json RUN.json");
+  if (!found.size) return h("p", { class: "quiet" }, "None of the compared cases has a cause. To find causes: conform triage RUN.json --json RUN.json");
   const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
   return comparedTable("cause", rows.map(([key, { cause, backend }]) => [[causeLink(cause, backend, told.get(key)), h("div", { class: "quiet" }, `on ${backend}`)], { cause, backend }]));
 }
