@@ -53,9 +53,8 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     for f in chosen:
         if families and (why := f.lacks()):
             raise UnavailableError(f"{f.name}: {why}")
-    if len(globs) == 1 and globs[0].startswith(f"{OPS}/") and "@" in globs[0] and not set("*?[") & set(globs[0]):
-        build(globs[0])  # one op: quicker than to list all
-        return list(globs)
+    if globs and all(map(_is_op, globs)):
+        return [build(g).id for g in dict.fromkeys(globs)]  # quicker than to list all ops
     if globs:
         live = [] if families else [live_family(n) for n in LIVE if any(g.startswith(f"{n}/") for g in globs)]
         chosen = [f for f in (*chosen, *live) if any(_may_match(g, f) for g in globs)]
@@ -83,6 +82,10 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
         build(name)
         unlisted.append(name)
     return list(dict.fromkeys([*sorted(found, key=place.__getitem__), *unlisted]))
+
+
+def _is_op(glob: str) -> bool:
+    return glob.startswith(f"{OPS}/") and "@" in glob and not set("*?[") & set(glob)
 
 
 def _may_match(glob: str, family: Family) -> bool:
