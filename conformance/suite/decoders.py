@@ -150,13 +150,13 @@ _GQA: Table = {
     "smoke": (
         _six(fa="1 0", run="at250.p5.d2"),
         _grouped(heads=3, kv=1, head=64, headv=32, rope="none", alibi=8, softcap=3, fa=1, run="p7.d1"),
-        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa=0, run="at290.p3.d1"),
+        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa=1, run="at290.p3.d1"),
         _grouped(heads=10, kv=2, head=32, cache="q8_0", run="at250.p3.d1"),
         "llama-l=1,embd=2048,ff=32,vocab=32,heads=4,kv=2,head=32,w=q4_0,run=at250.p3.d1",
     ),
     "standard": (
         _grouped(heads=3, kv=1, head=64, headv=32, rope="none", alibi=8, softcap=3, fa=0, run="p7.d1"),
-        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa=1, run="at290.p3.d1"),
+        _grouped(heads=4, kv=2, head=32, sinks=1, ctx=300, fa=0, run="at290.p3.d1"),
         _grouped(groups=points(_RATIOS), head=32, fa="1 0", run="at250.p5.d2"),
         _grouped(groups=points(_GROUPS), head=32, fa="1 0", run="at250.p5.d2"),
         _grouped(heads=3, kv=1, head=_SIZES, fa="1 0", run="p9.d1"),
