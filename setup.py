@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the top-level folder `golden/` is packed as `conformance/golden`."""
+"""Packs the top-level folder `golden/` as `conformance/golden`."""
 
 from setuptools import find_packages, setup
 

@@ -1,4 +1,4 @@
-"""Writes docs/measurements/interface.md: what of ggml's interface the suite covers, and by which evidence.
+"""Writes docs/measurements/interface.md: ggml's interface as covered, with evidence.
 
     python ci/interface.py                  # the page, from ci/interface.json and the case ids
     python ci/interface.py headers SOURCE   # read ggml's headers (SOURCE: its folder) and the installed library
@@ -60,7 +60,7 @@ RUNS = {
 
 
 def headers(ggml: Path) -> dict[str, Any]:
-    """Read function tables, enumerations, declared functions, and the ops that functions build, from ggml's folder."""
+    """Read function tables, enumerations, functions and the ops they build from headers."""
     public = {p.name: _code(p) for p in sorted((ggml / "include").glob("*.h"))}
     impl, source = _code(ggml / "src" / "ggml-backend-impl.h"), _code(ggml / "src" / "ggml.c")
     version = re.findall(r"GGML_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", (ggml / "CMakeLists.txt").read_text("utf-8"))
@@ -87,12 +87,12 @@ def headers(ggml: Path) -> dict[str, Any]:
 
 
 def _source(ggml: Path) -> str:
-    """Return the name and version of the source package that holds the folder, such as `llama_cpp_python-0.3.36`."""
+    """Return name and version of the folder's source package: `llama_cpp_python-0.3.36`."""
     return next(p.name for p in ggml.parents if re.search(r"-\d+\.\d+", p.name))
 
 
 def _members(body: str) -> dict[str, int]:
-    """Return the members of an enumeration and their values; other expressions than numbers and members count as 0."""
+    """Return an enumeration's members and values; expressions count as 0."""
     found: dict[str, int] = {}
     for name, value in re.findall(r"\b([A-Z]\w+)\b\s*(?:=\s*([^,}]*[^,}\s]))?\s*(?=[,}])", body):
         number = int(value, 0) if re.fullmatch(r"-?\d\w*", value) else found.get(value, 0)
@@ -113,7 +113,7 @@ def _block(text: str, head: str) -> str:
 
 
 def _builds(source: str) -> dict[str, str]:
-    """Return function -> the op, unary or GLU op of the tensor that it returns, also by a function that it calls."""
+    """Return function -> op, unary or GLU op of its result, also by a called function."""
     functions = r"\n(?:GGML_API |static )?(?:inline )?struct ggml_tensor ?\* ?(ggml_\w+)\([^;{]*?\)\s*\{(.*?)\n\}"
     bodies = dict(re.findall(functions, source, re.DOTALL))
     found = {
@@ -135,7 +135,7 @@ def _bodies(source: str) -> list[tuple[str, str]]:
 
 
 def _calls(source: str) -> dict[str, list[str]]:
-    """Return function -> the functions that it calls under no condition: in statements of its outermost block."""
+    """Return function -> functions that its outermost block calls unconditionally."""
     outermost = r"^    (?!if\b|for\b|while\b|switch\b|\}|GGML_ASSERT)(\S.*)"
     return {
         name: sorted(
@@ -146,7 +146,7 @@ def _calls(source: str) -> dict[str, list[str]]:
 
 
 def _wraps(source: str) -> dict[str, str]:
-    """Return function -> the function of a table that it calls, such as `ggml_backend_buffer_i.clear`."""
+    """Return function -> table function that it calls: `ggml_backend_buffer_i.clear`."""
     begins = {"backend": 0, "dev": 1, "buf": 2, "buft": 3, "reg": 4}
     found = {}
     for name, body in _bodies(source):
@@ -168,7 +168,7 @@ def exported() -> list[str]:
 
 
 def trace() -> None:
-    """Record every call of the binding, and every call of a function table by any caller, from now on."""
+    """Record each call of the binding, and of a function table by any caller, from now on."""
     file = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     seen: set[str] = set()
     quiet = False
@@ -277,7 +277,7 @@ class Hooks:
         self._hook("ggml_backend_reg_i", ctypes.c_void_p.from_address(pointer + size).value, 8)
 
     def check(self, expected: str, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function of ggml that calls `expected`; if another one is called, its table is not recorded."""
+        """Call a function that calls `expected`; record its table only if it does."""
         self._last.clear()
         function(*arguments)
         if expected not in self._last:
@@ -366,7 +366,7 @@ LOOKED_AT = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p3.d2@1
 
 
 def evidence() -> set[str]:
-    """Return what occurs in case ids, in lower case: ops, `type=` each type, `key=value`, `OP.key`, and `flags=`."""
+    """Return the parts of case ids in lower case: op, `type=`, `key=value`, `OP.key`, `flags=`."""
     from conformance.suite import FAMILIES  # noqa: PLC0415  # traced processes import this module and no suite
 
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""Writes `conformance/suite/ops/layouts.json`: cases of sources in layouts that no table row has.
+"""Writes `conformance/suite/ops/layouts.json`: cases of layouts that no table row has.
 
 Run `python ci/layouts.py` after adding an op, a source or a layout. The declarations and tables determine the required
 cases (`conformance/suite/ops/layouts.py`); `tests/suite/test_layouts.py` fails if the file lacks one.

@@ -1,4 +1,4 @@
-"""Writes `conformance/suite/ops/pairs.json`: rows of covering arrays of the grids of the tables and of `dispatch.py`.
+"""Writes `conformance/suite/ops/pairs.json`: covering arrays of the tables' grids.
 
 Run `python ci/pairs.py` after adding a grid; grids that are in the file keep their rows, so their cases stay the same.
 A row is taken only if ggml takes its graph, which the declarations say when it is built. So a package for covering
@@ -29,7 +29,7 @@ TRIES = 400
 
 
 def axes_of(grid: Grid) -> list[tuple[int, ...]]:
-    """Return the positions whose values are combined: each two, and three where the grid says so."""
+    """Return positions whose values are combined: each two, or three where the grid says so."""
     triples = [tuple(i for i, name in enumerate(grid.digits) if name in names) for names in grid.triples]
     return [*combinations(range(len(grid.sizes)), 2), *triples]
 

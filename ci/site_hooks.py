@@ -1,4 +1,4 @@
-"""mkdocs' hooks: README.md becomes the first page, and backslashes before pipes in tables go.
+"""mkdocs' hooks: README.md is the first page; backslashes before `|` in tables go.
 
 README.md is at the root for the forge, and mkdocs reads only docs/. So the build makes `index.md`, a copy with its
 links relative to docs/. A forge removes the backslash before a pipe in a table's code, Python-Markdown does not.

@@ -1,4 +1,4 @@
-"""Check the language of docs, help texts, docstrings and messages against a table of phrases.
+"""Check the language of docs, help, docstrings and messages by a table of phrases.
 
 `python ci/style.py` prints FILE:LINE, the sentence and what to write instead; exit code 1 if there is a finding.
 """
@@ -63,6 +63,9 @@ COMPILED = tuple((re.compile(p), instead) for p, instead in RULES)
 _CODE = re.compile(r"`[^`]*`|(?<=\])\([^)]*\)")
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+")
 
+SUMMARY = 90
+"""Maximum characters of the first line of a docstring."""
+
 
 class Text(NamedTuple):
     """Text with its place."""
@@ -74,7 +77,7 @@ class Text(NamedTuple):
 
 
 def documents() -> Iterator[Text]:
-    """Yield paragraphs, list items, headings and table cells of Markdown files, without code blocks."""
+    """Yield paragraphs, list items, headings and table cells of Markdown, without code."""
     for path in (p for pattern in DOCUMENTS for p in sorted(ROOT.glob(pattern))):
         block: list[str] = []
         begin, fenced = 0, False
@@ -106,7 +109,7 @@ def helps(command: click.Command = conform, name: str = "conform") -> Iterator[T
 
 
 def sources() -> Iterator[Text]:
-    """Yield docstrings, of attributes too, and string literals that are passed to `PRINTERS` and exceptions."""
+    """Yield docstrings, of attributes too, and literals passed to `PRINTERS` and exceptions."""
     for path in (p for pattern in SOURCES for p in sorted(ROOT.glob(pattern))):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             match node:
@@ -134,9 +137,19 @@ def _literals(node: ast.AST) -> Iterator[tuple[int, str]]:
                 yield from _literals(child)
 
 
+def summaries() -> Iterator[str]:
+    """Yield FILE:LINE of each module, class and function whose summary is longer than `SUMMARY`."""
+    for path in (p for pattern in SOURCES for p in sorted(ROOT.glob(pattern))):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            text = ast.get_docstring(node) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) else ""
+            if (length := len((text or "").partition("\n")[0])) > SUMMARY:
+                line = getattr(node, "lineno", 1)
+                yield f"{path.relative_to(ROOT)}:{line}: summary of {length} characters, {SUMMARY} allowed"
+
+
 def findings() -> list[str]:
     """Return FILE:LINE, the sentence and the suggestion for each match of a rule."""
-    found: dict[str, None] = {}
+    found: dict[str, None] = dict.fromkeys(summaries())
     for text in (*documents(), *helps(), *sources()):
         for sentence in _SENTENCE.split(" ".join(_CODE.sub("`x`", text.text).split())):
             for pattern, instead in COMPILED:

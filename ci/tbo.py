@@ -1,4 +1,4 @@
-"""Writes `conformance/suite/tbo/cases.txt.xz`: the cases of one version of test-backend-ops, smallest first.
+"""Writes `conformance/suite/tbo/cases.txt.xz`: cases of one test-backend-ops.
 
 `python ci/tbo.py FILE` reads one JSON object a line (or gzip of it): `op` and `vars` as the program prints them, `size`
 (bytes), `out` (index of the result), and `t`, the tensors: `n` name, `op`, `d` the op as the program describes it,
@@ -51,7 +51,7 @@ def row_of(entry: dict[str, Any], names: Counter[str], seen: set[str]) -> Row | 
 
 
 def _tensor(t: dict[str, Any]) -> list[Any]:
-    """Convert a tensor's fields, with our numbers of sub-ops: those of the enumeration change between versions."""
+    """Convert a tensor's fields, with our numbers of sub-ops, as ggml's change."""
     params = list(t["p"])
     if t["op"] in SUB_OPS:
         params = [list(SUB_OPS[t["op"]]).index(t["d"]), *params[1:]]

@@ -1,4 +1,4 @@
-"""Print the tables of docs/measurements/tolerances.md: worst figures per op and type of `conform run --json` records.
+"""Print the tables of docs/measurements/tolerances.md from `conform run --json` records.
 
 `python ci/tolerances.py run.json` runs the ops of level full first if there is no such file.
 """
@@ -37,7 +37,7 @@ _ALIKE = (
 
 
 def _row(case: str) -> str:
-    """Return the table row of `ops/OP-type-…@seed`: the op or its `_ALIKE` ones, and in `_BY_TYPE` the type."""
+    """Return the table row of `ops/OP-type-…@seed`: op (or `_ALIKE`) and for `_BY_TYPE` type."""
     op, _, rest = case.partition("/")[2].partition("-")
     kind = rest.partition("-")[0].partition("+")[0] if op in _BY_TYPE else ""
     name = next((", ".join(ops) for ops in _ALIKE if op in ops), op)

@@ -1,10 +1,10 @@
-"""Conformance and regression tests for LLM inference backends that execute ggml compute graphs."""
+"""Conformance and regression tests for backends that execute ggml compute graphs."""
 
 __version__: str
 
 
 def __getattr__(name: str) -> str:
-    """Return `__version__`, read when asked for: importlib.metadata would cost each worker a sixth of its start."""
+    """Return `__version__`, read on demand, since importlib.metadata is slow to import."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  # as above

@@ -243,7 +243,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def scope(spec: Spec, case_id: str) -> str:
-    """Return what one worker runs alone: a named device, or the ops or the graphs of a backend on the CPU.
+    """Return what a worker runs alone: a named device, or ops or graphs of a backend.
 
     Two of nearly equal cost per backend keep two workers busy to the end.
     """

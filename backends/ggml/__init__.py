@@ -163,7 +163,7 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """Return the profile's arithmetic; a CPU's from its tables; another device's from its options.
+        """Return the arithmetic of the profile, of the CPU's tables, or of a device's options.
 
         `products` and `requant` declare another device's; it is undeclared without these.
         """
@@ -292,7 +292,7 @@ def _load(lib: str, threads: int, variant: str) -> Library:
 
 
 def profile_of(path: str, backend: Backend) -> Arithmetic:
-    """Return the arithmetic of the profile at `path`; UsageError if unreadable or a wrong device."""
+    """Return the arithmetic of the profile at `path`; UsageError for an unfit one."""
     profile = read(Path(path))
     profile.check(backend.info(), path)
     return profile.arithmetic(f"profile {path}")

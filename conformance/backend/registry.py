@@ -1,4 +1,4 @@
-"""Backends by name, opened by a spec `name?key=value`; `env.NAME=VALUE` sets a variable of the backend's process.
+"""Backends by spec `name?key=value`; `env.NAME=VALUE` sets a variable of the process.
 
 A name is an adapter of the entry-point group `conformance.backends`, or a name that the settings define (`define`): an
 adapter with options and an environment.
@@ -126,7 +126,7 @@ def resolve(spec: Spec) -> Spec:
 
 
 def environment(spec: Spec) -> Mapping[str, str | None]:
-    """Return environment variables for the process of `spec`; None unsets one. UsageError for an invalid one."""
+    """Return variables for the process of `spec` (None unsets one); UsageError if invalid."""
     named = _named.get(spec.name)
     own = {k.removeprefix(VARIABLE): v for k, v in spec.options if k.startswith(VARIABLE)}
     for key, value in own.items():
@@ -137,7 +137,7 @@ def environment(spec: Spec) -> Mapping[str, str | None]:
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    """Return the entry points of all adapters by name, read once: each distribution's file is opened."""
+    """Return the entry points of all adapters by name, read once per process."""
     return tuple(sorted(entry_points(group=GROUP), key=lambda e: e.name))
 
 
@@ -225,7 +225,7 @@ def adapter(name: str) -> type[Backend]:
 
 
 def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backend:
-    """Open a backend in this process; `opener` (`create` if None) opens those that it consists of.
+    """Open a backend in this process; `opener` (default: `create`) opens its parts.
 
     UsageError for an unknown name or option; UnavailableError if the machine lacks what it needs or opening fails.
     """

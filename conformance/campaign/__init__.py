@@ -1,1 +1,1 @@
-"""Spread a run over workers of Dask: chunks of cases are tasks; each requested pair gets one result."""
+"""Spread a run over Dask workers: chunks of cases are tasks, each pair gets one result."""

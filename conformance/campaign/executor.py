@@ -1,4 +1,4 @@
-"""Runs the cases of a `TestRun` on workers: each pair gets one result, whichever worker dies.
+"""Runs a `TestRun` on workers: each pair gets one result, whichever worker dies.
 
 A chunk whose worker died is cut in halves, until one case runs alone. A case that ends `LIVES` workers alone is a
 CRASH; the other cases of a lost chunk run again.
@@ -140,7 +140,7 @@ class Executor:
         self.deaths = 0
 
     def run(self) -> None:
-        """Hand out chunks until nothing is left, or `stop`; then `run.results` has what came, in order.
+        """Hand out chunks until none is left, or `stop`; `run.results` gets the results in order.
 
         Raises:
             UnavailableError: the scheduler is gone.
@@ -178,7 +178,7 @@ class Executor:
         return {"machine": hashlib.sha256(names.encode()).hexdigest()[:12]}
 
     def _look(self) -> None:
-        """Refresh the workers; requeue tasks of workers that left, and drop backends that no worker can run."""
+        """Refresh workers, requeue tasks of lost ones, drop backends that no worker can run."""
         self._workers = self._pool.workers()
         now = self._clock()
         for number, (chunk, bound) in list(self._chunks.items()):

@@ -177,7 +177,7 @@ def _in_software(spec: Spec, device: str) -> bool:
 
 
 def _local(offers: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster
-    """Make a scheduler in this process, and workers of one thread each: a nanny restarts one that dies.
+    """Start a scheduler here and workers of one thread; a nanny restarts one that dies.
 
     UnavailableError if cryptography is not installed.
     """

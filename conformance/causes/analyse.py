@@ -177,7 +177,7 @@ def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Pa
 
 
 def _alone(case: Case, result: Result, spec: Spec, runner: Runner) -> tuple[Spec, Result]:
-    """Return the device of a scheduler that fails in the same way alone, and its result, else the scheduler's."""
+    """Return a scheduler's device that fails alike alone, with its result; else the scheduler."""
     for device in plain_devices(spec):
         with suppress(ConformanceError):
             found = runner.run(device, [case])[0]
@@ -217,7 +217,7 @@ def _case(result: Result) -> Case | None:
 
 
 def _of_live(results: Sequence[Result]) -> list[Cause]:
-    """Return a cause for each way in which live families fail, which have no graph: by family, verdict and message."""
+    """Group failures of live families, which have no graph, by family, verdict and message."""
     groups: dict[tuple[str, str, Verdict, str], list[str]] = {}
     for r in results:
         if r.verdict in _WRONG:

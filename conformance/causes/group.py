@@ -169,7 +169,7 @@ def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
 
 
 def needing_alike(a: Group, b: Group, _: Nodes) -> Rule | None:
-    """Return the rule that covers both if they fail at a common op and neither needs what the other's proof lacks."""
+    """Return the rule of both if they share an op and neither needs what the other lacks."""
     known = a.needs.known and b.needs.known
     if not (known and set(a.rule.ops) & set(b.rule.ops) and a.fails_as(b.kind)) or a.needs.conflicts(b.needs):
         return None

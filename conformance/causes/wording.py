@@ -70,14 +70,14 @@ def subject(conditions: Iterable[Condition]) -> str:
 
 
 def when(conditions: Sequence[Condition], most: int | None = None) -> str:
-    """Return ` when …` with the clauses of a rule, or of its first `most` conditions; empty without any."""
+    """Return ` when …` with the clauses of (at most `most`) conditions; empty without any."""
     clauses = [clause(c) for c in telling(conditions)][:most]
     *first, last = clauses or [""]
     return f" when {', '.join(first)}{' and ' if first else ''}{last}" if last else ""
 
 
 def telling(conditions: Sequence[Condition]) -> list[Condition]:
-    """Return the conditions that a reader needs: no op, and beside other properties no small sizes."""
+    """Return the conditions to show: no op, and no small sizes beside other properties."""
     rest = [c for c in conditions if c.key not in {OP, claim.KEY}]
     large = [c for c in rest if not is_size(c) or int(c.value.removeprefix("> ")) >= 31]  # a block
     return large if any(not is_size(c) for c in rest) else rest

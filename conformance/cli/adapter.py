@@ -121,7 +121,7 @@ FILES: dict[str, str] = {"$module.py": ADAPTER, "test_$module.py": TEST, "pyproj
 @click.argument("name")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Default: NAME, here.")
 def new_adapter(name: str, output: Path | None) -> None:
-    """Write a package with a backend called NAME: a working file to extend with your device, and its test."""
+    """Write a package for a backend called NAME: a working file to extend, and its test."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"new-adapter {name}: lower-case words and digits joined by - expected, as my-npu")
     if name in registry.names():

@@ -209,7 +209,7 @@ def _cases_of(what: str) -> list[Case]:
 
 
 def _show_splits(case: Case, steps: Sequence[int], what: str, scheduler: str | None) -> None:
-    """Print how a scheduler splits the graphs: the given one, else the saved one if it may run here."""
+    """Print the splits of the given scheduler, else of the saved one if it may run here."""
     if scheduler:
         _print_splits(case, steps, Spec.parse(scheduler))
         return

@@ -202,7 +202,7 @@ def _tried(tried: halving.Tried) -> None:
 def build_backtest(
     path: Path, links: Sequence[str], budget: float | None, json_path: Path | None, isolation: Isolation
 ) -> None:
-    """Check that known faults of old builds are found there, and not in the builds that fixed them.
+    """Check that known faults are found in old builds, and not in those that fixed them.
 
     TOML lists the faults (docs/builds.md); default: ci/backtest.toml of the checkout. Exit codes: 1 a fault is missed,
     3 no build could be tested, 5 interrupted: see docs/exit-codes.md.

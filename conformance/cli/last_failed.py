@@ -1,4 +1,4 @@
-"""Cases that failed when they last ran, by working directory: what `conform run --lf` and `--ff` choose."""
+"""Cases that failed when they last ran here, for `conform run --lf` and `--ff`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Failed = dict[str, list[str]]
 
 
 def file() -> Path:
-    """Return the file of the working directory, in the user's folder of caches. OSError if there is no directory."""
+    """Return the working directory's file in the user's cache folder; OSError without one."""
     name = hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]
     return source.cache().with_name("failed") / f"{name}.json"
 
@@ -34,7 +34,7 @@ def read() -> Failed:
 
 
 def write(results: Iterable[Result]) -> None:
-    """Add what failed, and remove what no longer does; what did not run stays. No failure: no file."""
+    """Add new failures, remove what passed, keep what did not run; no file if none is left."""
     known = {backend: dict.fromkeys(ids) for backend, ids in read().items()}
     for r in results:
         own = known.setdefault(r.backend, {})

@@ -92,7 +92,7 @@ def _backends(names: Sequence[str], json_path: Path | None) -> None:
 
 
 def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path | None, json_path: Path | None) -> None:
-    """Print case ids, smallest first within a family, or, with `lib`, ops in that build's numbering."""
+    """Print case ids, smallest first; with `lib` ops in that build's numbering."""
     own = [c for name in names if Path(name).is_file() for c in read_cases(Path(name))]
     globs = [name for name in names if not Path(name).is_file()]
     level = chosen.level or (LEVELS[0] if lib is None else LEVELS[-1])

@@ -136,7 +136,7 @@ def _refuse(given: Mapping[str, object], wrong: Iterable[str], why: str) -> None
 
 
 def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:
-    """Return the id of an architecture's case; keys that are empty or have their default are left out."""
+    """Return the id of an architecture's case, without empty keys and defaults."""
     keys = [f"{key}={value}" for key, value in values.items() if value and value != family.KEYS[key].default]
     return f"zoo/{arch}{'-' if keys else ''}{','.join(keys)}@{seed}"
 

@@ -52,7 +52,7 @@ def nightly(
     budget: float,
     against: str | None,
 ) -> None:
-    """Run the parts of a night: every case, golden outputs, audit, speed and its gates, and a page.
+    """Run every case, golden outputs, the audit, speed gates, and write a page.
 
     FILE lists other parts (docs/ci.md). An interrupted night continues when it is started again with the same options.
     Exit codes: 1 failures or regressions, or a part could not run, 3 a part ran no cases, 5 a part timed out, was

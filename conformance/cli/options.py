@@ -118,7 +118,7 @@ class Option:
         return click.option(*names, **{**words, **changes})
 
     def pytest(self, group: pytest.OptionGroup) -> None:
-        """Add an option of pytest, whose values are numbers or texts: xdist sends them to its workers."""
+        """Add a pytest option with numbers or texts as values, which xdist sends to workers."""
         words: dict[str, Any] = {"type": partial(_simple, self.type), "metavar": self.metavar, "default": self.default}
         if "/" in self.name:
             words = {"action": argparse.BooleanOptionalAction}
@@ -227,7 +227,7 @@ def backend_option(f: Command) -> Command:
 
 
 def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
-    """Return the available backends of --backend, or all of them, and unavailable name -> reason.
+    """Return the available backends of --backend (default: all), and unavailable -> reason.
 
     UnavailableError if a named backend is not available.
     """
@@ -244,7 +244,7 @@ def missing_backends(reasons: Mapping[str, str]) -> str:
 
 
 def together(name: str, make: Callable[..., object], *chosen: Option) -> Callable[[Command], Command]:
-    """Combine options into one parameter `name` of a command: `make` called with their values, by `dest`."""
+    """Combine options into one parameter `name`: `make` called with their values by `dest`."""
 
     def decorate(f: Command) -> Command:
         @wraps(f)

@@ -87,7 +87,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
 
 
 def grid(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> str:  # noqa: ANN401  # tabulate's
-    """Format a table whose cells are escaped one by one, so that none forges a row; None is an empty cell."""
+    """Format a table; each cell is escaped, so that none forges a row; None is empty."""
     cells = [[x if x is None or isinstance(x, (int, float)) else printable(str(x)) for x in row] for row in rows]
     return tabulate(cells, headers, **layout)
 
@@ -125,7 +125,7 @@ def silence() -> None:
 
 
 def end(error: OSError, record: str = "") -> NoReturn:
-    """End a command whose stdout cannot be written: silently if its reader is gone, else with one line."""
+    """End a command whose stdout fails: silently if the reader is gone, else with a line."""
     silence()
     if isinstance(error, BrokenPipeError):
         sys.exit(CLOSED)

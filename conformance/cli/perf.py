@@ -1,4 +1,4 @@
-"""`conform perf`: time backends and judge their speed. A case is timed only once it has passed."""
+"""`conform perf`: time backends. A case is timed only once it has passed."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def perf_calibrate(
     budget: float | None,
     json_path: Path | None,
 ) -> None:
-    """Measure how often gates are right on this machine: A against A, and against itself slowed by 3, 5, 10 and 20 %.
+    """Measure how often gates are right here: A against A, also slowed by 3 to 20 %.
 
     Without UNIT and --backend: six units, in about 15 minutes. Exit code 1 where gates are not reliable.
     """

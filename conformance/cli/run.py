@@ -112,7 +112,7 @@ def run(
     test_files: Sequence[str],
     files: Sequence[Path],
 ) -> None:
-    """Run cases, by family, glob and level or from FILES, on backends; print failures and totals.
+    """Run cases on backends, by family, glob, level or from FILES; print failures, totals.
 
     Exit codes: 0 success, 1 failures or cases without a result, 2 bad input, 3 no cases ran, or none passed on a
     backend that was named (or is available, for a whole level), 5 stopped by --budget or Ctrl-C: see
@@ -151,7 +151,7 @@ def run(
               help="Print the process of the backend, and start once a debugger has attached or Enter was "
               "pressed; nothing is limited, and nothing runs again to locate a failure.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
-    """Run the cases of FILE again and compare verdict, numbers and first divergence with the saved ones.
+    """Run the cases of FILE again; compare verdict, numbers and divergence with the saved.
 
     Without --backend: on the backend that each was saved for.
     """
@@ -173,7 +173,7 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
 
 
 def _only_failed(chosen: Chosen, failed: Mapping[str, Sequence[str]]) -> Chosen:
-    """Restrict a run to what failed; without another selection also to cases that no level lists."""
+    """Restrict a run to failed cases; without a selection also those that no level lists."""
     found = replace(chosen, only=failed)
     if chosen.is_whole_level:
         own = dict.fromkeys(i for s in chosen.specs for i in failed.get(str(s), ()) if exists(i))
@@ -318,7 +318,7 @@ class Execution:
             it.explain(analyse(it.results, specs, isolation=it.chosen.isolation, seconds=seconds, progress=say))
 
     def _backend(self, spec: Spec, cases: Sequence[Case | str], then: str, *, tell: bool) -> None:
-        """Run the cases of one backend in order, and say how it ended; the journal may have some results."""
+        """Run the cases of a backend in order; return how it ended. A journal may have some."""
         if not cases or self._is_full():
             return
         began, totals, steps = time.monotonic(), Totals(), Steps(str(spec), len(cases), then)

@@ -29,7 +29,7 @@ def numbers_of(build: str) -> Numbers:
 
 
 def read(files: Sequence[str]) -> list[Case]:
-    """Read the cases of `FILE` or `FILE@BUILD`, with the op numbering of BUILD (default: the wheel).
+    """Read cases of `FILE[@BUILD]`, with the op numbering of BUILD (default: the wheel).
 
     Prints each line that no case can express. UsageError for a malformed file.
     """

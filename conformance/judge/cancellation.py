@@ -33,7 +33,7 @@ def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[
 
 
 class KnownValues:
-    """Values of leaves and of results that are known and constant throughout step `k`; `expected` has packed bytes."""
+    """Values of leaves and results known and constant in step `k`; `expected`: packed bytes."""
 
     def __init__(self, case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> None:
         step, caches = case.steps[k], set(case.caches())
@@ -52,7 +52,7 @@ class KnownValues:
         return self.of(node.src[0]) if node.op == "ARGSORT" else None
 
     def cancellation(self, node: Tensor) -> float:
-        """Return a squared roundoff per offset, times the energy of both sums over the result's; 0 if no product.
+        """Return a squared roundoff by offset, times both sums' energy over the result's; else 0.
 
         A float32 sum of n terms adds up to n u^2 of its energy if its errors are random; a group of elements is one
         term.

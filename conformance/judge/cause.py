@@ -1,4 +1,4 @@
-"""A cause: the failures of one backend that share a rule confirmed by experiments; a part of the record of a run."""
+"""A cause: failures of a backend that share a rule; a part of the record of a run."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
 
 
 def in_order(indices: Bytes, keys: NDArray[Any]) -> Bytes:
-    """Return the indices of an ARGSORT with those of equal keys ascending: ggml leaves their order open.
+    """Return ARGSORT's indices with equal keys ascending, whose order ggml leaves open.
 
     `keys` are the elements that were sorted; indices outside their rows are returned unchanged.
     """

@@ -1,1 +1,1 @@
-"""Live families: whole runs of llama.cpp, and checks of what a backend declares. Protocol: `run.live`."""
+"""Live families: runs of llama.cpp, and checks of what backends declare (see `run.live`)."""

@@ -52,7 +52,7 @@ class Player:
         self._process = Process("conformance.live.transfers", found, Load(found.lib), isolation.time_limit)
 
     def play(self, case_id: str) -> Result:
-        """Return the result. Raises as `Process.ask`; UnavailableError if the device has no such way."""
+        """Return the result; errors of `Process.ask`, UnavailableError if the device lacks it."""
         way, seed = split_id(case_id, NAME, "WAY")
         begun = time.perf_counter()
         wrong = self._process.ask(way=way, seed=seed)["wrong"]

@@ -62,7 +62,7 @@ def ids_of(case_id: str) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _subjects(case_id: str) -> tuple[Case, list[str], list[str]]:
-    """Return a case without its placement, its weight names, and the `OP.PARAM` that can be changed in it."""
+    """Return a case without placement, its weight names, and each `OP.PARAM` to change."""
     case = replace(build(case_id), placement={})
     params = {_param(v): None for v in variations(n for s in case.steps for n in s.graph)}
     return case, [w.name for w in uses.weights(case)], list(params)
@@ -143,7 +143,7 @@ class Auditor:
         self.runner.close()
 
     def run(self, case: Case, buffer: int) -> Result:
-        """Run once; re-run a failure on a fresh backend, since an earlier case may have damaged the process.
+        """Run once; re-run a failure on a fresh backend, since the process may be damaged.
 
         Skips the two extra processes that look for stale state.
         """
@@ -230,7 +230,7 @@ class Judge:
         return replace(result, metrics=metrics).noted(*notes)
 
     def _placed(self, answers: Answers) -> tuple[Result, int]:
-        """Run with a weight in one buffer type; return the result and how many of its uses ran there."""
+        """Run with a weight in one buffer type; return the result and how many uses ran."""
         hung = self._bench.hung[answers.buffer] >= MOST_HUNG
         result, ran = _unsupported(answers.said[answers.refused[0]].reason if answers.refused else ""), 0
         if answers.absent:
@@ -269,7 +269,7 @@ class Judge:
 
     @cached_property
     def _changed(self) -> dict[str, tuple[Variation, Case, Case]]:
-        """Op and op_param -> the change, the first node where it can be made alone, and that node changed."""
+        """Op and op_param -> the change, the first node that allows it alone, the changed node."""
         found: dict[str, tuple[Variation, Case, Case]] = {}
         for step, copies in uses.nodes_alone(self._recorded, [n for s in self.case.steps for n in s.graph]):
             for v in variations(n for n in step.steps[0].graph if n in copies):
@@ -324,7 +324,7 @@ def _unsupported(why: str) -> Result:
 
 
 def _checked(result: Result) -> Result:
-    """Turn VACUOUS into UNSUPPORTED: an unverifiable result says nothing about the backend's answer."""
+    """Turn VACUOUS, which says nothing about the backend's answer, into UNSUPPORTED."""
     return replace(result, verdict=Verdict.UNSUPPORTED) if result.verdict is Verdict.VACUOUS else result
 
 

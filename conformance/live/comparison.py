@@ -54,7 +54,7 @@ def nmse(actual: F32, expected: F32) -> float:
 
 
 def judge_runs(results: Sequence[F32], expected: Sequence[F32]) -> Result:
-    """Return PASS or FAIL for the results of all batches; FAIL names the first batch out of tolerance."""
+    """Return PASS, or FAIL with the first batch that is out of tolerance."""
     if len(results) != len(expected):
         return Result("", "", Verdict.FAIL, notes=(f"{len(expected)} batches expected, {len(results)} found",))
     errors = [nmse(ours, theirs) for ours, theirs in zip(results, expected, strict=True)]

@@ -140,7 +140,7 @@ def _value(counter: Counter) -> float:
 
 
 def meter(sysfs: Path = SYSFS, nvml: str = _NVML) -> Meter:
-    """Return the counters of the first of `_DISJOINT` that the machine has; `nvml` is NVIDIA's library.
+    """Return counters of the first `_DISJOINT` domain here; `nvml` is NVIDIA's library.
 
     UnavailableError if there are none, with a reason for each kind.
     """
@@ -222,7 +222,7 @@ def _nvml(name: str) -> list[Counter]:
 
 
 def nvml_counters(library: Any) -> list[Counter]:  # noqa: ANN401  # a ctypes library
-    """Return `nvmlDeviceGetTotalEnergyConsumption` (mJ) of every GPU; UnavailableError if no GPU has it."""
+    """Return the total energy (mJ) of every GPU by NVML; UnavailableError if none counts it."""
     count = ctypes.c_uint()
     if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         raise UnavailableError("NVML does not start: no NVIDIA driver")
@@ -250,7 +250,7 @@ def nvml_counters(library: Any) -> list[Counter]:  # noqa: ANN401  # a ctypes li
 
 
 def _readable(*files: Path) -> bool:
-    """Return True if every file holds an integer; UnavailableError if a file exists and may not be read."""
+    """Return True if each file holds an integer; UnavailableError if one may not be read."""
     for file in files:
         text = _text(file)
         if not text.removeprefix("-").isdecimal():
@@ -263,7 +263,7 @@ def _scaled(file: Path, unit: float) -> Callable[[], float]:
 
 
 def _product(volts: Path, amperes: Path) -> Callable[[], float]:
-    """Return a reader of watts from microvolts and microamperes; a discharge current may be negative."""
+    """Return a reader of watts from µV and µA; a discharge current may be negative."""
     return lambda: _scaled(volts, 1e-6)() * abs(_scaled(amperes, 1e-6)())
 
 

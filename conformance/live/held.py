@@ -1,4 +1,4 @@
-"""Measures the memory of a model and a context: llama.cpp's own figures, and those of its process."""
+"""Measures memory of a model and a context: llama.cpp's figures and the process's."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def _free(library: Llama, name: str) -> int | None:
 
 
 def _is_physical(total: int) -> bool:
-    """Return True if a size is this machine's physical memory, within 1/16 for the kernel's share."""
+    """Return True if a size is the machine's physical memory, within 1/16."""
     whole = physical()
     return abs(total - whole) <= whole // 16

@@ -1,4 +1,4 @@
-"""Runs llama.cpp on a device: finds its library, makes models, and owns the processes that load them."""
+"""Runs llama.cpp on a device: library, models, and the processes that load them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Device:
 
     @property
     def judge(self) -> Device:
-        """The CPU to compare with: of the same library, or the wheel's if this device is itself a CPU.
+        """The CPU to compare with: the same library's, or the wheel's if the device is a CPU.
 
         The wheel's CPU also shows bugs in code that all devices of a build share.
         """
@@ -87,10 +87,10 @@ def llama_of(build: str | None) -> str:
 
 
 class Process:
-    """A process with one model on one device; started on the first request and restarted after it ends."""
+    """A process with one model on one device, started on request, restarted after it ends."""
 
     def __init__(self, service: str, device: Device, load: DataclassInstance, time_limit: float) -> None:
-        """Store what to start. `load`: fields for the module `service`; `time_limit`: seconds per request."""
+        """Store `load`, fields for the module `service`, and `time_limit` in seconds per request."""
         self._service, self._device, self._load, self._time_limit = service, device, load, time_limit
         self._worker: Worker | None = None
 

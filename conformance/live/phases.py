@@ -190,7 +190,7 @@ def timed(session: Session, case: Case) -> tuple[float, Values]:
 
 
 def left_out(spec: Spec, device: str) -> Spec:
-    """Return `spec` without one of the devices that share its graphs, given by its scheduler name.
+    """Return `spec` without one of its devices, given by its scheduler name.
 
     UnavailableError unless `device` is one that can be left out: of `sched?devices=a,b,cpu` all but the last, of a ggml
     device with `mode=sched` the device itself.

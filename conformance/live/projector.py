@@ -82,7 +82,7 @@ class Player:
         self._processes: dict[Device, Process] = {}
 
     def play(self, case_id: str) -> Result:
-        """Run a medium or relation. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
+        """Run a medium or relation; errors of `Process.ask`, UnavailableError if the CPU cannot."""
         name, do, type_w = _read(case_id)
         if self._made != (name, type_w):
             self._end()
@@ -106,7 +106,7 @@ class Player:
             return [arrays[k] for k in arrays.files]
 
     def _reference(self, medium: str) -> list[F32]:
-        """Encode on the CPU, one array per chunk; UnavailableError if that fails or a row is all zeros."""
+        """Encode on the CPU, an array per chunk; UnavailableError if it fails or a row is zero."""
         try:
             found = self._chunks(self._device.judge, medium)
         except (BackendError, UnavailableError) as e:
@@ -152,7 +152,7 @@ def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", ty
 
 
 def medium_of(case_id: str) -> tuple[str, Medium, str]:
-    """Return projector, medium and type of the matrices of an id such as `projector/mlp-do=media-odd@1`."""
+    """Return projector, medium and matrix type of an id like `projector/mlp-do=media-odd@1`."""
     name, do, w = _read(case_id)
     medium = do.removeprefix("media-")
     if medium not in get_args(Medium):

@@ -1,4 +1,4 @@
-"""Worker service of the family `access`: transfers bytes between host and buffers, and compares all of them.
+"""Worker service of the family `access`: transfers bytes to and from buffers, compares all.
 
 `{"load": {"lib": path}, "device": name, "rpc": endpoint}` opens a device; `{"way": name, "seed": n}` returns
 `{"wrong": text}`, or `{"unsupported": text}` if library or device lack the way.

@@ -171,7 +171,7 @@ class DeviceModel:
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
     def _results(self, context: int, batch: Ubatch, request: Request) -> F32:
-        """Return logits, or embeddings, of every token that requests output, in order: `[tokens, n]`."""
+        """Return logits or embeddings, `[tokens, n]`, of tokens that request output."""
         llama = self.library.llama
         tokens = np.flatnonzero(batch.outputs).tolist()
         if request.embeddings:

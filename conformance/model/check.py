@@ -204,7 +204,7 @@ class Check:
     def _over(
         self, backend: Backend, reference: Backend, inspected: Sequence[Inspected], over: Sequence[Judged]
     ) -> list[str]:
-        """Return a note about nodes, or else outputs and caches, over budget in a run whose logits are right."""
+        """Return a note on nodes, or outputs and caches, over budget where logits are right."""
         found = [(run, judged) for run, wrong in inspected for judged in wrong]
         if not found:
             said = [f"{sentence(j, self.case)}, {step_words(j.step, self.prompts)}" for j in over[:1]]
@@ -310,7 +310,7 @@ class Check:
         return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.logits_of(s).ne[1])]
 
     def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
-        """Return the outputs, and final caches, whose error exceeds the budget of their chain of nodes."""
+        """Return outputs and final caches whose error exceeds the budget of their chain."""
         judged = graphs.judge(self.case, found, self.trajectory(arithmetic), arithmetic)
         return [j for j in judged if j.used > 1]
 
@@ -382,7 +382,7 @@ def worst(apart: Callable[[F32, F32], float], one: F32, other: F32) -> float:
 
 
 def allowance(own: Pair, theirs: Pair) -> float:
-    """Return the allowed NMSE of right logits: the rounding of both sides, added as square roots.
+    """Return the allowed NMSE of logits: the roundings of both sides, added as roots.
 
     `own` is the reference in float64 and in the backend's arithmetic, `theirs` is float64 and llama.cpp.
     """
@@ -390,7 +390,7 @@ def allowance(own: Pair, theirs: Pair) -> float:
 
 
 def rounding(own: Pair, theirs: Pair) -> float:
-    """Return how much rounding may change the difference of two logits; arguments as for `allowance`."""
+    """Return how much rounding may change a difference of two logits (see `allowance`)."""
     return 2 * sum(worst(figures.apart, *pair) for pair in (own, theirs))
 
 
@@ -400,7 +400,7 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 
 def layer_of(t: Tensor, graph: Graph) -> int | None:
-    """Return the layer of a node or cache; None before the first layer and in the head of the model.
+    """Return the layer of a node or cache; None before the first layer and in the head.
 
     It is found in the tensor's own name, in that of a source, or else in the last node before it that has one.
     """

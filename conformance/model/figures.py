@@ -105,7 +105,7 @@ def nmse(found: F32, reference: F32) -> float:
 
 
 def flips(found: F32, reference: F32, rounding: float) -> list[Flip]:
-    """Return the rows where `found` prefers another token than `reference`; `rounding` as for `Flip`."""
+    """Return rows where `found` prefers another token; `rounding` as for `Flip`."""
     out = []
     for row, (f, r) in enumerate(zip(found, reference, strict=True)):
         mine, theirs = int(f.argmax()), int(r.argmax())

@@ -59,7 +59,7 @@ def _rows(t: Tensor, data: Bytes) -> F32:
 
 
 def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf) -> Trajectory:
-    """Run the steps in order; none but the first starts after `seconds` of this process's processor time.
+    """Run the steps in order; only the first may start after `seconds` of processor time.
 
     BackendError, with its step, if the backend fails.
     """
@@ -77,7 +77,7 @@ def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf
 
 
 def compute(session: Session, k: int, step: Step, nodes: tuple[Tensor, ...] = ()) -> Mapping[Tensor, Bytes]:
-    """Return the outputs of step `k`, or the values of `nodes` instead; a BackendError gets the step."""
+    """Return the outputs of step `k`, or the values of `nodes`; a BackendError gets the step."""
     try:
         return session.compute(step.graph, step.inputs, nodes or step.outputs)
     except BackendError as e:
@@ -147,7 +147,7 @@ def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Te
 
 
 def inspect(backend: Backend, case: Case, steps: list[int], *, say: Say = silent) -> list[StepRun]:
-    """Run the backend up to the last of `steps`, and return these with the values of all their nodes."""
+    """Run up to the last of `steps`; return these with the values of all their nodes."""
     found: list[StepRun] = []
     with backend.open(case) as session:
         for k, step in enumerate(case.steps[: max(steps) + 1]):

@@ -111,7 +111,7 @@ def first(
     reopen: Reopen,
     say: Say,
 ) -> Found | Lost | None:
-    """Return the first wrong node, cache or output of a run, or None if every single step is right.
+    """Return the first wrong node, cache or output of a run; None if every step is right.
 
     A cache or output is returned if each node alone is right. Other results are a choice of experts at a near-tie
     (`TIE`) that explains the error, and `Lost` if lost outputs hide which node is wrong.
@@ -199,7 +199,7 @@ def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found,
 
 
 def _weight(wrong: Sequence[Judged]) -> float:
-    """Return the sum of the NMSE, each at most 1, since a value cannot be more than entirely wrong."""
+    """Return the sum of the NMSE, each at most 1."""
     return sum(min(1.0, j.difference.nmse) for j in wrong)
 
 

@@ -66,7 +66,7 @@ class Reader(Drive):
     """Decodes given tokens of one sequence."""
 
     def read(self, tokens: list[int], *, every: bool = False) -> None:
-        """Decode `tokens` after the previous ones; output the results of the last token, or of `every` token."""
+        """Decode `tokens` after the previous ones; return results of the last, or of `every`."""
         self._given = np.array(tokens, np.int64)
         self.prompt([len(tokens)], every=every)
 
@@ -81,7 +81,7 @@ class Reader(Drive):
 
 
 class Model(DeviceModel):
-    """A model file on a device; UsageError if llama.cpp cannot load it, or it does not decode text."""
+    """A model on a device; UsageError if llama.cpp cannot load it or it decodes no text."""
 
     def __init__(self, request: Request, device: str, rpc: str = "") -> None:
         super().__init__(request, device, rpc)
@@ -100,7 +100,7 @@ class Model(DeviceModel):
         }
 
     def tokens(self, text: str) -> list[int]:
-        """Tokenise a text, with the vocabulary's leading tokens; names of special tokens are recognised."""
+        """Tokenise a text with leading tokens; names of special tokens are recognised."""
         raw = text.encode()
         room = len(raw) + 16
         found = (ctypes.c_int32 * room)()
@@ -117,7 +117,7 @@ class Model(DeviceModel):
         return text.raw[: max(n, 0)].decode(errors="replace")
 
     def run(self, play: DecodeRequest) -> list[int]:
-        """Decode as `play` says and write the files that it names; return the tokens after the prompt."""
+        """Decode by `play`, write the files it names; return the tokens after the prompt."""
         self.library.log.clear()
         request = replace(self._request, n_ctx=play.n_ctx)
         recorder = Recorder(self.library) if play.case else None

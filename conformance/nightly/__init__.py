@@ -262,7 +262,7 @@ def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path |
 
 
 def hold(folder: Path) -> int:
-    """Lock `folder` for this process and all that inherit the descriptor; UsageError if another night holds it."""
+    """Lock `folder` for this process and its children; UsageError if another night holds it."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     if not lock(descriptor, PATIENCE):
         os.close(descriptor)

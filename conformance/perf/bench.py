@@ -47,7 +47,7 @@ class Row:
     def measured(
         self, counters: Mapping[str, float], seconds: Sequence[float] = (), elapsed: Sequence[float] = ()
     ) -> None:
-        """Add counters, and the seconds of rounds: by the session's clock, and by the clock of this process."""
+        """Add counters, and seconds of rounds by the session's and this process's clock."""
         self.seconds = list(seconds)
         found = dict(counters)
         if seconds:
@@ -98,7 +98,7 @@ class Bench:
         return partial(open_backend, spec, Workers(self._isolation), own=True)
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
-        """Prepare a unit on a backend for measuring under `name` (default: its spec); the caller closes it.
+        """Prepare a unit on a backend under `name` (default: its spec); the caller closes it.
 
         Raises:
             UsageError: the unit has nothing to time, or its case did not PASS here.

@@ -189,7 +189,7 @@ def calibrate(r: Recording, limit: float, budget: float, trials: int = TRIALS) -
 
 
 def _detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.random.Generator) -> float:
-    """Return the smallest detectable slowdown of the median trial, at the last look of the whole budget."""
+    """Return the smallest slowdown that the median trial detects with the whole budget."""
     effects = []
     for _ in range(trials):
         replay = Replay(r.lives[SAME], rng, swap=True)

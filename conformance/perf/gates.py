@@ -220,7 +220,7 @@ def judge_time(gate: Gate, decision: Decision, against: str | None) -> Answer:
 
 
 def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]) -> Answer:
-    """Compare a unit's time with that of an earlier record, using the 95 % intervals of both medians."""
+    """Compare a unit's time with an earlier record's, by the 95 % intervals of medians."""
     before = then.get((now.case, now.backend))
     if now.verdict is not Verdict.PASS:
         return replace(now, case=gate.id)

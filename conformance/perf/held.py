@@ -41,7 +41,7 @@ copies that kernels of each program pack for themselves."""
 
 
 def allowance(spec: Spec, weight_type: str) -> float | None:
-    """Return the copies of weights of a type that a backend may have; None if nothing was measured."""
+    """Return the allowed copies of weights of a type; None if nothing was measured."""
     if weight_type not in TYPES:
         return None
     return MEASURED.get(resolve(spec).name, (1.0, 1.0))[TYPES.index(weight_type)] + MARGIN
@@ -62,7 +62,7 @@ class Weights:
 
 
 def weights_held(spec: Spec, opener: Opener, weight_type: str) -> Weights:
-    """Measure how many copies of weights the backend `spec` has; `opener` starts it in a new process.
+    """Measure how many copies of weights `spec` has; `opener` starts it in a new process.
 
     Raises:
         BackendError: the backend failed.

@@ -180,10 +180,10 @@ class Added(NamedTuple):
 
 @final
 class History:
-    """An open store. Every error of its file is a `UsageError` with advice; none loses stored rows."""
+    """An open store; errors of its file are a `UsageError` with advice and lose no rows."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Open the store at `path`, migrate an older one, and with `create` make one if there is none.
+        """Open the store at `path`; migrate an older one; with `create` make a missing one.
 
         A copy of a migrated store stays beside it.
 
@@ -230,13 +230,13 @@ class History:
             return Added(new, len(content) - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run a SELECT; queries inside a `snapshot` see the same state. UsageError if the store is damaged."""
+        """Run a SELECT, on one state within a `snapshot`; UsageError if the store is damaged."""
         with self._errors():
             return self._db.execute(sql, parameters).fetchall()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Make all reads inside the block see the store as of the first one, despite concurrent writers."""
+        """Let all reads of the block see one state of the store, despite concurrent writers."""
         with self._errors(), self._transaction("DEFERRED"):
             yield
 
@@ -309,7 +309,7 @@ class History:
             raise UsageError(f"{self.path}: 64-bit integers expected, a larger one found; nothing was stored") from e
 
     def _run(self, document: Mapping[str, JSON], nightly: bool) -> tuple[int, bool]:
-        """Insert or update the run's row; return its id and whether the document is newer than the stored one."""
+        """Insert or update the run's row; return its id, and True if the document is newer."""
         env, kind = document["environment"], document.get("kind", "conformance")
         packages = json.dumps(env.get("packages") or {}, sort_keys=True)
         facts = [env["machine"], env.get("system") or "", env.get("cpu") or "", env.get("cores"), env.get("python")]
@@ -456,7 +456,7 @@ def runs(history: History) -> list[Run]:
 
 
 def series(history: History, *, nightly: bool = True) -> list[Series]:
-    """Return the rates of each unit on each backend and kind of machine, of nightly runs or of all."""
+    """Return rates by unit, backend and kind of machine, of nightly runs or of all."""
     points: dict[tuple[str, str, str, str], list[Point]] = {}
     rates = history.query(_RATES, (int(nightly),))
     for case, backend, machine, metric, run, written, rate, low, high, rounds, packages in rates:

@@ -1,4 +1,4 @@
-"""Measures work units: interleaved rounds of several subjects, and the seconds of a unit on a backend.
+"""Measures work units: interleaved rounds of subjects, seconds of a unit on a backend.
 
 A session may have its own clock (`Session.clock`): a backend in a worker process is timed there, around `compute`, so
 its times exclude the pipe; graphs, weights and inputs are sent once, when the session is opened. ggml's session
@@ -62,7 +62,7 @@ class Rounds(Measurements):
     """
 
     def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:
-        """Start empty; `clock` measures `spent`. UsageError without subjects, or if two have one name."""
+        """Start empty; `clock` measures `spent`; UsageError without subjects, or for equal names."""
         names = [s.name for s in subjects]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"rounds: subjects of different names expected, {names} found")
@@ -312,7 +312,7 @@ def weights(witness: Witness, case: Case) -> int | None:
 
 
 def memory(case: Case, opener: Opener) -> dict[str, float]:
-    """Run `case` and return its counters, and `memory.weights` and `memory.peak` in bytes if known.
+    """Run `case`; return its counters, with `memory.weights` and `.peak` (bytes) if known.
 
     The peak is the growth of a process's resident memory, without the case's own bytes there; a backend in this process
     has none, since its memory cannot be separated from the rest.
@@ -340,7 +340,7 @@ def play(session: Session, steps: Sequence[Step]) -> Values:
 
 
 def restore(session: Session, case: Case) -> None:
-    """Restore a case's caches to their initial bytes, except for those that the session cannot write."""
+    """Restore a case's caches to their initial bytes, where the session can write them."""
     opaque = session.opaque()
     for t in case.caches():
         if t not in opaque:

@@ -154,7 +154,7 @@ class Decision:
 
 
 def decide(rounds: Measurements, subject: str, against: str | None, limit: float, budget: float) -> Decision:
-    """Measure lives until it is clear on which side of `limit` a subject is, or the budget is spent.
+    """Measure until it is clear on which side of `limit` a subject is, or time is up.
 
     Args:
         rounds: measures both subjects.

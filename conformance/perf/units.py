@@ -1,4 +1,4 @@
-"""Work units per level: a unit is a case that any backend can run, and the part of it that is timed.
+"""Work units per level: a case that any backend can run, and its timed part.
 
 | unit | a measurement is |
 |---|---|
@@ -92,7 +92,7 @@ def cross(model: str) -> Unit:
 
 
 def cross_again(model: str) -> Unit:
-    """Time the token in cell 512, after an untimed one in cell 255, a prompt from 256 and one in 511."""
+    """Time the token in cell 512, after untimed ones in cells 255, 256 and on, and 511."""
     at = 2 * BLOCK
     case_id = _case(model, at + 1, f"at{BLOCK - 1}.d1.p{BLOCK - 1}.d2")
     return Unit(f"cross@{at}", model, case_id, 1, "steps", first=3)
@@ -119,7 +119,7 @@ def memory(model: str) -> Unit:
 
 
 def op(timed: Timed) -> Unit:
-    """Time one op, repeated. The first operand's type is part of the name if the id has several types."""
+    """Time one op, repeated; the name has the first operand's type if there are several."""
     name, types, _ = timed.body.split("-", 2)
     first, several, _ = types.partition("+")
     kind = f"{name}.{first}" if several else name
@@ -167,7 +167,7 @@ ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
 
 
 def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
-    """Return the units of `level` that match any of `globs`, or all; UsageError if a glob matches none."""
+    """Return units of `level` that match `globs` (or all); UsageError for an unmatched glob."""
     every = UNITS[level]
     for g in globs:
         if not any(fnmatchcase(u.name, g) for u in every):

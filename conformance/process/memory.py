@@ -41,7 +41,7 @@ def mappings() -> int | None:
 
 
 def held_below(pid: int, enough: int) -> int | None:
-    """Return the resident bytes of all processes below `pid`, a child's supervisor; None if unknown.
+    """Return the resident bytes of all processes below the supervisor `pid`, None if unknown.
 
     Above `enough` bytes, pages shared by several of them count once; that takes longer to measure, so it is skipped
     below.

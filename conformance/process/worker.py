@@ -213,7 +213,7 @@ class _MemoryLimitError(Exception):
 
 
 class Tail:
-    """A thread that keeps the last `TAIL_BYTES` bytes of a child's stream; `sink` gets each chunk."""
+    """A thread that keeps the last `TAIL_BYTES` of a stream; `sink` gets each chunk."""
 
     def __init__(self, stream: IO[bytes], sink: Callable[[bytes], None] | None = None) -> None:
         self._data = bytearray()

@@ -1,4 +1,4 @@
-"""Known faults of old builds, each with a build that has the fault and the build that fixed it.
+"""Known faults of old builds, each with a faulty build and the one that fixed it.
 
 A list of faults names no case and no op, so the search cannot be steered to them:
 

@@ -105,7 +105,7 @@ class Sweep:
     """Op that did not return -> ids of its other cases, which are skipped to leave time for other ops."""
 
     def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
-        """Run the remaining cases for `seconds`; cases of `slow` ops, which hung on a target, come last."""
+        """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last."""
         self.left.sort(key=lambda i: _subject(i) in slow)
         for spec in self.target.specs:
             with suppress(ConformanceError):  # it is the result of each case
@@ -127,7 +127,7 @@ class Sweep:
 
 
 def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:
-    """Interleave the cases of all ops and families, so that any time limit leaves each its share.
+    """Interleave cases of all ops and families, so that each gets its share of the time.
 
     Ops in `first` come before all others. Within an op, cases come early that have something new: a type, a stride or a
     parameter value that neither its earlier cases nor those of `before` have.

@@ -66,7 +66,7 @@ class Found:
 
 
 class Causes:
-    """Finds causes, for `seconds` in total; equal failures on several devices are analysed on the first."""
+    """Finds causes for `seconds`; equal failures of devices are analysed on the first."""
 
     def __init__(
         self,
@@ -179,14 +179,14 @@ class Causes:
 
 
 def _key(target: Target, state: State, result: Result) -> Hashable:
-    """Return a key of a fault in several setups of a device: case, verdict and innermost message."""
+    """Return a key of a fault across setups: case, verdict and innermost message."""
     message = "" if result.verdict is Verdict.FAIL else "" if result.error is None else innermost(result.error)
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Results of one target by difference of the builds; each list also has passes, which separate causes."""
+    """Results of a target by difference of the builds, each with passes to separate causes."""
 
     new: list[Result]
     """Results of the build, without failures that the base has too."""

@@ -1,4 +1,4 @@
-"""Gives targets whose device declares no rounding a precision profile, learnt once and cached."""
+"""Learns and caches precision profiles for devices that declare no rounding."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def write(folder: Path, release: Release) -> Iterator[Path]:
 
 
 def document(release: Release) -> dict[str, JSON]:
-    """Return the run file: results of both builds, causes, and cases of the new build that did not run."""
+    """Return the run file: both builds' results, causes, and cases that did not run."""
     rows = [r for t in release.targets for side in release.results(t) for r in side]
     causes, missing = list(_causes(release.found)), release.missing()
     asked: dict[str, list[str]] = {}

@@ -109,7 +109,7 @@ class Release:
         self.found = causes.all()
 
     def _sweep(self, end: float) -> None:
-        """Run the work that fits the time; each stage gets half of the rest, shared equally by its targets."""
+        """Run what fits the time; a stage gets half of the rest, shared by its targets."""
         slow: set[str] = set()
         try:
             with self.it.runner.quick(locates=False, checks_stale_state=False):

@@ -72,7 +72,7 @@ def absent(build: Build) -> list[str]:
 
 
 def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> list[Target]:
-    """Return every target of `build`, or those whose name begins with one of `devices`, ignoring case.
+    """Return targets of `build`: all, or by the beginning of a name in `devices`.
 
     UsageError lists the targets if none is left.
     """

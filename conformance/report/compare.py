@@ -135,7 +135,7 @@ def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
 
 
 def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:
-    """Compare each pair with the base's result on the same kind of machine, or else with its newest.
+    """Compare each pair with the base's on the same kind of machine, else its newest.
 
     `names`: id and backend of a cause of the base -> those that it has in `runs`, if it is there (`causes.same`). A
     pair that is in a file more than once, such as a case that also ran from a file, counts by its worst verdict.
@@ -159,7 +159,7 @@ def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType(
 
 
 def _sides(runs: Runs, names: Mapping[Key, Key]) -> dict[tuple[str, str], dict[str, Side]]:
-    """Return case and backend -> kind of machine -> side; `names` are those of causes in the other runs."""
+    """Return pair -> kind of machine -> side; `names`: of causes in the other runs."""
     sides: dict[tuple[str, str], dict[str, Side]] = {}
     for case, backend, side in _all(runs, names):
         own = sides.setdefault((case, backend), {})

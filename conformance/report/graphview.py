@@ -69,7 +69,7 @@ _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 65534, 65535, *rang
 
 
 def table(graph: Graph) -> str:
-    """Format one row per tensor, leaves included, in the order and with the numbers of a case file.
+    """Format a row per tensor, in the order and with the numbers of a case file.
 
     `nb` is shown if the strides are not contiguous; `src` by number, with `view_offs` as `@bytes`; `flags` without
     COMPUTE, which every computed node has (its absence is shown); op_params with ggml's names.
@@ -196,7 +196,7 @@ def _kinds(graph: Graph) -> dict[Tensor, str]:
 
 
 def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
-    """Return the parts with their left and top in pixels, on shelves of a roughly square picture."""
+    """Return the parts with left and top (pixels), on shelves of a nearly square picture."""
     area = sum((p.width * _UNIT + _GAP) * (len(p.layers) * _LAYER_H + _GAP) for p in parts)
     shelf = max([1.4 * area**0.5, *(p.width * _UNIT for p in parts)])
     left, top, lowest = float(_MARGIN), 60.0, 60.0

@@ -1,4 +1,4 @@
-"""Journals: each result of a run is on disk as soon as it is known, so that a killed run loses none.
+"""Journals: each result is on disk as soon as it is known.
 
 `Journal` is the user's (`--journal`) and continues at the next start; `Partial` lies beside the file of `--json` until
 that is written. Both hold one JSON document per line: first a header with the request and the seed of fresh cases, then
@@ -68,7 +68,7 @@ class Journal:
         return int(self._head["seed"])
 
     def take(self, backend: str, case: str) -> Result | None:
-        """Return an earlier start's result of a case, once for each time it ran; None if it has to run."""
+        """Return an earlier start's result, once per time it ran; None if the case must run."""
         earlier = self._earlier.get((backend, case))
         return earlier.popleft() if earlier else None
 

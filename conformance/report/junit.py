@@ -1,4 +1,4 @@
-"""Writes JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
+"""Writes JUnit XML, as Jenkins, GitLab and GitHub actions read it.
 
 There is a suite per backend and kind of machine; the rules are those of Jenkins's XSD (xunit-plugin, junit-10.xsd). A
 case that did not run is `skipped` with its reason, and counted.
@@ -156,7 +156,7 @@ def _suite(
 
 
 def _count(suite: ET.Element, name: str) -> None:
-    """Set name, counts and seconds from the tests below; the XSD limits the digits of a suite's time."""
+    """Set name, counts and seconds (with the XSD's digits) from the tests below."""
     tests = list(suite.iter("testcase"))
     suite.set("name", plain(name))
     suite.set("tests", str(len(tests)))

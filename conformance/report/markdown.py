@@ -49,7 +49,7 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Compar
 
 
 def cut(text: str, limit: int, note: str) -> str:
-    """Cut `text` to at most `limit` bytes, in whole lines, and append `note` if anything is omitted."""
+    """Cut `text` to whole lines of at most `limit` bytes; append `note` if it was cut."""
     raw = text.encode()
     if len(raw) <= limit:
         return text
@@ -126,7 +126,7 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
 
 
 def _compared(against: Comparison) -> list[str]:
-    """Return a line for each cause by which pairs differ; without one, for each op and pair of verdicts."""
+    """Return a line per cause of differing pairs; without one, per op and verdicts."""
     told: dict[tuple[str, str | None, str], list[Pair]] = {}
     for p in against.pairs:
         if p.state in DIFFERS:
@@ -183,7 +183,7 @@ def _failure(row: Row[Result]) -> str:
 
 
 def _group(group: Group) -> str:
-    """Format one failure; or the reason of several, their ops and backends, and the first of them."""
+    """Format one failure, or several of a reason with their ops, backends and the first."""
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])
@@ -250,6 +250,6 @@ def inline(text: str, most: int = LONGEST) -> str:
 
 
 def code(text: str, most: int = LONGEST) -> str:
-    """Format a one-line code span, also for tables; backticks, which would end it, become apostrophes."""
+    """Format a one-line code span, also for tables; backticks become apostrophes."""
     inside = _short(text, most).replace("`", "'").replace("|", "\\|")
     return f"`{inside or ' '}`"

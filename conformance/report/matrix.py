@@ -52,7 +52,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Name in `ggml_op_desc` and llama.cpp's ops.md (`GELU`, `MUL_MAT`); the family for other cases."""
+        """Name as in `ggml_op_desc` (`GELU`, `MUL_MAT`); the family for other cases."""
         return self.op.rpartition(".")[2] or self.family
 
 
@@ -139,7 +139,7 @@ def groups(rows: Iterable[Row[Result]]) -> list[Group]:
 
 
 def reason(result: Result) -> str:
-    """Return the reason of a result without details of the case: ids, nodes, shapes, steps and numbers.
+    """Return the reason of a result without ids, nodes, shapes, steps and numbers.
 
     The line of a source file (`ops.cpp:3564`) and ggml's op name remain.
     """
@@ -202,6 +202,6 @@ def csv_ops(results: Iterable[Row[Result]]) -> str:
 
 
 def _csv_cell(text: str) -> str:
-    """Return one line of text, with an apostrophe before anything that a spreadsheet would evaluate."""
+    """Return one line, with an apostrophe before what a spreadsheet would evaluate."""
     text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,4 +1,4 @@
-"""Progress while a case runs: a line that is updated on a terminal, lines at growing intervals in a log."""
+"""Progress: an updated line on a terminal, lines at growing intervals in a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARSE = 10.0
 
 
 class Progress:
-    """A line on `stream` if that is a terminal; otherwise lines at growing intervals, unless `logs` is false."""
+    """A line on a terminal `stream`; else lines at growing intervals, if `logs`."""
 
     def __init__(self, stream: TextIO | None = None, period: float | None = None, *, logs: bool = True) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -88,7 +88,7 @@ def since(what: str) -> Callable[[], str]:
 
 
 class Steps:
-    """Progress of a backend as text: cases done, failures, what comes next, and the current case with its seconds."""
+    """Progress of a backend: cases done, failures, the current case with its seconds."""
 
     def __init__(self, label: str, total: int, then: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._label, self._total, self._then, self._clock = label, total, then, clock

@@ -1,4 +1,4 @@
-"""Run files, the JSON that `--json` writes: written whole, and read with every field checked.
+"""Run files, the JSON of `--json`: written whole, every field checked when read.
 
 A file may come from another machine, a newer version or a stranger. An error names the file, the field, what was
 expected and what was found.
@@ -58,7 +58,7 @@ def record(
     settings: JSON = None,
     gating: bool = False,
 ) -> dict[str, JSON]:
-    """Return the document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
+    """Return a run's document: `header`, `asked`, `missing`, `results` and `totals`.
 
     `gating`: True if the run fails when no case passed on one of its backends.
     """
@@ -335,7 +335,7 @@ def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, J
 
 
 def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
-    """Convert the journal of a killed run (`journal.Partial`) to the document that it would have written.
+    """Convert the journal of a killed run to the document that it would have written.
 
     Args:
         raw: the whole file; a last line without its newline is ignored.

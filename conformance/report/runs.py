@@ -72,7 +72,7 @@ class Runs:
         return {name: why for name, why in reasons.items() if name not in ran}
 
     def unlisted(self) -> list[tuple[Document, str, int]]:
-        """Return documents that requested more cases of a backend than they list, with backend and difference."""
+        """Return documents that list fewer cases of a backend than requested, with the difference."""
         lacking = []
         for d in self.documents:
             r = d.record
@@ -89,7 +89,7 @@ class Runs:
         return [first[c.value.id, c.value.backend] for c in self.causes]
 
     def proofs(self) -> list[Row[Result]]:
-        """Return the newest result of each cause's smallest case, or one made from the cause if there is none."""
+        """Return the newest result of each cause's smallest case, else one made from the cause."""
         newest = {(r.value.case, r.value.backend): r for r in self.results}
         return [newest.get((c.value.smallest, c.value.backend), _said(c)) for c in self.causes]
 
@@ -157,7 +157,7 @@ def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Any]], li
 def _standing_causes(
     documents: Sequence[Document], results: Iterable[Row[Result]], answered: Mapping[tuple[JSON, ...], str]
 ) -> Iterator[Row[Cause]]:
-    """Return the newest row of each cause that newest results name, or whose cases did not all run."""
+    """Return the newest row of each cause that newest results name, or that did not all run."""
     named = {(r.value.cause, r.value.backend) for r in results}
     newest: dict[tuple[str, str], Row[Cause]] = {}
     for d in reversed(documents):
@@ -179,7 +179,7 @@ def _pair(row: Row[Missing] | Row[Result]) -> tuple[str, str, str]:
 
 
 def command(result: Result) -> str:
-    """Return the shell command that runs a result's case again; words of untrusted files are quoted."""
+    """Return the shell command that runs a case again; words of files are quoted."""
     if result.saved:
         return shell(["conform", "repro", result.saved, "--backend", result.backend])
     family, _, rest = result.case.partition("/")
@@ -214,7 +214,7 @@ def pace(result: Result) -> Pace | None:
 
 
 def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
-    """Return the largest share of an error budget in `results`; `unchecked` if none was compared."""
+    """Return the largest error (share of its budget); `unchecked` if none was compared."""
     used = [u for r in results if (u := _used(r)) is not None]
     return share(max(used)) if used else unchecked
 
@@ -236,7 +236,7 @@ def _used(r: Result) -> float | None:
 
 
 def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
-    """Return backend -> its reasons for UNSUPPORTED without their nodes, and the number of cases of each."""
+    """Return backend -> reason for UNSUPPORTED, without nodes -> number of cases."""
     reasons: dict[str, Counter[str]] = {}
     for r in results:
         if r.verdict is Verdict.UNSUPPORTED and r.error is not None:
@@ -254,7 +254,7 @@ def refusal_lines(results: Iterable[Result]) -> list[str]:
 
 
 def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
-    """Return backend -> a sentence, for backends without a pass or failure in a run that requires one.
+    """Return backend -> a sentence, for those without the PASS or failure that a run needs.
 
     Shards of one run count together: a single shard is no evidence, since cases of the others may have passed.
     """

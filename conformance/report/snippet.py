@@ -1,4 +1,4 @@
-"""Writes a case as a program: in Python, or as a `test_case` for ggml's tests/test-backend-ops.cpp.
+"""Writes a case as a program: in Python, or as a `test_case` of test-backend-ops.
 
 Both write each node as the call of its constructor (`call_of`). Names and ids from an untrusted case file appear in a
 Python program only as ASCII literals: never in a comment, a docstring or a name.
@@ -51,7 +51,7 @@ class Call:
 
 
 def call_of(t: Tensor) -> Call | None:
-    """Return the constructor call that makes exactly `t` from its sources; None if none is known."""
+    """Return the constructor call that makes `t` from its sources; None if none does."""
     for call in _proposals(t):
         with suppress(GraphError, ValueError, IndexError):
             made = perform(call)
@@ -110,7 +110,7 @@ def _value(t: Tensor, name: str) -> Any:  # noqa: ANN401  # an `Argument`
 
 
 def named_views(t: Tensor, place: str, names: dict[Tensor, str]) -> list[tuple[Tensor, str]]:
-    """Name node `t` and those sources that are new views; return these with the name of their root."""
+    """Name node `t` and its sources that are new views; return these with their root's name."""
     views = []
     for j, s in enumerate(t.src):
         if s is not None and s is not t and s not in names and s.view_src is not None:
@@ -156,7 +156,7 @@ b = Builder()
 
 
 def python(case: Case) -> str:
-    """Return a program that builds the same case as `case`, without its recorded values and provenance.
+    """Return a program that builds `case`, without recorded values and provenance.
 
     Raises:
         UsageError: the case needs a tensor that no constructor of ggml makes.
@@ -314,7 +314,7 @@ def cpp(
 
 
 def plain(text: str) -> str:
-    """Sanitise `text` for a C++ comment or literal: ASCII without quotes, backslashes or trigraphs."""
+    """Sanitise `text` for C++: ASCII without quotes, backslashes or trigraphs."""
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in text[:LONGEST])
 
 
@@ -352,7 +352,7 @@ def _cpp_nodes(case: Case, names: dict[Tensor, str], *, whole: bool, copies: Ten
 
 
 def _against_copies(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
-    """Yield the same node over contiguous copies, and the squared difference of both as the result."""
+    """Yield the node over contiguous copies, and the squared difference as the result."""
     yield "// the same over contiguous copies"
     also = dict(names)
     for i, s in enumerate(t.src):

@@ -129,7 +129,7 @@ def _nearest(measured: Sequence[Measured]) -> str:
 
 
 def worse(before: Profile, now: Profile, where: str) -> list[str]:
-    """Return a message per key for which `now` is less exact than the profile `before`, at `where`."""
+    """Return a message per key for which `now` is less exact than `before`, at `where`."""
     sentences = []
     for key, new in now.entries.items():
         old = before.entries.get(key)

@@ -410,7 +410,7 @@ class Runner:
     def _look_closer(
         self, spec: Spec, backend: Backend, case: Case, expectation: Expectation, execution: Execution, result: Result
     ) -> Result:
-        """Judge node by node and step by step, and locate the first wrong node; add notes for errors."""
+        """Judge node by node and step by step, locate the first wrong node; note errors."""
         if isinstance(expectation, recorded.Recording) or recorded.has_nodes(case):
             if execution.opaque:
                 result = result.noted("node by node: not judged: its caches cannot be read or set")

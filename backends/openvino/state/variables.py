@@ -202,7 +202,7 @@ def _logs(plan: Plan) -> list[Logged]:
 
 
 def _bare(x: Value) -> bool:
-    """Return True if `x` is a parameter up to casts, reshapes and concatenation, or computed from constants alone.
+    """Return True if `x` is a parameter (cast, reshaped, concatenated) or constant.
 
     The CPU plugin (2026.4.1) assigns garbage for such a parameter, and never assigns a constant.
     """

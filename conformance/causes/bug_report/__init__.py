@@ -1,4 +1,4 @@
-"""Bug reports: the smallest case, a standalone proof and the draft of an issue, in a folder per cause."""
+"""Bug reports, a folder per cause: smallest case, standalone proof, draft of an issue."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def title(cause: Cause) -> str:
 
 
 def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None) -> str:
-    """Return the draft, at most `MOST_LINES` lines: where, what happens, the smallest proof and its reach."""
+    """Return the draft of an issue: at most `MOST_LINES` lines."""
     where = environment()
     filled = (
         ("Name and Version", _version(info)),

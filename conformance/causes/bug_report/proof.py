@@ -146,7 +146,7 @@ def _allowed(case: Case, result: Result, expectation: Expectation, wanted: Seque
 
 
 def _differs_from_copies(case: Case, result: Result, spec: Spec, run: Run | None) -> Tensor | None:
-    """Return the only node if the reference device is wrong at it, and right over contiguous copies of its sources."""
+    """Return the only node if the CPU is wrong at it and right over contiguous sources."""
     nodes = [n for n in case.steps[0].graph if computes(n) and n.op not in VIEW_OPS]
     if result.verdict is not Verdict.FAIL or not _is_reference(spec) or run is None or len(nodes) != 1:
         return None

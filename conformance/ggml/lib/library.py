@@ -651,7 +651,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def files_of(functions: Sequence[Any]) -> list[Path]:
-    """Return the files of ctypes functions, according to the loader, sorted; those that the system cannot tell lack."""
+    """Return the files of ctypes functions, sorted, as far as the loader knows them."""
     files: set[Path] = set()
     base = sys.maxsize  # of the library of the pointer before, which holds all down to there
     for pointer in sorted((ctypes.cast(f, _P).value or 0 for f in functions), reverse=True):

@@ -69,7 +69,7 @@ class Llama(Library):
         self.load_devices()
 
     def architectures(self) -> list[str]:
-        """Return the names of all architectures it knows; none if it does not export `llm_arch_name`, as on Windows."""
+        """Return the names of all its architectures; none without `llm_arch_name`, as on Windows."""
         function = self.function(_ARCH_NAME)
         if function is None:
             return []

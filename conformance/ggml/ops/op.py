@@ -202,7 +202,7 @@ class Op:
 
     @cached_property
     def asserts(self) -> tuple[Assertion, ...]:
-        """Assertions of ggml when it constructs a node; parsed on first use, since a process uses few ops."""
+        """Assertions of ggml when it constructs a node, parsed on first use."""
         asserts, _, let = self._texts
         return assertions(asserts, let, self.src, self.n_src, self.fields)
 

@@ -53,7 +53,7 @@ class Load:
 
 
 def image_size(medium: Medium, tile: int) -> tuple[int, int]:
-    """Return width and height in pixels: one tile, sides that no patch divides, several tiles, a strip."""
+    """Return width and height in pixels: one tile, odd sides, several tiles, a strip."""
     sizes = {
         "whole": (tile, tile), "odd": (tile + 13, tile - 9), "large": (3 * tile + 5, 2 * tile + 3),
         "thin": (5 * tile, 7),
@@ -105,7 +105,7 @@ class Encoder:
 
     @cached_property
     def n_embd(self) -> int:
-        """Elements of an embedding: the text model's input row, including the part for deeper layers."""
+        """Elements of the text model's input row, including the part for deeper layers."""
         llama = self.library.llama
         return int((llama.model_n_embd_inp or llama.model_n_embd)(self.text_model))
 
@@ -147,7 +147,7 @@ class Encoder:
         return int(made)
 
     def mergeable(self, *bitmaps: int) -> None:
-        """Mark bitmaps as frames of a film; older versions treat every pair of images of one size as such."""
+        """Mark bitmaps as frames of a film, as older versions do for images of one size."""
         for bitmap in bitmaps if self.library.mtmd.bitmap_set_mergeable else ():
             self.call("bitmap_set_mergeable")(bitmap, True)  # C's signature
 

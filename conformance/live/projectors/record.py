@@ -55,7 +55,7 @@ def record(e: Encoder, medium: Medium, output: Path) -> None:
 
 
 def _step(graph: GraphRecord) -> Step:
-    """Make a step whose output is the last node that computes; the very last node may be a view of it."""
+    """Make a step whose output is the last computing node, of which a view may follow."""
     whole = Graph(graph.nodes)
     used = set(whole.tensors())
     inputs = {t: data for t, data in graph.inputs.items() if t in used}

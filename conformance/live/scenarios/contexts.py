@@ -1,4 +1,4 @@
-"""API scenarios for contexts: other activity or other parameters of a context change nothing."""
+"""API scenarios for contexts: other activity or parameters change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API scenarios for encoder-decoders: each sequence's decoder sees the text that was encoded last."""
+"""API scenarios for encoder-decoders: the decoder sees the text encoded last."""
 
 from __future__ import annotations
 

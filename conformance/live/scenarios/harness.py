@@ -98,13 +98,13 @@ class Harness:
         return int(self.call("model_n_embd")(self.model))
 
     def larger(self, times: int) -> Context:
-        """Make a context with more cells; RefusedError if the number of cells changes the model itself."""
+        """Make a context with more cells; RefusedError if that changes the model itself."""
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
             raise RefusedError("the rotations of this model depend on the number of cells")
         return self.context(n_ctx=times * self.request.n_ctx)
 
     def turned(self, times: int) -> float:
-        """Return the extra NMSE allowed for keys that were read, rotated and stored again `times` times."""
+        """Return the extra NMSE for keys that were read, rotated and stored `times` times."""
         return times * AMPLIFIED * rounding(self.request.type_k)
 
     def call(self, name: str) -> Callable[..., Any]:
@@ -195,7 +195,7 @@ class Context:
         self._run("encode", spans, every=True)
 
     def steps(self, seq: int = 0, n: int = AFTER, name: str = "after") -> F32:
-        """Decode `n` tokens of a sequence one by one: `[n, n_vocab]`. An encoder takes them in one batch."""
+        """Decode `n` tokens one by one, an encoder in one batch; return `[n, n_vocab]`."""
         tokens = self.harness.tokens(n, name)
         if self.kind == "encoder":
             return self.feed((seq, tokens))

@@ -211,7 +211,7 @@ def _same_tokens(found: NDArray[np.int32], tokens: NDArray[np.int32]) -> Compari
 
 
 def fragmented(harness: Harness) -> Iterator[Comparison]:
-    """Reload a sequence into cells scattered between those of another, since no free range is long enough."""
+    """Reload a sequence into cells scattered between those of another."""
     context, n = harness.context(3, unified=True, n_ctx=256), 20
     context.feed((2, harness.tokens(205, "rest")))
     texts = [harness.tokens(n, f"long {seq}") for seq in (0, 1)]

@@ -27,7 +27,9 @@ SECONDS = 6.0
 
 
 def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:
-    """Return case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, *lines, title]], "edges": [path]}`.
+    """Return case id -> `step`, `width`, `height`, `boxes` and `edges` of its drawing.
+
+    A box is `[node, x, y, kind, *lines, title]`, an edge the path of an SVG.
 
     The smallest case of each cause comes first; then failed cases in the order of the results, each at the step where
     it diverges; then one case of each op.
@@ -58,7 +60,7 @@ def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds:
 
 
 def _wanted(runs: Runs) -> Iterator[Row[Result]]:
-    """Yield the smallest cases of causes, failures, then waived ones, then the first case of each op."""
+    """Yield smallest cases of causes, failures, waived ones, then one case of each op."""
     results = runs.results
     yield from runs.proofs()
     yield from (r for r in results if r.value.verdict in FAILURES)

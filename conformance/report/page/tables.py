@@ -77,7 +77,7 @@ def subject(case_id: str) -> tuple[str, str, str]:
 
 
 def subject_of(result: Result) -> tuple[str, str, str]:
-    """Return the `subject` that a result counts for; a failing op's case counts for its first wrong node."""
+    """Return the `subject` of a result; a failing op's case counts for its wrong node."""
     what = operation_of(result)
     return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
 
@@ -141,7 +141,7 @@ def _result(r: Result) -> dict[str, JSON]:
 
 
 def compared(pairs: Sequence[Pair]) -> JSON:
-    """Return the table of a comparison, one row per pair. It names no document, since a pair has two."""
+    """Return the table of a comparison: a row per pair, without a document, as each has two."""
     columns: dict[str, list[str | None]] = {
         "state": [str(p.state) for p in pairs],
         "case": [p.case for p in pairs],
@@ -192,7 +192,7 @@ def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> 
 
 
 def _place(place: str) -> tuple[str, int | None]:
-    """Split `results[17]` into (`results`, 17); a place without a number, as in a history, is only a name."""
+    """Split `results[17]` into (`results`, 17); a history's place is only a name."""
     name, bracket, row = place.removesuffix("]").rpartition("[")
     return (name, int(row)) if bracket and row.isdecimal() else (place, None)
 
@@ -236,7 +236,7 @@ def objects(values: Iterable[JSON]) -> dict[str, JSON]:
 
 
 def embedded(document: JSON) -> str:
-    """Format JSON for a `<script type="application/json">`: ASCII, and without a `<` that could end it."""
+    """Format JSON for a `<script>`: ASCII, without a `<` that could end it."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

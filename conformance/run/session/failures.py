@@ -95,7 +95,7 @@ def _place(record: dict[str, JSON]) -> str:
 
 
 def source_lines(case: Case, result: Result) -> list[str]:
-    """Return a line for each source of the node that a failure names: type, `ne`, `nb` and layout."""
+    """Return a line per source of the failing node: type, `ne`, `nb` and layout."""
     where = result.where
     if result.verdict not in FAILURES or where is None or where.step is None or where.node is None:
         return []

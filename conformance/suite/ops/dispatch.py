@@ -1,4 +1,4 @@
-"""The sizes, types and layouts by which backends choose a kernel, as axes divided into classes.
+"""Sizes, types and layouts by which backends choose a kernel: axes and their classes.
 
 An axis has a value on each side of every border at which a backend branches (`BORDERS`). Level `standard` has each pair
 of values of two axes of a grid, and each combination of three axes where kernels are chosen by three (`triple`), unless

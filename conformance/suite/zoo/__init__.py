@@ -1,1 +1,1 @@
-"""The zoo: graphs of every architecture that llama.cpp knows, recorded from llama.cpp itself with made-up weights."""
+"""The zoo: graphs of every architecture, recorded from llama.cpp with made-up weights."""
