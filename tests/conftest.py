@@ -1,5 +1,7 @@
-"""The hypothesis profile of this run: the same examples each time where CI is set, a growing database elsewhere; no
-expected values kept on disk; a temporary folder of its own; and one shrink at a time.
+"""Settings of this run: hypothesis profile, folders, caches.
+
+Hypothesis draws the same examples each time where CI is set, else from a growing database. No expected values are kept
+on disk, the temporary folder is the run's own, and one shrink runs at a time.
 """
 
 import os
@@ -30,8 +32,9 @@ def _one_worker() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A run recovers what a killed one left in the temporary folder: that of another worker, or of a run beside, is not
-    this one's.
+    """A run gets a temporary folder of its own.
+
+    A run recovers the cases of a killed one from there, and must not find those of another worker.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))

@@ -45,7 +45,7 @@ BUDGETS = {
     "conformance/live": 5_100,
     "conformance/model": 1_435, "conformance/nightly": 325, "conformance/perf": 2_100, "conformance/process": 1_160,
     "conformance/release": 1_220, "conformance/report": 3_450, "conformance/run": 8_200, "conformance/suite": 11_930,
-    "conformance/*.py": 1_280, "tests": 47_800,
+    "conformance/*.py": 1_280, "tests": 47_920,
 }  # fmt: skip
 """Lines of Python of each package. It grows only with a reason in the message of the same commit."""
 ROOM = 0.03

@@ -133,8 +133,9 @@ def test_sub_ops_are_translated_by_name() -> None:
 
 
 def test_another_struct_is_refused_by_both_versions(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library whose tensor is larger, or has its fields elsewhere, is unavailable, and both versions are named; the
-    layout of the table that fits is the one that is used.
+    """A library with another tensor layout is unavailable, and both versions are named.
+
+    The layout of the table that fits is used.
     """
     larger = SimpleNamespace(**{**vars(library.ggml), "tensor_overhead": lambda: 400})
     with pytest.raises(
@@ -213,8 +214,9 @@ def test_tiles_of_attention_are_computed(library: Library) -> None:
 
 
 def test_a_use_that_the_library_lacks_is_unsupported(backend: GgmlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter that the library would ignore in silence is refused by its sign, and so is a node that it cannot
-    leave alone; the same nodes are taken where the sign is exported.
+    """A parameter or node that the library would ignore in silence is refused by its sign.
+
+    The same nodes are accepted where the sign is exported.
     """
     library = backend._library
     node = g.scale_bias(g.new_tensor_1d(types.F32, 4), 2.0, 1.0)
@@ -397,8 +399,9 @@ program = st.lists(
 def test_outputs_do_not_depend_on_what_else_is_asked(  # noqa: C901  # every way to ask
     backend: GgmlBackend, calls: list[tuple[str, int, int]], data: st.DataObject
 ) -> None:
-    """Random graphs with views and in-place nodes: every node's value is what a walk over them gives, whichever
-    outputs are asked for, though nodes share memory as the library pleases.
+    """Every node of a random graph has the value of a walk, whichever outputs are requested.
+
+    The graphs have views and in-place nodes, and nodes may share memory.
     """
     a, b = g.new_tensor_1d(types.F32, 8), g.new_tensor_1d(types.F32, 8)
     memory = {a: np.arange(1, 9, dtype="<f4"), b: np.arange(-3, 5, dtype="<f4")}
@@ -504,8 +507,9 @@ def exact(session: Session, case: Case, *, every_node: bool) -> int:
 @pytest.mark.parametrize("case_id", captured.FAMILY.ids("full"))
 @pytest.mark.parametrize("every_node", [False, True])
 def test_a_recording_is_repeated_to_the_bit(case_id: str, every_node: bool) -> None:
-    """One thread and weights in the default buffer give what llama.cpp recorded with this very ggml: logits and
-    caches of every step, and every node; through the worker process, as the suite runs it.
+    """One thread and weights in the default buffer reproduce llama.cpp's recording.
+
+    Logits and caches of every step, and every node, through the worker process.
     """
     case = captured.FAMILY.build(case_id)
     backend = open_backend(Spec("ggml"))

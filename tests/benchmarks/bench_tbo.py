@@ -103,8 +103,9 @@ def ours(backend: str, chosen: Sequence[Row], kept: str = "") -> float:
 
 
 def own(backend: str, path: str, ids: Sequence[str]) -> float:
-    """Seconds of processor time of `conform run` over cases, above those of a run of a tiny one, in this process and
-    its workers; what is imported by then counts for neither.
+    """Processor seconds of `conform run` over cases, without those of a run of a tiny one.
+
+    Workers count, imports do not.
     """
     asked = ["run", "--level", "full", "--backend", backend, "--json", path]
     seconds = []

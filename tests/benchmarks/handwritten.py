@@ -270,8 +270,10 @@ def concat(s: Sizes, w: Weights) -> ov.Model:
 
 
 def rows(s: Sizes, w: Weights) -> ov.Model:
-    """Inputs as `feeds`, slots, then per layer K and V (1, heads, n_kv, head), of which the model changes only its own
-    copy; outputs logits and per layer the K and V of the new tokens, (1, heads, tokens, head).
+    """Model of a decoder; it changes only its own copy of K and V.
+
+    Inputs as `feeds`, slots, then per layer K and V (1, heads, n_kv, head); outputs logits and per layer the K and
+    V of the new tokens, (1, heads, tokens, head).
     """
     e = Writer(s, w)
     where = _parameter("slots", ov.Type.i32, -1)

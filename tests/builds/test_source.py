@@ -245,8 +245,9 @@ def test_a_distribution_without_ggml_is_no_build() -> None:
 
 @needs_wheel
 def test_the_wheel_by_its_name() -> None:
-    """The installed wheel is a build with a CPU device, with llama.cpp, with nothing left out, and all architectures of
-    its llama.cpp stand in the zoo.
+    """The installed wheel is a complete build with llama.cpp and a CPU device.
+
+    The zoo has all architectures of its llama.cpp.
     """
     build = probe(WHEEL)
     assert build.path.parent.name == WHEEL

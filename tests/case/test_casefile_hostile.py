@@ -245,8 +245,9 @@ _NOT_JSON: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", _NOT_JSON)
 def test_hostile_document(path: Path, name: str) -> None:
-    """What is no JSON, or JSON made to hurt: one line, soon, and no more than four times the file's own size of memory
-    (or `FREE_MEMORY`).
+    """Malformed or hostile JSON is one line of error, soon and in little memory.
+
+    The memory is at most four times the file's size, or `FREE_MEMORY`.
     """
     document, words = _NOT_JSON[name]
     forged(path, document)
@@ -341,9 +342,7 @@ _HEADERS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", _HEADERS)
 def test_hostile_header(path: Path, name: str) -> None:
-    """Counts, sizes, offsets and names that are impossible or meet each other: refused by name before anything is
-    allocated for them.
-    """
+    """Impossible counts, sizes, offsets and names are refused before anything is allocated."""
     data, field = _HEADERS[name]
     assert refused(path, data).field == field
     assert _peak(path) < _MIB

@@ -176,8 +176,9 @@ def test_no_poison_is_named_when_time_is_up(simulate: Callable[[Rule], Process])
 
 
 def test_ran_before(simulate: Callable[[Rule], Process]) -> None:
-    """A process starts anew after what ended the one before it, waived or not; what a waiver lets fail is no failure,
-    nor is what passes in spite of one.
+    """A new process starts after a case that ended the one before, waived or not.
+
+    A waived failure is no failure, nor is a pass in spite of a waiver.
     """
     verdicts = [Verdict.PASS, Verdict.CRASH, Verdict.PASS, Verdict.XFAIL, Verdict.FAIL, Verdict.XPASS, Verdict.TIMEOUT]
     results = [made(str(k), v) for k, v in enumerate(verdicts)]
@@ -191,8 +192,9 @@ def test_ran_before(simulate: Callable[[Rule], Process]) -> None:
 
 
 def test_in_processes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real adapter dies one case after its poison, another fails each time: nothing reaches this process, and no try
-    the next one.
+    """An adapter that dies after a poisoned case harms neither this process nor the next try.
+
+    Another one fails each time.
     """
     with installed(tmp_path, monkeypatch):
         ids = list(ops.ids("smoke")[:4])

@@ -69,8 +69,9 @@ def test_failures_become_causes(grouped: Path) -> None:
 
 
 def test_known_causes_are_no_failure(run_file: Path, grouped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against its own baseline a run is fine, whatever the ids are; against one with other causes it says what is new
-    and what is gone.
+    """A run passes against its own baseline, whatever the ids are.
+
+    Against a baseline with other causes it lists new and gone ones.
     """
     known = grouped.with_name("known.toml")
     found = [Cause.from_json(c) for c in json.loads(grouped.read_text())["causes"]]

@@ -54,8 +54,9 @@ def test_sub_ops_have_the_numbers_of_the_library(numbers: Numbers) -> None:
 
 
 def test_every_op_of_smoke_comes_back_as_a_case(numbers: Numbers) -> None:
-    """The case of a line has the same line: types, shapes, parameters. Few are left out: a source that a later one
-    needs is absent, and the format ends there.
+    """A case read from a line is written as the same line: types, shapes, parameters.
+
+    Few are left out: a source that a later one needs is absent, and the format ends there.
     """
     left = []
     for case_id in case_ids(("ops",), (), "smoke"):

@@ -50,8 +50,9 @@ SITUATIONS: dict[str, tuple[dict[str, Any], int, str]] = {
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_baseline_hides_no_situation(tmp_path: Path, situation: str) -> None:
-    """A run that forms no new cause is no success against a baseline by that alone. No results are no proof that the
-    known causes are gone.
+    """A run without a new cause is not enough for success against a baseline.
+
+    Missing results do not show that known causes are gone.
     """
     body, code, says = SITUATIONS[situation]
     run, known = written_to(tmp_path / "run.json", body), tmp_path / "known.toml"

@@ -49,8 +49,9 @@ def test_a_case_that_no_level_lists_runs_by_its_id() -> None:
 
 
 def test_a_glob_runs_where_it_matches() -> None:
-    """A glob over several families collects what it matches, whatever it does not; one that matches nowhere is an
-    error, as is a family that there is not.
+    """A glob over several families collects all matches; one without a match is an error.
+
+    So is an unknown family.
     """
     found = _pytest("--backend", "cpu", "--case", "r*/*", "--collect-only", "-q")
     assert found.returncode == 0, found.stdout + found.stderr

@@ -172,8 +172,9 @@ def test_it(request):
 
 
 def test_the_installed_suite_leaves_other_runs_alone(python: Path, empty: Path) -> None:
-    """Where pytest runs somebody else's tests there is no option, module or summary of this project: another plugin may
-    have options of these names, and a package of theirs may be called `conformance`.
+    """Other projects' pytest runs have no option, module or summary of this project.
+
+    Another plugin may have options of these names, and a package of theirs may be called `conformance`.
     """
     (empty / "conftest.py").write_text(THEIRS)
     (empty / "conformance").mkdir()

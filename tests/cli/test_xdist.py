@@ -29,8 +29,9 @@ def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_shared_run_says_what_a_run_alone_says(tmp_path: Path) -> None:
-    """The same results, numbers and totals; only times, and how large a case's batch was, may differ. Each backend has
-    one worker.
+    """Results, numbers and totals are those of a run without xdist.
+
+    Only times, and the sizes of batches, may differ. Each backend has one worker.
     """
     said = {}
     chosen = ("--backend", "cpu", "--backend", "ggml", "--case", "ops/*MUL_MAT-*", "--level", "smoke", "-v")

@@ -199,8 +199,9 @@ def test_fields_follow_one_another() -> None:
 
 
 def test_every_node_of_every_op_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node of `smoke` and of every fourth case of `standard` is recovered as constructor calls that make it again,
-    and the audit finds for each op a node where it can change each parameter that it varies. No number is looked at.
+    """Nodes of smoke and a quarter of standard are recovered as the calls that make them.
+
+    For each op the audit finds a node where it can change each parameter that it varies. No number is compared.
     """
     monkeypatch.setattr(regimes, "encode", lambda type_, _, ne, __: np.zeros(row_size(type_, math.prod(ne)), np.uint8))
     calls: Counter[str] = Counter()

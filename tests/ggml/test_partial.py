@@ -206,8 +206,10 @@ def _aliasing(draw: st.DrawFn) -> tuple[Case, tuple[Tensor, ...], list[int]]:
 @settings(max_examples=400, deadline=None)
 @given(made=_aliasing())
 def test_random_aliasing_graphs_on_the_reference(made: tuple[Case, tuple[Tensor, ...], list[int]]) -> None:
-    """Views of roots in earlier parts, writes through them across cuts, inputs written in place, nodes left uncomputed:
-    the same bytes as the whole.
+    """Parts of a graph give the same bytes as the whole.
+
+    Views of roots in earlier parts, writes through them across cuts, inputs written in place, nodes left
+    uncomputed.
     """
     case, outputs, cuts = made
     with CPU.open(case) as session:

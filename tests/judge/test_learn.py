@@ -169,8 +169,9 @@ ROUNDING = [
 
 @pytest.mark.parametrize(("how", "type_"), ROUNDING)
 def test_rounding_is_learnt(oracle: Oracle, how: str, type_: str) -> None:
-    """The profile names the rounding that a device has, and allows nothing beyond float32 but for a few values that it
-    rounds the other way.
+    """The profile names a device's rounding and allows float32 errors only.
+
+    A few values rounded the other way are allowed beside.
     """
     _, found = entry(oracle, how, type_)
     assert (found.rounding, found.finding, found.blind) == (how, "", "")

@@ -75,8 +75,9 @@ ENTRIES = st.builds(
 def test_a_waiver_covers_what_fails_as_it_says_and_nothing_else(
     entries: list[Waiver], case: str, verdict: Verdict
 ) -> None:
-    """XFAIL iff a holding entry that covers the case says its verdict; XPASS iff it passes and one covers it; all else
-    stays as it is. The verdict before is kept.
+    """XFAIL iff a valid entry for the case names its verdict; XPASS iff a covered case passes.
+
+    All else stays as it is. The verdict before is kept.
     """
     holding = [w for w in entries if w.covers(case) and w.expiry >= TODAY]
     result = waive(_waivers(*entries), _failed(case, verdict), TODAY)
@@ -92,8 +93,10 @@ def test_a_waiver_covers_what_fails_as_it_says_and_nothing_else(
 def test_no_waiver_is_at_odds_with_a_run_in_silence(
     entries: list[Waiver], verdicts: dict[str, Verdict], listed: list[str]
 ) -> None:
-    """An entry is a problem whenever it has expired, covers a case that passes, or covers nothing that there is in a
-    family that ran; one that is no problem and covers a case that ran covers one that fails, or the run had not all.
+    """An entry is a problem if it expired, covers a passing case, or covers nothing.
+
+    The last holds in a family that ran only. An entry without a problem that covers a case of the run covers a
+    failing one, or the run did not have all of its cases.
     """
     w = _waivers(*entries)
     results = [waive(w, _failed(case, verdict), TODAY) for case, verdict in verdicts.items()]
@@ -182,8 +185,9 @@ def test_details_say_reason_link_and_day() -> None:
 
 
 def test_what_matches_nothing_fails_where_it_could_have_matched() -> None:
-    """A glob without a case is a problem in a run of its family only; an id that no level lists but a family makes, and
-    a case of a higher level, are not.
+    """A glob without a case is a problem in a run of its family only.
+
+    An id that no level lists but a family makes, and a case of a higher level, are no problem.
     """
     w = _waivers(_waiver("f/typo*"))
     (problem,) = _problems(w, Result("f/a", "b", Verdict.PASS))

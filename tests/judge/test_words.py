@@ -57,8 +57,9 @@ def _hashes(explain: Callable[..., str]) -> Callable[..., str]:
 
 
 def test_nothing_is_decided_by_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hash in place of each text, exit codes, verdicts, groups, counts and causes of a run that fails are the
-    same.
+    """Exit codes, verdicts, groups and causes do not depend on the words of messages.
+
+    Each text is replaced by its hash.
     """
     monkeypatch.setattr(rank, "_laid_out", lambda *_: ({}, 0))  # to count them takes a minute
     source = Path(broken_add.__file__).read_text(encoding="utf-8") + WORSE

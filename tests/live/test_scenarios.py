@@ -113,8 +113,9 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
 
 @needs_wheel
 def test_scenarios_in_a_run(tmp_path: Path) -> None:
-    """They stand in the record as any case, one of two processes too; what makes no sense for a model, and what
-    llama.cpp refuses, is UNSUPPORTED with the reason.
+    """Scenarios are recorded as any case, one of two processes too.
+
+    What does not apply to a model, and what llama.cpp refuses, is UNSUPPORTED with the reason.
     """
     out = tmp_path / "scenarios.json"
     names = ("state-process", "shif?", "seq-rm-tail")

@@ -42,7 +42,9 @@ def test_variants_stand_beside_the_architectures() -> None:
 
 @needs_wheel
 def test_what_variants_hold(tmp_path: Path) -> None:
-    """A gate or none, an output of its own or the embedding's, a bias of each block or of the first alone, and as many
+    """Variants have the layers and tensors that their metadata describes.
+
+    A gate or none, an output of its own or the embedding's, a bias of each block or of the first alone, and as many
     blocks of either half as the metadata says.
     """
     old, new, each, bytes_ = (weights(name, tmp_path) for name in ("t5-v1.0", "flan-t5", "umt5", "byt5"))

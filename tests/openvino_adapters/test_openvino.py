@@ -82,8 +82,9 @@ def _evaluated(x: Any, *feeds: tuple[Any, NDArray[Any]], fusion: str = "on") -> 
 
 
 def test_smoke_ops_are_within_budget_without_fusion() -> None:
-    """Every op case of level smoke that is not refused takes at most its budget, a hundred of them in one model. With
-    fusion `pytest conformance` runs them.
+    """Every supported op case of level smoke is within its budget, a hundred in one model.
+
+    With fusion `pytest conformance` runs them.
     """
     ov = OpenVinoStateless(fusion="off")
     reference = CpuBackend()

@@ -104,8 +104,10 @@ def _kind(case: Case, k: int) -> str:
 def test_a_trajectory_from_nothing_compiles_twice_per_kind_and_changes_nothing(
     ov: type[OpenVinoStateless], fa: int, seqs: int
 ) -> None:
-    """From 0 tokens over 256 three times, by prompts and by single tokens, some ubatches with one result and some with
-    one for each sequence: at most two models for each kind, outputs and caches those of one model per graph.
+    """A growing cache needs at most two models per kind, with the values of one per graph.
+
+    From 0 tokens over 256 three times, by prompts and by single tokens, some ubatches with one result and some with
+    one for each sequence.
 
     Within an NMSE of 1e-11; an F16 cache within one rounding.
     """
@@ -125,16 +127,19 @@ def test_a_trajectory_from_nothing_compiles_twice_per_kind_and_changes_nothing(
 
 
 def test_sequences_written_by_cpy_share_what_picks_rows() -> None:
-    """Four sequences with batches of 2, 3, 1 and 4 tokens: five models for seven steps, where every number of streams
-    is a template of its own (each stream has a CPY).
+    """Four sequences in batches of 2, 3, 1 and 4 tokens need five models for seven steps.
+
+    Every number of streams is a template of its own (each stream has a CPY).
     """
     for fa in (0, 1):
         assert _witness(_decoder(f"seqs=4,write=cpy,fa={fa},run=at253.p2+3+1+4.d3")).compiles <= 5
 
 
 def test_one_row_is_no_special_case_unless_something_makes_it_one() -> None:
-    """Rows picked out of a product, one, four, two: one lifted model; where a row repeats over a matrix of as many
-    rows, one row is a template of its own, and the numbers are still right.
+    """Picking one, four and two rows of a product needs one lifted model.
+
+    Where a row repeats over a matrix of as many rows, one row is a template of its own, and the numbers are still
+    right.
     """
     for repeated, compiles in ((False, 2), (True, 4)):
         w, steps = new_tensor(F32, 8, 8), []

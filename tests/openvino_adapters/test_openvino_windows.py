@@ -106,8 +106,9 @@ def test_an_order_and_its_table_undo_each_other() -> None:
 @pytest.mark.parametrize("type_", [F16, BF16], ids=str)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_matrix_of_16_bit_floats_is_held_as_it_is(type_: GGMLType, steps: int) -> None:
-    """In one step as in several it is a constant, of which the kernel's copy has 16 bits a number; values are exact.
-    BF16 is an input where the processor does not know it.
+    """A window's weight is a constant in one step as in several, with exact values.
+
+    The kernel's copy has 16 bits a number. BF16 is an input where the processor does not know it.
     """
     w, x = new_tensor(type_, 256, 64), new_tensor(F32, 256, 3)
     out = B.mul_mat(w, x)

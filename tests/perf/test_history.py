@@ -285,9 +285,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_damaged_store_is_one_error(tmp_path: Path, seed: int) -> None:
-    """Bytes overwritten or cut off: one error that says what to do, and the file stays as it was; or it does not
-    matter, and all rows are there.
-    """
+    """A damaged file is one error with advice and stays as it was, or all rows are there."""
     rows = [(f"ops/ADD-f32+f32-a={i}@1", "x", "PASS") for i in range(800)]
     path = _store(tmp_path / "h.sqlite", document(rows, run="1" * 32))
     raw, chance = bytearray(path.read_bytes()), random.Random(seed)  # noqa: S311  # damage, no secret

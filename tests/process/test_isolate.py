@@ -291,8 +291,9 @@ def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) ->
 
 
 def test_a_bound_ends_a_request_before_the_time_limit() -> None:
-    """While a bound is set, a request that takes longer is a timeout; without it the limit holds again. A new process
-    has all of the limit to begin.
+    """A request over the bound times out while it is set; without it the limit holds.
+
+    A new process has all of the limit to begin.
     """
     workers = Workers(Isolation(30))
     backend = IsolatedBackend(Spec("fake"), workers)

@@ -247,8 +247,10 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_becomes_of_a_worker_is_an_error(
     service: str, request_: dict[str, object], error: type[ConformanceError], words: str
 ) -> None:
-    """A worker that hangs, dies, closes its wire or sends other sizes is an error with its last words; an exception of
-    ours travels as the same class. A grandchild that holds its streams keeps nobody waiting.
+    """A worker that hangs, dies, closes its pipe or sends other sizes is an error.
+
+    The error has its last words; an exception of ours travels as the same class. A grandchild that holds its
+    streams keeps nobody waiting.
     """
     worker = Worker(service, time_limit=3.0 if request_["do"] == "hang" else 60.0, patience=0.1)
     try:

@@ -152,8 +152,9 @@ def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
 
 
 def test_what_is_late_is_confirmed_once() -> None:
-    """A cause is never called new unseen, and costs no more than a run on each side once the time is over; one that is
-    fixed costs none then.
+    """A cause is called new only after a run on both sides, even when time is over.
+
+    A fixed one costs no run then.
     """
     for seconds, runs in ((1.0, 1 + RIGHT), (0.0, 2)):
         kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=seconds, clock=lambda: 0.0)
@@ -237,8 +238,9 @@ def test_each_op_has_its_share_however_short_the_time(drawn: list[tuple[str, int
 
 
 def test_what_is_new_of_an_op_comes_early() -> None:
-    """A type, a stride or the value of a parameter that no case before had, also none of another stage, comes before
-    more of the same; what brings more of it comes first, else the order stays.
+    """Cases with a new type, stride or parameter value come before more of the same.
+
+    Values of other stages count; what brings more new ones comes first, else the order stays.
     """
     same = [f"ops/L2_NORM-f32-ne={n}x5,eps=1e-5@1" for n in range(30, 40)]
     new = "ops/L2_NORM-f32-ne=33x4,eps=10.0@1"
@@ -343,8 +345,9 @@ def test_architectures_without_a_model_are_named() -> None:
 
 
 def test_the_outcome_of_a_release() -> None:
-    """A new cause and a case that is refused since fail it; what the time left out makes it incomplete; on a device on
-    which no case passed is named.
+    """A new cause and a newly refused case fail it; left out cases make it incomplete.
+
+    A device on which no case passed is named.
     """
     there = {"ADD-1": Verdict.PASS, "MUL-1": Verdict.PASS}
 
@@ -436,8 +439,9 @@ def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: s
 
 
 def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> None:
-    """The answer has the cause, and whether it is gone; a build that is not there is no miss, but said. Faults of the
-    same two builds share one run.
+    """The answer has the cause, and if it is gone; a missing build is reported, no miss.
+
+    Faults of the same two builds share one run.
     """
     path = tmp_path / "past.toml"
     path.write_text(_toml(FAULT))
@@ -492,8 +496,9 @@ def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
 
 
 def test_whole_models_that_fail_alike_are_one_cause() -> None:
-    """Errors by their innermost message without numbers, wrong logits by when they begin, those of a scenario by
-    themselves; what passes has none.
+    """Errors are grouped by innermost message, wrong logits by where they begin.
+
+    Scenarios are grouped by themselves; passes have no group.
     """
 
     def wrong(case: str, step: int, name: str = "") -> Result:

@@ -37,8 +37,10 @@ def _shard(folder: Path, index: int, of: int, verdicts: dict[str, str], **extra:
 def test_merged_shards_prove_something_of_each_backend(
     tmp_path: Path, first: str, second: str, backends: list[str]
 ) -> None:
-    """A backend on which nothing passed in all shards together is named, and the report ends with 3; one shard alone,
-    or one that is missing a result, says nothing of that, and the report that the other shard is missing.
+    """A backend without a PASS in all shards is named, and the report ends with 3.
+
+    One shard alone, or one that is missing a result, says nothing of that; the report says that the other shard is
+    missing.
     """
     paths = [_shard(tmp_path, k, 2, {"a": "PASS", "b": v}) for k, v in ((1, first), (2, second))]
     documents = [json.loads(p.read_text()) for p in paths]

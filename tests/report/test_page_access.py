@@ -124,8 +124,9 @@ def test_bars_and_points_by_keyboard(at: Driver) -> None:
 
 
 def test_a_drawing_zooms_and_moves(at: Driver, runs: Runs) -> None:
-    """Keys and buttons change the size of a graph, and only of the graph; what is in the middle stays there, dragging
-    and arrows move it, and all of it fits where that is asked.
+    """Keys and buttons change the size of a graph only, around its middle.
+
+    Dragging and arrows move it, and all of it fits on request.
     """
     from selenium.webdriver import ActionChains  # noqa: PLC0415  # only where there is a browser
 

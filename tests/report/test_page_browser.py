@@ -110,8 +110,10 @@ def test_a_row_is_the_row_of_the_run(at: Driver, runs: Runs) -> None:
 
 
 def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
-    """The overview begins with each cause in the order of the file: its verdict, whom it hits, its cases and the
-    smallest of them, and since when; failures that it explains are not told again below.
+    """The overview begins with each cause, in the order of the file.
+
+    It has the verdict, architectures, cases and the smallest of them, and since when; failures that it explains are
+    not repeated below.
     """
     first, *rows = ask(
         at,
@@ -132,8 +134,9 @@ def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
 
 
 def test_a_cause_shows_its_proof(at: Driver, runs: Runs) -> None:
-    """The view of each cause has its sentence, verdict, conditions, when and where it was seen, whom it hits, links to
-    its cases, the drawing of the smallest, and the command that runs that again.
+    """The view of a cause has its sentence, verdict, conditions, places and cases.
+
+    Also the drawing of the smallest, and the command that runs it again.
     """
     rows = results(runs)
     for i, (c, proof) in enumerate(zip(runs.causes, runs.proofs(), strict=True)):
@@ -227,8 +230,9 @@ def test_rows_can_be_put_in_order(at: Driver, runs: Runs) -> None:
 
 
 def test_a_filter_is_in_the_address_and_back_undoes_it(at: Driver, address: str) -> None:
-    """Each choice is one step of Back, the letters of a search together are one; an address opened anew has the same
-    rows, words and choices; the same holds of the matrix.
+    """Each choice is one step of Back; the letters of a search together are one.
+
+    An address opened again has the same rows, words and choices; so has the matrix.
     """
     first = at.current_window_handle
     at.switch_to.new_window("tab")  # of a full history Chromium forgets first what a script did and no finger

@@ -184,8 +184,9 @@ def test_failures_alike_are_one_entry(opened: Open, browser: Driver) -> None:
 
 
 def test_causes_of_several_runs(opened: Open, browser: Driver) -> None:
-    """Results of one cause stand together, before those of the next and before passes; a cause is first seen in the
-    earliest file that has it; of architectures it stands by plan.
+    """Results of one cause are adjacent, before those of the next and before passes.
+
+    A cause is first seen in the earliest file that has it; architectures are by plan.
     """
     order = ("p", None, "q", "p", None, "q")
     cases = [f"zoo/arch-{i}-seqs=2,nodes=1@{i}" for i in range(6)]
@@ -361,8 +362,9 @@ def test_axes_start_at_zero(at: Driver) -> None:
 
 
 def test_a_point_stands_at_its_date(opened: Open, browser: Driver) -> None:
-    """Runs of the 1st, the 2nd and the 11th of a month are a tenth and nine tenths of the axis apart; the dates below
-    it are those of its ends and of its middle.
+    """Runs of the 1st, 2nd and 11th of a month are 0.1 and 0.9 of the axis apart.
+
+    The dates below it are those of its ends and of its middle.
     """
     opened(*(made_runs.perf(night) for night in (1, 2, 11)), view="speed")
     places, dates, ends = ask(

@@ -48,8 +48,9 @@ def test_what_became_of_a_pair(tmp_path: Path, before: str, after: str, state: S
 
 @given(*[st.sampled_from([*map(str, Verdict), LOST, ABSENT])] * 2)
 def test_new_and_fixed_are_opposites(before: str, after: str) -> None:
-    """What is new when a run is held against its base is no failure of the base; what is fixed passes; what is in one
-    only is gone the other way round. Same pairs are the same both ways.
+    """States of a comparison are mirrored if head and base are exchanged.
+
+    New becomes fixed or a pass, what is in one only is gone; same pairs are the same both ways.
     """
     there = Pair(A, "x", Side(before), Side(after)).state
     back = Pair(A, "x", Side(after), Side(before)).state
@@ -112,8 +113,9 @@ def test_a_cause_with_another_id_is_no_change(tmp_path: Path) -> None:
 
 
 def test_the_page_counts_what_python_counts(at: Driver, runs: Runs, base: Runs) -> None:
-    """The overview, the view by cause and by backend, and the list: each count is that of the pairs, and each state
-    that has one is there.
+    """Each count of a comparison is that of its pairs, and each state that has one is shown.
+
+    In the overview, the views by cause and by backend, and the list.
     """
     held = compare(runs, base)
     counts = held.counts()
@@ -140,8 +142,9 @@ def _badge(word: str) -> str:
 
 
 def test_the_command(tmp_path: Path, browser: Driver) -> None:
-    """`conform report --against` says the counts in one line and tells of causes in the summary; texts of a hostile
-    base are text on the page; a base that is no run file is one line.
+    """`conform report --against` prints the counts; the summary lists causes.
+
+    Texts of a hostile base are text on the page; a base that is no run file is one line.
     """
     bad = {**document([result(A, "x", "PASS"), result(B, "x", "FAIL", cause="q", detail=HOSTILE)]),
            "causes": [cause("q", [B], sentence=HOSTILE)]}  # fmt: skip

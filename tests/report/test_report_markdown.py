@@ -110,8 +110,9 @@ def test_it_begins_with_causes(tmp_path: Path) -> None:
 
 
 def test_causes_of_any_length_leave_room(tmp_path: Path) -> None:
-    """2,000 failures with texts of 8 KiB, by 1,000 causes and by none: 50 kB at most, and it says how many causes
-    and failures are left out, and where they are.
+    """2,000 failures with long texts take at most 50 kB and say what is left out.
+
+    Texts of 8 KiB, with 1,000 causes and without; how many are left out, and where they are.
     """
     rows, causes = [], []
     for i in range(2_000):

@@ -122,8 +122,10 @@ def test_causes_are_read_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_cause_ends_when_its_cases_ran_again_without_it(tmp_path: Path) -> None:
-    """Of several runs a cause stands once, as the newest has it, first seen in the oldest; one whose every case has a
-    newer result that does not name it is gone; one of whose cases did not run again stays.
+    """A cause of several runs is listed once, as in the newest, first seen in the oldest.
+
+    One whose every case has a newer result that does not name it is gone; one of whose cases did not run again
+    stays.
     """
     documents = [
         _explained("p", "q", "r", "r", written="2026-01-01T00:00:00Z"),

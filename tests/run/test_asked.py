@@ -69,8 +69,9 @@ def test_a_terminal_shows_the_first_missing_pairs() -> None:
 
 
 def test_only_what_is_lost_fails_by_itself() -> None:
-    """A pair that the user's own limit left out makes a run incomplete, unless something failed before; a reason of its
-    backend is a loss all the same.
+    """A pair left out by the user's limit makes a run incomplete, unless something failed.
+
+    A reason of its backend is a loss all the same.
     """
     asked = Request({"a": ["x", "y"], "b": ["x"]})
     found = [Result("x", "a", Verdict.PASS)]

@@ -137,8 +137,9 @@ def test_estimates_are_near_what_is_held(case_id: str) -> None:
 
 
 def test_every_case_of_the_suite_is_allowed() -> None:
-    """Of each family the largest level costs far less than 4 GB and the default time limit allow, but for buffers that
-    are there to be larger.
+    """The largest level of each family costs far less than 4 GB and the time limit.
+
+    Except for buffers that are there to be larger.
     """
     for family in FAMILIES.values():
         ids = [i for i in family.ids("full") if "/large-" not in i]

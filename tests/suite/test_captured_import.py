@@ -249,8 +249,9 @@ def test_bundled_captures() -> None:
 
 
 def test_captures_that_are_missing_stop_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the case files did not come along, a run of all families goes on without them and says so in one line;
-    who asks for them is told what to do.
+    """Without case files a run of all families goes on and reports it in one line.
+
+    Naming the family is an error that says what to do.
     """
     monkeypatch.setattr(captured, "GOLDEN", tmp_path)
     assert set(lacking(())) == {"captured"}

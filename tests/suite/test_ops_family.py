@@ -161,8 +161,9 @@ def test_every_op_is_there() -> None:
 
 
 def test_every_promised_type_is_there() -> None:
-    """Each op has a case at standard for each combination of types that ggml computes, at smoke for each operand's, the
-    rare types apart.
+    """Standard has a case of each op for each combination of types that ggml computes.
+
+    Smoke has each operand's types, without rare ones.
     """
     there = {(_op(i), _types(i)) for i in STANDARD}
     assert {(op, types) for op, every in PROMISED.items() for types in every} - there == set()
@@ -184,9 +185,10 @@ def test_smoke_shows_every_kind() -> None:
 
 
 def test_every_id_builds_the_case_that_it_names() -> None:
-    """Every case at standard is a valid graph of ggml with bytes for every leaf, and knows its id, family and seed. It
-    holds a node of the id's op, whose weights and caches are persistent, all else an input. No input of one case stands
-    in another, so that no backend can answer from the case before.
+    """Every case at standard is a valid graph of ggml and knows its id, family and seed.
+
+    It has bytes for every leaf and a node of the id's op, whose weights and caches are persistent, all else an
+    input. No input of one case occurs in another, so that no backend can answer from the case before.
     """
     seen: Counter[bytes] = Counter()
     for case_id in STANDARD:
@@ -240,8 +242,9 @@ def test_bytes_are_these_forever(case_id: str, digest: str) -> None:
 
 
 def test_indices_are_legal() -> None:
-    """GET_ROWS may repeat rows, MUL_MAT_ID only with `pick=twice`, SET_ROWS never within a list; none points outside.
-    With `pick=last` each list holds the highest expert.
+    """Indices are in range; GET_ROWS may repeat rows, SET_ROWS never within a list.
+
+    MUL_MAT_ID repeats only with `pick=twice`. With `pick=last` each list has the highest expert.
     """
     for case_id in STANDARD:
         op = _op(case_id)

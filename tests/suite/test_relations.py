@@ -79,8 +79,9 @@ class FaultySession(Session):
 
 
 class Faulty(Backend):
-    """The reference with a fault, a choice of buffer type, of threads that it does not have, and a translation that is
-    as wrong.
+    """A faulty reference fails its relation; missing options are UNSUPPORTED.
+
+    Options: a choice of buffer type, of threads that it does not have; and a translation that is as wrong.
     """
 
     fault: ClassVar[Tamper]

@@ -246,8 +246,9 @@ def default_params(kind: Any, which: int, **others: int) -> Any:  # noqa: ANN401
 @pytest.mark.parametrize(("struct", "k"), [(s, k) for s, known in PARAMS.items() for k in range(len(known))])
 @pytest.mark.parametrize("which", [0, -1])
 def test_parameters_tell_their_layout(struct: str, k: int, which: int) -> None:
-    """From what a library fills in follows where each parameter lies that is set: two layouts are mistaken for one
-    another only where they differ in parameters behind these.
+    """The values that a library fills in determine where each set parameter is.
+
+    Two layouts are mistaken for one another only where they differ in parameters behind these.
     """
     kind = PARAMS[struct][k]
     found = choose(struct, default_params(kind, which), PARAMS[struct], "lib.so")

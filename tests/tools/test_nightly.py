@@ -41,8 +41,9 @@ def test_no_part_takes_another_down(tmp_path: Path) -> None:
 
 
 def test_a_part_that_stopped_early_is_incomplete(tmp_path: Path) -> None:
-    """By its own limit, or with a gate undecided: neither failure nor success; the next start runs it again, and what
-    is about the others.
+    """A part that timed out or left a gate undecided runs again at the next start.
+
+    It is neither failure nor success; parts about the others run again, too.
     """
     for imported in (1, 2):
         done = night(tmp_path, "fine", "stopped", "history")

@@ -23,8 +23,9 @@ pytestmark = POSIX
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, seed: int) -> None:
-    """SIGKILL again and again at random points of its progress: in the end each result is there once, and no case that
-    was written down ran again.
+    """After SIGKILLs at random points each result is there once.
+
+    No case that was written down runs again.
     """
     chance = random.Random(seed)  # noqa: S311  # where to kill, and the same each time
     command = words_of(tmp_path, "work", "fine", "history")

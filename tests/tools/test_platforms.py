@@ -55,8 +55,9 @@ RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 @pytest.mark.parametrize("system", ["other", "windows"])
 def test_the_suite_runs_without_what_posix_alone_has(tmp_path: Path, system: str) -> None:
-    """Signals, fork, polls, locks, resource limits and users are absent; cases run and pass, a record and a page are
-    written, and what needs a process of its own is one line, no traceback.
+    """Without signals, fork, polls, locks, limits and users cases run and pass.
+
+    A record and a page are written, and what needs a process of its own is one line, no traceback.
     """
     run = _without(tmp_path, system, "run", "--backend", "here", "--case", "ops/ADD-f32+f32-a=3*",
                    "--case", "ops/MUL_MAT-q4_0*", "--json", "run.json", "--save-failures", "kept")  # fmt: skip

@@ -141,8 +141,10 @@ def real() -> Iterator[Callable[[Memory], RealScheduler]]:
 
 @pytest.mark.parametrize("chunk", range(6))
 def test_it_assigns_cuts_and_copies_as_ggml_does(chunk: int, real: Callable[[Memory], RealScheduler]) -> None:
-    """Node by node the same device, as many splits, the same tensors copied to the same devices: real graphs, up to
-    four devices that answer by chance, weights anywhere, buffer types shared, apart, and readable by some.
+    """Each node has the same device and each split the same copies as in ggml.
+
+    Real graphs, up to four devices that answer at random, weights anywhere, buffer types shared, apart, and
+    readable by some.
     """
     compared = 0
     for seed in range(1000 * chunk, 1000 * chunk + 30):
@@ -426,8 +428,10 @@ def test_state_is_the_same_whichever_device_holds_it() -> None:
     ],
 )
 def test_a_cache_that_one_device_writes_another_reads(runner: Runner, devices: str, case_id: str) -> None:
-    """Its bytes are carried over from step to step, to the device that only multiplies, and from one that cannot store
-    the type; the outputs and both caches are right.
+    """A cache's bytes are carried from step to step between devices.
+
+    To the device that only multiplies, and from one that cannot store the type; the outputs and both caches are
+    right.
     """
     (result,) = runner.run(Spec.parse(f"sched?devices={devices}"), [build(case_id)])
     assert result.verdict is Verdict.PASS, result.sentence()

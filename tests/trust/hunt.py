@@ -119,8 +119,9 @@ def matrix(faults: Sequence[Fault], level: Level) -> dict[str, list[str]]:
 
 
 def fewest(noticed: Mapping[str, Sequence[str]], given: Sequence[str] = ()) -> list[str]:
-    """Cases that beside those `given` notice each fault that any case notices: always the one that notices most of
-    what is left, of equals the first by its text.
+    """Choose cases that, with `given`, notice each fault that any case notices.
+
+    Always the case that notices most of what is left, of equals the first by its text.
     """
     have = frozenset(given)
     left = {fault: set(cases) for fault, cases in noticed.items() if cases and have.isdisjoint(cases)}
@@ -193,8 +194,9 @@ class Trial:
         self.cases = [c for c in cases if c.id not in wrong]
 
     def run(self, fault: Fault, passed: set[str]) -> Iterator[Result]:
-        """Results of the cases that do not fail without the fault, few at first; where one passes, the fault's name
-        goes into `passed`.
+        """Results of the cases that do not fail without the fault, few at first.
+
+        Where one passes, the fault's name goes into `passed`.
         """
         runner = self._trials.runner
         runner.restart()
@@ -211,8 +213,9 @@ class Trial:
 def differences(
     faults: Sequence[Fault], seed: int, say: Callable[[str, str], None] = lambda *_: None
 ) -> dict[str, str]:
-    """Fault -> the first case, of those that `draw` gives, whose answer or bytes differ by it. The faults are of one
-    adapter. No difference counts in a case that the adapter as it is answers in two ways.
+    """Fault -> the first case of `draw` whose answer or bytes differ by it.
+
+    The faults are of one adapter. No difference counts in a case that the adapter as it is answers in two ways.
     """
     found: dict[str, str] = {}
     tried = Counter[str]()
@@ -248,8 +251,9 @@ def _first_difference(trials: Trials, fault: Fault, cases: Sequence[Case], right
 
 
 def draw(seed: int) -> list[str]:
-    """Up to `OF_EACH_OP` ids of every op at level standard, and between them `TRAJECTORIES` of each family of `DRAWN`,
-    all with seeds of their own.
+    """Up to `OF_EACH_OP` ids of every op at standard, `TRAJECTORIES` of each `DRAWN` family.
+
+    The trajectories are spread between them; all have seeds of their own.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     shuffled = rng.permutation(FAMILIES[ops.NAME].ids("standard")).tolist()

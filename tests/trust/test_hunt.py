@@ -80,8 +80,9 @@ ONCE = {
 
 
 def test_what_runs_once_is_reached_by_every_batch() -> None:
-    """Code at import, in a class, in the constructor or in what is asked once is reached by the second batch as by the
-    first, and by a process that opens the backend anew; a kernel's is by cases of its op alone.
+    """The second batch reaches code at import, in a class or constructor as the first does.
+
+    So does a process that opens the backend again; a kernel's code is reached by cases of its op only.
     """
     every = [*ONCE.values(), SORTS, FAULTS["rope-backwards"]]
     with closing(Trials(every)) as trials:
@@ -102,8 +103,9 @@ def test_a_fault_that_runs_once_is_noticed() -> None:
 
 @pytest.mark.usefixtures("only")
 def test_a_fault_that_refuses_everything_is_noticed() -> None:
-    """A run in which nothing passes fails, so an adapter that takes nothing any more is no survivor; one that refuses a
-    single op is none of these.
+    """An adapter that refuses every node is no survivor, since a run without a PASS fails.
+
+    One that refuses a single op is none of these.
     """
     file, old = "backends/cpu/__init__.py", "        return takes.refusal(node)"
     every = of_cpu("every", file, old, '        return "no"')

@@ -16,8 +16,9 @@ from trust.mutants import AREAS, draw, files
 
 
 def test_a_seed_draws_the_same_mutants() -> None:
-    """As many as asked for, the same for a seed and others for another, of the area's own files. Each has its edit once
-    in the source, and what it makes parses and differs.
+    """A seed draws as many mutants as requested from the area's own files.
+
+    Another seed draws others. Each has its edit once in the source, and what it makes parses and differs.
     """
     first, again, other = draw(6, 1, ["xdna2"]), draw(6, 1, ["xdna2"]), draw(6, 2, ["xdna2"])
     assert first == again

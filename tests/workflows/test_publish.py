@@ -74,8 +74,9 @@ def test_a_wheel_that_is_too_large_stops_it(tmp_path: Path) -> None:
 
 
 def test_a_source_distribution_makes_the_same_wheel(tmp_path: Path) -> None:
-    """From a clone without tags comes a source distribution; the wheel from it, where there is no git, has its version
-    and every file that git has under the packages.
+    """A clone without tags gives a source distribution, and that a complete wheel.
+
+    The wheel, made where there is no git, has its version and every file that git has under the packages.
     """
     pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed")
     if not (ROOT / ".git").exists():

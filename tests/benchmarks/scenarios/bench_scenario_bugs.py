@@ -34,8 +34,10 @@ def scenarios_of(arch: str) -> list[str]:
 
 
 def worker(arch: str) -> None:
-    """Answer lines of `[what, [scenario...]]` by `[scenario]` before each and `[scenario, verdict]` after it, `[]` at
-    the end; the first answer is the scenarios that pass without a bug, with the functions that they call.
+    """Answer lines `[what, [scenario...]]` with the scenarios that notice a bug.
+
+    `[scenario]` comes before each and `[scenario, verdict]` after it, `[]` at the end; the first answer is the
+    scenarios that pass without a bug, with the functions that they call.
     """
     model(arch)
     passing = {}

@@ -275,8 +275,10 @@ PARKED = 400
 
 
 def _child(world: World, lines: list[str], write: int) -> None:
-    """Answer to the end. ggml's abort must not return, so the thread that it came in waits for ever and another goes
-    on: a process for each would take most of the time.
+    """Answer to the end, on a new thread after each abort of ggml.
+
+    ggml's abort must not return, so the thread that it came in waits for ever and another goes on: a process for
+    each would take most of the time.
     """
     pipe = os.fdopen(write, "w", encoding="utf-8")
     rest = iter(lines)

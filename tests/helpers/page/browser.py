@@ -1,5 +1,6 @@
-"""A headless Chromium, driven through chromedriver (Debian's packages `chromium` and `chromium-driver`), and what
-the tests of the report's page ask it.
+"""A headless Chromium, and questions about the report's page.
+
+Driven through chromedriver (Debian's packages `chromium` and `chromium-driver`).
 """
 
 from __future__ import annotations

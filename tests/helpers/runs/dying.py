@@ -1,5 +1,6 @@
-"""The real ggml under another name, which at GET_ROWS does what its option says, to the process that runs it if that is
-a signal; found by its entry point.
+"""The real ggml under another name, which dies or interrupts at GET_ROWS.
+
+Its option says how; signals go to the process that runs it. Found by its entry point.
 """
 
 from __future__ import annotations

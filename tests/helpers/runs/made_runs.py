@@ -42,9 +42,10 @@ def header(kind: str, name: str, written: str, machine: str = "0123456789ab") ->
 
 
 def conformance(count: int, name: str = "night", backends: Sequence[str] = BACKENDS) -> dict[str, JSON]:
-    """A run of about `count` results over `backends`: mostly passes, every verdict, two ops refused, one that never
-    passes, a single op that diverges and one that dies whatever is drawn, cases that not every backend has. Causes
-    explain what is wrong or died of itself, but nothing else that failed.
+    """A run of about `count` results over `backends`, with every verdict.
+
+    Two ops are refused, one never passes, a single op diverges and one dies whatever is drawn; some cases do not
+    run on every backend. Causes explain what is wrong or died of itself, but nothing else that failed.
     """
     rng = random.Random(name)  # noqa: S311  # no secret
     listed = [i for i in case_ids((), (), "full") if not i.startswith("tbo/")]  # two thirds of them, and all alike

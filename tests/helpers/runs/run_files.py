@@ -25,8 +25,10 @@ def head(kind: str, *, run: str | None = None, written: str = WHEN, machine: str
 
 
 def result(case: str, backend: str, verdict: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a record's fields
-    """A result's record; `XFAIL:CRASH` is a waived crash. `detail` is a note, or the error where there are no numbers;
-    with `first_divergence` or `place` it is a record from before `where`.
+    """A result's record; `XFAIL:CRASH` is a waived crash.
+
+    `detail` is a note, or the error where there are no numbers; with `first_divergence` or `place` it is a record
+    from before `where`.
     """
     word, _, waived = verdict.partition(":")
     detail = more.get("detail", "" if word == "PASS" else f"it is {word}")
