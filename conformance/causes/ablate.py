@@ -62,7 +62,7 @@ class Needs:
     right: tuple[Features, ...] = ()
     """Nodes of the op in passing cases that differ only in where operands are stored."""
     known: bool = False
-    """True if the experiments ran; else nothing is known of what is necessary."""
+    """True if there was an experiment for each condition; else what is necessary is unknown."""
 
     @property
     def alone(self) -> frozenset[Condition]:
@@ -202,7 +202,7 @@ def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: 
                 idle |= gone
     if len(idle) > 1 and not _fails_without(idle, op, recorded, result, node, passes):
         idle = set()  # two bugs, each of which shows without what the other needs
-    return Needs(tuple(some_of), frozenset(idle), tuple(right), known=True)
+    return Needs(tuple(some_of), frozenset(idle), tuple(right), all(_makers(property_of(c)) for c in rule.rest))
 
 
 def _fails_without(

@@ -5,7 +5,7 @@ Two groups are joined only if
 - the error message is the same,
 - they fail at one op and differ only in types,
 - one rule for both separates failures from passes as well as each rule alone, or
-- at the end, they share an op, and no experiment showed that one needs what the smallest case of the other lacks.
+- at the end, they share an op, passing nodes meet one rule, and neither needs what the other's smallest case lacks.
 
 A rule that also matches passing nodes explains no other failure. If one failure passes without a property and another
 still fails without it, they stay separate.
@@ -168,9 +168,12 @@ def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
     return rule if types or nodes.separates(rule, a.rule, b.rule) else None
 
 
-def needing_alike(a: Group, b: Group, _: Nodes) -> Rule | None:
-    """Return the rule of both if they share an op and neither needs what the other lacks."""
-    known = a.needs.known and b.needs.known
+def needing_alike(a: Group, b: Group, nodes: Nodes) -> Rule | None:
+    """Return the rule of both if they share an op and neither needs what the other lacks.
+
+    Two rules that no passing node meets are two causes.
+    """
+    known = a.needs.known and b.needs.known and (nodes.passed(a.rule) or nodes.passed(b.rule))
     if not (known and set(a.rule.ops) & set(b.rule.ops) and a.fails_as(b.kind)) or a.needs.conflicts(b.needs):
         return None
     if not (a.needs.met(b.proof.features) and b.needs.met(a.proof.features)):

@@ -17,7 +17,7 @@ from conformance.causes import rank
 CASES = ("--case", "ops/ADD-f32+f32-*", "--case", "ops/MUL-f32+f32-a=1*")
 """Three of ADD broadcast an operand; of nine others and all of MUL none fails."""
 BROADCAST = "ops/ADD-f32+f32-a=13x5x3x2,b=1x5x1x2@612"
-WIDE = "ops/ADD-f32+f32-a=2049@143"
+WIDE = "ops/ADD-f32+f32-a=16392x2@234"
 
 
 class Backend:
