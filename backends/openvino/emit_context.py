@@ -52,8 +52,8 @@ class Held:
     """Current contents of a root."""
 
     parts: dict[str, Value]
-    """Parts of its type; for a leaf that is only read, its numbers. These are float32 or int32, `ne[::-1]` or any shape
-    in that order."""
+    """Parts of its type (`storage`), or the numbers of a leaf that is only read: float32 or int32, of any shape in the
+    order of `ne[::-1]`."""
     rounded: bool = True
     """True if its numbers are already rounded to the root's type; if not, a read rounds them first."""
     pending: list[Written] = field(default_factory=list)

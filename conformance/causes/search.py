@@ -362,7 +362,7 @@ class Search:
                     self._join()
 
     def _hidden(self, failure: Failure) -> Iterator[Failure]:
-        """Yield failures beside an explained one that no rule explains: other nodes, or a variant."""
+        """Yield unexplained failures near an explained one: other nodes of its case, or a variant."""
         if self._late():
             return
         if _may_hide(failure):

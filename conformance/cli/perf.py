@@ -362,7 +362,7 @@ def perf_calibrate(
         *slow,
         "A/A undecided",
         "s per A/A",
-        "95 % found from",
+        "found in 95 % from",
         "not reliable",
     ]
     table([(r.case.split("/", 1)[1], r.backend, *_calibrated(r)) for r in results], columns, disable_numparse=True)

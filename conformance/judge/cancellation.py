@@ -2,8 +2,8 @@
 
 Weights of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K are `scale * quant + offset`, and a product is the difference of two sums,
 `sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml computes these separately, so float32 rounding is relative to
-the sums and not to their difference. In a model whose activations share an offset of their own the sums have thousands
-of times its energy. Both are computed here, from the bytes of the node.
+the sums and not to their difference. If the activations of a model have a common offset, the sums have thousands of
+times the energy of the difference. Both are computed here, from the bytes of the node.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Memory:
 
 
 class Reuse(Memory):
-    """Memory that computes the first of equal graphs for all, as llama.cpp reuses graphs."""
+    """Memory that computes the first of several equal graphs each time, as llama.cpp does."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)

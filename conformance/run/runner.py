@@ -469,7 +469,7 @@ class Runner:
         return result
 
     def _locate_side(self, error: BackendError, side: relate.Side) -> Result:
-        """Return the result of a relation's failed run, located if a fresh backend runs its step."""
+        """Return the result of a relation's failed run, located if a fresh backend can run its step."""
         result = result_of_error(error)
         if error.step is None or isinstance(error, (BackendTimeoutError, NotIndependentError)):
             return result

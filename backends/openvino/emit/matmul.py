@@ -20,7 +20,7 @@ from .recurrent import scan
 
 
 def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
-    """Compute `b @ a`; each matrix of `a` serves neighbours of `b` (`i02 = i12 / r2`).
+    """Compute `b @ a`; adjacent matrices of `b` share a matrix of `a` (`i02 = i12 / r2`).
 
     `a` is (ne03, ne02, M, K), or (ne03, ne02, K, M) if not `transposed`; `b` is (ne13, ne12, N, K). Returns (ne13,
     ne12, N, M). Nothing is repeated in memory: groups of dimension 2 become rows.

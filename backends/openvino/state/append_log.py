@@ -330,7 +330,7 @@ class Table:
     dead: int = 0
     """Number of positions without a cell."""
     endless: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 0), np.bool_))
-    """True where K or V is NaN or infinite, for the first positions the host has checked: (streams or 1, …)."""
+    """True where K or V is NaN or infinite: (streams or 1, number of positions that the host has checked)."""
 
     @classmethod
     def of(cls, cells: Cells, size: int) -> Table:

@@ -30,7 +30,7 @@ Vec = tuple[int, ...]
 Product = tuple[int, tuple[int, ...]]
 """A factor and extents of inputs, by slot."""
 Relation = tuple[int, tuple[int, int, int]]
-"""Slot of an input's extent; and factor, slot of another extent, and summand that give it."""
+"""Slot of an extent, and how another gives it: factor, slot of the other, summand."""
 
 
 @dataclass(slots=True)

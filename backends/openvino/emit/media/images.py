@@ -16,7 +16,7 @@ from conformance.ggml.tensor import Tensor
 
 
 def _upscale(e: EmitContext, node: Tensor) -> None:
-    """Gather along dimensions that take the nearest, multiply by weights along others.
+    """Gather along dimensions of mode nearest, multiply by weights along others.
 
     OpenVINO's Interpolate has neither ggml's rounding of positions nor its antialiasing.
     """

@@ -60,8 +60,8 @@ def _upscale_limits(t: Tensor) -> None:
 def taps(t: Tensor, dim: int) -> NDArray[np.float64]:
     """Return the weights of `a`'s elements along a dimension: [ne[dim], a->ne[dim]].
 
-    Positions are float32, as in ggml: they decide which element is the nearest. Dimensions 2 and 3 always take the
-    nearest.
+    Positions are float32, as in ggml: they decide which element is the nearest. Dimensions 2 and 3 always use
+    the nearest.
     """
     n, size, flags = operand(t).ne[dim], t.ne[dim], t.params.mode
     mode = SCALE_MODE(flags & _MODE) if dim < 2 else SCALE_MODE.NEAREST  # planes have two dimensions
