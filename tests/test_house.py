@@ -57,7 +57,7 @@ ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend", "backe
 
 RECORDS = {
     "conformance": {"report.runfile"}, "journal": {"report.journal"},
-    "check-model": {"cli.model"}, "builds": {"cli.listing"},
+    "check-model": {"cli.model"},
 }  # fmt: skip
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,
 `report.runfile.Conformance`; a new kind needs a reason."""

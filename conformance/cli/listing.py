@@ -19,7 +19,6 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.report.runfile import write_json
 from conformance.run.session import select
-from conformance.run.session.environment import header
 from conformance.suite.family import LEVELS
 from conformance.testrun import Chosen
 
@@ -129,8 +128,8 @@ def _builds(names: Sequence[str], json_path: Path | None) -> None:
     for name, why in refused.items():
         line(f"{name}: refused: {why}")
     if json_path:
-        results = [*(b.to_json() for b in fit), *({"name": n, "refused": why} for n, why in refused.items())]
-        write_json(json_path, {**header("builds"), "results": results})
+        listed = [*(b.to_json() for b in fit), *({"name": n, "refused": why} for n, why in refused.items())]
+        write_json(json_path, {"schema": 1, "builds": listed})
     leave(Outcome.of(Why.FAILED, [] if fit else ["none of these builds can be tested"]))
 
 

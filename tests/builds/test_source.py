@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import stat
 import subprocess
@@ -348,8 +349,9 @@ def test_a_library_that_is_no_ggml_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_refused(tmp_path: Path) -> None:
-    """`conform list builds` ends with 1 where no build fits, in one line each, without a traceback."""
-    command = [sys.executable, "-m", "conformance.cli", "list", "builds", str(tmp_path / "absent"), str(tmp_path)]
+    """`conform list builds` ends with 1 where no build fits, in a line each, without a traceback, and lists them in --json."""
+    listed, named = tmp_path / "out.json", [str(tmp_path / "absent"), str(tmp_path)]
+    command = [sys.executable, "-m", "conformance.cli", "list", "builds", *named, "--json", str(listed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     *lines, last = done.stdout.splitlines()
@@ -357,3 +359,7 @@ def test_the_command_says_what_is_refused(tmp_path: Path) -> None:
     assert all(": refused: build " in line for line in lines)
     assert "Traceback" not in done.stderr
     assert issubclass(UnavailableError, ConformanceError)
+    document = json.loads(listed.read_text(encoding="utf-8"))
+    assert document.keys() == {"schema", "builds"}
+    assert [b["name"] for b in document["builds"]] == named
+    assert all(b["refused"] for b in document["builds"])
