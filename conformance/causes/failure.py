@@ -13,7 +13,7 @@ from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.shrink import simplify
 from conformance.run.signature import Signature, by_damage, signature_of
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 from .features import OP, Features, features, nodes_of
 
@@ -37,8 +37,8 @@ class Failure:
         wrong, kind = self.result.verdict is Verdict.FAIL, self.signature.kind
         if wrong and self.at is not None:
             kind = kind.partition(",")[2].lstrip()
-        elif wrong and claim.applies(self.case):
-            kind = f"relation {claim.read(self.case).name}, {kind}"
+        elif wrong and relation.applies(self.case):
+            kind = f"relation {relation.read(self.case).name}, {kind}"
         return self.result.verdict.value, kind
 
     @property
@@ -85,7 +85,7 @@ def _at(case: Case, result: Result) -> tuple[int, int] | None:
     """Return step and node index of the failing node, or else of the only computing node."""
     found = result.where or Place(Fault.UNLOCATED)
     k, i = found.step, found.node
-    if claim.applies(case) or found.fault in {Fault.STALE, Fault.EARLIER, Fault.HANDOVER}:
+    if relation.applies(case) or found.fault in {Fault.STALE, Fault.EARLIER, Fault.HANDOVER}:
         return None
     if k is None or i is None or found.fault is not Fault.NODE:
         only = list(itertools.islice(nodes_of(case), 2)) if len(case.steps) == 1 else []

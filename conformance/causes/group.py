@@ -22,7 +22,7 @@ from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
 from conformance.run.signature import innermost, said
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 from .ablate import Needs
 from .cause import digest
@@ -242,4 +242,4 @@ def _id(group: Group, backend: str) -> str:
 
 def relation_rule(name: str) -> Rule:
     """Return the rule for a relation whose runs each pass alone."""
-    return Rule((Condition(claim.KEY, name),))
+    return Rule((Condition(relation.KEY, name),))

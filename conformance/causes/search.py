@@ -26,7 +26,7 @@ from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.shrink.workers import ShrinkWorkers
 from conformance.run.signature import Signature
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 from . import ablate
 from .ablate import Needs
@@ -130,7 +130,7 @@ class Search:
 
     def _cured_by(self, failure: Failure) -> Group | None:
         """Return a group of several ops whose rule, if removed, makes `failure` pass."""
-        if failure.kind[1].startswith((Fault.STALE, Fault.EARLIER)) or claim.applies(failure.case):
+        if failure.kind[1].startswith((Fault.STALE, Fault.EARLIER)) or relation.applies(failure.case):
             return None
         rows = failure.all if failure.at is None else [failure.features]
         return next((
@@ -227,7 +227,7 @@ class Search:
             return self._row(failure, GONE)
         if (group := self._explaining(alone)) is not None:  # earlier cases had changed the error
             return group
-        if claim.applies(failure.case):
+        if relation.applies(failure.case):
             return self._of_relation(failure)
         needs = self._needs(alone)
         return self._needing(alone, needs) or self._shrunk(alone, needs)
@@ -249,11 +249,11 @@ class Search:
     def _of_relation(self, failure: Failure) -> Group:
         """Return the group of the first run that fails alone; the relation's own if each passes."""
         with suppress(ConformanceError):
-            for case in claim.cases_of(failure.case):
+            for case in relation.cases_of(failure.case):
                 found = failure_of(case, self._runner.run(self._spec, [case])[0])
                 if found is not None:
                     return self._explaining(found) or self._new(found)
-        return self._add(Group(failure.kind, relation_rule(claim.read(failure.case).name), failure))
+        return self._add(Group(failure.kind, relation_rule(relation.read(failure.case).name), failure))
 
     def _shrunk(self, failure: Failure, needs: Needs) -> Group:
         """Return the group of the smallest case outside all known rules that fails like `failure`."""
@@ -422,7 +422,7 @@ def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
 
 def _may_hide(failure: Failure) -> bool:
     """Return True if the case has nodes beside the first wrong one and they ran."""
-    if failure.result.verdict is not Verdict.FAIL or claim.applies(failure.case):
+    if failure.result.verdict is not Verdict.FAIL or relation.applies(failure.case):
         return False
     return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1
 

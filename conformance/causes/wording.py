@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from conformance.judge.cause import ANY_OF, Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 from .features import LAYOUT, OP
 from .rule import is_size, property_of
@@ -64,7 +64,7 @@ def subject(conditions: Iterable[Condition]) -> str:
     for c in conditions:
         if c.key == OP:
             return c.value.replace(ANY_OF, ", ")
-        if c.key == claim.KEY:
+        if c.key == relation.KEY:
             return f"relation {c.value}"
     return "a whole graph"
 
@@ -78,7 +78,7 @@ def when(conditions: Sequence[Condition], most: int | None = None) -> str:
 
 def telling(conditions: Sequence[Condition]) -> list[Condition]:
     """Return the conditions to show: no op, and no small sizes beside other properties."""
-    rest = [c for c in conditions if c.key not in {OP, claim.KEY}]
+    rest = [c for c in conditions if c.key not in {OP, relation.KEY}]
     large = [c for c in rest if not is_size(c) or int(c.value.removeprefix("> ")) >= 31]  # a block
     return large if any(not is_size(c) for c in rest) else rest
 

@@ -27,7 +27,7 @@ from conformance.judge.compare import compare
 from conformance.judge.evidence import Error, Fault
 from conformance.judge.judge import Chain, Judged, how_wrong
 from conformance.judge.verdict import Result, Verdict
-from conformance.suite.relations.claim import (
+from conformance.suite.relations.relation import (
     BITS,
     BUFFERS,
     BY_NODE,
@@ -40,8 +40,8 @@ from conformance.suite.relations.claim import (
     THREADS,
     UNREAD,
     WRITTEN,
-    Claim,
     Place,
+    Relation,
     Run,
     case_of,
     read,
@@ -94,10 +94,10 @@ def judge(
     `open_` opens further backends, `check` searches the cause of a difference, `failed` makes the result of a failed
     run. ConformanceError if the relation is malformed, or, without `failed`, a run failed.
     """
-    claim = read(case)
+    relation = read(case)
     result = Result(case.id, str(spec), Verdict.PASS)
     with ExitStack() as stack:
-        runs = _Runs(spec, backend, case, claim, open_, stack)
+        runs = _Runs(spec, backend, case, relation, open_, stack)
         try:
             for variant in runs.variants():
                 result, apart = _compare(result, runs, variant)
@@ -121,8 +121,10 @@ def judge(
 class _Runs:
     """The runs of one relation, each done once, and the backends opened for them."""
 
-    def __init__(self, spec: Spec, backend: Backend, case: Case, claim: Claim, open_: Opener, stack: ExitStack) -> None:
-        self.spec, self.case, self.claim = spec, case, claim
+    def __init__(
+        self, spec: Spec, backend: Backend, case: Case, relation: Relation, open_: Opener, stack: ExitStack
+    ) -> None:
+        self.spec, self.case, self.relation = spec, case, relation
         self.done: dict[tuple[int, str], Execution] = {}
         self.failed: tuple[int, str] | None = None
         """Index and variant of the failed run."""
@@ -133,9 +135,9 @@ class _Runs:
 
     def variants(self) -> Iterator[str]:
         """Yield the names of buffer types to compare; one empty name if they are not varied."""
-        if any(r.how == THREADS for r in self.claim.runs) and not self.backend.takes(THREADS):
+        if any(r.how == THREADS for r in self.relation.runs) and not self.backend.takes(THREADS):
             raise NotOfferedError(f"{self.spec} has no option for threads")
-        if all(r.how != BUFFERS for r in self.claim.runs):
+        if all(r.how != BUFFERS for r in self.relation.runs):
             yield ""
             return
         names = [b.name for b in self.backend.buffer_types()][1:]
@@ -145,11 +147,11 @@ class _Runs:
 
     def execution(self, i: int, variant: str) -> Execution:
         """Return run `i`, done at the first call."""
-        r = self.claim.runs[i]
+        r = self.relation.runs[i]
         key = (i, variant if r.how == BUFFERS else "")
         if key not in self.done:
             try:
-                self.done[key] = self._execute(self._open(i, key[1]), case_of(self.case, self.claim, i), r)
+                self.done[key] = self._execute(self._open(i, key[1]), case_of(self.case, self.relation, i), r)
             except BackendError as e:
                 e.side = f"{r.what} ({variant})" if variant else r.what
                 self.failed = i, variant
@@ -158,13 +160,13 @@ class _Runs:
 
     def side(self, i: int, variant: str) -> Side:
         """Return run `i`, done or failed."""
-        r, alone = self.claim.runs[i], case_of(self.case, self.claim, i)
+        r, alone = self.relation.runs[i], case_of(self.case, self.relation, i)
         spec = self._spec(r, variant if r.how == BUFFERS else "") if r.how in {THREADS, BUFFERS} else self.spec
 
         def before(other: Backend) -> Before:
             if r.how not in {RESTORED, WRITTEN, HANDED_OVER}:
                 return nothing
-            again = _Runs(self.spec, other, self.case, self.claim, self._opener, self._stack)
+            again = _Runs(self.spec, other, self.case, self.relation, self._opener, self._stack)
             return again._outside(alone, r)
 
         done = self.done.get((i, variant if r.how == BUFFERS else ""))
@@ -200,7 +202,7 @@ class _Runs:
         given: dict[Tensor, Bytes] = {}
         written_at = r.at + 1
         if r.how == WRITTEN:
-            given.update(zip(alone.persistent, case_of(self.case, self.claim, 0).persistent.values(), strict=True))
+            given.update(zip(alone.persistent, case_of(self.case, self.relation, 0).persistent.values(), strict=True))
         elif r.how == RESTORED:
             written_at += 1
 
@@ -219,7 +221,7 @@ class _Runs:
         return before
 
     def _open(self, i: int, variant: str) -> Backend:
-        r = self.claim.runs[i]
+        r = self.relation.runs[i]
         if not r.opening:
             return self.backend
         key = (r.opening, variant)
@@ -253,56 +255,56 @@ _Value = tuple[Bytes, Budget]
 
 def _compare(result: Result, runs: _Runs, variant: str) -> tuple[Result, tuple[int, int] | None]:
     """Return `result` with all sides compared, and the first two runs that differ."""
-    claim, case = runs.claim, runs.case
+    relation, case = runs.relation, runs.case
     budgets: dict[int, list[dict[Tensor, Budget]]] = {}
-    needed = dict.fromkeys([i for pair in claim.whole for i in pair])
-    needed |= dict.fromkeys([p.run for k in claim.links for p in (*k.left, *k.right)])
-    for i in range(len(claim.runs)):  # in order: later runs depend on earlier ones
+    needed = dict.fromkeys([i for pair in relation.whole for i in pair])
+    needed |= dict.fromkeys([p.run for k in relation.links for p in (*k.left, *k.right)])
+    for i in range(len(relation.runs)):  # in order: later runs depend on earlier ones
         runs.execution(i, variant)
     for i in needed:
-        alone = case_of(case, claim, i)
-        budgets[i] = [] if claim.equal == BITS else _budgets(alone, runs.backend.arithmetic_in(alone))
+        alone = case_of(case, relation, i)
+        budgets[i] = [] if relation.equal == BITS else _budgets(alone, runs.backend.arithmetic_in(alone))
 
     def shown(p: Place) -> bool:
-        return p.kind == "output" or p.tensor(case, claim) not in runs.execution(p.run, variant).opaque
+        return p.kind == "output" or p.tensor(case, relation) not in runs.execution(p.run, variant).opaque
 
     def value(p: Place, t: Tensor) -> _Value:
         left = runs.execution(p.run, variant).steps[p.step]
         data = (left.caches if p.kind == "cache" else left.outputs)[t]
         if p.rows is not None:
             data = data.reshape(t.ne[1] * t.ne[2] * t.ne[3], -1)[list(p.rows)].reshape(-1)
-        return data, RAW if claim.equal == BITS else budgets[p.run][p.step][t]
+        return data, RAW if relation.equal == BITS else budgets[p.run][p.step][t]
 
-    for left, right in _pairs(case, claim):
+    for left, right in _pairs(case, relation):
         if not all(shown(p) for p in (*left, *right)):
             continue
-        t = left[0].tensor(case, claim)
-        a = [value(p, p.tensor(case, claim)) for p in left]
-        b = [value(p, p.tensor(case, claim)) for p in right]
+        t = left[0].tensor(case, relation)
+        a = [value(p, p.tensor(case, relation)) for p in left]
+        b = [value(p, p.tensor(case, relation)) for p in right]
         same = _judge(t, left[0], a, b)
         used, nmse = max(result.budget_used or 0.0, same.used), max(result.nmse or 0.0, same.difference.nmse)
         result = replace(result, budget_used=used, nmse=nmse)
         if same.used > 1:
-            names = [claim.runs[p[0].run].what + (f" ({variant})" if variant else "") for p in (left, right)]
-            whole = replace(same, step=claim.runs[left[0].run].first + same.step)
+            names = [relation.runs[p[0].run].what + (f" ({variant})" if variant else "") for p in (left, right)]
+            whole = replace(same, step=relation.runs[left[0].run].first + same.step)
             where = locate.describe(whole, case, Fault.GRAPH)
             wrong = replace(result, verdict=Verdict.FAIL, wrong=how_wrong([same]), where=where)
-            said = f"{claim.says}: expected is from {names[0]}, found from {names[1]}"
+            said = f"{relation.says}: expected is from {names[0]}, found from {names[1]}"
             return wrong.noted(said), (left[0].run, right[0].run)
     return result, None
 
 
-def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:
+def _pairs(case: Case, relation: Relation) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:
     """Yield both sides of every comparison, step by step."""
     at = {t: i for i, t in enumerate(case.persistent)}
-    for a, b in claim.whole:
-        left, right = case_of(case, claim, a), case_of(case, claim, b)
+    for a, b in relation.whole:
+        left, right = case_of(case, relation, a), case_of(case, relation, b)
         for k, step in enumerate(left.steps):
             for j in range(len(step.outputs)):
                 yield [Place(a, k, "output", j)], [Place(b, k, "output", j)]
             for s, t in zip(left.caches(), right.caches(), strict=True):
                 yield [Place(a, k, "cache", at[s])], [Place(b, k, "cache", at[t])]
-    for link in claim.links:
+    for link in relation.links:
         yield link.left, link.right
 
 

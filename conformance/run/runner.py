@@ -30,7 +30,7 @@ from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.text import diverges
 from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
 from conformance.suite.batch import merge
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 from . import cost, judgement, live, locate, recorded, relate, stored
 from .execute import Execution, StepValues, execute
@@ -277,7 +277,7 @@ class Runner:
         try:
             refused = _unsupported(case, answers or [backend.supports(s.graph) for s in case.steps])
             if refused is None:
-                said = [backend.supports_case(c) for c in claim.cases_of(case)]
+                said = [backend.supports_case(c) for c in relation.cases_of(case)]
                 refused = next((Error(a.reason, a.reason) for a in said if not a), None)
         except ConformanceError as e:
             return result_of_error(e)
@@ -365,7 +365,7 @@ class Runner:
 
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
-            if claim.applies(case):
+            if relation.applies(case):
                 checks = (
                     (self._find_stale_in_sides, self._locate_side) if self.locates and self.checks_stale_state else ()
                 )
@@ -579,7 +579,7 @@ def _groups(cases: Sequence[Case], size: int, alone: Callable[[Case], bool]) -> 
     group: list[Case] = []
     for case in cases:
         single = len(case.steps) == 1 and not recorded.is_free_running(case)
-        if not single or case.demands or claim.applies(case) or size == 1 or alone(case):
+        if not single or case.demands or relation.applies(case) or size == 1 or alone(case):
             yield [case]
             continue
         group.append(case)

@@ -349,7 +349,7 @@ def test_a_library_that_is_no_ggml_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_refused(tmp_path: Path) -> None:
-    """`conform list builds` ends with 1 where no build fits, in a line each, without a traceback, and lists them in --json."""
+    """`conform list builds` ends with 1 where no build fits; each has a line, and an entry in --json."""
     listed, named = tmp_path / "out.json", [str(tmp_path / "absent"), str(tmp_path)]
     command = [sys.executable, "-m", "conformance.cli", "list", "builds", *named, "--json", str(listed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

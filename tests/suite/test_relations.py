@@ -22,7 +22,7 @@ from conformance.judge.text import STALE
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.suite import relations
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 SPEC = Spec("faulty")
 TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
@@ -290,8 +290,8 @@ def test_it_catches_a_fault_of_its_kind(name: str, run: Callable[[Case, Tamper],
     case = relations.build(id_of(name))
     result = run(case, PLANTED[name][0])
     assert result.verdict is Verdict.FAIL, result.detail
-    assert claim.read(case).says in result.detail
-    assert "is what" in result.detail
+    assert relation.read(case).says in result.detail
+    assert ": expected is from " in result.detail
     assert result.where is not None
 
 
@@ -338,11 +338,11 @@ def test_every_relation_has_a_planted_fault() -> None:
 
 @pytest.mark.parametrize("case_id", relations.FAMILY.ids("smoke"))
 def test_a_relation_is_a_legal_case(case_id: str) -> None:
-    """Every id of the level builds, validates, and its claim survives the file."""
+    """Every id of the level builds, validates, and its relation survives the file."""
     case = relations.build(case_id)
     case.validate()
-    assert claim.read(case).runs
-    for part in claim.cases_of(case):
+    assert relation.read(case).runs
+    for part in relation.cases_of(case):
         part.validate()
 
 
@@ -352,7 +352,7 @@ def test_a_saved_relation_is_repeated(tmp_path: Path, run: Callable[[Case, Tampe
     path = tmp_path / "x.gguf"
     casefile.write(path, [case])
     (again,) = casefile.read(path)
-    assert claim.read(again) == claim.read(case)
+    assert relation.read(again) == relation.read(case)
     first, second = run(case, large_batch), run(again, large_batch)
     assert (first.verdict, first.detail, first.nmse) == (second.verdict, second.detail, second.nmse)
 
@@ -376,13 +376,13 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_malformed_claim_is_refused(what: str) -> None:
-    """A stranger's file whose claim points nowhere is one clear error."""
+def test_a_malformed_relation_is_refused(what: str) -> None:
+    """A stranger's file whose relation points nowhere is one clear error."""
     case = relations.build(id_of("chunked"))
     case.params = deepcopy(case.params)
-    BROKEN[what](case.params[claim.KEY])
+    BROKEN[what](case.params[relation.KEY])
     with pytest.raises(GraphError, match=r"params\.relation"):
-        claim.read(case)
+        relation.read(case)
 
 
 @pytest.mark.parametrize(
@@ -427,5 +427,5 @@ def test_no_choice_is_unsupported(name: str, what: str) -> None:
 def test_threads_that_never_meet_are_a_timeout(run: Callable[[Case, Tamper], Result]) -> None:
     """A hang with eight threads alone is a verdict of the relation, which runs with one, three and eight."""
     case = relations.build(id_of("threads"))
-    assert [r.options["threads"] for r in claim.read(case).runs] == ["1", "3", "8"]
+    assert [r.options["threads"] for r in relation.read(case).runs] == ["1", "3", "8"]
     assert run(case, at_eight).verdict is Verdict.TIMEOUT

@@ -21,7 +21,7 @@ from conformance.run.contiguous import contiguous
 from conformance.run.locate import is_stale
 from conformance.run.oracle import Expectation
 from conformance.run.scheduler.assign import read_devices
-from conformance.suite.relations import claim
+from conformance.suite.relations import relation
 
 from .program import MOST_DATA, Wanted, is_scheduled, program, size_of, wanted_of
 
@@ -69,7 +69,7 @@ def proof_of(
     it. `seen` is `Cause.seen`. `run` tries variants of the case, so that the `test_case` gets simpler.
     """
     spec = Spec.parse(result.backend)
-    wanted = wanted_of(case, expectation) if expectation is not None and not claim.applies(case) else []
+    wanted = wanted_of(case, expectation) if expectation is not None and not relation.applies(case) else []
     limit = _limit(case, result)
     if why := next(_beyond_both(case, result, wanted, seen), ""):
         return Proof(why=f"Neither a test_case nor a program shows it: {why}.", limit=limit)
@@ -113,7 +113,7 @@ def _is_reference(spec: Spec) -> bool:
 
 def _beyond_both(case: Case, result: Result, wanted: Sequence[Wanted], seen: str) -> Iterator[str]:
     options = dict(resolve(Spec.parse(result.backend)).options)
-    if claim.applies(case):
+    if relation.applies(case):
         yield "two runs must agree here, and no value is wrong by itself"
     if options.get("guard") == "on":
         yield "what is wrong is memory beside a tensor, which only guard=on watches"

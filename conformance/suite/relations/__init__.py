@@ -23,7 +23,7 @@ from conformance.suite.family import Family, Key, Level, Table, ids_of, keys, re
 from conformance.suite.grid import Keys, grid, points
 
 from . import pairs, sessions
-from .claim import applies, read
+from .relation import applies, read
 
 __all__ = ["FAMILY", "applies", "build", "read"]
 

@@ -24,7 +24,7 @@ from conformance.suite import alias
 from conformance.suite.decoder import Trajectory, trajectory_of
 from conformance.suite.decoder.memory import Ubatch
 
-from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, THREADS, Claim, Link, Place, Run, combine
+from .relation import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, THREADS, Link, Place, Relation, Run, combine
 
 Token = tuple[int, int]
 """Sequence and position."""
@@ -104,8 +104,8 @@ def relate(request: Request) -> Case:
     if not links:
         raise UsageError(f"case {request.id!r}: no token has logits in both runs")
     cases = [side.trajectory.case(request.name, request.params, request.seed) for side in sides]
-    claim = Claim(request.name, says, BUDGET, tuple(runs), links=tuple(links))
-    return combine(request.id, claim, cases, request.params, request.seed)
+    relation = Relation(request.name, says, BUDGET, tuple(runs), links=tuple(links))
+    return combine(request.id, relation, cases, request.params, request.seed)
 
 
 def _logits(sides: Sequence[Side]) -> Iterator[Link]:
@@ -228,7 +228,7 @@ DECODERS: dict[str, tuple[str, Callable[[Request], list[Side]]]] = {
     "rewound": ("rewound and decoded again = decoded once", _rewound),
     "exact_n_kv": ("padded n_kv = exact n_kv", _exact_n_kv),
 }
-"""Relation between trajectories of one decoder -> its claim in words, and its builder."""
+"""Relation between trajectories of one decoder -> its sentence, and its builder."""
 
 NAMINGS = {"other": "t{}", "none": "", "one": "x"}
 """Naming scheme -> name of the i-th tensor; `swapped` gives each the name of another."""
@@ -250,8 +250,8 @@ def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
         t.name = names[-1 - i] if how == "swapped" else NAMINGS[how].format(i)
     n = len(case.steps)
     runs = (Run("the case as it is", 0, n, opening=1), Run("the case with other names", n, 2 * n, opening=2))
-    claim = Claim("renamed", "renamed tensors = same result", BITS, runs, ((0, 1),))
-    return combine(case_id, claim, [case, other], {**case.params, "how": how}, seed)
+    relation = Relation("renamed", "renamed tensors = same result", BITS, runs, ((0, 1),))
+    return combine(case_id, relation, [case, other], {**case.params, "how": how}, seed)
 
 
 def memory(case_id: str, case: Case, seed: int) -> Case:
@@ -261,8 +261,8 @@ def memory(case_id: str, case: Case, seed: int) -> Case:
         Run("each graph at addresses of its own", 0, n, opening=1, options={"memory": "fresh"}),
         Run("every graph in the memory of the one before", 0, n, 2, OVERWRITTEN, {"memory": "reused"}),
     )
-    claim = Claim("memory", "graphs at fresh addresses = graphs in the same memory", BITS, runs, ((0, 1),))
-    return combine(case_id, claim, [case], case.params, seed)
+    relation = Relation("memory", "graphs at fresh addresses = graphs in the same memory", BITS, runs, ((0, 1),))
+    return combine(case_id, relation, [case], case.params, seed)
 
 
 def warm(case_id: str, case: Case, seed: int) -> Case:
@@ -274,8 +274,8 @@ def warm(case_id: str, case: Case, seed: int) -> Case:
         Run("a run of the same tensors made anew", n, 2 * n, opening=1, options=options),
         Run("a run in a new process", 0, n, opening=2, how=PROCESS, options=options),
     )
-    claim = Claim("warm", "cold = warm = new process", BUDGET, runs, ((0, 1), (0, 2), (0, 3)))
-    return combine(case_id, claim, [case, copied(case)], case.params, seed)
+    relation = Relation("warm", "cold = warm = new process", BUDGET, runs, ((0, 1), (0, 2), (0, 3)))
+    return combine(case_id, relation, [case, copied(case)], case.params, seed)
 
 
 def buffers(case_id: str, case: Case, seed: int) -> Case:
@@ -285,8 +285,8 @@ def buffers(case_id: str, case: Case, seed: int) -> Case:
         Run("weights in the default buffer type", 0, n),
         Run("weights in another", 0, n, opening=1, how=BUFFERS),
     )
-    claim = Claim("buffers", "weight in any buffer type = same result", BUDGET, runs, ((0, 1),))
-    return combine(case_id, claim, [case], case.params, seed)
+    relation = Relation("buffers", "weight in any buffer type = same result", BUDGET, runs, ((0, 1),))
+    return combine(case_id, relation, [case], case.params, seed)
 
 
 MANY = 8
@@ -302,8 +302,8 @@ def threads(case_id: str, case: Case, seed: int) -> Case:
     n = len(case.steps)
     runs = tuple(Run(f"threads={k}", 0, n, i, THREADS, {"threads": str(k)}) for i, k in enumerate(counts, 1))
     whole = tuple((0, i) for i in range(1, len(runs)))
-    claim = Claim("threads", "one thread = as many as heads and one more = eight", BUDGET, runs, whole)
-    return combine(case_id, claim, [case], case.params, seed)
+    relation = Relation("threads", "one thread = as many as heads and one more = eight", BUDGET, runs, whole)
+    return combine(case_id, relation, [case], case.params, seed)
 
 
 def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
@@ -318,5 +318,5 @@ def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], se
         Run("A before B", n, 2 * n, opening=2),
         Run("B after A", 0, n, opening=2),
     )
-    claim = Claim("after", "A then B = B alone", BUDGET, runs, ((0, 2),))
-    return combine(case_id, claim, [b, a], params, seed)
+    relation = Relation("after", "A then B = B alone", BUDGET, runs, ((0, 2),))
+    return combine(case_id, relation, [b, a], params, seed)

@@ -10,16 +10,29 @@ import numpy as np
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
 
-from .claim import BUDGET, BY_NODE, HANDED_OVER, RESTORED, REUSED, UNREAD, WRITTEN, Claim, Link, Place, Run, combine
 from .pairs import copied
+from .relation import (
+    BUDGET,
+    BY_NODE,
+    HANDED_OVER,
+    RESTORED,
+    REUSED,
+    UNREAD,
+    WRITTEN,
+    Link,
+    Place,
+    Relation,
+    Run,
+    combine,
+)
 
 
 def apart(case_id: str, case: Case, seed: int) -> Case:
     """Compare each node in its own graph with all nodes in one graph."""
     n = len(case.steps)
     runs = (Run("each node in a graph of its own", 0, n, how=BY_NODE), Run("all nodes in one graph", 0, n))
-    claim = Claim("apart", "node by node = in one graph", BUDGET, runs, ((0, 1),))
-    return combine(case_id, claim, [case], case.params, seed)
+    relation = Relation("apart", "node by node = in one graph", BUDGET, runs, ((0, 1),))
+    return combine(case_id, relation, [case], case.params, seed)
 
 
 def restored(case_id: str, case: Case, at: int, seed: int) -> Case:
@@ -32,9 +45,9 @@ def restored(case_id: str, case: Case, at: int, seed: int) -> Case:
     says = f"{which}, another in its place, {its} caches written back, and the others"
     runs = (Run("the steps one after the other", 0, n), Run(says, n, 2 * n + 1, 1, RESTORED, at=at))
     links = tuple(link for k in range(at + 1, n) for link in _links(case, k, 1, k + 1))
-    claim = Claim("restored", "caches saved and written back = undisturbed", BUDGET, runs, links=links)
+    relation = Relation("restored", "caches saved and written back = undisturbed", BUDGET, runs, links=links)
     steps = [*case.steps, *case.steps[: at + 1], other, *case.steps[at + 1 :]]
-    return combine(case_id, claim, [replace(case, steps=steps)], case.params, seed)
+    return combine(case_id, relation, [replace(case, steps=steps)], case.params, seed)
 
 
 def _other_tokens(step: Step) -> Step:
@@ -71,8 +84,10 @@ def weights(case_id: str, case: Case, seed: int) -> Case:
     says = "the steps with others, then these weights and fresh caches, and the steps again"
     runs = (Run("these weights from the start", 0, n), Run(says, n, 3 * n, 1, WRITTEN, at=n - 1))
     links = tuple(link for k in range(n) for link in _links(case, k, 1, n + k, shift=len(case.persistent)))
-    claim = Claim("weights", "weights written in mid-session = the same from the start", BUDGET, runs, links=links)
-    return combine(case_id, claim, [case, again], case.params, seed)
+    relation = Relation(
+        "weights", "weights written in mid-session = the same from the start", BUDGET, runs, links=links
+    )
+    return combine(case_id, relation, [case, again], case.params, seed)
 
 
 def unread(case_id: str, case: Case, seed: int) -> Case:
@@ -85,8 +100,10 @@ def unread(case_id: str, case: Case, seed: int) -> Case:
         at = (n - 1) // 2
         runs.append(Run("the same, every other cache written with what it holds", 0, n, how=HANDED_OVER, at=at))
     links = [x for r in range(1, len(runs)) for k in range(n) for x in _links(case, k, r, k, caches=k == n - 1)]
-    claim = Claim("unread", "caches read at the end = read after each step", BUDGET, tuple(runs), links=tuple(links))
-    return combine(case_id, claim, [case], case.params, seed)
+    relation = Relation(
+        "unread", "caches read at the end = read after each step", BUDGET, tuple(runs), links=tuple(links)
+    )
+    return combine(case_id, relation, [case], case.params, seed)
 
 
 def reused(case_id: str, case: Case, seed: int) -> Case:
@@ -101,5 +118,5 @@ def reused(case_id: str, case: Case, seed: int) -> Case:
         Run("the same, asked for outputs in every other step", n, 2 * n, how=REUSED),
     )
     links = [link for r in (1, 2) for k in range(n) for link in _links(case, k, r, k) if steps[k].outputs or r == 1]
-    claim = Claim("reused", "one graph computed again = a graph for each step", BUDGET, runs, links=tuple(links))
-    return combine(case_id, claim, [replace(case, steps=[*case.steps, *steps])], case.params, seed)
+    relation = Relation("reused", "one graph computed again = a graph for each step", BUDGET, runs, links=tuple(links))
+    return combine(case_id, relation, [replace(case, steps=[*case.steps, *steps])], case.params, seed)

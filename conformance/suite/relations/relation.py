@@ -1,4 +1,4 @@
-"""Claims of a relation: its runs and the values that must be equal, as data of the case.
+"""A relation: its runs and the values that must be equal, as data of the case.
 
 A relation is a case with the steps of all its runs, one run after the other; `params["relation"]` lists where each
 begins and what is compared. So it is saved, read, shown and rerun like any other case. Nothing runs here.
@@ -75,11 +75,11 @@ class Place:
     rows: tuple[int, ...] | None = None
     """Rows of `ne[0]` elements; None for all."""
 
-    def tensor(self, case: Case, claim: Claim) -> Tensor:
+    def tensor(self, case: Case, relation: Relation) -> Tensor:
         """Return its tensor."""
         if self.kind == "cache":
             return list(case.persistent)[self.index]
-        return case.steps[claim.runs[self.run].first + self.step].outputs[self.index]
+        return case.steps[relation.runs[self.run].first + self.step].outputs[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,12 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Relation:
     """A parsed relation."""
 
     name: str
     says: str
-    """The claim in words: `whole prefill = chunked prefill`."""
+    """The relation in words: `whole prefill = chunked prefill`."""
     equal: str
     """`bits`, or `budget`: each side may have an error within its budget."""
     runs: tuple[Run, ...]
@@ -126,10 +126,10 @@ def applies(case: Case) -> bool:
     return KEY in case.params
 
 
-def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[str, JSON], seed: int) -> Case:
-    """Return a case with the steps and tensors of `cases`, in order, and the claim about them.
+def combine(case_id: str, relation: Relation, cases: Sequence[Case], params: Mapping[str, JSON], seed: int) -> Case:
+    """Return a case with the steps and tensors of `cases`, in order, and their relation.
 
-    The cases share no tensor. The claim counts steps through all of `cases`; several runs may use the same steps.
+    The cases share no tensor. The relation counts steps through all of `cases`; several runs may use the same steps.
     """
     persistent: dict[Tensor, Bytes] = {}
     steps: list[Step] = []
@@ -137,46 +137,46 @@ def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[s
         persistent |= c.persistent
         steps += c.steps
     return Case(
-        case_id, persistent, steps, family=case_id.partition("/")[0], params={**params, KEY: claim.to_json()},
+        case_id, persistent, steps, family=case_id.partition("/")[0], params={**params, KEY: relation.to_json()},
         seed=seed, generator=max(c.generator for c in cases),
     )  # fmt: skip
 
 
-def read(case: Case) -> Claim:
-    """Return the claim of `case`; GraphError if it has none or an invalid one."""
+def read(case: Case) -> Relation:
+    """Return the relation of `case`; GraphError if it has none or an invalid one."""
     doc: Any = case.params.get(KEY)
     try:
         runs = tuple(Run(**r) for r in doc["runs"])
         links = tuple(Link(_places(k["left"]), _places(k["right"])) for k in doc["links"])
         whole = tuple((int(a), int(b)) for a, b in doc["whole"])
-        claim = Claim(str(doc["name"]), str(doc["says"]), str(doc["equal"]), runs, whole, links)
-        _check(case, claim)
+        relation = Relation(str(doc["name"]), str(doc["says"]), str(doc["equal"]), runs, whole, links)
+        _check(case, relation)
     except (TypeError, KeyError, ValueError, IndexError) as e:
-        raise GraphError(f"{case.id}: params.{KEY}: a claim about runs expected, a malformed one found: {e}") from None
-    return claim
+        raise GraphError(f"{case.id}: params.{KEY}: a relation of runs expected, a malformed one found: {e}") from None
+    return relation
 
 
 def _places(listed: Any) -> tuple[Place, ...]:  # noqa: ANN401  # JSON
     return tuple(Place(r, s, k, i, None if rows is None else tuple(rows)) for r, s, k, i, rows in listed)
 
 
-def _check(case: Case, claim: Claim) -> None:
-    """Raise ValueError if a reference of the claim is invalid."""
-    if claim.equal not in {BITS, BUDGET}:
-        raise ValueError(f"equal: {BITS} or {BUDGET} expected, {claim.equal!r} found")
-    if not claim.runs or not (claim.whole or claim.links):
+def _check(case: Case, relation: Relation) -> None:
+    """Raise ValueError if a reference of the relation is invalid."""
+    if relation.equal not in {BITS, BUDGET}:
+        raise ValueError(f"equal: {BITS} or {BUDGET} expected, {relation.equal!r} found")
+    if not relation.runs or not (relation.whole or relation.links):
         raise ValueError("runs, and something to compare, expected")
-    for r in claim.runs:
+    for r in relation.runs:
         if r.how not in HOW or not 0 <= r.first < r.last <= len(case.steps) or not 0 <= r.at < r.last - r.first:
             raise ValueError(f"run {r} does not fit this case of {len(case.steps)} steps")
-        _check_after_first(case, claim, r)
-    for a, b in claim.whole:
-        left, right = case_of(case, claim, a), case_of(case, claim, b)
+        _check_after_first(case, relation, r)
+    for a, b in relation.whole:
+        left, right = case_of(case, relation, a), case_of(case, relation, b)
         if [len(s.outputs) for s in left.steps] != [len(s.outputs) for s in right.steps]:
             raise ValueError(f"runs {a} and {b} have different steps and cannot be compared as wholes")
-    for p in (p for link in claim.links for p in (*link.left, *link.right)):
-        run = claim.runs[p.run]
-        t = p.tensor(case, claim)
+    for p in (p for link in relation.links for p in (*link.left, *link.right)):
+        run = relation.runs[p.run]
+        t = p.tensor(case, relation)
         n = t.ne[1] * t.ne[2] * t.ne[3]
         if p.run < 0 or not 0 <= p.step < run.last - run.first or p.kind not in {"output", "cache"} or p.index < 0:
             raise ValueError(f"{p} is nowhere in this case")
@@ -184,32 +184,34 @@ def _check(case: Case, claim: Claim) -> None:
             raise ValueError(f"{p}: {t} has {n} rows")
 
 
-def _check_after_first(case: Case, claim: Claim, r: Run) -> None:
+def _check_after_first(case: Case, relation: Relation, r: Run) -> None:
     """Raise ValueError if `r` takes bytes from the first run that it does not have."""
-    first = claim.runs[0]
+    first = relation.runs[0]
     if r.how in {WRITTEN, HANDED_OVER} and first.how != PLAIN:
         raise ValueError(f"the first run, {first}, must be {PLAIN} for another to take bytes from it")
     if r.how == HANDED_OVER and (r.first, r.last) != (first.first, first.last):
         raise ValueError(f"run {r} has other steps than the first and takes caches from it")
     if r.how == WRITTEN:
-        sizes = [[d.nbytes for d in case_of(case, claim, claim.runs.index(x)).persistent.values()] for x in (first, r)]
+        sizes = [
+            [d.nbytes for d in case_of(case, relation, relation.runs.index(x)).persistent.values()] for x in (first, r)
+        ]
         if sizes[0] != sizes[1]:
             raise ValueError(f"run {r} has other weights and caches than the first and takes bytes from it")
 
 
 def cases_of(case: Case) -> list[Case]:
-    """Return the cases of a relation's runs, or `case` itself; GraphError for an invalid claim."""
+    """Return the cases of a relation's runs, or `case` itself; GraphError if invalid."""
     if not applies(case):
         return [case]
-    claim = read(case)
-    return [case_of(case, claim, i) for i in range(len(claim.runs))]
+    relation = read(case)
+    return [case_of(case, relation, i) for i in range(len(relation.runs))]
 
 
-def case_of(case: Case, claim: Claim, run: int) -> Case:
+def case_of(case: Case, relation: Relation, run: int) -> Case:
     """Return the case of one run: its steps and persistent tensors; IndexError if unknown."""
     if run < 0:
         raise IndexError(f"run {run}")
-    r = claim.runs[run]
+    r = relation.runs[run]
     steps = case.steps[r.first : r.last]
     used = {t for s in steps for t in s.graph.tensors()}
     persistent = {t: d for t, d in case.persistent.items() if t in used}
