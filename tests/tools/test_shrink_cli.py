@@ -65,7 +65,7 @@ def test_from_a_failing_run_to_one_node(folder: Path) -> None:
     assert "as saved" not in other.stdout
     shrunk = _conform(folder, "shrink", str(saved), "-o", "small.gguf")
     assert shrunk.returncode == 0, shrunk.stderr
-    assert "FAIL, SET_ROWS, node: 5 step(s)" in shrunk.stderr
+    assert "FAIL, SET_ROWS, node: 5 steps" in shrunk.stderr
     case = casefile.read_one(folder / "small.gguf")
     assert [n.op for s in case.steps for n in s.graph] == ["SET_ROWS"]
     made = runpy.run_path(str(folder / "small.py"))["case"]

@@ -24,7 +24,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, GraphError, UsageError
 from conformance.ggml.types import I64
 from conformance.judge.evidence import Fault
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict, counted
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
 
@@ -96,8 +96,8 @@ def shrink(
 
 def size(case: Case) -> str:
     """Describe the size of a case."""
-    n = sum(len(s.graph) for s in case.steps)
-    return f"{len(case.steps)} step(s), {n} node(s), {simplify.elements(case):,} elements in leaves"
+    nodes, elements = sum(len(s.graph) for s in case.steps), counted(simplify.elements(case), "element")
+    return f"{counted(len(case.steps), 'step')}, {counted(nodes, 'node')}, {elements} in leaves"
 
 
 class _Search:
