@@ -112,7 +112,7 @@ def _store(store: Path, runs: Runs, *, nightly: bool, json_path: Path | None) ->
             for k in causes
         ]
         table(rows, head, disable_numparse=True)
-        line(f"{counted(len(causes), 'cause')}, {sum(not k.passed for k in causes)} of them not known to be gone")
+        line(f"{counted(len(causes), 'cause')}, {sum(not k.passed for k in causes)} still open")
     for backend, written in good.items():
         line(f"last good run on {backend}: {written or 'none'}")
     judged = [s for s in every if len(s.points) >= FEWEST]

@@ -90,7 +90,7 @@ def test_a_cause_is_known_since_its_first_run(tmp_path: Path) -> None:
     last = written_to(tmp_path / "last.json", made[3])
     said = CliRunner().invoke(main, ["report", str(last), "--store", str(tmp_path / "h.sqlite")])
     assert said.exit_code == 0, said.output
-    assert "3 causes, 2 of them not known to be gone" in said.output
+    assert "3 causes, 2 still open" in said.output
     assert "last good run on x: none" in said.output
 
 
