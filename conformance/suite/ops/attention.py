@@ -239,14 +239,14 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
         grid("f32", ne="32x9x4", mask="32x9 32x9x4", mt="f16 f32", hide="finite", max_bias="8.0"),
         "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
         grid("f32", ne="67x4", sinks="- 1", data="range"),
-        grid("f32", ne="67x4 1025x3 4097x3 16385x2", sinks="- 1", data="rising"),
+        grid("f32", ne="67x4 2049x3 4097x3 16385x2", sinks="- 1", data="rising"),
         grid("f32", shape=points("ne=255x3x2,mask=255x3 ne=256x3x2,mask=256x3 ne=257x3x2,mask=257x3"), hide="holes"),
         grid("f32", shape=points("ne=513x257,mask=513x257 ne=3x65537"), hide="holes"),
     ),
     smoke=(
         "SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",
         "SOFT_MAX-f32-ne=33x5x6x4,mask=33x7x6x2,hide=bias,vm=off",
-        "SOFT_MAX-f32-ne=1025x3,data=rising",
+        "SOFT_MAX-f32-ne=2049x3,data=rising",
     ),
     full=(
         grid("f32", ne="4096x32x2 2048x1x32x4 16384x3 65537x2 4096x4100"),

@@ -43,7 +43,7 @@ _NORMAL = normal(1.5, 0.5)
 
 @cases(
     "NORM RMS_NORM L2_NORM",
-    keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5 data=|range|far",
+    keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5 data=|range|far by=|first|second vby=",
     wide=(
         grid("f32", ne="257x5", eps="1e-5 0.0", data="range"),
         grid("f32", ne="255x3 256x3 511x3 512x3 513x3 7x65537"),
@@ -58,6 +58,7 @@ _NORMAL = normal(1.5, 0.5)
         grid("f32", ne="64x5x2", inplace="leaf mid"),
         grid("f32", ne="40x5x2", vne="pad", inplace="leaf"),
         grid("RMS_NORM", "f32", ne="40x5x2", vne="- pad", inplace="input"),
+        grid("RMS_NORM NORM", "f32", ne="40x5x2 257x3", by="first second", vby="- off pad"),
     ),
     full=(grid("f32", ne="4096x65 16384x3 65537x2"), "RMS_NORM-f32-ne=4096x4100"),
     pairs=(
@@ -66,8 +67,15 @@ _NORMAL = normal(1.5, 0.5)
     timed=(Timed("RMS_NORM-f32-ne=2048x64", 64, 16, "smoke"),),
 )
 def _norm(bench: Bench) -> Sequence[Tensor]:
+    """Build a norm; `by`: it is the first or second factor of a MUL, with which backends fuse it."""
+    v = bench.v
     a = bench.first("a", "ne", _NORMAL)
-    return bench.outputs(a, bench.build(bench.id.op.lower())(a, bench.v["eps"]))
+    out = bench.build(bench.id.op.lower())(a, v["eps"])
+    if v["by"]:
+        ne = v["ne"] if v["by"] == "second" else dims(v["ne"][0])
+        factor = bench.operand("attn_norm.weight", F32, ne, normal(1.0), v["vby"], keep=True)
+        return (bench.b.mul(out, factor) if v["by"] == "first" else bench.b.mul(factor, out),)
+    return bench.outputs(a, out)
 
 
 @cases(
