@@ -33,6 +33,11 @@ RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2
 """Run name -> the id keys that it sets."""
 FEW = ("llama", "jamba", "mamba", "bert")
 """Architectures of level smoke: KV cache (llama), cache and states (jamba), states (mamba), no memory (bert)."""
+NARROW = (
+    *((arch, "attention.indexer.top_k:4") for arch in ("deepseek32", "glm-dsa")),
+    *((arch, "attention.sliding_window:8") for arch in ("gemma3", "gpt-oss", "cohere2")),
+)
+"""Architectures whose attention leaves cells of the prompt out, with the keys by which it does."""
 
 
 def id_of(arch: str, run: str = "1", **keys: object) -> str:
@@ -47,8 +52,11 @@ def spell(family: str, arch: str, keys: dict[str, object], seed: int = 1) -> str
 
 
 def _ids(level: Level) -> list[str]:
-    archs = FEW if level == "smoke" else runnable(with_variants=True)
-    return [id_of(arch, run) for arch in archs for run in (("1",) if level == "smoke" else RUNS)]
+    if level == "smoke":
+        return [id_of(arch) for arch in FEW]
+    own = {"real": 1, "run": "p20.d4"}
+    narrow = [spell(NAME, arch, {**own, "set": keys, **run}) for arch, keys in NARROW for run in RUNS.values()]
+    return [*(id_of(arch, run) for arch in runnable(with_variants=True) for run in RUNS), *narrow]
 
 
 def _unlisted(glob: str) -> list[str]:

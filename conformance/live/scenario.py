@@ -6,6 +6,7 @@ An id is `scenario/ARCH-do=SCENARIO,key=value@seed`, with the other keys of the 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -42,6 +43,23 @@ _ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *
 """Three dissimilar scenarios come first, to detect early a model that always crashes."""
 
 
+_OF_CACHES = tuple(n for n in _ORDER if n.startswith(("state-", "seq-", "shift", "drafts", "clear", "full")))
+_WINDOW = "attention.sliding_window:8"
+"""Smaller than the prompts."""
+VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
+    ("llama", {"cache": "q8_0"}),
+    ("llama", {"cache": "q8_0", "set": "embedding_length:192"}),  # heads of 96: no multiple of 64
+    ("llama", {"unified": 1, "cache": "q4_0", "cache_v": "q4_0"}),
+    ("llama", {"unified": 1, "cache": "f32", "cache_v": "f32", "set": "attention.head_count:4"}),
+    ("gemma3", {"set": _WINDOW}),
+    ("gemma3", {"unified": 1, "swa": "window", "cache": "q8_0", "set": _WINDOW}),
+    ("deepseek32", {"set": "attention.indexer.top_k:4"}),  # sparse attention that leaves cells out
+    ("qwen35", {}),  # snapshots of recurrent states
+    ("lfm2", {"cache": "q8_0"}),
+)
+"""Architectures with other caches, head sizes and windows, for the scenarios of caches and states at `standard`."""
+
+
 def ids_of(arch: str) -> list[str]:
     """Return the ids of all scenarios."""
     return [id_of(arch, name) for name in _ORDER]
@@ -49,7 +67,8 @@ def ids_of(arch: str) -> list[str]:
 
 def _ids(level: Level) -> list[str]:
     archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
-    return [i for arch in archs for i in ids_of(arch)]
+    varied = [id_of(arch, name, **keys) for arch, keys in VARIANTS for name in _OF_CACHES] if level != "smoke" else []
+    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied]))
 
 
 def _unlisted(glob: str) -> list[str]:

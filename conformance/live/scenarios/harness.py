@@ -97,6 +97,16 @@ class Harness:
         """Elements of a row between layers."""
         return int(self.call("model_n_embd")(self.model))
 
+    @cached_property
+    def keeps_order(self) -> bool:
+        """True if a loaded state has the cells of the saved one.
+
+        States leave out cells that no window reaches.
+        """
+        fields = GGUFReader(self.request.model).fields.items()
+        windows = [int(f.contents()) for name, f in fields if name.endswith("attention.sliding_window")]
+        return min(windows, default=PROMPT + AFTER) >= PROMPT + AFTER
+
     def larger(self, times: int) -> Context:
         """Make a context with more cells; RefusedError if that changes the model itself."""
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
 
-from .harness import PROMPT, Context, Harness
+from .harness import PROMPT, Context, Harness, RefusedError
 
+SNAPSHOTS: Mapping[str, object] = {"n_rs_seq": 4}
 PARTIAL, ON_DEVICE = 1, 2
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY` and `_ON_DEVICE`."""
 
@@ -80,7 +81,7 @@ def _into(context: Context, into: Context, what: str) -> Iterator[Comparison]:
     state = save(context)
     load(into, state)
     expected = context.steps()
-    yield Comparison(what, into.steps(), expected, exact=True)
+    yield Comparison(what, into.steps(), expected, exact=context.harness.keeps_order)
     empty = context.harness.context()
     yield Comparison("an empty context", empty.steps(), expected, apart=True)
 
@@ -93,7 +94,7 @@ def same(harness: Harness) -> Iterator[Comparison]:
     context.clear(data=True)
     context.feed((0, harness.tokens(PROMPT - 4, "other")))
     load(context, state)
-    yield Comparison("after loading", context.steps(), expected, exact=True)
+    yield Comparison("after loading", context.steps(), expected, exact=harness.keeps_order)
 
 
 def fresh(harness: Harness) -> Iterator[Comparison]:
@@ -111,7 +112,7 @@ def several(harness: Harness) -> Iterator[Comparison]:
     context, into = _begun(harness, 3), harness.context(3)
     load(into, save(context))
     for seq in range(3):
-        yield Comparison(f"sequence {seq}", into.steps(seq), context.steps(seq), exact=True)
+        yield Comparison(f"sequence {seq}", into.steps(seq), context.steps(seq), exact=harness.keeps_order)
 
 
 def process(harness: Harness) -> Iterator[Comparison]:
@@ -125,7 +126,7 @@ def process(harness: Harness) -> Iterator[Comparison]:
     with np.load(file) as kept:
         context = harness.context()
         load(context, State(kept["data"], tuple(kept["next"].tolist())))
-        yield Comparison("in a new process", context.steps(), kept["expected"], exact=True)
+        yield Comparison("in a new process", context.steps(), kept["expected"], exact=harness.keeps_order)
 
 
 def seq(harness: Harness) -> Iterator[Comparison]:
@@ -186,7 +187,7 @@ def file(harness: Harness) -> Iterator[Comparison]:
         raise UsageError(f"llama_state_load_file returned false: {harness.library.reason()}")
     into.next = list(context.next)
     yield _same_tokens(found[: count.value], tokens)
-    yield Comparison("from the file", into.steps(), context.steps(), exact=True)
+    yield Comparison("from the file", into.steps(), context.steps(), exact=harness.keeps_order)
 
 
 def seq_file(harness: Harness) -> Iterator[Comparison]:
@@ -224,3 +225,100 @@ def fragmented(harness: Harness) -> Iterator[Comparison]:
     calm.feed((0, texts[1]))
     yield Comparison("between the cells of another", context.steps(0), expected)
     yield Comparison("the other", context.steps(1), calm.steps())
+
+
+def snapshots(harness: Harness) -> Iterator[Comparison]:
+    """Load the state of a context with snapshots (`n_rs_seq`) into another."""
+    yield from _into(_with_drafts(harness), harness.context(more=SNAPSHOTS), "in a new context")
+
+
+def loaded_drafts(harness: Harness) -> Iterator[Comparison]:
+    """Reject drafts of a loaded state, which must have loaded the snapshots or refuse."""
+    calm, into = _with_drafts(harness), harness.context(more=SNAPSHOTS)
+    load(into, save(calm))
+    for each in (calm, into):
+        each.rm(0, PROMPT + 1, may_refuse=True)
+    yield Comparison("after rejected drafts", into.steps(), calm.steps())
+
+
+def _with_drafts(harness: Harness) -> Context:
+    context = harness.context(more=SNAPSHOTS)
+    context.feed((0, harness.tokens(PROMPT)))
+    context.feed((0, harness.tokens(4, "drafts")), every=True)
+    return context
+
+
+Data = NDArray[np.uint8]
+
+
+def cut(data: Data, *, parts: int) -> Data:
+    """Return the first of `parts` parts of a state; all but the last if `parts` is negative."""
+    return data[: data.size // parts] if parts > 0 else data[: data.size + data.size // parts]
+
+
+def renamed(data: Data, arch: str) -> Data:
+    """Return a state with another architecture's name."""
+    at = bytes(data[:256]).find(arch.encode())
+    if at < 0:
+        raise RefusedError("its states do not name the architecture")
+    other = data.copy()
+    other[at] ^= 1
+    return other
+
+
+def refused_seq(harness: Harness, spoil: Callable[[Data], Data]) -> Iterator[Comparison]:
+    """Load a spoilt state over sequence 1 of two, which must be refused."""
+    context = _begun(harness, 2)
+    _refused(context, "state_seq_set_data", spoil(save_seq(context, 0).data), (1,))
+    yield from _as_before(context, _begun(harness, 2), other=0)
+
+
+def refused(harness: Harness, spoil: Callable[[Data], Data]) -> Iterator[Comparison]:
+    """Load a spoilt state of a whole context, which must be refused."""
+    context = _begun(harness, 2)
+    _refused(context, "state_set_data", spoil(save(context).data), ())
+    yield from _as_before(context, _begun(harness, 2))
+
+
+def other_model(harness: Harness) -> Iterator[Comparison]:
+    """Load a state whose architecture has another name, which must be refused."""
+    arch = str(harness.request.params.get("arch"))
+    yield from refused(harness, lambda data: renamed(data, arch))
+
+
+def other_types(harness: Harness) -> Iterator[Comparison]:
+    """Load a sequence whose keys have another type, which must be refused."""
+    other = "f32" if harness.request.type_k != "f32" else "f16"
+    source = harness.context(type_k=other, type_v=other)
+    source.feed((0, harness.tokens(PROMPT)))
+    context = _begun(harness, 2)
+    _refused(context, "state_seq_set_data", save_seq(source, 0).data, (1,))
+    yield from _as_before(context, _begun(harness, 2), other=0)
+
+
+def _refused(context: Context, name: str, data: Data, rest: tuple[int, ...]) -> None:
+    """Load a state; UsageError unless llama.cpp returns 0."""
+    data = np.ascontiguousarray(data)
+    n = context.harness.call(name)(context.pointer, data.ctypes.data, data.size, *rest)
+    if n:
+        raise UsageError(f"llama_{name} took {n} bytes of a state that it must refuse")
+
+
+def _left(context: Context, seq: int) -> int:
+    """Return the last position of a sequence, -1 if it is empty."""
+    return int(context.harness.call("memory_seq_pos_max")(context.memory, seq))
+
+
+def _as_before(context: Context, calm: Context, other: int = -1) -> Iterator[Comparison]:
+    """Compare each sequence after a refused state: it must be as it was, or empty.
+
+    `other`: a sequence that must be as it was.
+    """
+    for seq in range(2):
+        left = _left(context, seq)
+        if left < 0 and seq != other:
+            context.next[seq] = 0
+            calm.rm(seq)
+        elif left != context.next[seq] - 1:
+            raise UsageError(f"a refused state left tokens up to position {left} in sequence {seq}")
+        yield Comparison(f"sequence {seq}", context.steps(seq), calm.steps(seq))

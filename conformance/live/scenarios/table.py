@@ -50,6 +50,15 @@ _ROWS = (
     Scenario("state-seq-device", "a sequence is saved on the device and loaded again", _MEMORY, states.seq_device),
     Scenario("state-checkpoint", "a partial state is loaded, rejected drafts are removed", _MEMORY, states.checkpoint),
     Scenario("state-fragmented", "a sequence is loaded into cells between those of another", _CACHE, states.fragmented),
+    Scenario("state-snapshots", "a state with snapshots is loaded", _STATE, states.snapshots),
+    Scenario("state-snapshots-drafts", "drafts of a loaded state are rejected", _STATE, states.loaded_drafts),
+    *(Scenario(f"state-cut-{name}", f"a sequence's state without its {end} is refused", _DECODER,
+           partial(states.refused_seq, spoil=partial(states.cut, parts=parts)))
+      for name, end, parts in (("head", "later seven eighths", 8), ("half", "later half", 2), ("tail", "end", -8))),
+    Scenario("state-cut-whole", "half of a context's state is refused", _DECODER,
+             partial(states.refused, spoil=partial(states.cut, parts=2))),
+    Scenario("state-other-model", "a state with another architecture's name is refused", _DECODER, states.other_model),
+    Scenario("state-other-types", "a sequence with keys of another type is refused", _CACHE, states.other_types),
     # memory
     Scenario("seq-cp", "a sequence is copied to another stream", _MEMORY, partial(memories.cp, unified=False)),
     Scenario("seq-cp-unified", "a sequence is copied within a stream", _MEMORY, partial(memories.cp, unified=True)),

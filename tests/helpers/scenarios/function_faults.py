@@ -77,6 +77,17 @@ def loses_a_cell(call: Call, library: Llama) -> Call:
     return load
 
 
+def refuses_late(_: Call, library: Llama) -> Call:
+    """Refuses, and one cell is gone."""
+    llama = library.llama
+
+    def load(context: int, *_: Any) -> int:  # noqa: ANN401
+        llama.memory_seq_rm(llama.get_memory(context), 0, 3, 4)
+        return 0
+
+    return load
+
+
 def ends_early(call: Call, _: Llama) -> Call:
     """The last eighth is not copied."""
 

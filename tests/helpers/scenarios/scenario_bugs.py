@@ -28,6 +28,8 @@ from conformance.suite.zoo.family import prepare, read
 LLAMA, MAMBA, BERT, T5, LFM2 = "llama", "mamba", "bert", "t5", "lfm2"
 Q8_0 = "llama-cache=q8_0"
 """Keys that are stored in blocks, so a shift costs one more draw of their roundings."""
+REFUSED_SEQ = "state-cut-head state-cut-half state-cut-tail state-other-types"
+REFUSED = "state-cut-whole state-other-model"
 NOTICED = (Verdict.FAIL, Verdict.OVERCLAIM, Verdict.VACUOUS)
 
 
@@ -183,6 +185,16 @@ BUGS: dict[str, Bug] = {
     "a file holds another sequence": _f(
         "state_seq_save_file", f.arguments(lambda c, path, seq, *rest: (c, path, 1 - seq, *rest)), "state-seq-file"
     ),
+    "a refused sequence is taken": _f("state_seq_set_data", f.loads_nothing, REFUSED_SEQ),
+    "a refused sequence moves another": _f("state_seq_set_data", f.moves_after, REFUSED_SEQ),
+    "a refused sequence takes a cell of another along": _f("state_seq_set_data", f.loses_a_cell, REFUSED_SEQ),
+    "a refused sequence empties the memory": _f("state_seq_set_data", f.loads_alone, REFUSED_SEQ),
+    "a refused state is taken": _f("state_set_data", f.loads_nothing, REFUSED),
+    "a refused state costs a cell": _f("state_set_data", f.refuses_late, REFUSED),
+    "a refused state leaves tokens": _f("memory_seq_pos_max", f.nothing(5), f"{REFUSED} {REFUSED_SEQ}"),
+    "a state with snapshots is not loaded": _f("state_set_data", f.loads_nothing, "state-snapshots", LFM2),
+    "the end of a state with snapshots is not loaded": _f("state_set_data", f.ends_early, "state-snapshots", LFM2),
+    "a state with snapshots is moved": _f("state_set_data", f.moves_after, "state-snapshots", LFM2),
     # memory
     "seq_rm does nothing": _f(
         "memory_seq_rm",
