@@ -14,7 +14,7 @@ import click
 
 from conformance.cli.output import table
 from conformance.suite import FAMILIES
-from conformance.suite.family import Level
+from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import ids
 
 from .faults import FOLDER, Fault, read
@@ -43,12 +43,14 @@ def main() -> None:
 def faults(globs: Sequence[str], adapters: Sequence[str], *, once: bool, level: Level) -> None:
     """Inject the faults of the list, one at a time.
 
-    Exit code 1 where none of its families notices a fault, or a case fails on an adapter as it is.
+    A fault whose `level` is a higher one is left out. Exit code 1 where none of its families notices a fault, or a case
+    fails on an adapter as it is.
     """
     chosen = [
         f
         for f in read([FOLDER])
         if (not globs or any(fnmatchcase(f.name, g) for g in globs)) and (not adapters or f.of in adapters)
+        if LEVELS.index(f.level) <= LEVELS.index(level)
     ]
     hunts = hunt(chosen, level, _say, once=once)
     sys.exit(show_hunts(chosen, hunts))

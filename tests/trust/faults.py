@@ -10,6 +10,8 @@ A TOML file holds any number of
     file = "backends/cpu/rope.py"
     old = "if mode == NORMAL:"                 # stands there exactly once
     new = "if mode == NEOX:"
+    report = 17565                             # issue or pull request of ggml-org/llama.cpp that it is from, if any
+    level = "standard"                         # the first level whose cases notice it, if not smoke
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.case.strict import parse_toml, read_text
 from conformance.ggml.errors import UsageError
+from conformance.suite.family import Level
 
 ROOT = shipped.path().parent
 """What `file` is relative to."""
@@ -43,6 +46,8 @@ class Fault:
     file: str
     old: str
     new: str
+    report: int = 0
+    level: Level = "smoke"
 
     @property
     def spec(self) -> Spec:

@@ -23,6 +23,7 @@ def test_each_stands_in_the_source_and_changes_it() -> None:
         assert fault.sources()[fault.file] != original(fault.file)
         assert set(fault.families) <= FAMILIES.keys()
         assert fault.families
+    assert len([f for f in FAULTS.values() if f.report and f.level == "smoke"]) >= 40
 
 
 def test_a_fault_that_cannot_be_injected_is_an_error() -> None:
@@ -63,6 +64,21 @@ CLASSES = {
     "streams": ("streams-swapped", "multi_sequence"),
     "blocks of types": ("nibbles-swapped", "weight_placement"),
     "experts": ("next-expert", "blocks"),
+    "activations beyond F16": (
+        "report-experts-overflow-f16",
+        "ops/MUL_MAT_ID-q8_0+f32-as=256x5x4,n_used=2,n_tokens=9,data=beyond@250",
+    ),
+    "scores beyond F16": (
+        "report-scores-overflow-f16",
+        "ops/FLASH_ATTN_EXT-f32+f32-q=64x9x4,k=64x96x2,mask=96x65,data=large@705",
+    ),
+    "rising rows": ("report-maximum-of-first-block", "ops/SOFT_MAX-f32-ne=2049x3,data=rising@751"),
+    "an expert twice": (
+        "report-expert-once-a-token",
+        "ops/MUL_MAT_ID-q6_K+f32-as=256x9x5,n_used=3,n_tokens=9,pick=twice@551",
+    ),
+    "tails of rows": ("report-q6-k-rows-of-128", "ops/MUL_MAT-q6_K+f32-a=256x129,b=256x9@60"),
+    "factors of norms": ("report-fused-factor-offset", "ops/RMS_NORM-f32-ne=40x5x2,by=first,vby=pad@406"),
 }
 """What mutants showed that earlier suites did not see -> a fault of that class, and a case of `smoke` or a family."""
 
