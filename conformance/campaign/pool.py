@@ -158,13 +158,13 @@ def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
 
 def _devices(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:
     """Return the devices of each worker: one worker per device, all for an emulated one."""
-    offers: list[dict[str, int]] = [{} for _ in range(workers)]
+    resources: list[dict[str, int]] = [{} for _ in range(workers)]
     names = dict.fromkeys(filter(None, map(device_of, specs)))
     for k, device in enumerate(names):
         shared = any(device_of(s) == device and _in_software(s, device) for s in specs)
-        for offer in offers if shared else [offers[k % workers]]:
-            offer[device] = 1
-    return offers
+        for own in resources if shared else [resources[k % workers]]:
+            own[device] = 1
+    return resources
 
 
 def _in_software(spec: Spec, device: str) -> bool:
@@ -176,7 +176,7 @@ def _in_software(spec: Spec, device: str) -> bool:
     return any(d.name == device and d.software for d in found)
 
 
-def _local(offers: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster
+def _local(resources: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster
     """Start a scheduler here and workers of one thread; a nanny restarts one that dies.
 
     UnavailableError if cryptography is not installed.
@@ -200,7 +200,7 @@ def _local(offers: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask'
     }
     return SpecCluster(
         scheduler={"cls": Scheduler, "options": {**common, "dashboard": False, "allowed_failures": 0}},
-        workers={k: {"cls": Nanny, "options": {**worker, "resources": offer}} for k, offer in enumerate(offers)},
+        workers={k: {"cls": Nanny, "options": {**worker, "resources": own}} for k, own in enumerate(resources)},
         security=security,
         silence_logs=logging.CRITICAL,
     )

@@ -21,22 +21,22 @@ class Part:
     """A contiguous run of a graph's nodes, as a graph of its own."""
 
     graph: Graph
-    """Copies of the nodes in order, each after the view ops that it needs, then a VIEW of each root in `handed` that
+    """Copies of the nodes in order, each after the view ops that it needs, then a VIEW of each root in `passed` that
     was written in place."""
     inputs: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Leaf of the part -> the root of the whole graph that it stands for: an input, or in `handed` of an earlier part.
+    """Leaf of the part -> the root of the whole graph that it stands for: an input, or in `passed` of an earlier part.
     If neither, no computing node reads it and its bytes are irrelevant."""
     wanted: dict[Tensor, Tensor] = field(default_factory=dict)
     """Node of the part -> the output of the whole graph that it computes."""
-    handed: dict[Tensor, Tensor] = field(default_factory=dict)
+    passed: dict[Tensor, Tensor] = field(default_factory=dict)
     """Node of the part -> the root of the whole graph that it passes on, with its bytes at the end of the part."""
     copies: dict[Tensor, Tensor] = field(default_factory=dict)
     """Tensor of the whole graph -> its copy in the part; persistent tensors are their own copies."""
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Outputs to request from a run of the part: `wanted`, then `handed`."""
-        return tuple(dict.fromkeys((*self.wanted, *self.handed)))
+        """Outputs to request from a run of the part: `wanted`, then `passed`."""
+        return tuple(dict.fromkeys((*self.wanted, *self.passed)))
 
 
 def partial(
@@ -44,7 +44,7 @@ def partial(
 ) -> Part:
     """Return nodes `first` to `last` (exclusive) of `graph`, which is unchanged, as a `Part`.
 
-    Run after the earlier parts, with their `handed` bytes as its `inputs`, it gives the same values as these nodes in
+    Run after the earlier parts, with their `passed` bytes as its `inputs`, it gives the same values as these nodes in
     the whole graph, and leaves the same bytes in `persistent` tensors (leaves whose bytes live across graphs).
     `outputs` are those of the whole graph. GraphError for a bad range, or as in `below`.
     """
@@ -56,16 +56,16 @@ def partial(
         part.add(node)
     later = _read_by(graph.nodes[last:], frozenset(outputs))
     last_change = {root: n for n in nodes for root in written(n)}
-    handed: dict[Tensor, Tensor] = {}
+    passed: dict[Tensor, Tensor] = {}
     for root, node in last_change.items():
         if root not in later or root in part.persistent:
             continue
         if node is root:
-            handed[part.copies[node]] = root
+            passed[part.copies[node]] = root
         else:
-            handed[part.hand_on(root)] = root
+            passed[part.pass_on(root)] = root
     wanted = {part.copies[n]: n for n in nodes if n in outputs}
-    return Part(Graph(part.nodes), part.inputs, wanted, handed, part.copies)
+    return Part(Graph(part.nodes), part.inputs, wanted, passed, part.copies)
 
 
 def below(t: Tensor) -> Tensor | None:
@@ -111,7 +111,7 @@ class _Copying:
         self.nodes.append(copy)
         self.copies[node] = copy
 
-    def hand_on(self, root: Tensor) -> Tensor:
+    def pass_on(self, root: Tensor) -> Tensor:
         """Append a VIEW of the whole `root`."""
         copy = self.copies[root]
         view = Tensor(root.type, root.ne, root.nb, "VIEW", src=(copy,), view_src=copy, flags=FLAG_COMPUTE)

@@ -132,7 +132,7 @@ def execute_apart(backend: Backend, case: Case) -> Execution:
                 e.step = k
                 raise
             found = runs[-1].steps[0]
-            values.update((root, found.outputs[node]) for node, root in part.handed.items())
+            values.update((root, found.outputs[node]) for node, root in part.passed.items())
             outputs.update((node, found.outputs[copy]) for copy, node in part.wanted.items())
             held.update(found.caches)
         steps.append(StepValues({t: outputs[t] for t in step.outputs}, {t: held[t] for t in case.caches()}))

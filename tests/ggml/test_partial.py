@@ -122,7 +122,7 @@ def compute_parts(session: Session, parts: Sequence[Part], inputs: Mapping[Tenso
         }
         values = session.compute(part.graph, fed, part.outputs)
         found.update((whole, values[node]) for node, whole in part.wanted.items())
-        held.update((root, values[node]) for node, root in part.handed.items())
+        held.update((root, values[node]) for node, root in part.passed.items())
     return found
 
 
@@ -265,12 +265,12 @@ def _small() -> tuple[Case, dict[str, Tensor]]:
 
 
 def test_an_output_is_what_it_was_right_after_its_node() -> None:
-    """A root that is written in place after its node ran is handed on by a VIEW at the end; the output stays early."""
+    """A root that is written in place after its node ran is passed on by a VIEW at the end; the output stays early."""
     case, t = _small()
     part = partial(case.steps[0].graph, 0, 3, persistent=case.persistent, outputs=case.steps[0].outputs)
     assert [n.op for n in part.graph] == ["MUL", "VIEW", "SCALE", "VIEW"]
     assert part.wanted == {part.graph.nodes[0]: t["r"]}
-    assert part.handed == {part.graph.nodes[3]: t["r"]}
+    assert part.passed == {part.graph.nodes[3]: t["r"]}
     with CPU.open(case) as session:
         found = session.compute(part.graph, {x: case.steps[0].inputs[r] for x, r in part.inputs.items()}, part.outputs)
     early, late = (found[n].view(np.float32) for n in part.outputs)
@@ -279,25 +279,25 @@ def test_an_output_is_what_it_was_right_after_its_node() -> None:
 
 
 def test_only_what_is_needed_travels() -> None:
-    """A root that nobody reads later is not handed on, nor is a persistent tensor; an unread one is no leaf."""
+    """A root that nobody reads later is not passed on, nor is a persistent tensor; an unread one is no leaf."""
     case, t = _small()
     graph = case.steps[0].graph
     last = partial(graph, 3, 6, persistent=case.persistent, outputs=[t["out"]])
-    assert last.handed == {}
+    assert last.passed == {}
     assert set(last.inputs.values()) == {t["r"], t["ids"]}
     first = partial(graph, 0, 4, persistent=case.persistent, outputs=[t["out"]])
-    assert first.handed == {}
+    assert first.passed == {}
     assert {s for n in first.graph for s in n.src} >= {t["w"]}
     assert {n.view_src for n in first.graph} >= {t["cache"]}
 
 
-def test_what_is_not_computed_is_not_handed_on() -> None:
+def test_what_is_not_computed_is_not_passed_on() -> None:
     """A node without FLAG_COMPUTE has no value to travel, and one that reads it asks for none."""
     case, t = _small()
     for name in ("r", "s", "k"):
         t[name].flags &= ~FLAG_COMPUTE
     graph = case.steps[0].graph
-    assert partial(graph, 0, 3, persistent=case.persistent, outputs=[t["out"]]).handed == {}
+    assert partial(graph, 0, 3, persistent=case.persistent, outputs=[t["out"]]).passed == {}
     part = partial(graph, 0, 4, persistent=case.persistent, outputs=[t["out"]])
     assert [n.flags & FLAG_COMPUTE for n in part.graph] == [0, FLAG_COMPUTE, 0, 0]
     with CPU.open(case) as session:

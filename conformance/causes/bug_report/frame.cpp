@@ -12,7 +12,7 @@
 using Bytes = std::vector<uint8_t>;
 
 // A tensor that lives across steps, and where it lies.
-struct Kept {
+struct Persistent {
     ggml_tensor ** tensor;
     const Bytes & data;
     int place;     // index into the device's buffer types, -1: WEIGHTS
@@ -104,30 +104,30 @@ static ggml_backend_t start(ggml_backend_dev_t dev) {
     return backend;
 }
 
-// Whether `dev`, or else `cpu`, takes every node; and every node that reads or writes `kept` while that lies in `buft`.
-static bool takes(ggml_backend_dev_t dev, ggml_backend_dev_t cpu, ggml_tensor * kept, ggml_backend_buffer_type_t buft) {
-    const bool other = kept && buft != ggml_backend_dev_buffer_type(dev);
-    ggml_backend_buffer_t empty = kept ? ggml_backend_buft_alloc_buffer(buft, 0) : nullptr;
+// Whether `dev`, or else `cpu`, takes every node; and every node that reads or writes `leaf` while that lies in `buft`.
+static bool takes(ggml_backend_dev_t dev, ggml_backend_dev_t cpu, ggml_tensor * leaf, ggml_backend_buffer_type_t buft) {
+    const bool other = leaf && buft != ggml_backend_dev_buffer_type(dev);
+    ggml_backend_buffer_t empty = leaf ? ggml_backend_buft_alloc_buffer(buft, 0) : nullptr;
     bool all = true;
     for (auto step : STEPS) {
         ggml_context * in = arenas[0].context();
         ggml_context * ctx = arenas[1].context();
         ggml_cgraph * graph = step(in, ctx).graph;
-        if (kept) {
-            kept->buffer = empty;
+        if (leaf) {
+            leaf->buffer = empty;
         }
         for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
             ggml_tensor * node = ggml_graph_node(graph, i);
-            bool concerned = !kept || node->view_src == kept;
+            bool concerned = !leaf || node->view_src == leaf;
             for (int j = 0; j < GGML_MAX_SRC; j++) {
-                concerned = concerned || node->src[j] == kept;
-                all = all && !(other && node->src[j] == kept && j >= 4);  // the CPU device looks at four sources
+                concerned = concerned || node->src[j] == leaf;
+                all = all && !(other && node->src[j] == leaf && j >= 4);  // the CPU device looks at four sources
             }
             all = all && (!concerned || ggml_backend_dev_supports_op(dev, node) ||
                           (cpu && ggml_backend_dev_supports_op(cpu, node)));
         }
-        if (kept) {
-            kept->buffer = nullptr;
+        if (leaf) {
+            leaf->buffer = nullptr;
         }
         Arena::free(ctx);
         Arena::free(in);
@@ -139,22 +139,22 @@ static bool takes(ggml_backend_dev_t dev, ggml_backend_dev_t cpu, ggml_tensor * 
 }
 
 // Where a persistent tensor lies, by llama.cpp's rules; `cpu` is null without a scheduler.
-static ggml_backend_buffer_type_t home(const Kept & kept, ggml_backend_dev_t dev, ggml_backend_dev_t cpu) {
+static ggml_backend_buffer_type_t home(const Persistent & leaf, ggml_backend_dev_t dev, ggml_backend_dev_t cpu) {
     const auto types = buffer_types(dev);
     ggml_backend_buffer_type_t weights = types[0];
     for (auto buft : types) {
         weights = strcmp(ggml_backend_buft_name(buft), WEIGHTS) == 0 ? buft : weights;
     }
-    ggml_backend_buffer_type_t buft = kept.place >= 0 ? types[kept.place % types.size()] : weights;
-    if (kept.must) {
+    ggml_backend_buffer_type_t buft = leaf.place >= 0 ? types[leaf.place % types.size()] : weights;
+    if (leaf.must) {
         return buft;
     }
     if (!cpu) {
-        return !kept.cache && (buft == types[0] || takes(dev, nullptr, *kept.tensor, buft)) ? buft : types[0];
+        return !leaf.cache && (buft == types[0] || takes(dev, nullptr, *leaf.tensor, buft)) ? buft : types[0];
     }
-    buft = kept.cache ? types[0] : weights;
-    const bool stays = kept.cache && STEPS.size() > 1;
-    return stays || (!kept.rows && takes(dev, nullptr, *kept.tensor, buft)) ? buft : ggml_backend_dev_buffer_type(cpu);
+    buft = leaf.cache ? types[0] : weights;
+    const bool stays = leaf.cache && STEPS.size() > 1;
+    return stays || (!leaf.rows && takes(dev, nullptr, *leaf.tensor, buft)) ? buft : ggml_backend_dev_buffer_type(cpu);
 }
 
 // Its elements without gaps.
@@ -340,20 +340,20 @@ int main(int argc, char ** argv) {
     }
 
     std::vector<ggml_backend_buffer_type_t> homes;
-    for (const Kept & kept : KEPT) {
-        homes.push_back(home(kept, dev, cpu));
+    for (const Persistent & leaf : PERSISTENT) {
+        homes.push_back(home(leaf, dev, cpu));
     }
-    for (size_t i = 0; i < KEPT.size(); i++) {
-        ggml_tensor * t = *KEPT[i].tensor;
+    for (size_t i = 0; i < PERSISTENT.size(); i++) {
+        ggml_tensor * t = *PERSISTENT[i].tensor;
         const size_t size = ggml_backend_buft_get_alloc_size(homes[i], t);
         ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(homes[i], std::max(size, (size_t) 1));
         if (!buffer) {
             return untried("no memory for a weight or cache on", name);
         }
         ggml_backend_buffer_set_usage(
-            buffer, KEPT[i].weights ? GGML_BACKEND_BUFFER_USAGE_WEIGHTS : GGML_BACKEND_BUFFER_USAGE_ANY);
+            buffer, PERSISTENT[i].weights ? GGML_BACKEND_BUFFER_USAGE_WEIGHTS : GGML_BACKEND_BUFFER_USAGE_ANY);
         ggml_backend_tensor_alloc(buffer, t, ggml_backend_buffer_get_base(buffer));
-        ggml_backend_tensor_set(t, KEPT[i].data.data(), 0, KEPT[i].data.size());
+        ggml_backend_tensor_set(t, PERSISTENT[i].data.data(), 0, PERSISTENT[i].data.size());
     }
 
     if (SCHED) {

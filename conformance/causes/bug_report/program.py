@@ -108,8 +108,8 @@ def _case(case: Case, wanted: Sequence[Wanted], spec: Spec) -> Iterator[str]:
         yield ""
     steps = ", ".join(f"step{k}" for k in range(len(case.steps)))
     yield f"static const std::vector<Step (*)(ggml_context *, ggml_context *)> STEPS = {{ {steps} }};"
-    yield "static const std::vector<Kept> KEPT = {"
-    yield from (f"    {{ {_kept(case, t, name)} }}," for t, name in names.items())
+    yield "static const std::vector<Persistent> PERSISTENT = {"
+    yield from (f"    {{ {_persistent(case, t, name)} }}," for t, name in names.items())
     yield "};"
 
 
@@ -148,7 +148,7 @@ def _static(name: str, data: Bytes) -> Iterator[str]:
         yield from rest
 
 
-def _kept(case: Case, t: Tensor, name: str) -> str:
+def _persistent(case: Case, t: Tensor, name: str) -> str:
     cache_ = t in case.caches()
     place = case.placement.get(t)
     usage = "weights" if place is None else place.usage

@@ -188,9 +188,9 @@ class _SchedSession(Watched):
             given = {} if self.passed is None else _shown(session, share.uses)
             fed = {leaf: held[root] if root in held else zeros(root) for leaf, root in share.part.inputs.items()}
             wanted = {share.made[t]: t for t in outputs if t in share.made}
-            values = self._run(share, fed, tuple(dict.fromkeys((*wanted, *share.handed))))
+            values = self._run(share, fed, tuple(dict.fromkeys((*wanted, *share.passed))))
             found.update((t, values[node]) for node, t in wanted.items())
-            held.update((root, values[node]) for node, root in share.handed.items())
+            held.update((root, values[node]) for node, root in share.passed.items())
             for t in share.writes:
                 self._fresh[t] = {share.device}
             if self.passed is not None:
@@ -279,4 +279,4 @@ def _results(share: Share, values: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes
     """Return the bytes after the split by root of the whole graph, where `values` has them."""
     last = {root: n for n in share.part.graph for root in written(n)}
     own = {n: values[copy] for n, copy in share.made.items() if last.get(copy) is copy and copy in values}
-    return own | {root: values[node] for node, root in share.handed.items()}
+    return own | {root: values[node] for node, root in share.passed.items()}

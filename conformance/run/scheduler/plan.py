@@ -28,7 +28,7 @@ class Share:
     part: Part
     made: Mapping[Tensor, Tensor]
     """Node of the whole graph that this split computes -> its copy here."""
-    handed: Mapping[Tensor, Tensor]
+    passed: Mapping[Tensor, Tensor]
     """Node here -> root of the whole graph that a later split reads."""
     uses: Sequence[Tensor]
     """Persistent tensors that it reads or writes."""
@@ -105,8 +105,8 @@ def _shares(graph: Graph, assignment: Assignment, case: Case) -> Iterator[Share]
         uses = [t for t in part.graph.tensors() if t in case.persistent]
         writes = frozenset(t for n in part.graph for t in written(n) if t in case.persistent)
         made = {n: part.copies[n] for n in graph.nodes[split.first : split.last]}
-        handed = {node: root for node, root in part.handed.items() if root in needed}
-        yield Share(split.device, part, made, handed, uses, writes, sum(map(computes, part.graph)))
+        passed = {node: root for node, root in part.passed.items() if root in needed}
+        yield Share(split.device, part, made, passed, uses, writes, sum(map(computes, part.graph)))
 
 
 def _case_of(case: Case, graphs: Mapping[Graph, Shared], device: int, label: str) -> Case | None:
