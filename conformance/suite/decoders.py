@@ -252,6 +252,7 @@ _MULTI_SEQUENCE: Table = {
         grid("gpt-oss", l=1, **_TINY, seqs=3, ctx=512, ubatch=32, unified="0 1", fa=0, run="p90+3+40.d1"),
         _several(rope="none", alibi=8, seqs=3, ctx=256, **_WAYS, run="p5+9+1.d1.rm1.d1"),
         _several(seqs=3, ctx=1024, ubatch=1024, **_WAYS, run="p257+1+255.d1 p171+171+171.d1"),
+        _several(seqs="2 3", ctx=512, run="at254.d8"),  # long enough that loading the caches each step costs too much
     ),
     "full": (
         _several(seqs="6 7 8", **_WAYS, cache="f16 f32", run="at40.p3.d3.rm2.d2.add2.p4.d2"),
