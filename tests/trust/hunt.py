@@ -18,15 +18,17 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 
 from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.properties import case_ids
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.session.settings import FILE, WaiverBook, load, today
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import Level
 
-from .faults import Fault
+from .faults import ROOT, Fault
 from .inject import Injector, Probe
 
 TIME_LIMIT = 60.0
@@ -149,7 +151,10 @@ class Trials:
         """`faults` are of one adapter."""
         self.faults = faults
         self.probe = Probe(faults[0].of, faults)
-        self.runner = Injector([*faults, self.probe], isolation=Isolation(time_limit=TIME_LIMIT))
+        spec = Spec.parse(self.probe.of)
+        known = load(ROOT / FILE).waivers_of([spec], None)
+        waivers = WaiverBook({self.probe.spec: known[spec]} if known else {}, today())
+        self.runner = Injector([*faults, self.probe], isolation=Isolation(time_limit=TIME_LIMIT), waivers=waivers)
 
     def fresh(self, plant: Fault | Probe) -> Backend:
         """The plant in a process that did nothing before; every other process ends."""
@@ -188,10 +193,10 @@ class Trial:
         self._trials = trials
         self.reached = reached
         self.alarms = [r for r in results if r.verdict in FAILURES]
-        """Of the adapter as it is."""
+        """Of the adapter as it is, and known by no waiver."""
         self.passes = any(r.verdict is Verdict.PASS for r in results)
-        wrong = {r.case for r in self.alarms}
-        self.cases = [c for c in cases if c.id not in wrong]
+        right = {r.case for r in results if r.verdict in {Verdict.PASS, Verdict.UNSUPPORTED}}
+        self.cases = [c for c in cases if c.id in right]
 
     def run(self, fault: Fault, passed: set[str]) -> Iterator[Result]:
         """Results of the cases that do not fail without the fault, few at first.

@@ -24,6 +24,7 @@ from conformance.backend.registry import Spec, adapter, is_provided
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, ConformanceError, UsageError
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers
 from conformance.run.runner import Runner
+from conformance.run.session.settings import WaiverBook
 
 from .faults import ROOT, Fault, original
 
@@ -180,8 +181,10 @@ class Injector(Runner):
 
     locates = False
 
-    def __init__(self, plants: Sequence[Plant], *, isolation: Isolation | None = None) -> None:
-        super().__init__(isolation=isolation)
+    def __init__(
+        self, plants: Sequence[Plant], *, isolation: Isolation | None = None, waivers: WaiverBook | None = None
+    ) -> None:
+        super().__init__(isolation=isolation, waivers=waivers)
         self._plants = {p.spec.name: p for p in plants}
         if len(self._plants) < len(plants):
             raise ValueError("plants have names of their own: by these a relation opens one with other options")
