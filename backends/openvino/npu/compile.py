@@ -35,7 +35,7 @@ class NpuCompiler(Compiler):
     def description(self) -> str:
         """Return the full name of the device that executes."""
         name = str(self.core.get_property(DEVICE if self.real else "CPU", "FULL_DEVICE_NAME"))
-        return name if self.real else f"{name}through the NPU plugin's wrapper (no NPU on this machine)"
+        return name if self.real else f"{name.strip()} through the NPU plugin's wrapper (no NPU on this machine)"
 
     def compiled(
         self,
