@@ -182,9 +182,8 @@ def _scales(*, most: bool) -> Regime:
 
 
 def _by_cell(s: Stream, ne: Dims) -> NDArray[Any]:
-    """Return K of shape (size, n_kv, …) whose elements grow from -12 to 12 along the cells."""
-    steps = np.rint(np.linspace(-12, 12, ne[1]))[:, None] + np.zeros(ne[0])
-    steps[:, 0] += s.integers(ne[1], 0, 2)
+    """Return K of shape (size, n_kv, …) whose elements grow from -12 to 13 by cell."""
+    steps = np.rint(np.linspace(-12, 12, ne[1]))[:, None] + s.integers(ne[1] * ne[0], 0, 2).reshape(-1, ne[0])
     return np.broadcast_to(steps, ne[::-1]).astype(np.float32)
 
 
