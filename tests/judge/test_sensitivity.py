@@ -54,12 +54,13 @@ def _elements(t: Tensor, packed: Bytes) -> np.ndarray:
 
 
 def _swapped(t: Tensor, packed: Bytes, axis: int) -> Bytes | None:
-    """Two unequal slices along dimension `axis` exchanged, or None where all are equal."""
+    """Two unequal slices along dimension `axis` exchanged, or None where all are equal; rows of TOP_K are sets."""
     a = _elements(t, packed)
+    rows = np.sort(a.view(np.int32), axis=-2) if t.op == "TOP_K" else a
     np_axis = 3 - axis
-    first = np.take(a, 0, np_axis)
+    first = np.take(rows, 0, np_axis)
     for i in range(1, t.ne[axis]):
-        other = np.take(a, i, np_axis)
+        other = np.take(rows, i, np_axis)
         if not np.array_equal(first, other):
             order = np.arange(t.ne[axis])
             order[[0, i]] = order[[i, 0]]
