@@ -18,6 +18,7 @@ from backends.openvino import OpenVinoStateless
 from backends.openvino.nodes import Constants, round_bf16, round_f16
 from backends.openvino.storage import BLOCKS, decode, encode
 from backends.openvino.views import read, region, write
+from conformance import shipped
 from conformance.backend.interface import Backend
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
@@ -28,6 +29,7 @@ from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ4_NL, Q4_0, Q4_K, Q8_0, TYPES, GGMLType
 from conformance.judge.judge import judge_step
+from conformance.run.session.settings import read_waivers
 from conformance.suite import ops
 from conformance.suite.batch import merge
 
@@ -82,10 +84,11 @@ def _evaluated(x: Any, *feeds: tuple[Any, NDArray[Any]], fusion: str = "on") -> 
 
 
 def test_smoke_ops_are_within_budget_without_fusion() -> None:
-    """Every supported op case of level smoke is within its budget, a hundred in one model.
+    """Every op case of smoke that is not refused or waived takes at most its budget, a hundred of them in one model.
 
     With fusion `pytest conformance` runs them.
     """
+    known = read_waivers(shipped.path("waivers", "openvino.toml")).entries
     ov = OpenVinoStateless(fusion="off")
     reference = CpuBackend()
     cases = [c for c in map(ops.build, ops.ids("smoke")) if all(ov.supports(c.steps[0].graph))]
@@ -97,7 +100,7 @@ def test_smoke_ops_are_within_budget_without_fusion() -> None:
         for case in part:
             (expected,) = _run(reference, case)
             over += [(case.id, j.used) for j in judge_step(case, 0, expected, found, EXACT) if j.used > 1]
-    assert over == []
+    assert [(i, used) for i, used in over if not any(w.covers(i) for w in known)] == []
 
 
 def test_a_trajectory_with_a_quantised_cache(ov: OpenVinoStateless) -> None:

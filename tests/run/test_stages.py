@@ -19,6 +19,7 @@ from backends.openvino import OpenVinoStateless, bind
 from backends.openvino import emit as table
 from backends.openvino.emit import elementwise
 from backends.openvino.rewrite import DEVICE, EXPANSIONS, Interpreted
+from conformance import shipped
 from conformance.backend.registry import Spec, adapter
 from conformance.case import casefile
 from conformance.case.case import Case, Step
@@ -31,6 +32,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.session import select
+from conformance.run.session.settings import read_waivers
 from conformance.suite import FAMILIES
 from conformance.suite.captured import GOLDEN
 
@@ -195,12 +197,13 @@ def test_demands_are_of_a_run(runner: Runner) -> None:
 
 
 def test_every_smoke_case_is_right_as_translated(runner: Runner) -> None:
-    """Each case passes at stage translate or is refused as in a run."""
+    """Each case passes at stage translate, or is refused or known to fail as in a run."""
+    known = read_waivers(shipped.path("waivers", "openvino.toml")).entries
     cases = [runner.case(i) for i in IDS]
     size = runner.batch_size(TRANSLATE)
     results = [r for i in range(0, len(cases), size) for r in runner.run(TRANSLATE, cases[i : i + size])]
-    bad = [r.sentence() for r in results if r.verdict not in {Verdict.PASS, Verdict.UNSUPPORTED}]
-    assert bad == []
+    bad = [r for r in results if r.verdict not in {Verdict.PASS, Verdict.UNSUPPORTED}]
+    assert [r.sentence() for r in bad if not any(w.covers(r.case) for w in known)] == []
     assert sum(r.verdict is Verdict.UNSUPPORTED for r in results) < len(cases) / 10
 
 
