@@ -171,7 +171,7 @@ def test_a_mask_that_is_not_causal_is_refused(runner: Runner) -> None:
     step, mask = _leaf(case, 1, "attn_inp_kq_mask")
     step.inputs[mask] = step.inputs[mask].copy()
     strided(step.inputs[mask], mask)[0, 0, 0, 3] = -np.inf
-    assert "mask that is not causal" in _run(runner, case).detail
+    assert "the mask is not causal" in _run(runner, case).detail
 
 
 def test_a_decoder_that_changes_on_the_way_is_refused(runner: Runner) -> None:

@@ -157,7 +157,7 @@ def test_model_files_are_recorded(tmp_path: Path) -> None:
         (["llama", "--run", "p5.fly"], "'fly' found"),
         (["llama", "--run", "at9.d1"], "cannot start with made-up caches"),
         (["llama", "--run", "p300"], "a batch of 300 tokens, where there are 256 cells"),
-        (["mamba", "--run", "p9.back3.d1"], "cannot forget"),
+        (["mamba", "--run", "p9.back3.d1"], "cannot remove"),
         (["zoo/llama@0", "--nodes", "1"], "--nodes: only with a model file or an architecture"),
     ],
 )
