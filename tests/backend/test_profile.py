@@ -1,4 +1,4 @@
-"""The profile of a device: what its file may say, and that it reaches whoever computes or judges by it."""
+"""Precision profiles: the checks of their files, and their use by the reference and the judge."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_profile_is_its_file() -> None:
 
 
 def test_what_is_not_measured_is_exact_or_has_upstreams_limit() -> None:
-    """As the profile says; what is measured is judged by its entry either way."""
+    """The profile decides about unmeasured keys; a measured key is judged by its entry."""
     known, unknown = _product(9), _product(1)
     strict, loose = (replace(PROFILE, others=o).arithmetic("profile") for o in (False, True))
     assert (strict.bound(unknown), loose.bound(unknown)) == (0.0, limit_of("MUL_MAT"))

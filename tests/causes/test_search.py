@@ -115,7 +115,7 @@ def test_a_fault_of_a_type_is_one_cause_of_several_ops() -> None:
 
 
 def test_what_no_experiment_tells_apart_is_one_cause() -> None:
-    """CPY into a cache fails whatever it copies, and no property of a node tells it from a CPY that passes."""
+    """Every CPY into a cache fails, and no node property separates it from passing CPY nodes."""
     (group,) = Found([FAULTS["cache-not-kept"]], ("ops/CPY-f32+bf16-*", "ops/CPY-f16+q4_1-*")).groups
     assert group.rule.ops == ("CPY",)
 

@@ -279,7 +279,7 @@ def test_an_output_is_what_it_was_right_after_its_node() -> None:
 
 
 def test_only_what_is_needed_travels() -> None:
-    """A root that nobody reads later is not passed on, nor is a persistent tensor; an unread one is no leaf."""
+    """Roots without later readers and persistent tensors are not passed on; unread ones are no leaves."""
     case, t = _small()
     graph = case.steps[0].graph
     last = partial(graph, 3, 6, persistent=case.persistent, outputs=[t["out"]])

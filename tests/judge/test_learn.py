@@ -92,7 +92,7 @@ class Device(KernelBackend):
         return DeviceInfo("stand-in", "stand-in", self._how)
 
     def arithmetic(self) -> Arithmetic:
-        """Of its profile; exact without one."""
+        """Return the arithmetic of its profile, or exact without one."""
         return (
             profile.read(Path(self._profile)).arithmetic(f"profile {self._profile}") if self._profile else Arithmetic()
         )
@@ -195,7 +195,7 @@ def test_a_fault_fails_by_the_profile(oracle: Oracle, how: str, fault: str, tmp_
 
 
 def verdicts(made: profile.Profile, folder: Path, how: str, fault: str) -> set[Verdict]:
-    """Of the other forms, judged by the profile."""
+    """Return the verdicts on the other forms, judged with the profile."""
     path = folder / "profile.toml"
     path.write_text(made.to_toml(), encoding="utf-8")
     runner = Runner()

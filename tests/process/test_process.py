@@ -249,8 +249,8 @@ def test_what_becomes_of_a_worker_is_an_error(
 ) -> None:
     """A worker that hangs, dies, closes its pipe or sends other sizes is an error.
 
-    The error has its last words; an exception of ours travels as the same class. A grandchild that holds its
-    streams keeps nobody waiting.
+    The error has its last words; an exception of ours travels as the same class. The call returns although
+    a grandchild keeps the streams open.
     """
     worker = Worker(service, time_limit=3.0 if request_["do"] == "hang" else 60.0, patience=0.1)
     try:

@@ -193,7 +193,7 @@ class Trial:
         self._trials = trials
         self.reached = reached
         self.alarms = [r for r in results if r.verdict in FAILURES]
-        """Of the adapter as it is, and known by no waiver."""
+        """Failures of the unchanged adapter that no waiver covers."""
         self.passes = any(r.verdict is Verdict.PASS for r in results)
         right = {r.case for r in results if r.verdict in {Verdict.PASS, Verdict.UNSUPPORTED}}
         self.cases = [c for c in cases if c.id in right]
