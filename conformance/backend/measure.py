@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import final
-
-from conformance.process.memory import trim
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -25,6 +25,13 @@ def held() -> int | None:
     trim()
     anonymous, shared = _read("RssAnon"), _read("RssShmem")
     return None if anonymous is None or shared is None else anonymous + shared
+
+
+def trim() -> None:
+    """Return freed memory to the system, if the C library supports it."""
+    give_back = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(ctypes.c_size_t(0))
 
 
 @dataclass(frozen=True, slots=True)

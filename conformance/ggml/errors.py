@@ -79,3 +79,9 @@ class BackendTimeoutError(BackendError):
 
 class NotIndependentError(BackendError):
     """A backend that loaded the reference or the golden values, so its results test nothing."""
+
+
+BY_NAME: dict[str, type[ConformanceError]] = {
+    c.__name__: c for c in list(vars().values()) if isinstance(c, type) and issubclass(c, ConformanceError)
+}
+"""Exception class by name."""

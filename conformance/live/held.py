@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from conformance.backend.measure import trim
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.breakdown import breakdown
 from conformance.ggml.lib.llama import Llama
-from conformance.process.memory import physical, trim
+from conformance.process.memory import physical
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.load import load_model
 

@@ -6,9 +6,7 @@ still counts reserved heaps.
 
 from __future__ import annotations
 
-import ctypes
 import re
-import sys
 from pathlib import Path
 
 import psutil
@@ -61,13 +59,6 @@ def _proportional(pid: int) -> int:
     except psutil.Error:
         held = 0
     return held or resident(pid) or 0
-
-
-def trim() -> None:
-    """Return freed memory to the system, if the C library supports it."""
-    give_back = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if give_back is not None:
-        give_back(ctypes.c_size_t(0))
 
 
 def physical() -> int:

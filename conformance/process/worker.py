@@ -23,10 +23,8 @@ from math import inf
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, cast
 
-from conformance.ggml import errors
-from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
+from conformance.ggml.errors import BY_NAME, BackendError, CaseFileError, ConformanceError
 
-from .memory import held_below
 from .service import Closed, Garbage, Header, receive, send
 from .spawn import Child, end_group, ended, spawn, worker_pid
 
@@ -186,11 +184,6 @@ PATIENCE = 5.0
 """Seconds a worker has to end by itself after its pipes close."""
 WIRE_PATIENCE = 2.0
 """Seconds to wait for the exit code of a worker that closed its pipe during a request."""
-
-ERRORS: dict[str, type[ConformanceError]] = {
-    c.__name__: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, ConformanceError)
-}
-"""Exception class by name."""
 
 
 class WorkerDiedError(ConformanceError):
@@ -362,7 +355,7 @@ class Worker:
 
 def unpack_error(reply: Mapping[str, Any]) -> ConformanceError:
     """Return the exception that a service sent, as the same class."""
-    cls = ERRORS.get(str(reply["error"]), BackendError)
+    cls = BY_NAME.get(str(reply["error"]), BackendError)
     message = str(reply.get("message", ""))[:LONGEST_MESSAGE]
     if cls is CaseFileError:
         return CaseFileError(str(reply.get("field", ""))[:LONGEST_MESSAGE], message)
@@ -376,6 +369,8 @@ def _quote(lines: Sequence[str]) -> str:
 
 
 def _look(pid: int, limit: int) -> None:
+    from .memory import held_below  # noqa: PLC0415  # psutil is slow to import; no child of a `Worker` measures one
+
     held = held_below(pid, limit)
     if held is not None and held > limit:
         raise _MemoryLimitError(f"out of memory: it held {held >> 20} MiB, {limit >> 20} MiB are allowed")

@@ -81,7 +81,7 @@ def test_the_suite_runs_against_it(python: Path, tmp_path: Path) -> None:
 def test_the_parent_environment_does_not_know_it(python: Path) -> None:
     """The environment is fresh: what was installed there is not installed here."""
     assert python.is_file()
-    registry._installed.cache_clear()
+    registry.installed.cache_clear()
     assert NAME not in registry.names()
 
 

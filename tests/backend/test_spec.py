@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint
 
 import pytest
 from hypothesis import given
@@ -43,8 +42,8 @@ def test_another_form_is_refused(text: str) -> None:
 
 def test_what_others_install_runs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every installed adapter but those that run on request only."""
-    installed = [EntryPoint(name, "package:Class", registry.GROUP) for name in ("cpu", "their-npu", "xdna2")]
-    monkeypatch.setattr(registry, "_installed", lambda: installed)
+    found = [registry.Installed(name, "package", "Class", False) for name in ("cpu", "their-npu", "xdna2")]
+    monkeypatch.setattr(registry, "installed", lambda: found)
     assert parse_specs([]) == [Spec("cpu"), Spec("their-npu")]
     assert parse_specs(["xdna2"]) == [Spec("xdna2")]
 

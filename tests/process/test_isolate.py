@@ -27,6 +27,7 @@ from conformance.case.case import JSON, Case, Step
 from conformance.ggml import errors
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import (
+    BY_NAME,
     BackendCrashError,
     BackendError,
     BackendTimeoutError,
@@ -41,7 +42,7 @@ from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, I32
 from conformance.process import service
 from conformance.process.launcher.launch import children
-from conformance.process.worker import ERRORS, unpack_error
+from conformance.process.worker import unpack_error
 from conformance.run.execute import Memory, execute
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers, open_backend, unpack_arithmetic
 from conformance.run.isolation.worker import pack_error
@@ -280,7 +281,7 @@ def test_no_answer_in_time() -> None:
         backend.close()
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(ERRORS) if not n.startswith(("BackendCrash", "BackendTime"))])
+@pytest.mark.parametrize("name", [n for n in sorted(BY_NAME) if not n.startswith(("BackendCrash", "BackendTime"))])
 def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) -> None:
     """Every error of the family travels by class and message, and ends neither process nor session."""
     with pytest.raises(getattr(errors, name)) as found:

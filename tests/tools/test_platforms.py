@@ -1,6 +1,6 @@
 """Other systems: what POSIX alone has is taken away, and the suite still runs; names of files are legal on Windows.
 
-mypy knows which calls a system lacks: `.ci/run` has it check the packages as for Windows and for macOS.
+mypy knows which calls a system lacks: `systems.yml` has it check the packages for Windows and for macOS.
 """
 
 from __future__ import annotations

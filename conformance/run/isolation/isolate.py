@@ -18,7 +18,17 @@ import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
 from conformance.backend.measure import Rise
-from conformance.backend.registry import REFERENCE, Spec, create, entry_of, environment, is_provided, pack, resolve
+from conformance.backend.registry import (
+    REFERENCE,
+    Spec,
+    create,
+    entry_of,
+    environment,
+    installed,
+    is_provided,
+    pack,
+    resolve,
+)
 from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
@@ -97,10 +107,9 @@ class _Process:
 
     def __init__(self, spec: Spec, limits: Isolation) -> None:
         self._name = str(spec)
-        names = pack()
         self.worker = Worker(
             "conformance.run.isolation.worker",
-            [self._name, *([json.dumps(names)] if names else [])],
+            [self._name, json.dumps(pack()), json.dumps(installed())],
             time_limit=limits.time_limit,
             memory_limit=default_limit() if limits.memory_limit is None else limits.memory_limit,
             env=_environment(spec),

@@ -1,4 +1,4 @@
-"""The service of `IsolatedBackend`: one backend, with arguments `SPEC [NAMES]`."""
+"""The service of `IsolatedBackend`: one backend, with arguments `SPEC [NAMES [INSTALLED]]`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import numpy as np
 
 from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak, held
-from conformance.backend.registry import Spec, create, unpack
+from conformance.backend.registry import Spec, adopt, create, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import EXACT, Mixed
-from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
+from conformance.ggml.errors import BY_NAME, BackendError, CaseFileError, ConformanceError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
-from conformance.process.worker import ERRORS
 from conformance.run.execute import Memory
 
 from .independence import Independence
@@ -219,10 +218,10 @@ def pack_error(error: BaseException) -> dict[str, JSON]:
         message = shortened(str(error.message))
         return {"error": name, "message": message, "field": shortened(str(error.field))}
     if isinstance(error, BackendError):
-        return {"error": name if name in ERRORS else BackendError.__name__, "message": message,
+        return {"error": name if name in BY_NAME else BackendError.__name__, "message": message,
                 "words": shortened(str(error.words))}  # fmt: skip
     if isinstance(error, ConformanceError):
-        return {"error": name if name in ERRORS else BackendError.__name__, "message": message}
+        return {"error": name if name in BY_NAME else BackendError.__name__, "message": message}
     if isinstance(error, SystemExit):
         return {"error": BackendError.__name__, "message": f"the adapter called sys.exit({error.code!r:.80})"}
     trace = error.__traceback__
@@ -240,13 +239,14 @@ def _message(error: BaseException) -> str:
         return f"(it cannot be shown: {type(e).__name__})"
 
 
-def main(spec: str, names: str = "{}") -> int:
-    """Serve until the caller closes the pipe; `names` are those of the caller's settings."""
+def main(spec: str, names: str = "{}", installed: str = "[]") -> int:
+    """Serve until the caller closes the pipe; it passes its `names` and `installed` adapters."""
     service = Service()
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what an interrupt ends
     try:
         unpack(json.loads(names))
+        adopt(json.loads(installed))
         independence = Independence(Spec.parse(spec))
         backend = create(Spec.parse(spec))
         independence.declare(backend)

@@ -46,5 +46,5 @@ def installed(
 
 
 def _forget() -> None:
-    registry._installed.cache_clear()
+    registry.installed.cache_clear()
     registry.adapter.cache_clear()
