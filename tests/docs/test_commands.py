@@ -221,7 +221,7 @@ def test_options_in_the_text_exist() -> None:
 def test_the_numbers_of_cases_in_the_readme_are_true() -> None:
     """`--level smoke|standard|full`: as many as `conform list cases` lists."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"which cases: ([\d,]+), ([\d,]+) or ([\d,]+) of them", text)
+    (shown,) = re.findall(r"the levels have ([\d,]+), ([\d,]+) and ([\d,]+)", text)
     listed = [
         _in_process(f"conform list cases --level {level}")[1].count("\n") for level in ("smoke", "standard", "full")
     ]
