@@ -64,6 +64,14 @@ def test_a_name_is_its_adapter_with_its_options() -> None:
     assert registry.resolve(Spec("cpu")) == Spec("cpu")
 
 
+def test_reading_alone_registers_nothing() -> None:
+    """The names of the registry stay; those of the file are returned."""
+    registry.define({"x": Named("cpu")})
+    _write('[backend.two]\nadapter = "ggml"\n')
+    assert list(settings.read(None).named) == ["two"]
+    assert list(registry.defined()) == ["x"]
+
+
 def test_an_installed_name_has_a_level_and_waivers(here: Path) -> None:
     """A table of an adapter's own name sets these, and makes no new name."""
     _write('[backend.cpu]\nlevel = "full"\nwaivers = "w.toml"\n')

@@ -24,7 +24,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.properties import case_ids
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.session.settings import FILE, WaiverBook, load, today
+from conformance.run.session.settings import FILE, WaiverBook, read, today
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import Level
 
@@ -152,7 +152,7 @@ class Trials:
         self.faults = faults
         self.probe = Probe(faults[0].of, faults)
         spec = Spec.parse(self.probe.of)
-        known = load(ROOT / FILE).waivers_of([spec], None)
+        known = read(ROOT / FILE).waivers_of([spec], None)
         waivers = WaiverBook({self.probe.spec: known[spec]} if known else {}, today())
         self.runner = Injector([*faults, self.probe], isolation=Isolation(time_limit=TIME_LIMIT), waivers=waivers)
 

@@ -51,13 +51,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Content of a settings file, except names of backends, which the registry has."""
+    """Content of a settings file."""
 
     path: Path | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
     """Backend, with or without options -> its level."""
     waivers: Mapping[str, Path] = field(default_factory=dict)
     """Backend, with or without options -> its waiver file."""
+    named: Mapping[str, Named] = field(default_factory=dict)
+    """Name that the file defines -> its backend."""
 
     def level(self, spec: Spec, given: Level | None) -> Level:
         """Return the level of `spec`: the user's, its own, or smoke."""
@@ -82,13 +84,19 @@ def read_waivers(path: Path) -> Waivers:
 
 
 def load(path: Path | None) -> Settings:
-    """Read settings and register their backends; without a file, only installed names.
+    """Read settings and register the names that they define; without a file, none."""
+    settings = read(path)
+    registry.define(settings.named)
+    return settings
+
+
+def read(path: Path | None) -> Settings:
+    """Read settings without registering anything.
 
     None is `conformance.toml` in the working directory, if present. UsageError names file, table and key.
     """
     found = path or (Path(FILE) if Path(FILE).is_file() else None)
     if found is None:
-        registry.define({})
         return Settings()
     document = strict.parse_toml(strict.read_text(found), str(found))
     only(document, ("backend",), f"{found}:")
@@ -109,8 +117,7 @@ def load(path: Path | None) -> Settings:
         if "waivers" in table:
             expect(isinstance(table["waivers"], str), f"{where} waivers", "a file", table["waivers"])
             files[name] = shipped.located(table["waivers"], found.parent)
-    registry.define(named)
-    return Settings(found, levels, files)
+    return Settings(found, levels, files, named)
 
 
 def _is_spec(text: str) -> bool:
