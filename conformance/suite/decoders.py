@@ -44,13 +44,15 @@ _BLOCKS: Keys = {"ctx": 768, "run": "at200.p9.p20.d1.p250.d1.p240.d1"}
 """Prompts of four sizes and tokens in three blocks of cells; uncached programs recompile."""
 _AGAIN: Keys = {"run": "at250.p3.d2.p33.d1.p5"}
 """Prompt, token, prompt: weights that a product of one token repacked are used for many tokens."""
+_EXPERTS_AGAIN: Keys = {"run": "at252.o3.d1.o5"}
+"""The same of experts: the last layer gives them only the tokens whose output is wanted."""
 _ALL = "p250.15(d12.p244).d6"
 """Zero to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
 _FOUR = f"seqs=4,run=at250.{_COME_AND_GO} seqs=4,unified=1,run=at60.{_COME_AND_GO}"
 """Four sequences with a stream each, and in one stream."""
 
-_AT_ONCE = "p257.d1 p512.d1 p513.d1 o257 at255.p257.d1 p256.p256.p257"
+_AT_ONCE = "p257.d1 p512.d1 p513.d1 o257 at253.o259.d1 at255.p257.d1 p256.p256.p257"
 """Prompts in one graph around 256 and 512, where static models start another chunk."""
 _BORDERS = "ctx=255,run=at252.p2.d1 ctx=256,run=at253.p2.d1 ctx=257,run=at253.p2.d2"
 """n_kv of exactly 255, 256 and 257."""
@@ -72,13 +74,14 @@ _KV_GROWTH: Table = {
         _growing(seqs=4, write="cpy", fa=0, run="at253.p2+3+1+4.d3"),
         _growing(fa=1, ctx=257, run="at253.p2.d2"),
         _growing(head=64, cache="q4_0", rot=1, run="at253.p2.d3"),
-        grid("gpt-oss", **_GROWING, w="q4_0", run="at252.p3.d1.p5"),
+        _growing(w="q8_0", run="at253.p3.d2.p5"),
+        grid("gpt-oss", **_GROWING, w="q4_0", **_EXPERTS_AGAIN),
+        _growing(cache="f16", ctx=1024, ubatch=1024, run="at253.o259.d1"),
     ),
     "standard": (
         grid("gemma2", **_GROWING | {"l": 2}, ubatch=64, run="at250.d2.p10.d2"),
         grid("gemma2", **_GROWING | {"l": 2}, base=1000000, baseswa=10000, run="at253.p3.d1"),
         _growing(fa=0, **_BLOCKS),
-        _growing(w="q8_0", run="at253.p3.d2.p5"),
         grid("llama", cache=points(_CACHES), write="set_rows cpy", **_CROSS),
         grid("llama", cache=points(_CACHES_V), fa=0, write="set_rows cpy", **_CROSS),
         grid("llama", cache=points("cache=f16 cache=q8_0,head=32 fa=0"), sequences=points(_FOUR)),
@@ -113,8 +116,8 @@ _KV_GROWTH: Table = {
         _growing(fa="1 0", borders=points(_BORDERS)),
         _growing(w=f"{FLOATS} {BLOCKS_32} iq4_nl", **_AGAIN),
         grid("llama", l=1, embd=256, heads=4, kv=2, head=64, ff=256, vocab=256, w=_SUPERBLOCKS, **_AGAIN),
-        grid("gpt-oss", **_GROWING, w=f"f16 bf16 {BLOCKS_32}", **_AGAIN),
-        grid("gpt-oss", l=1, embd=256, heads=4, kv=2, head=64, ff=256, vocab=256, w=_SUPERBLOCKS, run="at252.p3.d1.p5"),
+        grid("gpt-oss", **_GROWING, w=f"f16 bf16 {BLOCKS_32}", run="at250.o3.d2.o33.d1.o5"),
+        grid("gpt-oss", l=1, embd=256, heads=4, kv=2, head=64, ff=256, vocab=256, w=_SUPERBLOCKS, **_EXPERTS_AGAIN),
         grid("gemma2", base=1000000, baseswa=10000, fa="1 0", run="at240.p3.d1.p40.d2"),
         grid("gemma2", base=1000000, baseswa=10000, **_SHIFT),
     ),
@@ -227,6 +230,7 @@ _MULTI_SEQUENCE: Table = {
         _several(heads=2, seqs=4, ctx=256, fa=0, run=_APART),
         _several(seqs=3, ctx=300, run="at280.p2+9+1.d1"),
         _several(seqs=3, ctx=256, run=_AS_MANY),
+        _several(seqs=2, ctx=512, run="at254.d8"),  # long enough that loading the caches each step costs too much
     ),
     "standard": (
         _several(seqs=4, ctx=256, fa=0, run=_JOIN_AND_LEAVE),
@@ -251,7 +255,7 @@ _MULTI_SEQUENCE: Table = {
         grid("gpt-oss", l=1, **_TINY, seqs=3, ctx=512, ubatch=32, unified="0 1", fa=0, run="p90+3+40.d1"),
         _several(rope="none", alibi=8, seqs=3, ctx=256, **_WAYS, run="p5+9+1.d1.rm1.d1"),
         _several(seqs=3, ctx=1024, ubatch=1024, **_WAYS, run="p257+1+255.d1 p171+171+171.d1"),
-        _several(seqs="2 3", ctx=512, run="at254.d8"),  # long enough that loading the caches each step costs too much
+        _several(seqs=3, ctx=512, run="at254.d8"),
     ),
     "full": (
         _several(seqs="6 7 8", **_WAYS, cache="f16 f32", run="at40.p3.d3.rm2.d2.add2.p4.d2"),

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from commands import conform
+from numpy.lib.stride_tricks import as_strided
 from planted_adapter import planted_adapter
 
 from backends.cpu import CpuBackend
+from conformance.backend import kernel
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import Tensor, pack
+from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb, pack, strided
 from conformance.judge.verdict import Verdict
 from conformance.run.contiguous import contiguous
 from conformance.run.execute import execute
 from conformance.run.runner import Runner
-from conformance.suite.ops import build, ids
-from conformance.suite.ops.bench import TABLES
-from conformance.suite.ops.layouts import CLASSES, DENSE, EXCEPTIONS, LAYOUTS, class_of, small, sources, survey
+from conformance.suite.ops import KNOWN, build, built, ids
+from conformance.suite.ops.bench import TABLES, parse
+from conformance.suite.ops.layouts import CLASSES, DENSE, EXCEPTIONS, LAYOUTS, OFFSET, class_of, small, sources, survey
 
 LAID = [case_id for case_id in ids("full") if ",src" in case_id]
 """Cases that lay out a source by its number."""
@@ -143,6 +146,52 @@ def test_the_class_is_that_of_the_strides() -> None:
         assert class_of(_source(build(case_id), case_id)) == class_, layout
     case_id = "ops/CONT-f32-ne=7,src0=slab@1"
     assert class_of(_source(build(case_id), case_id)) == CLASSES[1]
+
+
+UNSEEN = {
+    "IM2COL src0": "its shape alone counts",
+    "IM2COL_3D src0": "its shape alone counts",
+    "IM2COL_BACK src1": "its shape alone counts",
+    "ADD1 src1": "its one element is also in the gap",
+    "CROSS_ENTROPY_LOSS_BACK src0": "its one element is also in the gap",
+    "SUM src0": "the sum of a permutation is the same",
+    "TRANSPOSE src0": "nothing computes it",
+    "VIEW src0": "nothing computes it",
+    "SET_ROWS src2": "it is read as the result",
+}
+"""Operands whose strides do not show in any layout, or in one of them."""
+
+
+def test_each_layout_shows_in_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements read side by side, or from the beginning of their buffer, give another result."""
+    laid: set[Tensor] = set()
+
+    def ignoring(buffer: Bytes, t: Tensor, offset: int | None = None) -> Any:  # noqa: ANN401  # as `strided`
+        if t not in laid or class_of(t) == DENSE:
+            return strided(buffer, t, offset)
+        x = strided(buffer, t, 0 if class_of(t) == OFFSET else offset)
+        return as_strided(x, strides=(*contiguous_nb(t.type, t.ne)[::-1], *x.strides[4:]))
+
+    monkeypatch.setattr(kernel, "strided", ignoring)
+    backend, unseen = CpuBackend(), set()
+    for case_id in set(LAID).intersection(ids("standard")):
+        bench, outputs = built(parse(case_id, KNOWN))
+        if all(class_of(t) == DENSE for t in bench.laid):
+            continue
+        case = bench.case(outputs)
+        laid.clear()
+        right = _bytes(backend, case)
+        laid.update(bench.laid)
+        if _bytes(backend, case) == right:
+            unseen.add(f"{case_id.partition('/')[2].partition('-')[0]} {case_id.rpartition(',')[2].partition('=')[0]}")
+    assert unseen == UNSEEN.keys()
+
+
+def _bytes(backend: CpuBackend, case: Case) -> list[bytes] | str:
+    try:
+        return [np.asarray(data).tobytes() for data in execute(backend, case).steps[0].all.values()]
+    except BackendError as e:
+        return str(e)
 
 
 def test_an_adapter_that_ignores_strides_fails_at_standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

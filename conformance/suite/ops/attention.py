@@ -158,6 +158,7 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         "FLASH_ATTN_EXT-f32+f32-q=64x4x4,k=64x40x2,mask=40x4,hide=some",
         "FLASH_ATTN_EXT-f32+f32-q=64x9x4,k=64x96x2,mask=96x65,data=large",
         "FLASH_ATTN_EXT-q8_0+q8_0-q=64x9x4,k=64x528x2,sinks=1,data=rising",
+        "FLASH_ATTN_EXT-f16+f16-q=128x33x1,k=128x16x1,mask=16x33,hide=causal",
     ),
     full=(
         grid(_CACHE, q="128x1x32 128x32x32", k="128x1024x8", vk="p0213", vv="p0213"),

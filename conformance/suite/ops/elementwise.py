@@ -47,7 +47,7 @@ _ARITHMETIC = "ADD SUB MUL DIV"
         grid("f32+f32", a="255x3 256x3 511x3 512x3 65537"),
         grid("f32+f32", shape=points("a=513x3,b=513 a=3x65537,b=3 a=3x65537,b=1x65537")),
     ),
-    smoke=("DIV-f32+f32-a=67x3,data=range", "ADD-f32+f32-a=16392x2"),
+    smoke=("DIV-f32+f32-a=67x3,data=range", "ADD-f32+f32-a=16392x2", "ADD-f32+f32-a=16x6x4x2,vb=p0132"),
     full=(
         grid(_FLOATS2, variant=points("a=4096x33,b=4096 a=511x65x4 a=128x64x8x3,b=128x1x8x3,va=pad.p0213")),
         grid("ADD MUL", "f32+f32", a="4096x4100", b="4096x1 4096x4100"),
@@ -84,6 +84,7 @@ def _binary(bench: Bench) -> Sequence[Tensor]:
         grid("f32", ne="40x5", inplace="mid", line=points("s=0.7 s=3.0,b=-0.5")),
         "SCALE-f32-ne=24x6x2,vne=off,inplace=leaf,s=1.25",
     ),
+    smoke=("SCALE-f32-ne=16392x2,s=0.5",),
     pairs=(grid("f32 bf16", ne="18x6x3x2 67x4", vne="- off flat", inplace="- leaf mid", s="-1.5 0.5", b="- 0.25"),),
     full=(grid("f32 bf16", ne="4096x9", s="0.0883883"),),
 )
@@ -293,6 +294,7 @@ def _limited(**axes: str | Axis) -> tuple[Grid, Grid]:
         grid(_GATED, FLOATS, ne="67x4", form="split", data="range"),
         *_limited(ne="67x4", form="split", data="range"),
     ),
+    smoke=("GLU.SWIGLU-f32-ne=16392x2,va=pad,form=swapped",),
     full=(grid(_GATED, FLOATS, ne="2816x9", form="- split"),),
     pairs=(grid(_GATED, FLOATS, ne="18x6x3x2 134x4", va="- pad off rows slab part", form=points(_FORMS)),),
     timed=(Timed("GLU.SWIGLU-f32-ne=5632x64", 64, 4),),

@@ -99,6 +99,8 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         "MUL_MAT-q5_0+f32-a=256x5x1x2,b=256x3x2x4",
         "MUL_MAT-q8_0+f32-a=256x6x2,b=256x5x4,va=p0213,vb=p0213",
         "MUL_MAT-q4_1+f32-a=256x9,b=256x9,data=beyond",
+        "MUL_MAT-q4_0+f32-a=256x9,b=256x5,data=scales",
+        "MUL_MAT-f16+f32-a=256x6x2x2,b=256x3x2x2,vb=p0321",
     ),
     full=(
         grid(_ANY, a="4096x128", b="4096x1 4096x4 4096x64"),
@@ -173,6 +175,7 @@ def _check_hadamard(bench: Bench) -> None:
         "MUL_MAT_ID-q8_0+f32-as=256x5x4,n_used=2,n_tokens=9,data=beyond",
         "MUL_MAT_ID-q4_K+f32-as=256x9x129,n_used=3,n_tokens=9,pick=last",
         "MUL_MAT_ID-q6_K+f32-as=256x9x5,n_used=3,n_tokens=9,pick=twice",
+        "MUL_MAT_ID-q4_0+f32-as=32x32776x3,n_used=2,n_tokens=3",
     ),
     standard=(
         grid(_ANY, as_="256x5x4", shape=points("n_used=1,n_tokens=7 n_used=2,n_tokens=1 n_used=4,n_tokens=5")),
@@ -190,7 +193,7 @@ def _check_hadamard(bench: Bench) -> None:
             operands("f32 q4_0", "f32"),
             shape=points(
                 "as=32x5x257,n_used=2,n_tokens=33 as=32x513x4,n_used=2,n_tokens=3 as=32x3x4,n_used=2,n_tokens=513",
-                "as=32x3x257,n_used=257 as=32x32776x3,n_used=2,n_tokens=3",
+                "as=32x3x257,n_used=257 as=32x32776x3,n_used=2,n_tokens=3 as=32x5x4,n_used=2,n_tokens=16393",
             ),
         ),
     ),
