@@ -12,6 +12,8 @@ A TOML file holds any number of
     new = "if mode == NEOX:"
     report = 17565                             # issue or pull request of ggml-org/llama.cpp that it is from, if any
     level = "standard"                         # the first level whose cases notice it, if not smoke
+    kind = "positions of images"               # what an earlier suite did not see, if it is of such a kind
+    case = "ops/ROPE-f32-ne=64x3x4,mode=NEOX@1"  # then also a case of that level, or a family, which notices it
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class Fault:
     new: str
     report: int = 0
     level: Level = "smoke"
+    kind: str = ""
+    case: str = ""
 
     @property
     def spec(self) -> Spec:

@@ -182,6 +182,31 @@ def mask_by_count() -> Fault:
     return Fault(before)
 
 
+def window_open(size: int) -> Callable[[], Fault]:
+    """Of a window of so many cells, a kernel for one row also sees the cells before it."""
+
+    def make() -> Fault:
+        def before(node: Node) -> None:
+            for leaf in _leaves(node, "kq_mask"):
+                for row in leaf.rows if leaf.ne[1] == 1 else ():
+                    seen = np.flatnonzero(row > -1)
+                    if 0 < len(seen) <= size:
+                        row[: seen[-1]] = 0
+
+        return Fault(before)
+
+    return make
+
+
+def first_choice() -> Fault:
+    """Every token attends to the cells that sparse attention chose for the first."""
+
+    def after(node: Node) -> None:
+        node.rows[:] = node.rows[0]
+
+    return Fault(lambda node: node.op == "TOP_K" and node.ne[1] > 1, after)
+
+
 def mask_ends(n: int) -> Callable[[], Fault]:
     """Attention sees no cell from the n-th on."""
 

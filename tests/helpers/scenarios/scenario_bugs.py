@@ -28,6 +28,10 @@ from conformance.suite.zoo.family import prepare, read
 LLAMA, MAMBA, BERT, T5, LFM2 = "llama", "mamba", "bert", "t5", "lfm2"
 Q8_0 = "llama-cache=q8_0"
 """Keys that are stored in blocks, so a shift costs one more draw of their roundings."""
+WINDOW = "gemma3-set=attention.sliding_window:8"
+"""Prompts are longer than the window."""
+SPARSE = "deepseek32-set=attention.indexer.top_k:4"
+"""Sparse attention that leaves cells out."""
 REFUSED_SEQ = "state-cut-head state-cut-half state-cut-tail state-other-types"
 REFUSED = "state-cut-whole state-other-model"
 NOTICED = (Verdict.FAIL, Verdict.OVERCLAIM, Verdict.VACUOUS)
@@ -307,6 +311,8 @@ BUGS: dict[str, Bug] = {
     "one mask serves all streams": _always(d.one_mask, "batch-2 batch-4 batch-8 sets"),
     "a mask has one row": _always(d.mask_of_one_row, "needle ubatch unified drafts"),
     "cells are counted in place of a mask": _always(d.mask_by_count, "unified coupled"),
+    "of a window a single token sees the cells before": _always(d.window_open(8), "drafts shift", WINDOW),
+    "tokens share what sparse attention chose": _always(d.first_choice, "drafts", SPARSE),
     "attention ends at a cell": _always(d.mask_ends(32), "sets-unified"),
     "a token's own cell comes late": _always(d.own_cell_late, "batch-4-alike batch-3 chunks drafts"),
     "a store loses its last row": _always(d.last_row_lost(9), "sizes ubatch-3 coupled batch-4-alike"),
