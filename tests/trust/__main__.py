@@ -20,6 +20,7 @@ from conformance.suite.ops import ids
 from .faults import FOLDER, Fault, read
 from .hunt import Hunt, differences, fewest, hunt, matrix
 from .inject import UNLOADABLE
+from .kernels.command import kernels
 from .mutants import AREAS, Mutant, draw
 from .rate import Rate
 
@@ -159,6 +160,9 @@ def sight(sample: int, seed: int, area: str) -> None:
         click.echo(f"missed: {m.id}")
     for case in fewest(seen, smoke):
         click.echo(f"lacks: {case}")
+
+
+main.add_command(kernels)
 
 
 if __name__ == "__main__":

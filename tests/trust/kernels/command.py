@@ -1,0 +1,68 @@
+"""`python -m tests.trust kernels`: build the mutants, judge them, print the page, repeat one row."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from .page import diff, page
+from .score import Scores, sample
+from .tree import AREAS, Tree, build
+
+_FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+
+
+@click.group()
+def kernels() -> None:
+    """Mutants of ggml's own kernels, judged by this suite and by test-backend-ops."""
+
+
+@kernels.command("build")
+@click.argument("package", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_FOLDER
+@click.option("--sample", "n", default=600, show_default=True, help="How many mutants, as many of each area as can be.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the draw.")
+@click.option("--area", "areas", multiple=True, metavar="AREA", help=f"Only these, repeatable: {', '.join(AREAS)}.")
+def build_command(package: Path, folder: Path, n: int, seed: int, areas: Sequence[str]) -> None:
+    """Unpack PACKAGE, a source package of llama-cpp-python, into FOLDER and build it clean and with mutants.
+
+    `pip download --no-deps --no-binary :all: llama-cpp-python` gets one. By default every area but openvino.
+    """
+    chosen = areas or [a for a in AREAS if a != "openvino"]
+    tree = build(package, folder, n, seed, chosen, os.cpu_count() or 1)
+    click.echo(f"{len(tree.mutants)} mutants in {tree.library}; {tree.dropped} did not compile")
+
+
+@kernels.command()
+@_FOLDER
+@click.option("--sample", "n", default=0, help="Only so many, drawn by --seed; 0 for all.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
+def run(folder: Path, n: int, seed: int) -> None:
+    """Judge the mutants of FOLDER by both suites; what an earlier run judged stays."""
+    scores = Scores(Tree.read(folder))
+    mutants = scores.tree.mutants
+    scores.run(sample(mutants, n or len(mutants), seed), click.echo)
+
+
+@kernels.command("page")
+@_FOLDER
+def page_command(folder: Path) -> None:
+    """Print the page of FOLDER in Markdown."""
+    scores = Scores(Tree.read(folder))
+    click.echo(page(scores.tree, scores.read()), nl=False)
+
+
+@kernels.command()
+@_FOLDER
+@click.argument("number", type=int)
+def repeat(folder: Path, number: int) -> None:
+    """Judge one mutant of FOLDER again, and print its row beside the stored one."""
+    scores = Scores(Tree.read(folder))
+    mutant = next((m for m in scores.tree.mutants if m.number == number), None)
+    if mutant is None:
+        raise click.UsageError(f"mutant {number} is unknown; known: 1 to {len(scores.tree.mutants)}")
+    click.echo(f"{mutant.place}, {mutant.edit.function}: {mutant.edit.kind}\n{diff(mutant)}")
+    click.echo(f"stored: {scores.read().get(number)}\nnow:    {scores.judge(mutant)}")

@@ -1,0 +1,185 @@
+"""This suite against the library with the mutants: which case reaches which of them, and which case notices one."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.judge.verdict import FAILURES, Verdict
+from conformance.run.execute import execute
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session.select import case_ids
+from conformance.suite.family import Level
+
+from .journal import appending, rows
+from .tree import Mutant, Tree
+
+LEVELS: tuple[Level, ...] = ("smoke", "standard")
+WAYS = ("", "mode=sched")
+"""Options of the adapter: the plain device, and llama.cpp's scheduler over it, for graphs of several nodes."""
+_OF_ONE_NODE = ("ops/", "tbo/")
+_SECONDS = 30.0
+"""Limit of one request; a clean case takes milliseconds."""
+_FIRST = 8
+"""Cases that run one by one; most mutants are noticed by then."""
+_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A case on the library with no active mutant."""
+
+    case: str
+    way: str
+    level: Level
+    seconds: float
+    passes: bool
+    seen: Sequence[int]
+    """Mutants whose place it evaluates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """The first case that fails, and what was run until then."""
+
+    case: str
+    verdict: str
+    level: str
+    ran: int
+
+
+class Seen:
+    """A mapped file with a byte per mutant, which the library sets."""
+
+    def __init__(self, path: Path, mutants: Sequence[Mutant]) -> None:
+        self.path = path
+        self._size = max((m.number for m in mutants), default=0) + 1
+        path.write_bytes(bytes(self._size))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), self._size)
+
+    def take(self) -> list[int]:
+        """Return the numbers since the last call, and clear them."""
+        data = self._map[:]
+        self._map[:] = bytes(self._size)
+        return [n for n, byte in enumerate(data) if byte]
+
+
+class Ours:
+    """Cases of the suite on the mutated library."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._device = "OPENVINO0" if any(m.area == "openvino" for m in tree.mutants) else "CPU"
+
+    def spec(self, way: str, number: int = 0, seen: Path | None = None) -> Spec:
+        """Return the backend with one active mutant."""
+        words = [f"lib={self._tree.library}", *([way] if way else []), f"env.MUTANT={number}"]
+        words += [f"env.MUTANT_SEEN={seen}"] if seen else []
+        return Spec.parse(f"ggml?{'&'.join(words)}")
+
+    def reach(self, path: Path, ways: Iterable[str] = WAYS) -> list[Reach]:
+        """Run each case of `LEVELS` with no mutant; what `path` holds of an earlier call is not run again."""
+        done = {(r.case, r.way): r for r in (Reach(**row) for row in rows(path))}
+        with appending(path) as add:
+            for way in ways:
+                missing = [(level, i) for level, i in _ids(way) if (i, way) not in done]
+                if not missing:
+                    continue
+                seen = Seen(path.with_suffix(".seen"), self._tree.mutants)
+                with _runner() as runner:
+                    for level, i in missing:
+                        row = _reach(runner, self.spec(way, seen=seen.path), seen, level, i, way)
+                        done[i, way] = row
+                        add(row)
+        return list(done.values())
+
+    def hunt(self, mutant: Mutant, reached: Sequence[Reach], seconds: float) -> tuple[Noticed | None, int]:
+        """Run the cases that reach a mutant until one fails; also return how many ran.
+
+        Those of `smoke` come first, and within a level the cheapest; after `seconds` no further batch begins.
+        """
+        cases = sorted((r for r in reached if r.passes), key=lambda r: (LEVELS.index(r.level), r.seconds, r.case))
+        ran = 0
+        end = time.monotonic() + seconds
+        with _runner() as runner:
+            for batch in _batches(cases):
+                spec = self.spec(batch[0].way, mutant.number)
+                try:
+                    runner.backend(spec)
+                except ConformanceError as e:
+                    return Noticed("", f"the library does not open: {e}"[:200], "smoke", ran), ran
+                results = runner.run(spec, [runner.case(r.case) for r in batch])
+                ran += len(batch)
+                for row, result in zip(batch, results, strict=True):
+                    if result.verdict in FAILURES:
+                        return Noticed(row.case, result.verdict.name, row.level, ran), ran
+                if time.monotonic() > end:
+                    break
+        return None, ran
+
+    def differs(self, mutant: Mutant, reached: Sequence[Reach], most: int) -> str:
+        """Return the first case, of at most `most`, of which an output or a cache has other bytes; "" if none."""
+        cases = sorted((r for r in reached if r.passes), key=lambda r: (r.seconds, r.case))
+        step = max(1, len(cases) // most)
+        with _runner() as runner:
+            for row in cases[::step]:
+                case = runner.case(row.case)
+                clean, changed = (runner.backend(self.spec(row.way, n)) for n in (0, mutant.number))
+                try:
+                    values = [execute(backend, case).steps for backend in (clean, changed)]
+                except BackendError:
+                    continue
+                if any(not np.array_equal(a.all[t], b.all[t]) for a, b in zip(*values, strict=True) for t in a.all):
+                    return row.case
+        return ""
+
+
+def _ids(way: str) -> Iterator[tuple[Level, str]]:
+    known: set[str] = set()
+    for level in LEVELS:
+        for i in case_ids((), (), level):
+            if i not in known and not (way and i.startswith(_OF_ONE_NODE)):
+                known.add(i)
+                yield level, i
+
+
+def _reach(runner: Runner, spec: Spec, seen: Seen, level: Level, case_id: str, way: str) -> Reach:
+    case = runner.case(case_id)
+    runner.backend(spec)
+    seen.take()
+    start = time.perf_counter()
+    (result,) = runner.run(spec, [case])
+    seconds = time.perf_counter() - start
+    return Reach(case_id, way, level, round(seconds, 4), result.verdict is Verdict.PASS, seen.take())
+
+
+def _batches(cases: Sequence[Reach]) -> Iterator[Sequence[Reach]]:
+    """Yield cases of one way and level, few at first."""
+    at = 0
+    while at < len(cases):
+        size = 1 if at < _FIRST else _BATCH
+        end = at + 1
+        while end < len(cases) and end - at < size and cases[end].way == cases[at].way:
+            end += 1
+        yield cases[at:end]
+        at = end
+
+
+@contextmanager
+def _runner() -> Iterator[Runner]:
+    runner = Runner(isolation=Isolation(time_limit=_SECONDS))
+    runner.locates = runner.checks_stale_state = False
+    try:
+        yield runner
+    finally:
+        runner.close()
