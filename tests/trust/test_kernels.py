@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tree_sitter_cpp")
 from trust.kernels import theirs
 from trust.kernels.page import page
 from trust.kernels.places import KINDS, edits

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 
+from conformance.run.session.select import case_ids
+
 from .page import diff, page
+from .sanitize import SANITIZERS, reports
 from .score import Scores, sample
-from .tree import AREAS, Tree, build
+from .tree import AREAS, Tree, build, sanitized
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 
@@ -47,12 +50,37 @@ def run(folder: Path, n: int, seed: int) -> None:
     scores.run(sample(mutants, n or len(mutants), seed), click.echo)
 
 
+@kernels.command()
+@_FOLDER
+def alone(folder: Path) -> None:
+    """Print the cases of `smoke` that alone notice a mutant of FOLDER: without them it would be missed."""
+    for found in Scores(Tree.read(folder)).alone(lambda line: click.echo(line, err=True)):
+        if len(found.cases) == 1:
+            click.echo(f"{found.cases[0]}: mutant {found.number}")
+
+
 @kernels.command("page")
 @_FOLDER
 def page_command(folder: Path) -> None:
     """Print the page of FOLDER in Markdown."""
     scores = Scores(Tree.read(folder))
     click.echo(page(scores.tree, scores.read()), nl=False)
+
+
+@kernels.command()
+@click.argument("package", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_FOLDER
+@click.option("--with", "sanitizer", type=click.Choice(list(SANITIZERS)), default="address", show_default=True)
+@click.option("--case", "globs", multiple=True, metavar="GLOB", help="Only cases that match, repeatable.")
+@click.option("--options", default="", help="Options of the adapter, such as `threads=4` or `mode=sched`.")
+def sanitize(package: Path, folder: Path, sanitizer: str, globs: Sequence[str], options: str) -> None:
+    """Build the unchanged ggml of PACKAGE with a sanitizer, run `smoke` on it and print what is reported."""
+    library = sanitized(package, folder, sanitizer, os.cpu_count() or 1)
+    found = 0
+    for report in reports(library, sanitizer, case_ids((), globs, "smoke"), options):
+        found += 1
+        click.echo(f"{report.case}: {report.summary}\n{report.text}")
+    click.echo(f"{found} reports")
 
 
 @kernels.command()

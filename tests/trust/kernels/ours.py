@@ -29,6 +29,7 @@ WAYS = ("", "mode=sched")
 _OF_ONE_NODE = ("ops/", "tbo/")
 _SECONDS = 30.0
 """Limit of one request; a clean case takes milliseconds."""
+_FAILURES = frozenset(v.name for v in FAILURES)
 _FIRST = 8
 """Cases that run one by one; most mutants are noticed by then."""
 _BATCH = 16
@@ -111,21 +112,33 @@ class Ours:
         cases = sorted((r for r in reached if r.passes), key=lambda r: (LEVELS.index(r.level), r.seconds, r.case))
         ran = 0
         end = time.monotonic() + seconds
+        for row, verdict in self._verdicts(mutant, cases):
+            if row is None:
+                return Noticed("", verdict, "smoke", 0), 0
+            ran += 1
+            if verdict in _FAILURES:
+                return Noticed(row.case, verdict, row.level, ran), ran
+            if time.monotonic() > end:
+                break
+        return None, ran
+
+    def failing(self, mutant: Mutant, reached: Sequence[Reach]) -> list[str]:
+        """Return every case of `smoke` that notices a mutant."""
+        cases = [r for r in reached if r.passes and r.level == "smoke"]
+        return sorted(row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
+
+    def _verdicts(self, mutant: Mutant, cases: Sequence[Reach]) -> Iterator[tuple[Reach | None, str]]:
+        """Yield each case and its verdict; None and why, if the library does not open."""
         with _runner() as runner:
             for batch in _batches(cases):
                 spec = self.spec(batch[0].way, mutant.number)
                 try:
                     runner.backend(spec)
                 except ConformanceError as e:
-                    return Noticed("", f"the library does not open: {e}"[:200], "smoke", ran), ran
+                    yield None, f"the library does not open: {e}"[:200]
+                    return
                 results = runner.run(spec, [runner.case(r.case) for r in batch])
-                ran += len(batch)
-                for row, result in zip(batch, results, strict=True):
-                    if result.verdict in FAILURES:
-                        return Noticed(row.case, result.verdict.name, row.level, ran), ran
-                if time.monotonic() > end:
-                    break
-        return None, ran
+                yield from zip(batch, (r.verdict.name for r in results), strict=True)
 
     def differs(self, mutant: Mutant, reached: Sequence[Reach], most: int) -> str:
         """Return the first case, of at most `most`, of which an output or a cache has other bytes; "" if none."""

@@ -16,8 +16,18 @@ from .tree import Mutant, Tree
 
 PATIENCE = 900.0
 """Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
+FEW = 24
+"""A mutant that more cases of `smoke` reach is not the business of one of them."""
 COMPARED = 200
 """Cases whose outputs are compared byte by byte, of a mutant that nothing noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The cases of `smoke` that notice a mutant which few of them reach."""
+
+    number: int
+    cases: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,23 @@ class Scores:
                 add(score)
                 found = f"ours: {score.ours or '-'}, theirs: {score.theirs or '-'}"
                 say(f"{m.number} {m.place} {m.edit.kind}: {score.status}; {found}")
+
+    def alone(self, say: Callable[[str], None]) -> list[Alone]:
+        """Run every case of `smoke` that reaches a mutant it notices, where at most `FEW` do."""
+        path = self.tree.folder / "alone.jsonl"
+        done = {a.number: a for a in (Alone(**row) for row in rows(path))}
+        scores = self.read()
+        with appending(path) as add:
+            for m in self.tree.mutants:
+                score = scores.get(m.number)
+                if m.number in done or score is None or score.level != "smoke" or not score.ours:
+                    continue
+                reaching = [r for r in self.reached if r.level == "smoke" and m.number in r.seen]
+                if len(reaching) <= FEW:
+                    done[m.number] = Alone(m.number, self.ours.failing(m, reaching))
+                    add(done[m.number])
+                    say(f"{m.number} {m.place}: {len(done[m.number].cases)} of {len(reaching)} cases notice it")
+        return list(done.values())
 
     def judge(self, m: Mutant) -> Score:
         """Judge one mutant."""

@@ -114,8 +114,8 @@ def build(package: Path, folder: Path, sample: int, seed: int, areas: Sequence[s
         raise UsageError(f"{package}: it does not compile: {errors[-2000:]}")
     mutants = draw(llama, _lines(clean), sample, seed, areas)
     changed = folder / "changed"
-    shutil.rmtree(changed, ignore_errors=True)
-    shutil.copytree(llama / "ggml", changed / "ggml")
+    if not changed.exists():
+        shutil.copytree(llama / "ggml", changed / "ggml")
     mutated = folder / "mutated"
     _configure(changed, mutated, [*flags, "-DBUILD_SHARED_LIBS=OFF", "-DMUTANT=ON"])
     kept = list(mutants)
@@ -131,6 +131,17 @@ def build(package: Path, folder: Path, sample: int, seed: int, areas: Sequence[s
     tree = Tree(folder, kept, len(mutants) - len(kept), seed)
     tree.write()
     return tree
+
+
+def sanitized(package: Path, folder: Path, sanitizer: str, jobs: int) -> Path:
+    """Build the unchanged ggml with a sanitizer of GCC and return the library; UsageError as of `build`."""
+    llama = _unpack(package, folder / "source")
+    target = folder / f"sanitized-{sanitizer}"
+    flags = ["-DBUILD_SHARED_LIBS=OFF", "-DMUTANT=ON", f"-DSANITIZE={sanitizer}", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+    _configure(llama, target, [*_FLAGS, *flags])
+    if errors := _compile(target, jobs):
+        raise UsageError(f"{package}: it does not compile with -fsanitize={sanitizer}: {errors[-2000:]}")
+    return target / "libmutant.so"
 
 
 def draw(

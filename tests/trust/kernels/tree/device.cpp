@@ -30,7 +30,7 @@ static ggml_backend_dev_t first(ggml_backend_reg_t, size_t) {
     return &device;
 }
 
-extern "C" GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void) {
+extern "C" ggml_backend_reg_t ggml_backend_init(void) {
     const char *       name   = getenv("MUTANT_DEVICE");
     ggml_backend_dev_t wanted = ggml_backend_dev_by_name(name ? name : "CPU");
     if (!wanted) {
