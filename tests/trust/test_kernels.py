@@ -14,7 +14,7 @@ import pytest
 from trust.kernels import theirs
 from trust.kernels.page import page
 from trust.kernels.places import KINDS, edits
-from trust.kernels.score import Score, Scores, sample
+from trust.kernels.score import SUITES, Answer, Score, Scores, Suite, sample
 from trust.kernels.theirs import Clean, Theirs
 from trust.kernels.tree import AREAS, HERE, SOURCES, Mutant, Tree, _switched, draw
 
@@ -175,28 +175,32 @@ def test_a_journal_goes_on_and_the_page_counts(tmp_path: Path) -> None:
     """A line that a kill left half is judged again; rates count the undetermined as missed."""
     tree = _tree(tmp_path)
     scores = Scores(tree)
-    rows = [
-        Score(1, 3, 1, "FAIL ops/ADD-f32@1", "smoke", 1, 2.0, "ADD(type=f32)", 1, 4.0),
-        Score(2, 3, 1, "FAIL ops/ADD-f32@1", "standard", 1, 2.0),
-        Score(3, 3, 1, theirs="ADD(type=f32)"),
-        Score(4, 3, 1, differs="ops/ADD-f32@1"),
-        Score(5, 3, 1),
-        Score(6, 0, 0),
+    ours = [
+        Answer(1, "ours", 3, "FAIL ops/ADD-f32@1", "smoke", 1, 2.0),
+        Answer(2, "ours", 3, "FAIL ops/ADD-f32@1", "standard", 1, 2.0),
+        Answer(3, "ours", 3),
+        Answer(4, "ours", 3, differs="ops/ADD-f32@1"),
+        Answer(5, "ours", 3),
+        Answer(6, "ours", 0),
     ]
+    found = ["ADD(type=f32)", "", "ADD(type=f32)", "", "", ""]
+    theirs = [Answer(n, "theirs", int(n < 6), by) for n, by in enumerate(found, 1)]
     judged: list[int] = []
 
-    def judge(m: Mutant) -> Score:
+    def judge(m: Mutant, suite: Suite) -> Answer:
         judged.append(m.number)
-        return rows[m.number - 1]
+        return {"ours": ours, "theirs": theirs}[suite][m.number - 1]
 
     scores.judge = judge  # type: ignore[method-assign]  # no library is built here
-    scores.run(tree.mutants[:4], print)
-    text = scores.path.read_text()
-    scores.path.write_text(text[:-9])
-    scores.run(tree.mutants, print)
-    assert judged == [1, 2, 3, 4, 4, 5, 6]
-    assert list(scores.read().values()) == rows
-    assert [s.status for s in rows] == ["noticed", "noticed", "noticed", "survived", "undetermined", "not reached"]
+    scores.run(tree.mutants[:4], ["ours"], print)
+    path = tmp_path / "ours.jsonl"
+    path.write_text(path.read_text()[:-9])
+    assert scores.read() == {}, "the other suite has judged nothing"
+    scores.run(tree.mutants, SUITES, print)
+    assert judged == [1, 2, 3, 4, 4, 5, 6, *range(1, 7)]
+    assert list(scores.read().values()) == [Score(a, b) for a, b in zip(ours, theirs, strict=True)]
+    statuses = [s.status for s in scores.read().values()]
+    assert statuses == ["noticed", "noticed", "noticed", "survived", "undetermined", "not reached"]
     shown = page(tree, scores.read())
     assert "6 mutants of seed 7 judged, 2 more did not compile. 5 are reached, 4 of them determined" in shown
     (total,) = [line for line in shown.splitlines() if line.startswith("| all")][:1]

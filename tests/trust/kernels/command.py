@@ -12,7 +12,7 @@ from conformance.run.session.select import case_ids
 
 from .page import diff, page
 from .sanitize import SANITIZERS, reports
-from .score import Scores, sample
+from .score import SUITES, Score, Scores, Suite, sample
 from .tree import AREAS, Tree, build, sanitized
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
@@ -43,11 +43,12 @@ def build_command(package: Path, folder: Path, n: int, seed: int, areas: Sequenc
 @_FOLDER
 @click.option("--sample", "n", default=0, help="Only so many, drawn by --seed; 0 for all.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
-def run(folder: Path, n: int, seed: int) -> None:
+@click.option("--suite", "suites", multiple=True, type=click.Choice(SUITES), help="Only by this; default: both.")
+def run(folder: Path, n: int, seed: int, suites: Sequence[Suite]) -> None:
     """Judge the mutants of FOLDER by both suites; what an earlier run judged stays."""
     scores = Scores(Tree.read(folder))
     mutants = scores.tree.mutants
-    scores.run(sample(mutants, n or len(mutants), seed), click.echo)
+    scores.run(sample(mutants, n or len(mutants), seed), suites or SUITES, click.echo)
 
 
 @kernels.command()
@@ -93,4 +94,5 @@ def repeat(folder: Path, number: int) -> None:
     if mutant is None:
         raise click.UsageError(f"mutant {number} is unknown; known: 1 to {len(scores.tree.mutants)}")
     click.echo(f"{mutant.place}, {mutant.edit.function}: {mutant.edit.kind}\n{diff(mutant)}")
-    click.echo(f"stored: {scores.read().get(number)}\nnow:    {scores.judge(mutant)}")
+    now = Score(scores.judge(mutant, "ours"), scores.judge(mutant, "theirs"))
+    click.echo(f"stored: {scores.read().get(number)}\nnow:    {now}")

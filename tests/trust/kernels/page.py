@@ -53,9 +53,9 @@ def _head(tree: Tree, judged: Sequence[Judged]) -> str:
             f"{seconds:.0f}",
         )
         for name, is_noticed, seconds in (
-            ("ours, smoke", _at_smoke, sum(j.score.seconds for j in judged)),
-            ("ours, standard", _by_ours, sum(j.score.seconds for j in judged)),
-            ("test-backend-ops", _by_theirs, sum(j.score.theirs_seconds for j in judged)),
+            ("ours, smoke", _at_smoke, sum(j.score.ours.seconds for j in judged)),
+            ("ours, standard", _by_ours, sum(j.score.ours.seconds for j in judged)),
+            ("test-backend-ops", _by_theirs, sum(j.score.theirs.seconds for j in judged)),
         )
     ]
     counted = (
@@ -87,15 +87,11 @@ def _missed(judged: Iterable[Judged]) -> Iterator[str]:
     for j in judged:
         if not j.is_reached or _by_ours(j):
             continue
-        m, s = j.mutant, j.score
+        m, ours, theirs = j.mutant, j.score.ours, j.score.theirs.by
         said = (
-            f"noticed by {s.theirs}"
-            if s.theirs
-            else f"other bytes in {s.differs}"
-            if s.differs
-            else "no other bytes seen"
+            f"noticed by {theirs}" if theirs else f"other bytes in {ours.differs}" if ours.differs else "no other bytes"
         )
-        yield f"### {m.number}. {m.place}, {m.edit.function}: {m.edit.kind}\n\n{s.reaching} cases reach it; {said}.\n"
+        yield f"### {m.number}. {m.place}, {m.edit.function}: {m.edit.kind}\n\n{ours.reaching} cases reach it; {said}.\n"
         yield f"```diff\n{diff(m)}\n```\n"
 
 
@@ -106,12 +102,12 @@ def diff(m: Mutant) -> str:
 
 
 def _at_smoke(j: Judged) -> bool:
-    return bool(j.score.ours) and j.score.level == "smoke"
+    return j.score.ours.level == "smoke"
 
 
 def _by_ours(j: Judged) -> bool:
-    return bool(j.score.ours)
+    return bool(j.score.ours.by)
 
 
 def _by_theirs(j: Judged) -> bool:
-    return bool(j.score.theirs)
+    return bool(j.score.theirs.by)

@@ -1,4 +1,4 @@
-"""Judge mutants by both suites, one after the other; the journal in the tree's folder goes on where it was cut."""
+"""Judge mutants by both suites; the journals in the tree's folder go on where they were cut."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from .ours import Ours, Reach
 from .theirs import Clean, Theirs
 from .tree import Mutant, Tree
 
+Suite = Literal["ours", "theirs"]
+SUITES: tuple[Suite, ...] = get_args(Suite)
 PATIENCE = 900.0
 """Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
 FEW = 24
@@ -31,45 +35,47 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """What became of one mutant."""
+class Answer:
+    """What one suite says of one mutant."""
 
     number: int
+    suite: Suite
     reaching: int
-    """Our cases that reach it."""
-    ops: int
-    """Ops of test-backend-ops that reach it."""
-    ours: str = ""
-    """The case that noticed it, and its verdict; empty if none."""
+    """Cases (`ours`) or ops (`theirs`) that reach it."""
+    by: str = ""
+    """What noticed it: a case, after its verdict if it is of ours, or how the process died; empty if nothing did."""
     level: str = ""
-    """The level of that case."""
+    """Level of that case, of ours."""
     ran: int = 0
+    """Cases or ops that ran."""
     seconds: float = 0.0
-    """Processor time of ours, the reference's included."""
-    theirs: str = ""
-    """The case of test-backend-ops that noticed it, or how its process died."""
-    theirs_ran: int = 0
-    """Ops that ran."""
-    theirs_seconds: float = 0.0
+    """Processor time; of ours with the reference's."""
     differs: str = ""
-    """Of a survivor of both: a case of ours with other bytes."""
+    """Of ours, if nothing noticed it: a case with other bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What both suites say of one mutant."""
+
+    ours: Answer
+    theirs: Answer
 
     @property
     def status(self) -> str:
         """Return `not reached`, `noticed`, `survived` or, if no byte was seen to differ, `undetermined`."""
-        if not self.reaching and not self.ops:
+        if not self.ours.reaching and not self.theirs.reaching:
             return "not reached"
-        if self.ours or self.theirs:
+        if self.ours.by or self.theirs.by:
             return "noticed"
-        return "survived" if self.differs else "undetermined"
+        return "survived" if self.ours.differs else "undetermined"
 
 
 class Scores:
-    """The journal of a tree, and what each case reaches there."""
+    """The journals of a tree, and what each case reaches there."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.path = tree.folder / "scores.jsonl"
         self.ours, self.theirs = Ours(tree), Theirs(tree)
 
     @cached_property
@@ -83,30 +89,45 @@ class Scores:
         return dict(self.theirs.reach(self.tree.folder / "reach-theirs.jsonl"))
 
     def read(self) -> dict[int, Score]:
-        """Return the scores so far."""
-        return {s.number: s for s in (Score(**row) for row in rows(self.path))}
+        """Return the scores of the mutants that both suites have judged."""
+        ours, theirs = ({a.number: a for a in self._answers(suite)} for suite in SUITES)
+        return {n: Score(ours[n], theirs[n]) for n in sorted(ours.keys() & theirs.keys())}
 
-    def run(self, mutants: Sequence[Mutant], say: Callable[[str], None]) -> None:
-        """Judge `mutants` that have no score; each is in the journal as soon as it is judged."""
-        done = self.read()
-        with appending(self.path) as add:
-            for m in mutants:
-                if m.number in done:
-                    continue
-                score = self.judge(m)
-                add(score)
-                found = f"ours: {score.ours or '-'}, theirs: {score.theirs or '-'}"
-                say(f"{m.number} {m.place} {m.edit.kind}: {score.status}; {found}")
+    def run(self, mutants: Sequence[Mutant], suites: Sequence[Suite], say: Callable[[str], None]) -> None:
+        """Judge `mutants` that have no answer; each answer is in the journal at once."""
+        for suite in suites:
+            done = {a.number for a in self._answers(suite)}
+            with appending(self._path(suite)) as add:
+                for m in mutants:
+                    if m.number not in done:
+                        answer = self.judge(m, suite)
+                        add(answer)
+                        say(f"{suite}: {m.number} {m.place} {m.edit.kind}: {answer.by or 'not noticed'}")
+
+    def judge(self, m: Mutant, suite: Suite) -> Answer:
+        """Judge one mutant by one suite."""
+        start = _spent()
+        if suite == "theirs":
+            ops = sum(m.number in c.seen for c in self.clean.values())
+            by, ran = self.theirs.hunt(m, self.clean, PATIENCE)
+            return Answer(m.number, suite, ops, by, "", ran, round(_spent() - start, 2))
+        reaching = [r for r in self.reached if m.number in r.seen]
+        noticed, ran = self.ours.hunt(m, reaching, PATIENCE)
+        spent = round(_spent() - start, 2)
+        if noticed is None:
+            return Answer(m.number, suite, len(reaching), "", "", ran, spent, self.ours.differs(m, reaching, COMPARED))
+        by = f"{noticed.verdict} {noticed.case}".strip()
+        return Answer(m.number, suite, len(reaching), by, noticed.level, ran, spent)
 
     def alone(self, say: Callable[[str], None]) -> list[Alone]:
         """Run every case of `smoke` that reaches a mutant it notices, where at most `FEW` do."""
         path = self.tree.folder / "alone.jsonl"
         done = {a.number: a for a in (Alone(**row) for row in rows(path))}
-        scores = self.read()
+        answers = {a.number: a for a in self._answers("ours")}
         with appending(path) as add:
             for m in self.tree.mutants:
-                score = scores.get(m.number)
-                if m.number in done or score is None or score.level != "smoke" or not score.ours:
+                answer = answers.get(m.number)
+                if m.number in done or answer is None or answer.level != "smoke":
                     continue
                 reaching = [r for r in self.reached if r.level == "smoke" and m.number in r.seen]
                 if len(reaching) <= FEW:
@@ -115,22 +136,11 @@ class Scores:
                     say(f"{m.number} {m.place}: {len(done[m.number].cases)} of {len(reaching)} cases notice it")
         return list(done.values())
 
-    def judge(self, m: Mutant) -> Score:
-        """Judge one mutant."""
-        reaching = [r for r in self.reached if m.number in r.seen]
-        ops = sum(m.number in c.seen for c in self.clean.values())
-        if not reaching and not ops:
-            return Score(m.number, 0, 0)
-        start = _spent()
-        noticed, ran = self.ours.hunt(m, reaching, PATIENCE)
-        middle = _spent()
-        theirs, theirs_ran = self.theirs.hunt(m, self.clean, PATIENCE)
-        end = _spent()
-        differs = "" if noticed or theirs else self.ours.differs(m, reaching, COMPARED)
-        by = "" if noticed is None else f"{noticed.verdict} {noticed.case}".strip()
-        level = "" if noticed is None else noticed.level
-        spent = round(middle - start, 2), round(end - middle, 2)
-        return Score(m.number, len(reaching), ops, by, level, ran, spent[0], theirs, theirs_ran, spent[1], differs)
+    def _path(self, suite: Suite) -> Path:
+        return self.tree.folder / f"{suite}.jsonl"
+
+    def _answers(self, suite: Suite) -> list[Answer]:
+        return [Answer(**row) for row in rows(self._path(suite))]
 
 
 def sample(mutants: Sequence[Mutant], n: int, seed: int) -> list[Mutant]:
