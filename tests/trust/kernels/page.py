@@ -88,10 +88,9 @@ def _missed(judged: Iterable[Judged]) -> Iterator[str]:
         if not j.is_reached or _by_ours(j):
             continue
         m, ours, theirs = j.mutant, j.score.ours, j.score.theirs.by
-        said = (
-            f"noticed by {theirs}" if theirs else f"other bytes in {ours.differs}" if ours.differs else "no other bytes"
-        )
-        yield f"### {m.number}. {m.place}, {m.edit.function}: {m.edit.kind}\n\n{ours.reaching} cases reach it; {said}.\n"
+        seen = f"other bytes in {ours.differs}" if ours.differs else "no other bytes seen"
+        said = f"{ours.reaching} cases reach it; {f'noticed by {theirs}' if theirs else seen}."
+        yield f"### {m.number}. {m.place}, {m.edit.function}: {m.edit.kind}\n\n{said}\n"
         yield f"```diff\n{diff(m)}\n```\n"
 
 
