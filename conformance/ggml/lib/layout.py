@@ -429,6 +429,7 @@ OLDER_NAMES = {
 
 
 _LIMIT = 256
+_LONGEST = 64
 _FAR = 1 << 26
 """Without `dladdr`: names of one library are never this many bytes apart."""
 _NEAR = 1 << 20
@@ -490,10 +491,18 @@ def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Ite
         if pointer is None or not (is_beside is None or is_beside(pointer)):
             return
         is_beside = is_beside or _beside(pointer)
-        text = ctypes.string_at(pointer, 64).split(b"\0", 1)[0]
+        text = _text(pointer)
         if not legal.fullmatch(text):
             return
         yield i, text.decode()
+
+
+def _text(pointer: int) -> bytes:
+    """Return a C string of at most `_LONGEST` bytes; nothing after its end is read, which may be no memory of ours."""
+    found = bytearray()
+    while len(found) < _LONGEST and (byte := ctypes.c_char.from_address(pointer + len(found)).value) != b"\0":
+        found += byte
+    return bytes(found)
 
 
 def ids(name_at: Callable[[int], int | None], known: tuple[str, ...]) -> dict[str, int]:

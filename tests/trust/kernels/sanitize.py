@@ -15,7 +15,7 @@ from conformance.run.runner import Runner
 
 SANITIZERS = {"address": "ASAN", "undefined": "UBSAN", "thread": "TSAN"}
 """Name of `-fsanitize` -> prefix of its variable and, in lower case, of its library."""
-_OPTIONS = {"ASAN": ":detect_leaks=0", "UBSAN": ":print_stacktrace=1", "TSAN": ""}
+_OPTIONS = {"ASAN": ":detect_leaks=0:halt_on_error=0", "UBSAN": ":print_stacktrace=1", "TSAN": ""}
 """The interpreter around the library leaks by design."""
 _SUMMARY = re.compile(r"^SUMMARY: .*|^\S+: runtime error: .*", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+|\bT[0-9]+\b")
@@ -46,6 +46,8 @@ def reports(library: Path, sanitizer: str, cases: Sequence[str], options: str = 
     runner.locates = runner.checks_stale_state = False
     known: set[str] = set()
     try:
+        runner.backend(spec)
+        list(_taken(logs))  # of opening the backend
         for case_id in cases:
             (result,) = runner.run(spec, [runner.case(case_id)])
             for text in _taken(logs):
