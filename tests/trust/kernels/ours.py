@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,11 +106,11 @@ class Ours:
         return list(done.values())
 
     def hunt(self, mutant: Mutant, reached: Sequence[Reach], seconds: float) -> tuple[Noticed | None, int]:
-        """Run the cases that reach a mutant until one fails; also return how many ran.
+        """Run the cases that reach a mutant until one fails, in the order of `_in_turn`; also return how many ran.
 
-        Those of `smoke` come first, and within a level the cheapest; after `seconds` no further batch begins.
+        After `seconds` no further batch begins.
         """
-        cases = sorted((r for r in reached if r.passes), key=lambda r: (LEVELS.index(r.level), r.seconds, r.case))
+        cases = _in_turn([r for r in reached if r.passes])
         ran = 0
         end = time.monotonic() + seconds
         for row, verdict in self._verdicts(mutant, cases):
@@ -174,6 +175,17 @@ def _reach(runner: Runner, spec: Spec, seen: Seen, level: Level, case_id: str, w
     (result,) = runner.run(spec, [case])
     seconds = time.perf_counter() - start
     return Reach(case_id, way, level, round(seconds, 4), result.verdict is Verdict.PASS, seen.take())
+
+
+def _in_turn(cases: Sequence[Reach]) -> list[Reach]:
+    """Return cases of `smoke` first; within a level the cheapest of each op, then the second of each."""
+    turns: Counter[tuple[str, str, str]] = Counter()
+    order: list[tuple[int, int, float, Reach]] = []
+    for r in sorted(cases, key=lambda r: (r.seconds, r.case)):
+        kind = r.way, r.level, r.case.partition("-")[0]
+        order.append((LEVELS.index(r.level), turns[kind], r.seconds, r))
+        turns[kind] += 1
+    return [r for *_, r in sorted(order, key=lambda o: o[:3])]
 
 
 def _batches(cases: Sequence[Reach]) -> Iterator[Sequence[Reach]]:
