@@ -498,7 +498,7 @@ def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Ite
 
 
 def _text(pointer: int) -> bytes:
-    """Return a C string of at most `_LONGEST` bytes; nothing after its end is read, which may be no memory of ours."""
+    """Return a C string of at most `_LONGEST` bytes, without reading beyond its end."""
     found = bytearray()
     while len(found) < _LONGEST and (byte := ctypes.c_char.from_address(pointer + len(found)).value) != b"\0":
         found += byte
