@@ -145,7 +145,7 @@ def _chosen(held: Case | None, made: Case | None) -> Case | None:
     if held is None or accepted is None:
         return held or accepted
     same = _leaf_bytes(held) == _leaf_bytes(accepted) and _value_bytes(held) == _value_bytes(accepted)
-    return held if same and held.generator == accepted.generator else accepted
+    return held if same else accepted
 
 
 def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tensor, Bytes], Result]]:
