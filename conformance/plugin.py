@@ -290,7 +290,7 @@ def check(result: Result) -> None:
     if result.verdict is Verdict.XFAIL:
         pytest.xfail(result.sentence())
     if result.verdict in FAILURES and result.fresh:
-        pytest.xfail(f"filed, no failure of this run: {result.sentence()}")
+        pytest.xfail(f"saved, does not fail the run: {result.sentence()}")
     if result.verdict in FAILURES:
         lines: list[str] = []
         with suppress(ConformanceError):  # a case that no id makes has no sources here

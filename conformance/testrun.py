@@ -474,7 +474,7 @@ class TestRun:
     def notes(self) -> list[str]:
         """Return notes for the user: fresh failures, undeclared precision, waivers to edit."""
         filed = (r for r in self.results if r.fresh and r.verdict in FAILURES)
-        lines = [f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}" for r in filed]
+        lines = [f"saved, does not fail the run: {r.verdict} {r.case} on {r.backend}: {r.saved}" for r in filed]
         lines += map(advice, self.runner.undeclared)
         lines += [text for block in report(self.waiver_problems[1]) for text in block.split("\n")]
         if not self.gating:

@@ -199,7 +199,7 @@ class Xdna2Backend(KernelBackend):
         at = buffer % (1 + len(self._slots))
         if not at or self._slots[at - 1] == tensor.ne[0]:
             return ""
-        return f"{tensor.name} has K={tensor.ne[0]} and is for no slot of K={self._slots[at - 1]}"
+        return f"{tensor.name} has K={tensor.ne[0]} and does not fit the slot of K={self._slots[at - 1]}"
 
     def kernels(self) -> Mapping[str, Kernel]:
         """Return the only op, which a session computes, as it stores the weights."""

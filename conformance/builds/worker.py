@@ -41,7 +41,7 @@ def describe(path: Path) -> dict[str, Any]:
         left_out += [text for text in with_llama.left_out if text not in left_out]
     except UnavailableError as e:
         llama = False
-        left_out.append(f"llama.cpp is not driven: {e}")
+        left_out.append(f"llama.cpp cannot be used: {e}")
     devices = [
         {
             "name": name,

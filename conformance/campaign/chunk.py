@@ -112,7 +112,7 @@ def _runner(chunk: Chunk) -> Runner:
     """
     if chunk.version != conformance.__version__:
         raise UnavailableError(
-            f"ggml-conformance {chunk.version} expected, as where the run was started; this worker has "
+            f"ggml-conformance {chunk.version} expected, the version that started the run; this worker has "
             f"{conformance.__version__}"
         )
     key = chunk.isolation, chunk.names

@@ -227,7 +227,7 @@ def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: S
     with _naming(path):
         file = _open(path, models)
         if case_id is None and len(file.ids) != 1:
-            raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found: say which, such as {file.ids[0]!a}")
+            raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found; name one, such as {file.ids[0]!a}")
         if case_id is not None and case_id not in file.ids:
             raise CaseFileError(IDS, f"no case {case_id!a} in this file of {len(file.ids)}, such as {file.ids[0]!a}")
         return file.case(0 if case_id is None else file.ids.index(case_id))
@@ -280,7 +280,7 @@ def _opened(path: str | os.PathLike[str]) -> BinaryIO:
     try:
         status = Path(path).stat()
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
-            raise CaseFileError("file", f"{os.fspath(path)} is empty or no regular file")
+            raise CaseFileError("file", f"{os.fspath(path)} is empty or not a regular file")
         return Path(path).open("rb")
     except (OSError, ValueError) as e:  # ValueError: a path with a NUL in it
         raise CaseFileError("file", f"{os.fspath(path)} cannot be read: {getattr(e, 'strerror', None) or e}") from e
@@ -328,7 +328,7 @@ class _File:
         except CaseFileError as e:
             raise CaseFileError(f"{where}.{e.field}", e.message) from None
         if case.id != self.ids[k]:
-            raise CaseFileError(f"{where}.id", f"{self.ids[k]!a} expected, as {IDS} says, {case.id!a} found")
+            raise CaseFileError(f"{where}.id", f"{self.ids[k]!a} expected (from {IDS}), {case.id!a} found")
         case.file = self.path
         return case
 
@@ -437,7 +437,7 @@ def _open(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> _File:
     crcs = header.numbers.get(TENSORS_CRC, ())
     damaged = [i for i, crc in enumerate(crcs) if crc32(buffer, header.offsets[i], header.sizes[i]) != crc]
     if damaged:
-        words, shown = "its bytes are not those written (CRC-32 differs)", damaged[:LISTED]
+        words, shown = "its bytes are damaged (CRC-32 differs)", damaged[:LISTED]
         users = file.users(frozenset(shown))
         errors = [CaseFileError(f"tensors[{i}]", f"{users.get(i, 'of no case')}: {words}") for i in shown]
         if damaged[LISTED:]:
@@ -464,7 +464,7 @@ def _checked_header(buffer: memoryview) -> Header:
     if seal.sizes[0] != len(NO_SEAL):
         raise CaseFileError(SEAL, f"{len(NO_SEAL)} hexadecimal digits expected, {seal.sizes[0]} bytes found")
     if bytes(buffer[seal.offsets[0] : seal.offsets[0] + len(NO_SEAL)]) != header_digest(buffer, header):
-        raise CaseFileError(SEAL, "the header is not the one written (SHA-256 differs)")
+        raise CaseFileError(SEAL, "the header is damaged (SHA-256 differs)")
     return header
 
 
@@ -476,7 +476,7 @@ def _check_format(buffer: memoryview, header: Header) -> None:
             raise CaseFileError(key, f"{word} expected, {text!r} found: not a case file")
     version = header.numbers[VERSION_KEY][0]
     if version != VERSION:
-        raise CaseFileError(VERSION_KEY, f"{VERSION} expected, {version} found: read it with the release it needs")
+        raise CaseFileError(VERSION_KEY, f"{VERSION} expected, {version} found; read it with the release that wrote it")
 
 
 def _check_documents(buffer: memoryview, header: Header) -> None:
@@ -488,7 +488,7 @@ def _check_documents(buffer: memoryview, header: Header) -> None:
         raise CaseFileError(TENSORS_CRC, f"{len(header.offsets)} entries expected, one per tensor")
     damaged = [k for k, crc in enumerate(crcs) if crc32(buffer, documents.offsets[k], documents.sizes[k]) != crc]
     if damaged:
-        ids, words = _ids(buffer, header), "its document is not the one written (CRC-32 differs)"
+        ids, words = _ids(buffer, header), "its document is damaged (CRC-32 differs)"
         raise _all([CaseFileError(f"cases[{k}]", f"{ids[k][:LONGEST_ID]!a}: {words}") for k in damaged[:LISTED]])
 
 

@@ -91,7 +91,7 @@ def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
         doc["recipes"] = recipes
     if case.placement:
         if not case.placement.keys() <= places.keys():
-            raise GraphError("placement: of persistent tensors expected, one is of another tensor")
+            raise GraphError("placement: persistent tensors expected, another tensor found")
         doc["placement"] = _dump_placement(case.placement, places)
     doc["persistent"] = [_dump_tensor(t, {}) for t in case.persistent]
     doc["steps"] = [_dump_step(k, step, places, blobs) for k, step in enumerate(case.steps)]
@@ -123,7 +123,9 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
     doc = _typed(doc, dict, "document")
     version = doc.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise CaseFileError("version", f"{VERSION} expected, {shown(version)} found: read it with the release it needs")
+        raise CaseFileError(
+            "version", f"{VERSION} expected, {shown(version)} found; read it with the release that wrote it"
+        )
     _no_more(doc, _HEAD, "document")
     head: dict[str, Any] = {
         key: _typed(doc.get(key, default.copy() if kind is dict else default), kind, key)
@@ -244,7 +246,7 @@ def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str
     put("inputs", "i", step.inputs, index)
     if step.outputs:
         if any(t not in index for t in step.outputs):
-            raise GraphError(f"steps[{k}]: outputs: a tensor is not of the step's graph")
+            raise GraphError(f"steps[{k}]: outputs: a tensor is not in the step's graph")
         entry["outputs"] = [index[t] for t in step.outputs]
     put("expected", "e", {t: d for t, d in step.expected.items() if t not in places}, index)
     put("expected_persistent", "c", {t: d for t, d in step.expected.items() if t in places}, places)
@@ -276,7 +278,7 @@ def _load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[T
         if type(entry.get("must", False)) is not bool:
             raise CaseFileError(f"{where}.must", "true or false expected, something else found")
         if tensors[i] in out:
-            raise CaseFileError(f"{where}.persistent", f"persistent[{i}] is placed already")
+            raise CaseFileError(f"{where}.persistent", f"persistent[{i}] already has a placement")
         out[tensors[i]] = Placement(buffer, entry["usage"], entry.get("must", False))
     return out
 

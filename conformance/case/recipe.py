@@ -137,6 +137,6 @@ def load_recipes(
         memory.keep(nbytes(t), where)
         data = make(recipe, t)
         if digest(data) != entry["sha256"]:
-            raise CaseFileError(f"{where}.sha256", f"the recipe of {t.name[:64]!a} makes other bytes than were saved")
+            raise CaseFileError(f"{where}.sha256", f"the recipe of {t.name[:64]!a} gives other bytes than were saved")
         recipes[t] = recipe, data
     return recipes

@@ -99,7 +99,7 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
         data = files[name][offset : offset + size]
         if sha256(data.data).hexdigest() != entry["sha256"]:
             raise CaseFileError(
-                f"{where}.sha256", f"{name!a} is not the model that was recorded: its bytes differ from {offset} on"
+                f"{where}.sha256", f"{name!a} is not the recorded model: its bytes from offset {offset} on differ"
             )
         blobs[f"p{i}"], references[i] = data, Reference(name, offset, places[name])
     return blobs, references
@@ -129,5 +129,5 @@ def _mapped(name: str, folders: Sequence[Path], where: str) -> tuple[Bytes, Path
         except (OSError, ValueError):  # not there; ValueError: it is empty
             continue
     raise CaseFileError(
-        where, f"{name!a} is not there: put the model beside the case file, or name its folder in {FOLDERS}"
+        where, f"{name!a} was not found: put the model beside the case file, or add its folder to {FOLDERS}"
     )

@@ -37,7 +37,7 @@ class Memory:
         """Raise CaseFileError if `more` bytes would exceed the limit."""
         if self.taken + more > self.limit:
             raise CaseFileError(
-                field, f"would take more than the {self.limit} bytes of memory that a file of this size may take"
+                field, f"reading it would take over {self.limit} bytes of memory, the limit for a file of this size"
             )
 
     def keep(self, more: int, field: str) -> None:
@@ -59,11 +59,11 @@ def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
     except CaseFileError as e:
         raise CaseFileError(field, e.message) from None
     except json.JSONDecodeError as e:
-        raise CaseFileError(field, f"no JSON at character {e.pos}: {e.msg}") from None
+        raise CaseFileError(field, f"invalid JSON at character {e.pos}: {e.msg}") from None
     except RecursionError:
         raise CaseFileError(field, f"lists and objects nested deeper than {MAX_DEPTH}") from None
     except ValueError as e:  # an integer of thousands of digits
-        raise CaseFileError(field, f"no JSON that can be read: {e}") from None
+        raise CaseFileError(field, f"invalid JSON: {e}") from None
 
 
 def weigh(value: JSON, field: str) -> int:

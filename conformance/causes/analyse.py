@@ -74,7 +74,7 @@ def analyse(
         try:
             found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
-            progress(f"{backend}: its failures are left out: {e}")
+            progress(f"{backend}: its failures are skipped: {e}")
     return in_order([*(cause for cause, _ in found), *_of_live(live)])
 
 
@@ -201,7 +201,7 @@ def _op(case_id: str) -> str:
 def _failure(result: Result, progress: Callable[[str], None]) -> Failure | None:
     case = _case(result)
     if case is None:
-        progress(f"{result.case}: left out: no id and no file gives its case")
+        progress(f"{result.case}: skipped: its case can be built neither from its id nor from a file")
         return None
     return failure_of(case, result)
 

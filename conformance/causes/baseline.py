@@ -210,9 +210,9 @@ class Baseline:
         """Return a message if entries have no cases."""
         if all(self.run_of(e.cause.backend) for e in self.entries):
             return []
-        missing = "whether a known cause has more cases or larger errors, or cases no longer run"
+        missing = "that a known cause has more cases or larger errors, or that cases no longer run"
         again = f"conform triage RUN.json --write-baseline {self.path}"
-        return [f"{self.path}: of an older version, which does not show {missing}; write it again: {again}"]
+        return [f"{self.path}: has an older version, which does not show {missing}; write it again: {again}"]
 
     def renewed(self, causes: Sequence[Cause], runs: Sequence[Ran] = ()) -> Baseline:
         """Return the baseline of `causes` and `runs`; known causes retain reason and link."""
@@ -330,9 +330,7 @@ _RUN: dict[str, tuple[str, Callable[[object], bool]]] = {
 def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> tuple[Ran, ...]:
     beside = f"{path}{BESIDE}"
     if cases is None:
-        raise UsageError(
-            f"{path}: the cases of its runs expected in {beside}, which cannot be read: both files belong together"
-        )
+        raise UsageError(f"{path}: its cases are expected in {beside}, which cannot be read; keep both files together")
     read = _cases(cases, beside)
     runs = []
     for i, table in enumerate(tables):

@@ -28,7 +28,7 @@ class Wider:
     backend: str
     case: str
     why: str
-    """Such as `CRASH where it was FAIL` or `zeros where there were numbers`."""
+    """Such as `CRASH where it was FAIL` or `zeros instead of numbers`."""
     cause: str = ""
     """Id of the known cause it is grouped with; empty if there is none."""
 
@@ -212,7 +212,7 @@ def _why(ran: Ran, was: Seen | None, r: Result, entry: Cause | None, entries: Ma
         return much
     before = [entries[c, r.backend].message for c in was.causes if (c, r.backend) in entries]
     if entry and entry.id not in was.causes and entry.message not in before and not is_flaky(r.verdict, entry.message):
-        return f"{r.verdict} in other words than before"
+        return f"{r.verdict} with another message than before"
     return ""
 
 

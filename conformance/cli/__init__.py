@@ -1,8 +1,8 @@
 """`conform`: the command line. Modules of commands are imported when they are called.
 
-Exit codes, decided by `judge/outcome.py`: 0 success, 1 failures, or a requested result is missing, 2 bad input or
-usage, 3 no cases ran or none passed, 5 stopped by a limit of its own or Ctrl-C, 74 stdout cannot be written, 141
-stdout is closed. docs/exit-codes.md has the table.
+Exit codes, decided by `judge/outcome.py`: 0 success, 1 failures or missing results, 2 bad input or usage, 3 no cases
+ran or none passed, 5 stopped by its own limit or Ctrl-C, 74 stdout cannot be written, 141 stdout is closed.
+docs/exit-codes.md has the table.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "golden": (".checks", "Verify or update the golden outputs."),
     "list": (".listing", "List backends, case ids or builds of llama.cpp."),
     "new-adapter": (".adapter", "Write the package of a new backend: a working file and its test."),
-    "precision": (".checks", "Learn or show the precision profile of a device."),
-    "nightly": (".nightly", "Run the suite, audit and speed gates in one night."),
+    "precision": (".checks", "Measure or show the precision profile of a device."),
+    "nightly": (".nightly", "Run the suite, the audit and the speed gates every night."),
     "perf": (".perf", "Time backends and judge their speed."),
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with the saved results."),
     "run": (".run", "Run cases on backends; print failures and totals."),
     "show": (".bugs", "Print the graphs of a case, and how a scheduler splits them."),
     "shrink": (".bugs", "Minimise a failing case."),
-    "triage": (".bugs", "Group the failures of a run into causes; baselines and bug reports."),
+    "triage": (".bugs", "Group the failures of a run into causes; write baselines, bug reports."),
 }
 """Command -> its module, which has it under its own name (`_` for `-`), and its line in `conform --help`."""
 
@@ -106,8 +106,8 @@ class Commands(Group):
 def main() -> None:
     """Conformance tests for LLM inference backends that execute ggml compute graphs.
 
-    Exit codes: 0 success, 1 failures, or a requested result is missing, 2 bad input or usage, 3 no
-    cases ran or none passed, 5 stopped by a limit of its own or Ctrl-C: see docs/exit-codes.md.
+    Exit codes: 0 success, 1 failures or missing results, 2 bad input or usage, 3 no cases ran or none
+    passed, 5 stopped by its own limit or Ctrl-C: see docs/exit-codes.md.
     """
     unset = True if os.environ.get("FORCE_COLOR") else None  # None: on a terminal
     click.get_current_context().color = False if os.environ.get("NO_COLOR") else unset

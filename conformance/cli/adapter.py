@@ -119,7 +119,7 @@ FILES: dict[str, str] = {"$module.py": ADAPTER, "test_$module.py": TEST, "pyproj
 
 @click.command("new-adapter")
 @click.argument("name")
-@click.option("-o", "--output", type=Folder, metavar="DIR", help="Default: NAME, here.")
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Folder to create; default: NAME in the current one.")
 def new_adapter(name: str, output: Path | None) -> None:
     """Write a package for a backend called NAME: a working file to extend, and its test."""
     if not _NAME.fullmatch(name):

@@ -62,7 +62,7 @@ from .reports import missing_in, outcome_of
 @click.option("--write-baseline", "new", type=File, metavar="FILE", help="Write known causes; keep existing reasons.")
 @click.option("-o", "--output", "folder", type=Folder, metavar="DIR", help="Write a bug report for each cause.")
 @BUDGET.click(default="30m", show_default=True, help="Maximum time per backend.")
-@click.option("--no-confirm", is_flag=True, help="Do not reproduce each failure in a fresh process first.")
+@click.option("--no-confirm", is_flag=True, help="Skip reproducing each failure in a fresh process.")
 @json_option
 @isolation
 def triage(
@@ -78,14 +78,14 @@ def triage(
 ) -> None:
     """Group the failures of RUN.json into causes, by experiment.
 
-    Failing cases run on the backends that RUN.json names. One that names a library, another place or a name of your
-    settings runs only if you repeat it as --backend. Ctrl-C ends the search; the rest is grouped by what is known.
+    Failing cases run on the backends that RUN.json names. One with a library, a path or a name from your settings runs
+    only if you repeat it as --backend. Ctrl-C ends the search; the remaining failures are grouped with known causes.
     --json writes RUN.json again, with its causes.
 
     Exit codes: 1 failures, or cases without a result; with --baseline or --write-baseline only what differs: a new
     cause, one that is gone, a known one with more cases or larger errors, a failure without a cause, or a case that
-    passed and no longer runs; 3 no cases ran or none passed; 5 a run that was stopped, or did not ask for cases
-    of the baseline. See docs/exit-codes.md.
+    passed and no longer runs; 3 no cases ran or none passed; 5 a run that was stopped, or that did not include cases of
+    the baseline. See docs/exit-codes.md.
     """
     runs = read_runs([path])
     document = runs.documents[0]
@@ -162,7 +162,7 @@ def shrink(
     write_text(output.with_suffix(".py"), python(small.case), "-o")
     write_text(output.with_suffix(".cpp"), cpp(small.case), "-o")
     if not small.finished:
-        line(f"stopped after {budget:g} s; shrink {output} again to go on", err=True)
+        line(f"stopped after {budget:g} s; to continue, shrink {output} again", err=True)
     line(small.result.sentence())
     line(f"{size(small.case)}, after {small.tried} runs in {small.seconds:.1f} s")
     line(f"written: {output}, {output.with_suffix('.py').name}, {output.with_suffix('.cpp').name}")
@@ -170,17 +170,17 @@ def shrink(
 
 @click.command()
 @click.argument("what", metavar="CASE|FILE", shell_complete=complete_case)
-@click.option("--step", type=int, default=None, help="Index of the only step to show.")
-@click.option("-o", "--output", "svg", type=File, metavar="FILE.svg", help="Draw the first step, or --step.")
+@click.option("--step", type=int, default=None, help="Show only this step.")
+@click.option("-o", "--output", "svg", type=File, metavar="FILE.svg", help="Draw the first step, or --step, to FILE.")
 @click.option("--scheduler", metavar="SPEC", help="Show splits of a scheduler, as 'sched?devices=xdna2,cpu'.")
 @config_option
 def show(what: str, step: int | None, svg: Path | None, scheduler: str | None) -> None:
     """Print the graphs of a case, by id or from a file, as a table like ggml's own dump.
 
-    With --scheduler, and for a file that was saved for a scheduler, also how it splits each graph among its devices.
+    With --scheduler, or if the file was saved for a scheduler, also print how it splits each graph.
     """
     if svg and svg.exists() and Path(what).exists() and svg.samefile(what):
-        raise UsageError(f"-o {svg}: a file to draw into expected, this is the case itself")
+        raise UsageError(f"-o {svg}: this is the case file; name another file for the drawing")
     for case in _cases_of(what):
         if not case.steps:
             raise UsageError(f"{case.id}: a live case has no graphs (docs/live.md)")

@@ -64,8 +64,8 @@ def build() -> None:
 
 @build.command("test")
 @click.argument("new", shell_complete=complete_build)
-@click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="The build to compare with.")
-@click.option("--device", "devices", multiple=True, metavar="NAME", help="Only devices whose names begin with NAME.")
+@click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="Build to compare with.")
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
 @BUDGET.click(default="30m", show_default=True)
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and the run file to DIR.")
@@ -101,7 +101,7 @@ def build_test(
 
 def _probe(text: str) -> Build:
     """Inspect a build, including a Vulkan driver that runs on the CPU if it has no other."""
-    line(f"looking at {text}", err=True)
+    line(f"inspecting {text}", err=True)
     found = probe(text)
     if not any(d.name.startswith("Vulkan") for d in found.devices):
         again = probe(text, VULKAN)
@@ -168,9 +168,9 @@ def build_bisect(
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Find the first BUILD, of several from old to new, that has CAUSE of the run file RUN.
+    """Find the first BUILD with CAUSE of the run file RUN; list builds from old to new.
 
-    Exit code 3: all builds have it, or none.
+    Exit code 3: the cause is in all builds, or in none.
     """
     if len(names) < 2:
         raise UsageError("build bisect: two builds or more expected, from old to new")
@@ -186,7 +186,7 @@ def build_bisect(
     if json_path:
         rows: list[JSON] = [{"build": t.build.name, **t.result.to_json()} for t in tried.tried]
         write_json(json_path, rows)
-    leave(Outcome.of(Why.UNPROVEN, [] if tried.found else ["the builds do not differ: no first one is found"]))
+    leave(Outcome.of(Why.UNPROVEN, [] if tried.found else ["the builds do not differ, so there is no first one"]))
 
 
 def _tried(tried: halving.Tried) -> None:
@@ -195,14 +195,14 @@ def _tried(tried: halving.Tried) -> None:
 
 @build.command("backtest")
 @click.argument("path", metavar="[TOML]", required=False, type=ExistingFile, default=FAULTS)
-@click.option("--link", "links", multiple=True, metavar="TEXT", help="Only faults whose link contains TEXT.")
-@BUDGET.click(help="Time for each fault at most: 90s, 30m, 2h.")
+@click.option("--link", "links", multiple=True, metavar="TEXT", help="Test only faults whose link contains TEXT.")
+@BUDGET.click(help="Maximum time per fault: 90s, 30m, 2h.")
 @json_option
 @isolation
 def build_backtest(
     path: Path, links: Sequence[str], budget: float | None, json_path: Path | None, isolation: Isolation
 ) -> None:
-    """Check that known faults are found in old builds, and not in those that fixed them.
+    """Check that known bugs are found in old builds, and not in builds with the fix.
 
     TOML lists the faults (docs/builds.md); default: ci/backtest.toml of the checkout. Exit codes: 1 a fault is missed,
     3 no build could be tested, 5 interrupted: see docs/exit-codes.md.
@@ -224,14 +224,14 @@ def build_backtest(
         interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; finished attempts are recorded"])
     tried = [a for a in rows if not a.error]
     found = [a for a in tried if a.state is State.FIXED]
-    line(f"{len(found)} of {len(tried)} found before and gone after; {len(rows) - len(tried)} could not be tried")
+    line(f"{len(found)} of {len(tried)} found before and gone after; {len(rows) - len(tried)} could not be tested")
     if json_path:
         write_json(json_path, [a.to_json() for a in rows])
     missed = [f"not found: {a.fault.link}" for a in tried if a not in found]
-    absent = [f"could not be tried: {a.fault.link}: {a.error}" for a in rows if a.error]
+    absent = [f"could not be tested: {a.fault.link}: {a.error}" for a in rows if a.error]
     leave(
         Outcome.of(Why.FAILED, missed)
         + Outcome.of(Why.MISSING if tried else Why.UNEXECUTED, absent)
         + interrupted
-        + Outcome.of(Why.UNEXECUTED, [] if rows else ["no build was tried"])
+        + Outcome.of(Why.UNEXECUTED, [] if rows else ["no build was tested"])
     )

@@ -45,7 +45,7 @@ from .output import leave, line, table
 @click.argument("backend", metavar="BACKEND|FILE")
 @config_option
 @smoke_option
-@click.option("-o", "--output", type=File, metavar="FILE", help="Write the profile; a later start continues it.")
+@click.option("-o", "--output", type=File, metavar="FILE", help="Write the profile to FILE; a second start continues.")
 @BUDGET.click()
 @click.option(
     "--against", type=ExistingFile, metavar="FILE", help="Fail if a result is less exact than in this profile."
@@ -54,12 +54,12 @@ from .output import leave, line, table
 def precision(
     backend: str, level: Level, output: Path | None, budget: float | None, against: Path | None, isolation: Isolation
 ) -> None:
-    """Learn the precision profile of BACKEND, or show one that was written.
+    """Measure and print the precision profile of BACKEND, or print the profile in FILE.
 
-    The profile stands for the rounding of a device that declares none: --backend 'ggml?profile=FILE'.
+    Use a profile to judge a device that declares no rounding: --backend 'ggml?profile=FILE'.
 
-    Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows; 3 where
-    nothing could be measured; 5 where keys are left by --budget or Ctrl-C: see docs/exit-codes.md.
+    Exit codes: 1 an error looks like a bug and not like rounding, or is larger than --against allows, 3 nothing was
+    measured, 5 --budget or Ctrl-C ended the measurement: see docs/exit-codes.md.
     """
     before = None if against is None else read(against)
     if Path(backend).is_file():
@@ -90,7 +90,7 @@ def _learned(
     made = learning.begin(runner.backend(spec), build_of(spec))
     made = made if output is None else resume(beside(output), made)
     if known := len(keys) - len(learning.left(made, keys)):
-        line(f"{known} of {len(keys)} keys are known from an earlier start", err=True)
+        line(f"{known} of {len(keys)} keys were measured by an earlier start", err=True)
     interrupted = False
     try:
         for key, ids in learning.left(made, keys).items():
@@ -140,13 +140,13 @@ def _show(made: Profile) -> None:
     line(f"{exact} more keys are exact up to float32 rounding")
     for key, e in made.entries.items():
         if e.finding:
-            line(f"no rounding: {key}: {e.finding}")
+            line(f"not a rounding error: {key}: {e.finding}")
 
 
 @click.command()
 @click.argument("do", type=click.Choice(["verify", "update"]), metavar="verify|update")
 @backend_option
-@click.option("--corpus", "folder", type=ExistingFolder, metavar="DIR", help="Default: those of the package.")
+@click.option("--corpus", "folder", type=ExistingFolder, metavar="DIR", help="Golden outputs; default: the package's.")
 @click.option("--add", multiple=True, metavar="GLOB", help="With update: add these cases of any level, repeatable.")
 @click.option("--remove", multiple=True, metavar="GLOB", help="With update: remove these cases, repeatable.")
 @json_option
@@ -154,11 +154,11 @@ def golden(
     do: str, backends: Sequence[str], folder: Path | None, add: Sequence[str], remove: Sequence[str],
     json_path: Path | None,
 ) -> None:  # fmt: skip
-    """Compute the golden outputs again: the pinned corpus of expected values.
+    """Verify or update the golden outputs, the stored expected values.
 
-    verify: on the reference and the real ggml, or judge each --backend by them. Exit code 1 where a value differs, 2
-    where a file is damaged. update: accept values where the reference and the real ggml agree within budget; a file
-    whose values are the same keeps its bytes.
+    verify: recompute them with the reference and the real ggml, or compare each --backend with them. Exit code 1 if a
+    value differs, 2 if a file is damaged. update: accept values where the reference and the real ggml agree within
+    budget; a file whose values are the same keeps its bytes.
     """
     if do == "update":
         if backends:

@@ -42,15 +42,15 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
 @click.option("--format", "form", type=click.Choice(["ids", "test-file"]), default="ids", show_default=True,
               help="Format of cases: ids, or ops for test-backend-ops.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", default="", help="Build whose op numbers are used; default: the wheel's.")
-@click.option("-o", "--output", type=options.File, metavar="FILE", help="Write ops for test-backend-ops to FILE.")
+@click.option("-o", "--output", type=options.File, metavar="FILE", help="Write the ops for test-backend-ops to FILE.")
 @json_option
 def list_(
     what: str, names: Sequence[str], chosen: Chosen, form: str, lib: str, output: Path | None, json_path: Path | None
 ) -> None:
     """List backends (default), case ids or builds of llama.cpp.
 
-    NAME is a backend, GLOB matches case ids, FILE holds cases, BUILD is a folder, a library, an archive, an installed
-    distribution, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1: no BUILD can be tested.
+    NAME is a backend, GLOB matches case ids, FILE contains cases, BUILD is a folder, a library, an archive, an
+    installed distribution, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1: no BUILD can be tested.
     """
     if what == "cases":
         _cases(names, chosen, lib if form == "test-file" else None, output, json_path)

@@ -35,8 +35,8 @@ _lib_option = click.option(
 
 @click.command()
 @click.argument("source", required=False, metavar="MODEL.gguf|ARCH|ID|CAPTURE.json")
-@click.option("--run", metavar="PLAN", help="Tokens and steps, as p250.d8; default: p5.d4.")
-@click.option("--sequences", "seqs", type=click.IntRange(1, 64), metavar="N", help="Sequences; default: 1.")
+@click.option("--run", metavar="PLAN", help="Plan of tokens and steps, as p250.d8; default: p5.d4.")
+@click.option("--sequences", "seqs", type=click.IntRange(1, 64), metavar="N", help="Number of sequences; default: 1.")
 @click.option("--context", "ctx", type=click.IntRange(1), metavar="N", help="Cells of one stream; default: 256.")
 @click.option(
     "--flash-attn",
@@ -45,37 +45,35 @@ _lib_option = click.option(
     help="Flash attention; default: on, if the architecture has it.",
 )
 @click.option("--cache-type", "cache", type=_TYPE, metavar="TYPE", help="Type of the KV cache; default: f16.")
-@click.option("--nodes", type=click.IntRange(0), metavar="N", help="Record every node of this many graphs.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Metadata of an architecture, repeatable.")
-@click.option(
-    "--weight-type", "w", type=_TYPE, metavar="TYPE", help="Type of an architecture's matrices; default: f32."
-)
-@click.option("--model", "whole", is_flag=True, help="Write the model of an architecture, not a case.")
+@click.option("--nodes", type=click.IntRange(0), metavar="N", help="Record every node of the first N graphs.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Metadata of ARCH, repeatable.")
+@click.option("--weight-type", "w", type=_TYPE, metavar="TYPE", help="Type of the matrices of ARCH; default: f32.")
+@click.option("--model", "whole", is_flag=True, help="Write the model of ARCH instead of a case.")
 @click.option("--weights", type=click.Choice(["embedded", "reference"]), default="embedded", show_default=True,
-              help="Put the weights of MODEL.gguf into the case, or refer to them.")  # fmt: skip
+              help="Copy the weights of MODEL.gguf into the case, or refer to them.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, metavar="N", help="Seed of tokens and weights.")
 @_lib_option
-@click.option("-o", "--output", type=File, metavar="FILE.gguf", help="The case file, or with --model the model.")
+@click.option("-o", "--output", type=File, metavar="FILE.gguf", help="Case file, or with --model the model.")
 def capture(
     source: str | None, output: Path | None, whole: bool, weights: str, seed: int, lib: str | None,
     settings: Sequence[str], **given: Any,  # noqa: ANN401  # of the other options
 ) -> None:  # fmt: skip
     """Record the graphs that llama.cpp runs as a case file.
 
-    MODEL.gguf runs with its own weights, ARCH (llama, qwen3, …) with made-up ones, ID is a case of the families zoo or
-    projector, CAPTURE.json a capture with its .npz beside it. Without an argument: list the architectures.
+    MODEL.gguf runs with its own weights, ARCH (llama, qwen3, …) with random weights. ID is a case of the families zoo
+    or projector, CAPTURE.json a capture with its .npz beside it. Without an argument: list the architectures.
     """
     if source is None:
         rows = [(a.name, _note(a), a.lacks or "runs") for a in architectures().values()]
         table(rows, ["architecture", "", "llama_decode"])
-        line(f"{len(runnable(with_variants=True))} of {len(rows)} run")
+        line(f"{len(runnable(with_variants=True))} of {len(rows)} architectures run")
         return
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
     given = {k: v for k, v in given.items() if v is not None} | ({"set": _settings(settings)} if settings else {})
     path = Path(source)
     if weights == "reference" and not path.is_file():
-        raise UsageError("capture: --weights reference: only with a model file; made-up weights are seeds anyway")
+        raise UsageError("capture: --weights reference: only with a model file; random weights are always seeds")
     if path.is_file() and path.suffix != ".json":
         _refuse({**given, "model": whole}, ("set", "w", "model"), "only with an architecture; a model file has its own")
         case = _recorded(path, given, seed, lib, by_reference=weights == "reference")

@@ -42,14 +42,14 @@ SHOWN = 5
 @click.argument("model", type=click.Path(path_type=Path))
 @backend_option
 @click.option("--prompt", metavar="TEXT", help=f"Default: {PROMPT!r}.")
-@click.option("--tokens", metavar="N,N,…", help="A prompt as tokens, for a vocabulary without texts.")
+@click.option("--tokens", metavar="N,N,…", help="Prompt as token ids, for a vocabulary without text.")
 @click.option("--decode", type=click.IntRange(0), default=64, show_default=True, metavar="N",
-              help="Tokens after the prompt.")  # fmt: skip
+              help="Number of tokens after the prompt.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's.")
 @BUDGET.click(default="6m", show_default=True)
 @click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
-              help="Also measure the perplexity of a text.")  # fmt: skip
-@click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of a wrong result in DIR.")
+              help="Also measure the perplexity of the text in FILE.")  # fmt: skip
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the minimised case of a wrong result in DIR.")
 @json_option
 @isolation
 def check_model(
@@ -67,9 +67,9 @@ def check_model(
 ) -> None:
     """Check MODEL.gguf on backends; locate the first wrong layer, node and step.
 
-    llama.cpp on its own CPU chooses each token, and every backend gets the same ones. A backend of the adapter `ggml`
-    is a device that llama.cpp itself runs on; any other runs the graphs that llama.cpp built. Exit code 0: right, or
-    different only by rounding; 1: one is wrong; 2: bad input; 3: one could not run the model.
+    llama.cpp generates tokens on its own CPU, and every backend gets the same tokens. On a backend of the adapter
+    `ggml` llama.cpp itself runs; any other adapter runs the graphs that llama.cpp built. Exit codes: 0 right, or
+    different only by rounding, 1 a backend is wrong, 2 bad input, 3 a backend could not run the model.
     """
     if not backends:
         raise UsageError(

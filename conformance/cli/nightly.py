@@ -31,14 +31,14 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(sig
 @click.command(epilog=f"Parts: {', '.join(p.name for p in PARTS)}.")
 @click.argument("file", required=False, type=ExistingFile)
 @click.option("-o", "--output", "folder", type=Folder, metavar="DIR",
-              help="Continue or begin a night in DIR; default: nightly/DATE.")  # fmt: skip
-@click.option("--part", "names", multiple=True, metavar="NAME", help="Only this part, repeatable.")
+              help="Folder to start or continue in; default: nightly/DATE.")  # fmt: skip
+@click.option("--part", "names", multiple=True, metavar="NAME", help="Run only this part, repeatable.")
 @LEVEL.click(help="How many cases.", default="standard", show_default=True)
 @BACKEND.click(metavar="NAME")
 @FAMILY.click()
-@SEED.click(help="Seed of generated cases, to repeat a night; default: a new one.")
+@SEED.click(help="Seed of generated cases; default: a new one.")
 @SHARD.click()
-@BUDGET.click(help="Time of fresh random cases: 90s, 30m, 2h.", default="15m", show_default=True)
+@BUDGET.click(help="Time for fresh random cases: 90s, 30m, 2h.", default="15m", show_default=True)
 @click.option("--against", metavar="NAME", help="Backend that performance gates compare with.")
 def nightly(
     file: Path | None,
@@ -52,9 +52,9 @@ def nightly(
     budget: float,
     against: str | None,
 ) -> None:
-    """Run every case, golden outputs, the audit, speed gates, and write a page.
+    """Run every case, the golden outputs, the audit and the speed gates, and write a page.
 
-    FILE lists other parts (docs/ci.md). An interrupted night continues when it is started again with the same options.
+    FILE lists other parts to run (docs/ci.md). To continue an interrupted run, start it again with the same options.
     Exit codes: 1 failures or regressions, or a part could not run, 3 a part ran no cases, 5 a part timed out, was
     interrupted or left a gate undecided: see docs/exit-codes.md.
     """

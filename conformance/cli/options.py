@@ -146,7 +146,7 @@ def _simple(kind: object, text: str) -> str | float:
     return value if isinstance(value, (int, float)) else str(value)
 
 
-BACKEND = Option("--backend", "backends", "Backend, repeatable; default: those that conform list marks.",
+BACKEND = Option("--backend", "backends", "Backend, repeatable; default: those marked in conform list.",
                  metavar="NAME[?KEY=VALUE]", repeatable=True, complete=complete_backend, short="-b")  # fmt: skip
 CONFIG = Option("--config", "config_path", "File with backend names; default: conformance.toml, if it exists.",
                 ExistingFile, "FILE")  # fmt: skip
@@ -156,18 +156,18 @@ WAIVERS = Option("--waivers", "waivers_path",
 STAGE = Option("--stage", "stage",
                "Stage of the backend whose values are checked: translate (before compiling) or run.",
                metavar="STAGE")  # fmt: skip
-FAMILY = Option("--family", "families", "Case family, repeatable; default: all but live ones (docs/live.md).",
+FAMILY = Option("--family", "families", "Case family, repeatable; default: all except live families (docs/live.md).",
                 metavar="NAME", repeatable=True, complete=_families)  # fmt: skip
 CASE = Option("--case", "globs", "Case ids, repeatable.", metavar="GLOB", repeatable=True, complete=complete_case)
-LEVEL = Option("--level", "level", "How many cases; default: the backend's own level in conformance.toml, or smoke.",
+LEVEL = Option("--level", "level", "Number of cases; default: the backend's level in conformance.toml, or smoke.",
                click.Choice(LEVELS))  # fmt: skip
-SEED = Option("--seed", "seed", "Seed of every generated case; default: its own.",
+SEED = Option("--seed", "seed", "Seed of every generated case; default: the one in its id.",
               click.IntRange(min=0), "N")  # fmt: skip
 FRESH = Option("--fresh", "fresh",
-               "Also N new cases of the chosen families, from a fresh seed (or --seed): a failing one is saved "
-               "and never fails the run.", click.IntRange(min=0), "N", default=0)  # fmt: skip
+               "Also run N new cases of the chosen families, with a new seed or --seed; they never fail the run.",
+               click.IntRange(min=0), "N", default=0)  # fmt: skip
 SHARD = Option("--shard", "shard",
-               "Only the I-th of N shares of the chosen cases, to split a run over N machines.",
+               "Run only the I-th of N shares of the chosen cases, one share per machine.",
                parse, "I/N", default="1/1")  # fmt: skip
 BUDGET = Option("--budget", "budget", "Start nothing new after this time: 90s, 30m, 2h, 1.5d.", duration, "TIME")
 SAVE = Option("--save-failures", "save_failures", "Save failing cases in DIR.", Folder, "DIR")
@@ -178,7 +178,7 @@ MEMORY_LIMIT = Option("--memory-limit", "memory_limit",
                       parse_size, "SIZE")  # fmt: skip
 JSON = Option("--json", "json_path", "Write every result to FILE.", _record, "FILE")
 UNIT = Option("--unit", "unit_globs", "Work units to time, repeatable; default: all.", metavar="GLOB", repeatable=True)
-ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit without warm-up; default: the level's.",
+ROUNDS = Option("--rounds", "rounds", "Repetitions per work unit, after the warm-up; default: the level's.",
                 click.IntRange(min=1), "N")  # fmt: skip
 PERF = Option("--perf", "perf", "Time backends; each case must pass first.", click.BOOL)
 
@@ -209,9 +209,9 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Non
 
 
 config_option = CONFIG.click(callback=_load, is_eager=True, expose_value=False)
-repeated_option = BACKEND.click(help="Backend of FILE that needs your permission to run, repeatable.")
+repeated_option = BACKEND.click(help="Backend of FILE that runs only with your permission, repeatable.")
 """--backend for a command whose file names the backends."""
-smoke_option = LEVEL.click(help="How many cases.", default=LEVELS[0], show_default=True)
+smoke_option = LEVEL.click(help="Number of cases.", default=LEVELS[0], show_default=True)
 """--level for a command in which no backend has a level of its own."""
 json_option = JSON.click()
 

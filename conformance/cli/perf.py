@@ -79,7 +79,7 @@ def perf() -> None:
 @smoke_option
 @options.ROUNDS.click()
 @options.AGAINST.click(help="Backend or record to compare with; fail if slower.")
-@click.option("--list", "listing", is_flag=True, help="List work units and their cases, and end.")
+@click.option("--list", "listing", is_flag=True, help="List work units and their cases, and exit.")
 @json_option
 @isolation
 def perf_run(
@@ -95,9 +95,9 @@ def perf_run(
     """Measure work units, or all steps of a case, on backends that take turns.
 
     UNIT is a glob over the units of the level (default: all), CASE an id, FILE a case file. ggml computes with one
-    thread unless told otherwise (`ggml?threads=2`), OpenVINO with as many as there are cores.
+    thread by default (`ggml?threads=2` changes it), OpenVINO with one per core.
 
-    With --against BACKEND each unit takes up to 90 s. Exit codes as for `conform run`; 5 also where the machine was too
+    With --against BACKEND each unit takes up to 90 s. Exit codes as for `conform run`; 5 also if the machine was too
     noisy to decide.
     """
     chosen, cases = _units(level, what)
@@ -162,7 +162,9 @@ class _Base:
         runs = read_runs([Path(against)])
         machine = str(environment()["machine"])
         if any(d.machine != machine for d in runs.documents):
-            raise UsageError(f"--against {against}: times of this machine ({machine}) expected, of another one found")
+            raise UsageError(
+                f"--against {against}: a record of this machine ({machine}) expected, of another one found"
+            )
         return cls(Path(against).name, None, {(r.value.case, r.value.backend): r.value for r in runs.results})
 
     def measure(self, judge_: Judge, unit: Unit, specs: Sequence[Spec], rounds: int) -> list[gating.Answer]:
@@ -282,7 +284,7 @@ def gate(
     """Measure and judge the gates of FILE (default: those of this package).
 
     Exit codes: 0 every gate passed, 1 one failed, 2 bad input, 3 no gate was run, 5 one is undecided because the
-    machine is too noisy, or was not started in time: see docs/exit-codes.md.
+    machine is too noisy, or did not start in time: see docs/exit-codes.md.
     """
     where = path or gating.SHIPPED
     request = gating.loads(read_text(where), str(where))
@@ -315,8 +317,10 @@ def gate(
 @backend_option
 @smoke_option
 @click.option("--seconds", type=click.FloatRange(min=1), default=100.0, show_default=True,
-              help="Recording time per unit and backend.")  # fmt: skip
-@click.option("--limit", type=click.FloatRange(min=1), default=MARGIN, show_default=True, help="Limit of the gates.")
+              help="Measuring time per unit and backend.")  # fmt: skip
+@click.option(
+    "--limit", type=click.FloatRange(min=1), default=MARGIN, show_default=True, help="Time ratio that gates allow."
+)
 @options.BUDGET.click()
 @json_option
 def perf_calibrate(
@@ -328,9 +332,9 @@ def perf_calibrate(
     budget: float | None,
     json_path: Path | None,
 ) -> None:
-    """Measure how often gates are right here: A against A, also slowed by 3 to 20 %.
+    """Measure how often gates are right on this machine, for slowdowns of 0 to 20 %.
 
-    Without UNIT and --backend: six units, in about 15 minutes. Exit code 1 where gates are not reliable.
+    Without UNIT and --backend: six units, in about 15 minutes. Exit code 1: gates are not reliable here.
     """
     specs, lacking = specs_here(backends) if backends else _available(AA_BACKENDS)
     ends = time.monotonic() + (inf if budget is None else budget)
@@ -352,7 +356,7 @@ def perf_calibrate(
                     results.append(Result(name, str(spec), Verdict.UNSUPPORTED, error=Error(str(e))))
     if json_path:
         _write(json_path, results, missing, lacking, specs, level, what)
-    line(f"Gates that allow {limit:g} × the time, in at most {BUDGET:g} s: rate of the answer regressed")
+    line(f"Gates that allow {limit:g} × the time, in at most {BUDGET:g} s each: how often they report a regression")
     slow = [f"{s:.0%} slower" for s in SLOWDOWNS]
     columns = [
         "unit",

@@ -40,8 +40,8 @@ _Runs = click.Path(path_type=Path, exists=True)
 @click.option("--against", "bases", multiple=True, type=_Runs, metavar="RUN",
               help="Earlier run to compare with, repeatable.")  # fmt: skip
 @click.option("--store", type=File, metavar="DB", help="Add the runs to this database, and show its trends.")
-@click.option("--nightly", is_flag=True, help="Let trends include the times of these runs.")
-@click.option("--level", type=click.Choice(LEVELS), help="List cases of this level that no run has.")
+@click.option("--nightly", is_flag=True, help="Include the times of these runs in trends.")
+@click.option("--level", type=click.Choice(LEVELS), help="List cases of this level that are in no run.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page, Markdown, JUnit and CSV to DIR.")
 @json_option
 def report(
@@ -53,15 +53,15 @@ def report(
     output: Path | None,
     json_path: Path | None,
 ) -> None:
-    """Report runs: RUN is a record that --json wrote, or a folder of them.
+    """Report on runs: RUN is a record that --json wrote, or a folder of records.
 
-    -o writes index.html, one page that needs no network, summary.md, junit.xml and ops.csv. --store adds the runs to a
-    SQLite database and prints when each cause was first seen, where rates changed, and the last good run. --json writes
-    these as JSON.
+    -o writes index.html (a single page), summary.md, junit.xml and ops.csv. --store adds the runs to a SQLite database
+    and prints when each cause was first seen, where rates changed, and the last good run. --json writes the same as
+    JSON.
 
     Exit codes with -o are those of the runs: 1 failures, cases without a result, a missing shard, or with --against
     cases that passed and are no longer executed, 3 no cases ran or none passed on a backend, 5 a run that was
-    stopped: see docs/exit-codes.md. Without -o runs are stored and not judged.
+    stopped: see docs/exit-codes.md. Without -o failures in the runs do not change the exit code.
     """
     if output is None and store is None:
         raise UsageError("-o DIR, for the reports, or --store DB expected")

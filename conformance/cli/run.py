@@ -73,29 +73,29 @@ class Shown:
 
 @click.command()
 @chosen(*options.RUN, options.ONLY_FRESH, options.AGAINST)
-@options.BUDGET.click(help="Start no case after this time, as 90s, 30m, 2h; with --fresh, new cases fill it.")
+@options.BUDGET.click(help="Start no case after this time (90s, 30m, 2h); with --fresh, new cases fill it.")
 @click.option("--workers", default="", metavar="N|ADDRESS|slurm:N",
-              help="Run on N workers of Dask, those of a scheduler, or N jobs of Slurm.")  # fmt: skip
+              help="Run on N local workers, those of a Dask scheduler, or N Slurm jobs.")  # fmt: skip
 @click.option(
     "--journal",
     "journal_path",
     type=options.File,
     metavar="FILE",
-    help="Append each result to FILE at once; cases with a result from an earlier start do not run again.",
+    help="Append each result to FILE; a second start skips the cases in it.",
 )
 @click.option(
     "--causes",
     "minutes",
     type=click.FloatRange(min=0),
     metavar="MINUTES",
-    help="Group failures by cause, for at most MINUTES per backend; conform triage does it later.",
+    help="Also group failures into causes, for MINUTES per backend (see conform triage).",
 )
 @click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("--lf/--ff", "last", default=None,
-              help="Only cases that failed when they last ran from this folder; or these first.")  # fmt: skip
+              help="Run only, or first, the cases that failed in the last run from this folder.")  # fmt: skip
 @click.option("-v/-q", "--verbose/--quiet", "verbose", default=None,
-              help="Each result, and reasons for UNSUPPORTED; or only what is wrong, and totals.")  # fmt: skip
+              help="Print each result and reasons for UNSUPPORTED; or only failures and totals.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
               help="Also run the ops of a file of test-backend-ops, repeatable.")  # fmt: skip
 @click.argument("files", nargs=-1, type=CasePath)
@@ -112,7 +112,7 @@ def run(
     test_files: Sequence[str],
     files: Sequence[Path],
 ) -> None:
-    """Run cases on backends, by family, glob, level or from FILES; print failures, totals.
+    """Run cases on backends; select them by family, glob and level, or name FILES.
 
     Exit codes: 0 success, 1 failures or cases without a result, 2 bad input, 3 no cases ran, or none passed on a
     backend that was named (or is available, for a whole level), 5 stopped by --budget or Ctrl-C: see
@@ -121,7 +121,7 @@ def run(
     cases = [c for f in files for c in read_cases(f)] + _ops(test_files)
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))
     if workers and (chosen.files or chosen.stage or (chosen.against and chosen.base)):
-        raise UsageError("--workers: cases travel as ids: no FILES, --test-file, --stage or --against NAME")
+        raise UsageError("--workers: cannot be combined with FILES, --test-file, --stage or --against NAME")
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
         **({"lf": True} if last else {}),
@@ -148,12 +148,12 @@ def run(
 @click.argument("file", type=CasePath)
 @chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
 @click.option("--debug", is_flag=True,
-              help="Print the process of the backend, and start once a debugger has attached or Enter was "
-              "pressed; nothing is limited, and nothing runs again to locate a failure.")  # fmt: skip
+              help="Print the process id of the backend, and wait for a debugger or Enter; without limits, and "
+              "without locating a failure.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
-    """Run the cases of FILE again; compare verdict, numbers and divergence with the saved.
+    """Run the cases of FILE again, and compare the results with the saved ones.
 
-    Without --backend: on the backend that each was saved for.
+    Default backend: the one that each case was saved for.
     """
     cases = read_cases(file)
     chosen = replace(chosen, cases=cases, files=[str(file)])
@@ -381,7 +381,7 @@ class Execution:
             try:
                 self._run.close()
             except BaseException as e:  # noqa: BLE001  # all is recorded: what an adapter does at its end changes nothing
-                line(f"ending the backends: {_place(e)}", err=True)
+                line(f"while the backends were closed: {_place(e)}", err=True)
 
     def _summarise(self) -> None:
         """Print the active settings, the totals, and last the problems of the run as a whole."""

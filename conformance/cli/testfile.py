@@ -59,7 +59,7 @@ def show(cases: Iterable[Case], build: str, output: Path | None) -> None:
         for node in (n for step in case.steps for n in step.graph):
             notes.update(f"{line_of(node).op}: {said}" for said in (lost(node), unwritten(node)) if said)
     if not rows:
-        raise UsageError("list cases --format test-file: no node that computes in these cases")
+        raise UsageError("list cases --format test-file: these cases have no node that computes")
     if output is not None:
         write_text(output, "".join(f"{row}\n" for row in rows.values()), "-o")
     for row in () if output is not None else rows.values():

@@ -50,7 +50,7 @@ class Budget:
         return max(d.nmse / self.nmse, d.element / self.element)
 
 
-RAW = Budget(0.0, 0.0, "nothing is computed: equal to the bit")
+RAW = Budget(0.0, 0.0, "values are only moved: bit-exact")
 
 
 PEAK = 8.0

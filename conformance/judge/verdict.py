@@ -224,7 +224,7 @@ class Totals:
     def verdicts(self) -> str:
         """Counts of verdicts as text; empty if no cases ran."""
         text = ", ".join(f"{n:,} {v}" for v, n in self.counts.items() if n)
-        return f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
+        return f"{text} ({self.filed} of fresh cases, saved)" if self.filed else text
 
     def __str__(self) -> str:
         text = self.verdicts or "no cases ran"

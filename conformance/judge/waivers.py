@@ -67,11 +67,11 @@ class Waiver:
         if self.verdict is not Verdict.FAIL:
             return ""
         if self.granted is None:
-            return f"does not say how wrong a FAIL may be; add {_stated(result.wrong)}"
+            return f"does not state the accepted error; add {_stated(result.wrong)}"
         if result.wrong is None:
-            return "" if self.granted.kind == KINDS[-1] else "was granted for an error, and this one was not measured"
+            return "" if self.granted.kind == KINDS[-1] else "accepts a measured error, and this one was not measured"
         much = worse(self.granted, result.wrong)
-        return f"was granted for another error: {much}" if much else ""
+        return f"does not accept this error: {much}" if much else ""
 
     def speaks_of(self, family: str) -> bool:
         """Return True if it may cover cases of `family`."""
@@ -221,7 +221,7 @@ def problems(
             sentence = _expired(waiver, mine)
         elif failing and waiver.granted is None:
             stated = _stated(Wrong.worst(r.wrong for r in failing if r.wrong is not None))
-            sentence = f"does not say how wrong its cases may be; {len(failing)} of this run fail; add {stated}"
+            sentence = f"does not state the accepted error; {len(failing)} of this run fail; add {stated}"
         else:
             relevant = [f for f in families if waiver.speaks_of(f)]
             known = {case for f in relevant for case in ids_of(f) if waiver.covers(case)}
@@ -236,8 +236,8 @@ def problems(
 
 def _expired(waiver: Waiver, mine: Sequence[Result]) -> str:
     still = sum(r.verdict is waiver.verdict for r in mine)
-    advice = "remove it" if mine and not still else "remove it, or find a reason and a day to wait for"
-    return f"expired on {waiver.expiry}; {still} of {len(mine)} cases of this run still fail so; {advice}"
+    advice = "remove it" if mine and not still else "remove it, or set a new reason and expiry"
+    return f"expired on {waiver.expiry}; {still} of {len(mine)} cases of this run still fail in this way; {advice}"
 
 
 def _unmatched(waiver: Waiver, known: Iterable[str], exists: Callable[[str], bool]) -> str:

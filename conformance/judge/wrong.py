@@ -62,7 +62,7 @@ def is_wrong(value: JSON) -> bool:
 def worse(known: Wrong, found: Wrong) -> str:
     """Describe how `found` is much worse than `known` (its kind or `MUCH` times NMSE), or ""."""
     if KINDS.index(found.kind) > KINDS.index(known.kind):
-        return f"{_WORDS[found.kind]} where there were {_WORDS[known.kind]}"
+        return f"{_WORDS[found.kind]} instead of {_WORDS[known.kind]}"
     if found.kind == known.kind == "numbers" and found.nmse > MUCH * known.nmse:
         return f"NMSE {found.nmse:.2g}, {known.nmse:.2g} before"
     return ""

@@ -169,11 +169,11 @@ def _judge_again(result: Result, run: Run, watched: Run, forced: Run, notes: Seq
     """Judge again with a CPU run that used the device's experts."""
     more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
     if any(not nmse(a, b) <= TOLERANCE for a, b in zip(run.results, watched.results, strict=True)):
-        return result.noted(f"{notes[0]}{more}, but its results change while it is watched")
+        return result.noted(f"{notes[0]}{more}, but its results change when its nodes are observed")
     same = judge_runs(watched.results, forced.results)
     text = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
     if same.verdict is Verdict.PASS:
-        return same.noted(f"{text}, with the CPU's own {result.nmse:.2g}")
+        return same.noted(f"{text}, with the CPU's own experts {result.nmse:.2g}")
     return result.noted(text)
 
 

@@ -50,7 +50,7 @@ convolutions of 4 sequences, whose products hold sequences and tokens in differe
 first."""
 MOST_HUNG = 2
 """Hung runs after which a buffer type is skipped, since each costs the time limit."""
-_HUNG = f"{MOST_HUNG} before it in this buffer type did not answer in time"
+_HUNG = f"{MOST_HUNG} earlier ones in this buffer type did not answer in time"
 _DAMAGING = FAILURES | {Verdict.XFAIL}
 
 
@@ -236,7 +236,7 @@ class Judge:
         if answers.absent:
             result = _unsupported(answers.absent)
         elif answers.error:
-            result = Result("", "", Verdict.OVERCLAIM, error=Error(f"when asked: {answers.error}"))
+            result = Result("", "", Verdict.OVERCLAIM, error=Error(f"in supports_op: {answers.error}"))
         elif answers.taken and hung:
             result = _unsupported(f"not run: {_HUNG}")
         elif answers.taken:
@@ -255,7 +255,7 @@ class Judge:
         placed = replace(self.case, id=case_id, placement={w: Placement(answers.buffer, must=True)})
         if self._plain.verdict is Verdict.PASS and not answers.refused:
             return _checked(bench.run(placed, answers.buffer)), len(answers.taken)
-        result, ran = _unsupported("no use computes anything"), 0
+        result, ran = _unsupported("no node that uses the weight computes anything"), 0
         try:
             for made, copies in uses.nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
                 case = replace(made, id=f"{placed.id}{made.id.removeprefix(self.case.id)}")
@@ -290,7 +290,7 @@ class Judge:
         except ConformanceError as e:
             return _unsupported(f"no reference for op_params: {e}")
         except KeyError:
-            return _unsupported(f"no node has it by itself: {name}")
+            return _unsupported(f"no node has this parameter alone: {name}")
         what = f"{uses.spell(variation.changed)} with {variation.values}"
         reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(case))
         right, error = uses.attempt(lambda: (_value(reference, unchanged), _value(reference, case)))

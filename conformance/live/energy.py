@@ -254,7 +254,7 @@ def _readable(*files: Path) -> bool:
     for file in files:
         text = _text(file)
         if not text.removeprefix("-").isdecimal():
-            raise UnavailableError(f"{file} cannot be read here; it is root's unless the machine's owner opened it")
+            raise UnavailableError(f"{file} cannot be read; by default only root may read it")
     return True
 
 

@@ -222,7 +222,7 @@ class Player:
         allowed = allowance(self._spec, weight_type) if limit is None else limit
         if model is not None:
             raise UnavailableError(
-                f"{model.name} is a model for llama.cpp, on a ggml device; an adapter runs a made-up one"
+                f"{model.name} is for llama.cpp on a ggml device; other adapters run a generated model"
             )
         if allowed is None:
             raise UnavailableError(f"no limit is known for {weight_type} weights: set copies=N in the id")

@@ -172,7 +172,7 @@ def prepare(folder: Path, name: str, type_w: str = "f32") -> Load:
 
 FAMILY = LiveFamily(
     NAME,
-    "libmtmd encodes made-up images and sounds on a device, compared with its own CPU",
+    "libmtmd encodes generated images and sounds on a device, compared with its own CPU",
     _ids,
     _build,
     seeded=False,

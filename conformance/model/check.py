@@ -186,9 +186,7 @@ class Check:
         say("looking for the first wrong node")
         first = locate.first(backend, reference, self.case, inspected, partial(self._opened, spec), say)
         if first is None and found is not None and hints and not chained:
-            answer.notes.append(
-                "some rows are further from llama.cpp than those that float64 reached; each step is right"
-            )
+            answer.notes.append("some rows that float64 did not reach differ more from llama.cpp; each step is right")
             return [], None
         if first is None:
             return wrong, None

@@ -149,7 +149,7 @@ class Night:
         except OSError as e:
             raise UsageError(f"{path}: cannot be read: {e.strerror}") from e
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise UsageError(f"{path}: no state of a night: {type(e).__name__} {e}") from e
+            raise UsageError(f"{path}: is not the state of a nightly: {type(e).__name__} {e}") from e
 
     def save(self) -> None:
         """Replace the state; UsageError if it cannot be written."""
@@ -173,7 +173,7 @@ class Night:
         for part in parts:
             done = self.parts.get(part.name, Done())
             if done.ended and part.name in self.parts and not (part.last and moved):
-                tell(f"{part.name}: {_word(done)}, by an earlier start")
+                tell(f"{part.name}: {_word(done)}, in an earlier start")
                 continue
             tell(f"{part.name}: {part.says}")
             self.parts[part.name] = Done(seconds=done.seconds)

@@ -70,7 +70,7 @@ def _job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
     """Return a function that ends a child's job on Windows; UnavailableError elsewhere."""
     if sys.platform == "win32":
         return _win32_job(popen)
-    raise UnavailableError(f"{sys.platform} has neither fork nor job objects, so nothing would end a child with us")
+    raise UnavailableError(f"{sys.platform} has neither fork nor job objects, so a child could outlive its parent")
 
 
 def spawn(

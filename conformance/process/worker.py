@@ -96,7 +96,7 @@ class _Polled:
     def __init__(self, stream: IO[bytes], *, writes: bool) -> None:
         self._fd = stream.fileno()
         if sys.platform == "win32":
-            raise OSError("a pipe that can be waited for expected; Windows has none")
+            raise OSError("waiting for a pipe is not possible on Windows")
         os.set_blocking(self._fd, False)
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLOUT if writes else select.POLLIN)

@@ -101,7 +101,7 @@ class Attempt:
     def sentence(self) -> str:
         """Return the result as a line of text."""
         if self.error:
-            return f"{self.fault.link}: not tried: {self.error}"
+            return f"{self.fault.link}: not tested: {self.error}"
         if not self.found:
             return f"{self.fault.link}: missed, in {self.seconds:.0f} s"
         more = f", and {len(self.found) - 1} more" if len(self.found) > 1 else ""

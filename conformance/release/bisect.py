@@ -41,12 +41,12 @@ class Bisection:
         builds = [t.build.name for t in self.tried]
         bad = [t.has for t in self.tried]
         if not any(bad):
-            return f"in none of the builds tried: {', '.join(builds)}"
+            return f"in none of the tested builds: {', '.join(builds)}"
         if not bad[-1]:
             last = max(i for i, has in enumerate(bad) if has)
             return f"{builds[last]} is the last build with it, {builds[last + 1]} no longer has it"
         if all(bad):
-            return f"in every build tried, from {builds[0]} on"
+            return f"in every tested build, from {builds[0]} on"
         first = max(i for i, has in enumerate(bad) if not has) + 1
         return f"{builds[first]} is the first build with it, {builds[first - 1]} does not have it"
 

@@ -89,7 +89,7 @@ class Profiles:
                 if self.clock() >= end:
                     return path, len(wanted) - i
                 self.progress(
-                    f"{spec}: learning how it rounds, {len(keys) - len(wanted) + i + 1} of {len(keys)}: {key}"
+                    f"{spec}: measuring its rounding, {len(keys) - len(wanted) + i + 1} of {len(keys)}: {key}"
                 )
                 profile = learn.learn(profile, runner.backend(spec), runner.oracle, key, ids)
                 self._write(path, profile.to_toml())

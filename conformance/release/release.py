@@ -172,7 +172,7 @@ class Release:
         lines = [f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why in self._left() if ids]
         lines.append(f"{', '.join(absent(self.build))}: no such device here")
         if unknown := [name for name in self.build.architectures if name not in table()]:
-            lines.append(f"{', '.join(unknown)}: architectures of the build that the suite has no model of")
+            lines.append(f"{', '.join(unknown)}: architectures of the build for which the suite has no model")
         return [*lines, *(f"{text}: the build lacks it" for text in self.build.left_out)]
 
     def totals(self) -> Mapping[str, Totals]:

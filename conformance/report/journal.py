@@ -211,7 +211,7 @@ class Partial:
         lock(self._descriptor)
 
     def _stop(self, e: OSError) -> None:
-        self.fault = f"{self.path}: results are not on disk as they come: {e.strerror}"
+        self.fault = f"{self.path}: results are not written to disk during the run: {e.strerror}"
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -102,7 +102,7 @@ def _test(r: Result, suite: str) -> Test:
     if r.verdict not in FAILURES:
         return Test(classname, r.case, r.seconds, tag, str(r.verdict), f"{r.verdict}: {r.detail or 'no reason given'}")
     if r.fresh:  # its seed is new: it is filed, and fails no run
-        return Test(classname, r.case, r.seconds, "skipped", "filed", f"filed, a fresh case: {r.sentence()}")
+        return Test(classname, r.case, r.seconds, "skipped", "saved", f"fresh case, saved: {r.sentence()}")
     again = f"{r.sentence()}\nReproduce: {command(r)}\n"
     return Test(classname, r.case, r.seconds, tag, str(r.verdict), r.detail or str(r.verdict), again)
 
@@ -116,11 +116,11 @@ def _missing(runs: Runs) -> Iterator[ET.Element]:
         tests = [_no_result(backend, r.value.case, r.value.reason) for r in rows[:ERRORS]]
         if (more := len(rows) - ERRORS) > 0:
             tests.append(_no_result(backend, f"{more} more", f"{len(rows)} in all"))
-        yield _suite_of(f"{backend}: asked for, and without a result", rows, tests)
+        yield _suite_of(f"{backend}: requested, but without a result", rows, tests)
 
 
 def _no_result(backend: str, case: str, why: str) -> Test:
-    message = f"asked for, and without a result: {why}"
+    message = f"requested, but without a result: {why}"
     return Test(_classname(backend, case), case, 0.0, "error", "missing", message)
 
 

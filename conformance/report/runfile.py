@@ -78,7 +78,7 @@ def record(
 def check_writable(path: Path) -> None:
     """Raise UsageError before the run if the path's folder does not exist or cannot be written."""
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"--json {path}: a file in a folder that exists and can be written expected")
+        raise UsageError(f"--json {path}: a file in an existing, writable folder expected")
 
 
 def write_json(path: Path, document: JSON) -> None:

@@ -196,7 +196,7 @@ def _compare(case: Case, values: Mapping[Tensor, Bytes], agreement: Result) -> R
     except ConformanceError as e:
         return _fail(result, f"{where}: its id is no longer known: {e}")
     if _leaf_bytes(case) != _leaf_bytes(fresh):
-        return _fail(result, f"{where}: its id makes other input bytes now: a generator changed without a new version")
+        return _fail(result, f"{where}: its id now gives other input bytes: a generator changed without a new version")
     for (t, want), got in zip(case.steps[0].expected.items(), values.values(), strict=True):
         difference = compare(t, want, got)
         if AGAIN.used(difference) > 1:

@@ -207,7 +207,7 @@ def resume(path: Path, begun: Profile) -> Profile:
     for name in _SAME:
         was, now = getattr(profile, name), getattr(begun, name)
         if was != now:
-            raise UsageError(f"{path}: begun with {name} {was}, here is {now}; remove it to start again")
+            raise UsageError(f"{path}: was begun with {name} {was}, but this is {now}; remove it to start again")
     return profile
 
 

@@ -315,12 +315,12 @@ def first_nan(
     for t in caches:
         want = pack(case.persistent[t], t, 0)
         if _has_nan(t, want, start[t]):
-            return Judged(0, t, compare(t, want, start[t]), RAW), "it held NaN before the first step"
+            return Judged(0, t, compare(t, want, start[t]), RAW), "it contained NaN before the first step"
     for k, (mine, wanted) in enumerate(zip(ran[: upto + 1], right, strict=False)):
         for n in computed_nodes(case.steps[k]):
             if _has_nan(n, wanted.outputs[n], mine.outputs[n]):
                 judged = judge_node(n, wanted.outputs[n], mine.outputs[n], arithmetic, step=k)
-                return judged, "nothing that it reads held NaN"
+                return judged, "nothing that it reads contained NaN"
         for t in caches:
             if _has_nan(t, wanted.caches[t], mine.caches[t]):
                 return Judged(k, t, compare(t, wanted.caches[t], mine.caches[t]), RAW), "no node of the step wrote it"
@@ -410,7 +410,7 @@ def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution
 
 # --- stale state ------------------------------------------------------------------------------------------------------
 
-TOGETHER = "the step alone is as wrong, so its nodes together (fusion, shared memory) are the cause"
+TOGETHER = "the step alone is equally wrong, so its nodes together (fusion, shared memory) are the cause"
 FreshBackend = Callable[[], AbstractContextManager[Backend]]
 """Opens another backend and closes it."""
 

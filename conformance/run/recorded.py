@@ -190,7 +190,7 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
     for why, at in missed.items():
         result = result.noted(f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
     if equal and not missed and has_nodes(case):
-        result = result.noted("equal to the recording to the bit, freely and node by node")
+        result = result.noted("bit-identical to the recording, freely and node by node")
     return result
 
 

@@ -163,6 +163,6 @@ def test_a_profile_is_printed(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "q4_0+f32@9" in done.output
     assert "operands f16, sums f16x2" in done.output
-    assert "no rounding: SUM-f32: half of it is missing" in done.output
+    assert "not a rounding error: SUM-f32: half of it is missing" in done.output
     path.write_text("op = 1", encoding="utf-8")
     assert CliRunner().invoke(main, ["precision", str(path)]).exit_code == 2

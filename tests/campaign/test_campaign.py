@@ -153,4 +153,6 @@ def test_a_worker_of_another_version_is_refused() -> None:
     """Another version has other cases under the same ids: it runs nothing, and says both versions."""
     reply = execute(Chunk(1, Spec("cpu"), ["ops/X@1"], Isolation(), version="0.0.1"))
     assert reply.rows == []
-    assert reply.why == f"ggml-conformance 0.0.1 expected, as where the run was started; this worker has {__version__}"
+    assert (
+        reply.why == f"ggml-conformance 0.0.1 expected, the version that started the run; this worker has {__version__}"
+    )

@@ -128,7 +128,7 @@ def test_a_failure_is_shown_and_saved(pool: InlinePool, tmp_path: Path) -> None:
     [
         (("--backend", "nosuch"), "--backend nosuch: is not installed"),
         (("--budget", "2"), "'--budget': '2': a time as 90s, 30m, 2h or 1.5d expected"),
-        (("--stage", "run", *SMALL), "--workers: cases travel as ids"),
+        (("--stage", "run", *SMALL), "--workers: cannot be combined with"),
     ],
 )
 def test_wrong_words(pool: InlinePool, tmp_path: Path, words: tuple[str, ...], says: str) -> None:

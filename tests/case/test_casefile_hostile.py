@@ -205,14 +205,14 @@ def _head(more: bytes) -> bytes:
 
 _MIB = 1 << 20
 _NOT_JSON: dict[str, tuple[bytes, str]] = {
-    "empty": (b" ", "no JSON"),
+    "empty": (b" ", "invalid JSON"),
     "no object": (b"[]", "an object expected"),
-    "no JSON": (b"{]", "no JSON at character 1"),
-    "not ended": (b'{"version":1', "no JSON"),
-    "two values": (b"{} {}", "no JSON"),
+    "no JSON": (b"{]", "invalid JSON at character 1"),
+    "not ended": (b'{"version":1', "invalid JSON"),
+    "two values": (b"{} {}", "invalid JSON"),
     "not UTF-8": ('{"id":"é"}'.encode("latin-1"), "UTF-8"),
     "UTF-16": ('{"id":1}'.encode("utf-16"), "UTF-8"),
-    "NUL": (b'{"id":"\0"}', "no JSON"),
+    "NUL": (b'{"id":"\0"}', "invalid JSON"),
     "NaN": (_head(b'"seed":NaN'), "NaN"),
     "infinity": (_head(b'"tolerance":{"nmse":-Infinity}'), "Infinity"),
     "over float64": (_head(b'"tolerance":{"nmse":1e999}'), "float64"),
@@ -235,7 +235,7 @@ _NOT_JSON: dict[str, tuple[bytes, str]] = {
     "wide text in UTF-8": (_head(b'"params":{"a":"%s\xf0\x9f\x98\x80"}' % (b"a" * 8 * _MIB)), "bytes of memory"),
     "many tensors": (_head(b'"seed":0') + b'\n{"tensors":[%s{}]}' % (b"{}," * 400_000), "bytes of memory"),
     "many steps": (_head(b'"seed":0') + b"\n{}" * 800_000, "bytes of memory"),
-    "empty steps": (_head(b'"seed":0') + b"\n" * 800_000, "no JSON"),
+    "empty steps": (_head(b'"seed":0') + b"\n" * 800_000, "invalid JSON"),
     "many blobs": (
         _head(b'"seed":0') + b'\n{"blobs":{%s}}' % b",".join(b'"%x":0' % i for i in range(400_000)),
         "memory",
@@ -397,5 +397,5 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     pipe = tmp_path / "a.gguf"
     os.mkfifo(pipe)
     for reader in (casefile.read, casefile.index):
-        with pytest.raises(CaseFileError, match="no regular file"):
+        with pytest.raises(CaseFileError, match="not a regular file"):
             reader(pipe)

@@ -55,7 +55,7 @@ def test_the_user_may_say_where_the_model_is(path: Path, tmp_path: Path, monkeyp
     """Away from its model the file is refused with what to do, and read once a folder is named."""
     (tmp_path / "other").mkdir()
     moved = path.rename(tmp_path / "other" / "case.gguf")
-    with pytest.raises(CaseFileError, match=f"'model.gguf' is not there: .* {FOLDERS}"):
+    with pytest.raises(CaseFileError, match=f"'model.gguf' was not found: .* {FOLDERS}"):
         casefile.read_one(moved)
     assert casefile.read_one(moved, models=[tmp_path]).references
     monkeypatch.setenv(FOLDERS, os.pathsep.join([str(tmp_path / "nowhere"), str(tmp_path)]))
@@ -69,7 +69,7 @@ def test_a_model_that_has_changed_is_refused(path: Path, at: int) -> None:
     data = bytearray(model.read_bytes())
     data[at] ^= 1
     model.write_bytes(data)
-    with pytest.raises(CaseFileError, match="is not the model that was recorded"):
+    with pytest.raises(CaseFileError, match="is not the recorded model"):
         casefile.read_one(path)
 
 
@@ -80,11 +80,11 @@ def test_a_model_of_another_size_is_refused(path: Path) -> None:
     with pytest.raises(CaseFileError, match=f"from {OFFSET} on expected, 'model.gguf' has {OFFSET + 9}"):
         casefile.read_one(path)
     model.write_bytes(b"")
-    with pytest.raises(CaseFileError, match="is not there"):
+    with pytest.raises(CaseFileError, match="was not found"):
         casefile.read_one(path)
     model.unlink()
     model.mkdir()
-    with pytest.raises(CaseFileError, match="is not there"):
+    with pytest.raises(CaseFileError, match="was not found"):
         casefile.read_one(path)
 
 
@@ -142,7 +142,7 @@ def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     if make is None:
         pytest.skip("no pipes with names here")
     make(tmp_path / "m.gguf")
-    with pytest.raises(CaseFileError, match="is not there"):
+    with pytest.raises(CaseFileError, match="was not found"):
         load_references([_entry()], [tmp_path])
 
 

@@ -171,5 +171,5 @@ def test_wrong_ranges_are_refused() -> None:
         Stream(CASE).integers(3, 5, 5)
     with pytest.raises(UsageError, match="0 < hi - lo"):
         Stream(CASE).integers(3, 0, 2**33)
-    with pytest.raises(UsageError, match="5 distinct numbers out of 4"):
+    with pytest.raises(UsageError, match="5 distinct numbers of 4"):
         Stream(CASE).choice(1, 4, 5)

@@ -123,7 +123,7 @@ def test_both_files_belong_together(tmp_path: Path) -> None:
     path = _written(tmp_path)
     path.write_text(path.read_text(encoding="utf-8").replace('reason = ""', 'reason = "no kernel"'), encoding="utf-8")
     path.with_name("known.toml.cases").unlink()
-    with pytest.raises(UsageError, match=r"known\.toml\.cases, which cannot be read: both files belong together"):
+    with pytest.raises(UsageError, match=r"known\.toml\.cases, which cannot be read; keep both files together"):
         read(path)
     _written(tmp_path)
     assert [e.reason for e in read(path).entries] == ["no kernel"]

@@ -62,7 +62,7 @@ def test_the_run_of_a_baseline_does_not_differ_from_it() -> None:
         pytest.param(_result("ops/c@1", Verdict.XPASS), "XPASS where it passed", id="a waiver that is outdated"),
         pytest.param(_result("ops/a@1", Verdict.CRASH, "ADD-1"), "CRASH where it was FAIL", id="another verdict"),
         pytest.param(
-            _result("ops/a@1", cause="ADD-1", wrong=Wrong("zeros", 1.0)), "zeros where there were numbers", id="zeros"
+            _result("ops/a@1", cause="ADD-1", wrong=Wrong("zeros", 1.0)), "zeros instead of numbers", id="zeros"
         ),
         pytest.param(
             _result("ops/a@1", cause="ADD-1", wrong=Wrong("numbers", 2e-3)), "NMSE 0.002, 0.0001 before", id="much more"
@@ -87,7 +87,7 @@ def test_an_error_in_the_words_of_another_known_cause_is_wider() -> None:
     known = Baseline("b.toml").renewed([ADD, DIED, other], ran(rows, [ADD, DIED, other], LEVEL))
     moved = {r.case: r for r in (*rows, _result("ops/b@1", Verdict.CRASH, "CRASH-2"))}
     (wider,) = compare(known, [ADD, DIED, other], moved.values(), selected=LEVEL).wider
-    assert (wider.case, wider.why) == ("ops/b@1", "CRASH in other words than before")
+    assert (wider.case, wider.why) == ("ops/b@1", "CRASH with another message than before")
 
 
 def test_what_a_new_cause_shows_is_said_once() -> None:

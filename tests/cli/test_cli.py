@@ -116,7 +116,7 @@ def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
         (("show", "nope"), "nope: no such file, and not a case id"),
         (("show", CASE, "--step", "7"), "has steps 0 to 0"),
         (("run", "--level", "huge"), "huge"),
-        (("run", "--json", "/no/such/folder/r.json", "--case", CASE), "a file in a folder that exists"),
+        (("run", "--json", "/no/such/folder/r.json", "--case", CASE), "a file in an existing"),
     ],
 )
 def test_wrong_words_are_one_line(args: tuple[str, ...], says: str) -> None:

@@ -94,7 +94,7 @@ def test_an_interrupt_keeps_what_was_learnt(tmp_path: Path, monkeypatch: pytest.
     Device.ran.clear()
     ended = _learn(path)
     assert (ended.exit_code, Device.ran) == (0, ["ADD", "SUB"]), ended.output
-    assert "2 of 4 keys are known from an earlier start" in ended.output
+    assert "2 of 4 keys were measured by an earlier start" in ended.output
     assert profile.read(path) == profile.read(whole)
     assert not profile.read(path).others
     assert not (tmp_path / "profile.toml.partial").exists()
@@ -129,7 +129,7 @@ def test_a_time_that_is_over_leaves_a_profile_to_go_on_with(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: replace(c, device="Vulkan0"), "begun with device Vulkan0, here is interrupted-device"),
+        (lambda c: replace(c, device="Vulkan0"), "begun with device Vulkan0, but this is interrupted-device"),
         (lambda c: replace(c, description="another driver"), "begun with description another driver"),
         (lambda c: replace(c, versions={"ggml": "0.9"}), "begun with versions {'ggml': '0.9'}"),
         (lambda c: replace(c, suite="0.0.1"), "begun with suite 0.0.1"),

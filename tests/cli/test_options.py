@@ -73,7 +73,7 @@ def test_conform_run_has_no_option_besides() -> None:
         (["--seed", "-1"], "-1 is not in the range x>=0"),
         (["--level", "huge"], "'huge' is not one of 'smoke'"),
         (["--shard", "3/2"], "I/N with 1 <= I <= N"),
-        (["--json", "/no/such/folder/r.json"], "a file in a folder that exists"),
+        (["--json", "/no/such/folder/r.json"], "a file in an existing"),
         (["--memory-limit", "much"], "much"),
         (["--time-limit", "0"], "0.0 is not in the range x>0"),
         (["--waivers", "/no/such/file"], "does not exist"),

@@ -121,7 +121,7 @@ def test_it_holds_to_the_end_of_its_last_day() -> None:
         assert result.verdict is verdict
     assert result.detail == "wrong; w.toml: waiver 1 (f/*) expired on 2026-06-14"
     (problem,) = _problems(_waivers(_waiver(days=-1)), result)
-    assert "expired on 2026-06-14; 1 of 1 cases of this run still fail so" in problem.sentence
+    assert "expired on 2026-06-14; 1 of 1 cases of this run still fail in this way" in problem.sentence
 
 
 def test_another_failure_than_the_waived_one_stands() -> None:
@@ -150,7 +150,7 @@ def test_a_waiver_excuses_the_error_that_it_was_granted_for(stated: str, found: 
     waivers = parse(_entry("f/*").replace("nmse = 1e-4", stated), "w.toml")
     result = waive(waivers, Result("f/a", "b", Verdict.FAIL, wrong=found), TODAY)
     assert result.verdict is (Verdict.XFAIL if excused else Verdict.FAIL)
-    assert ("w.toml: waiver 1 (f/*) was granted for another error: " in result.detail) is not excused
+    assert ("w.toml: waiver 1 (f/*) does not accept this error: " in result.detail) is not excused
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_waiver_that_does_not_say_how_wrong_excuses_nothing_and_is_told_the_nu
     failed = Result("f/a", "b", Verdict.FAIL, wrong=found)
     result = waive(old, failed, TODAY)
     assert result.verdict is Verdict.FAIL
-    assert result.detail == f"w.toml: waiver 1 (f/*) does not say how wrong a FAIL may be; add {line}"
+    assert result.detail == f"w.toml: waiver 1 (f/*) does not state the accepted error; add {line}"
     (problem,) = _problems(old, result)
     assert problem.sentence.endswith(f"1 of this run fail; add {line}")
     patch = proposal(old, [problem])
@@ -337,7 +337,7 @@ def test_a_run_with_stale_waivers_fails_and_says_so(tmp_path: Path) -> None:
     assert [s.partition(") ")[0].partition(": ")[2] for s in sentences] == [
         f"waiver 1 ({PASSES}): every waived case passes now (1); remove it",
         "waiver 2 (ops/GONE-*): matches no case; remove it, or fix its glob",
-        "waiver 3 (ops/ADD-*): expired on 2020-01-01; 0 of 1 cases of this run still fail so; remove it",
+        "waiver 3 (ops/ADD-*): expired on 2020-01-01; 0 of 1 cases of this run still fail in this way; remove it",
     ]
     assert f"--- {path}" in result.output
     assert '-case = "ops/GONE-*"' in result.output

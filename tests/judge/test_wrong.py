@@ -56,9 +56,9 @@ def test_ten_times_the_error_zeros_and_nan_are_much_worse(nmse: float) -> None:
     known = Wrong("numbers", nmse)
     assert not worse(known, Wrong("numbers", 0.99 * MUCH * nmse))
     assert worse(known, Wrong("numbers", 1.01 * MUCH * nmse))
-    assert worse(known, Wrong("zeros", nmse)) == "zeros where there were numbers"
-    assert worse(known, Wrong("not finite", nmse)) == "NaN or Inf where there were numbers"
-    assert worse(Wrong("zeros", 1.0), Wrong("not finite", inf)) == "NaN or Inf where there were zeros"
+    assert worse(known, Wrong("zeros", nmse)) == "zeros instead of numbers"
+    assert worse(known, Wrong("not finite", nmse)) == "NaN or Inf instead of numbers"
+    assert worse(Wrong("zeros", 1.0), Wrong("not finite", inf)) == "NaN or Inf instead of zeros"
 
 
 @pytest.mark.parametrize(

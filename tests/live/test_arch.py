@@ -169,7 +169,9 @@ def test_the_first_nan_is_charged_to_what_held_it() -> None:
             file.write(np.full(1, np.nan, "<f4").tobytes())
         run = player.run(player._device, request, values)
         result = Result("", "", Verdict.FAIL, notes=("batch 0",))
-        expected = "batch 0: MUL ffn_norm-0 is the first value with NaN; it reads blk.0.ffn_norm.weight, which held NaN"
+        expected = (
+            "batch 0: MUL ffn_norm-0 is the first value with NaN; it reads blk.0.ffn_norm.weight, which contained NaN"
+        )
         assert player.explain(result, run, request).notes[1:] == (f"{expected} before",)
     finally:
         player.close()

@@ -309,7 +309,7 @@ def test_a_weight_that_must_lie_in_a_slot_of_another_k_is_refused() -> None:
     (weight,) = case.persistent
     case.placement = {weight: Placement(2, must=True)}
     backend = create(Spec.parse("xdna2?k=64+48"))
-    with pytest.raises(BackendError, match="has K=64 and is for no slot of K=48"):
+    with pytest.raises(BackendError, match="has K=64 and does not fit the slot of K=48"):
         backend.open(case)
 
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_measured_of_an_adapter_is_said(tmp_path: Path) -> None:
     for spec, keys, said in (
         ("cpu", "w=iq2_xs", "set copies=N in the id"),
         ("sched?devices=cpu,xdna2", "w=q4_0", "its own process expected"),
-        ("cpu", model, "m.gguf is a model for llama.cpp"),
+        ("cpu", model, "m.gguf is for llama.cpp"),
     ):
         done = conform_here("run", "-v", "--backend", spec, "--case", f"memory/{keys}@1")
         assert (done.exit_code, said in " ".join(done.output.split())) == (3, True), done.output

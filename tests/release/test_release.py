@@ -340,7 +340,7 @@ def test_architectures_without_a_model_are_named() -> None:
     build = replace(_build(), architectures=("llama", "clip", "one-of-next-year"))
     release = Release(build, None, [], [], 1.0, Isolation(), Fixed())
     assert [line for line in release.not_run() if "architectures" in line] == [
-        "one-of-next-year: architectures of the build that the suite has no model of"
+        "one-of-next-year: architectures of the build for which the suite has no model"
     ]
 
 
@@ -393,7 +393,7 @@ def test_bisecting_finds_the_first_build_that_has_it(n: int, data: st.DataObject
     kind = Fixed({on(spec, b): frozenset({"ADD-1"}) for b in builds[first:]})
     found = bisect("ADD-1", spec, builds, kind)
     assert len(kind.again_of) <= 2 + n.bit_length()
-    expected = {0: "in every build tried, from b0 on", n: "in none of the builds tried: b0"}
+    expected = {0: "in every tested build, from b0 on", n: "in none of the tested builds: b0"}
     assert expected.get(first, f"b{first} is the first build with it") in found.sentence()
 
 
@@ -467,7 +467,7 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
         raise UsageError("pypi:a==1: no such version")
 
     (lost,) = backtest.attempt([fault], absent)
-    assert "not tried: pypi:a==1: no such version" in lost.sentence()
+    assert "not tested: pypi:a==1: no such version" in lost.sentence()
     assert lost.state is None
 
 

@@ -46,7 +46,7 @@ def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path
 
 
 def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of a backtest says what could not be tried and why; nothing tried is exit code 3."""
+    """The record of a backtest says what could not be tested and why; nothing tried is exit code 3."""
 
     def absent(name: str, *_: object) -> Build:
         raise UnavailableError(f"build {name}: not there")

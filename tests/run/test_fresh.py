@@ -69,7 +69,7 @@ def test_fresh_failures_do_not_fail_a_run() -> None:
     results = [Result("random/a@1", "x", Verdict.FAIL, fresh=True), Result("random/b@1", "x", Verdict.PASS)]
     assert judge(results).exit_code == 0
     assert "1 FAIL" in str(Totals.of(results))
-    assert "1 of fresh cases, filed" in str(Totals.of(results))
+    assert "1 of fresh cases, saved" in str(Totals.of(results))
     assert judge([*results, Result("random/c@1", "x", Verdict.FAIL)]).exit_code == 1
 
 
@@ -84,5 +84,5 @@ def test_a_fresh_failure_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         found = CliRunner().invoke(main, args)
     assert found.exit_code == 0, found.output
     assert "seed 3" in found.output
-    assert f"filed, no failure of this run: CRASH {CRASHES}" in found.output
+    assert f"saved, does not fail the run: CRASH {CRASHES}" in found.output
     assert list((tmp_path / "failures").glob("*.gguf"))

@@ -278,7 +278,7 @@ class NanSession(FaultySession):
 
 
 @pytest.mark.parametrize(
-    ("step", "at", "cause"), [(-1, 0, "it held NaN before the first step"), (1, 1, "no node of the step wrote it")]
+    ("step", "at", "cause"), [(-1, 0, "it contained NaN before the first step"), (1, 1, "no node of the step wrote it")]
 )
 def test_a_nan_in_a_cache_is_traced_to_where_it_began(runner: Runner, step: int, at: int, cause: str) -> None:
     """What reads a cache with NaN is right by itself: the cache and the step that first held it are named instead."""

@@ -399,7 +399,7 @@ def test_keys_are_declared_as_they_stand_in_an_id() -> None:
         ("ops/ADD-f32+f32-a=4,b=3@1", "ggml has no such op: .*can_repeat"),
         ("ops/MUL_MAT-q4_0+f32-a=31x2,b=31@1", "q4_0"),
         ("ops/PERMUTE-f32-a=4x3,axes=0x0x1x2@1", "axes: 0 to 3"),
-        ("ops/SET_ROWS-f32+f32+i64-a=4x3,n=9@1", "9 distinct numbers out of 3"),
+        ("ops/SET_ROWS-f32+f32+i64-a=4x3,n=9@1", "9 distinct numbers of 3"),
         ("ops/SET_ROWS-f32+f32+i64-a=4x3,n=2,ids=2,vids=p1023@1", "ids: a layout whose permutes keep axis 0"),
         ("ops/SCALE-f32-ne=4,s=big@1", "s: a number expected, 'big' found"),
         ("ops/TOP_K-f32-ne=4,k=5@1", "a->ne"),

@@ -155,7 +155,7 @@ def test_model_files_are_recorded(tmp_path: Path) -> None:
         (["llama", "--set", "embedding_length=7"], "llama.cpp ended its process"),
         (["llama", "--set", "block_count"], "KEY=VALUE expected"),
         (["llama", "--run", "p5.fly"], "'fly' found"),
-        (["llama", "--run", "at9.d1"], "cannot start with made-up caches"),
+        (["llama", "--run", "at9.d1"], "cannot start with generated caches"),
         (["llama", "--run", "p300"], "a batch of 300 tokens, where there are 256 cells"),
         (["mamba", "--run", "p9.back3.d1"], "cannot remove"),
         (["zoo/llama@0", "--nodes", "1"], "--nodes: only with a model file or an architecture"),
@@ -173,7 +173,7 @@ def test_the_list_says_what_runs() -> None:
     """Every architecture stands in it, at least 145 run, and each other has its reason."""
     done = CliRunner().invoke(main, ["capture"])
     assert done.exit_code == 0
-    match = re.search(r"(\d+) of (\d+) run", done.output)
+    match = re.search(r"(\d+) of (\d+) architectures run", done.output)
     assert match is not None
     assert (int(match[1]) >= 145, int(match[2])) == (True, len(model.table()))
     for name, arch in model.table().items():

@@ -50,7 +50,7 @@ def test_a_part_that_stopped_early_is_incomplete(tmp_path: Path) -> None:
         assert done.returncode == 5, done.stdout
         assert Night.read(tmp_path).parts["stopped"].why is Why.UNDECIDED
         assert len((tmp_path / "imported").read_text().splitlines()) == imported
-    assert "fine: fine, by an earlier start" in done.stdout
+    assert "fine: fine, in an earlier start" in done.stdout
     assert night(tmp_path / "n", "stopped", "failing").returncode == 1
     assert night(tmp_path / "m", "fine", "nothing").returncode == 3
 
@@ -76,7 +76,7 @@ def test_a_finished_night_says_the_same_again(tmp_path: Path) -> None:
     assert Night.read(tmp_path / "b").seed == 5
     for text in ("", "{}", "[]", "\0"):
         (tmp_path / STATE).write_text(text)
-        with pytest.raises(UsageError, match="no state of a night"):
+        with pytest.raises(UsageError, match="is not the state of a nightly"):
             Night.read(tmp_path)
 
 

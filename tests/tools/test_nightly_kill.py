@@ -86,7 +86,7 @@ def test_an_interrupt_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -
     assert f"interrupted; the same command continues in {tmp_path}" in said
     assert "history: interrupted" in said
     again = night(tmp_path, "fine")
-    assert "fine: fine, by an earlier start" in again.stdout
+    assert "fine: fine, in an earlier start" in again.stdout
 
 
 def test_a_real_night_killed_and_gone_on_with(tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_no_device_left_is_said_with_every_reason() -> None:
     for words in ("ROPE Qcur-0", "of f32[16, 2, 5, 1], i32[5, 1, 1, 1]", "d0: ROPE: xdna2 has no", "d1: it does not"):
         assert words in answer.reason
     assert not backend.supports_case(case)
-    with pytest.raises(UnavailableError, match=r"ROPE Qcur-0 .* no device takes it .*d0: .*; d1: "):
+    with pytest.raises(UnavailableError, match=r"ROPE Qcur-0 .* no device supports it .*d0: .*; d1: "):
         backend.open(case)
 
 

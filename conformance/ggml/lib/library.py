@@ -212,7 +212,7 @@ class Library:
         Such a library would silently compute something else.
         """
         if not (node.flags & FLAG_COMPUTE or self.flags_compute or node.op in VIEW_OPS or node.op == "NONE"):
-            return f"a {node.op} that is not to be computed is not in this ggml, which computes every node"
+            return f"a {node.op} without FLAG_COMPUTE cannot run on this ggml, which computes every node"
         return unknown_use(node, self._exports)
 
     def _exports(self, symbol: str) -> bool:

@@ -55,9 +55,7 @@ class Llama(Library):
         self._bind(c, "llama_", {**llama_optional(model), **LLAMA_VERBS})
         self._bind(self.gguf, "gguf_", GGUF)
         if c.model_init_from_user is None:
-            self.left_out.append(
-                "it exports no llama_model_init_from_user, so it plays model files and makes no models from metadata"
-            )
+            self.left_out.append("it exports no llama_model_init_from_user, so it cannot create models from metadata")
         c.log_set(self._log_callback, None)
 
     def initialise(self, on_abort: Callable[[bytes], None]) -> None:

@@ -140,10 +140,10 @@ RELATIONS = {
     r.name: r
     for r in (
         Relation("media-twice", "a chunk is encoded again after another one, and in a new context", twice),
-        Relation("media-turn", "media of all sizes one after the other, each as alone", in_turn),
-        Relation("media-prompt", "2 media in one prompt, each as alone", prompt),
-        Relation("media-batch", "3 media in a batch, each as alone", batch, _VISION),
-        Relation("tiles-batch", "the tiles of an image in a batch, each as alone", tiles, _VISION),
+        Relation("media-turn", "media of all sizes one after the other, and each alone", in_turn),
+        Relation("media-prompt", "2 media in one prompt, and each alone", prompt),
+        Relation("media-batch", "3 media in a batch, and each alone", batch, _VISION),
+        Relation("tiles-batch", "the tiles of an image in a batch, and each alone", tiles, _VISION),
         Relation("tiles-back", "the tiles of an image, or the pieces of a sound, the last first", reversed_),
         Relation("frames", "2 equal frames, where frames are merged, are one image", frames, _VISION),
         Relation("media-flash-attn", "without flash attention", without_flash),

@@ -79,11 +79,12 @@ _ROWS = (
     Scenario("clear-data", "a memory is cleared with its bytes", _MEMORY, partial(memories.clear, data=True)),
     Scenario("coupled", "2 sequences share tokens in one stream", _MEMORY, memories.coupled),
     # batches
-    Scenario("batch-1", "1 sequence in a context for 2, as alone", _ALL, partial(batches.together, seqs=(0,))),
-    *(Scenario(f"batch-{n}", f"{n} sequences in a batch, each as alone", _ALL, partial(batches.together, seqs=range(n)))
+    Scenario("batch-1", "1 sequence in a context for 2, and alone", _ALL, partial(batches.together, seqs=(0,))),
+    *(Scenario(f"batch-{n}", f"{n} sequences in a batch, and each alone", _ALL,
+                partial(batches.together, seqs=range(n)))
       for n in (2, 3, 4, 8)),
     Scenario("batch-4-alike", "4 sequences of one length", _ALL, partial(batches.together, seqs=range(4), alike=True)),
-    Scenario("batch-3-unified", "3 sequences in one stream, each as alone", _MEMORY,
+    Scenario("batch-3-unified", "3 sequences in one stream, and each alone", _MEMORY,
          partial(batches.together, seqs=range(3), unified=True)),
     Scenario("slots-0-2", "sequences 0 and 2 of 3 in one batch", _ALL, partial(batches.together, seqs=(0, 2))),
     Scenario("slots-1-3", "sequences 1 and 3 of 4 in one batch", _ALL, partial(batches.together, seqs=(1, 3))),
@@ -106,7 +107,7 @@ _ROWS = (
     # an encoder beside a decoder
     Scenario("encode-twice", "a decoder starts again after one encoding", _BOTH, encoders.twice),
     Scenario("encode-again", "another text replaces the encoded one", _BOTH, encoders.again),
-    Scenario("encode-2", "2 sequences read texts in a batch, each as alone", _BOTH, encoders.together),
+    Scenario("encode-2", "2 sequences read texts in a batch, and each alone", _BOTH, encoders.together),
     # adapters
     Scenario("lora-removed", "an adapter is set and removed", _ALL, adapters.removed),
     Scenario("lora-scaled", "half of an adapter, and none", _ALL, adapters.scaled),

@@ -84,7 +84,7 @@ def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = Fals
     """
     name = resolve(spec).name
     if is_provided(name) and environment(spec):
-        raise UsageError(f"{spec}: its devices have processes, and may have an environment: NAME:env.VARIABLE=VALUE")
+        raise UsageError(f"{spec}: set the variables of its devices instead: NAME:env.VARIABLE=VALUE")
     if not runs_here(spec) or (own and not is_provided(name)):
         entry_of(name)
         return IsolatedBackend(spec, workers)
@@ -479,7 +479,7 @@ _Reply = Mapping[str, JSON]
 def _supports(reply: _Reply, wanted: int) -> list[Support]:
     found = _field(reply, "supports", lambda v: type(v) is list, "a list")
     if len(found) != wanted or not all(v is None or type(v) is str for v in found):
-        raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")
+        raise BackendError(f"supports: yes or a reason for each of {wanted}nodes expected, other values found")
     return [Support(True) if v is None else Support(False, plain(v, "supports")) for v in found]
 
 
@@ -496,7 +496,7 @@ def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
         for own, g in zip(found, graphs, strict=True)
     )
     if name is None or not fits:
-        raise BackendError(f"nodes: of each node one of {len(kinds)} arithmetics expected, others found")
+        raise BackendError(f"nodes: one of {len(kinds)} arithmetics expected for each node, other values found")
     nodes = {n: kinds[i] for own, g in zip(found, graphs, strict=True) for n, i in zip(g, own, strict=True)}
     return Mixed(name, nodes=nodes)
 

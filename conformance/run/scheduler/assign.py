@@ -224,7 +224,7 @@ class _Passes:
             if self.device[node] == NOBODY:
                 self.device[node] = next((b for b in range(self._n) if self._takes(b, node)), NOBODY)
             if self.device[node] == NOBODY:
-                raise UnassignedError(node, "no device takes it")
+                raise UnassignedError(node, "no device supports it")
 
     def split(self) -> list[Split]:
         """Run pass 5: Split where the device changes or a copied weight may replace another."""

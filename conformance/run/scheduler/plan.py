@@ -57,7 +57,7 @@ class Plan:
     arithmetic: Arithmetic
 
 
-def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why: str = "no device takes it") -> str:
+def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why: str = "no device supports it") -> str:
     """Return why no device can run a node: the node, its shapes, and each backend's reason."""
     src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
     said = "; ".join(f"{label}: {s.reason or 'takes it'}" for label, s in zip(labels, reasons, strict=True))

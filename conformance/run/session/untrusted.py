@@ -64,8 +64,8 @@ def _refusal(spec: Spec) -> str:
     """Return why a file may not choose `spec`; empty if it may."""
     if (named := registry.defined().get(spec.name)) is not None:
         if not named.chosen:
-            return f"{named.where} defines {spec.name}, and nobody named that file with --config"
-        return f"{spec.name} is a name of your settings, with options of its own" if spec.options else ""
+            return f"{named.where} defines {spec.name}, and --config did not name that file"
+        return f"{spec.name} is a name from your settings, with additional options" if spec.options else ""
     if spec.name == SCHED:
         return next(filter(None, (_refusal_in_sched(k, v) for k, v in spec.options)), "")
     if not spec.options or spec.name not in registry.names():  # a name that is not installed cannot be opened
@@ -88,7 +88,7 @@ def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> s
         return f"its option {printable(key, 40)} sets a variable"
     named = key in places if places is not None else bool(_PLACES & set(re.split(r"[^a-z]+", key.lower())))
     if named:
-        return f"its option {printable(key, 40)} names a place"
+        return f"its option {printable(key, 40)} names a file, folder or address"
     if not _VALUE.fullmatch(value) or _LARGE.search(value) or Path(value).exists():
         return f"its option {printable(key, 40)} is no short word or number"
     return ""

@@ -93,7 +93,7 @@ def is_own(folder: Path) -> bool:
 def _instead_of(folder: Path) -> Path:
     made = Path(tempfile.mkdtemp(prefix="conformance-"))
     atexit.register(partial(_removed_if_empty, made))
-    says = f"{folder} is not a folder of yours alone, so it is not used; what a run was doing is in {made}"
+    says = f"{folder} is writable by other users, so it is not used; cases of interrupted runs are saved in {made}"
     sys.stderr.write(f"{printable(says)}\n")
     return made
 

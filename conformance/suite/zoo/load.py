@@ -104,7 +104,9 @@ def from_metadata(
 ) -> int | None:
     """Make a model whose weights `set_data` sets; None if it fails, UsageError if not possible."""
     if library.llama.model_init_from_user is None:
-        raise UsageError(f"{library.title} makes no model from metadata: it exports no llama_model_init_from_user")
+        raise UsageError(
+            f"{library.title} cannot create models from metadata: it exports no llama_model_init_from_user"
+        )
     metadata = library.gguf.init_from_file(os.fsencode(path), GgufInitParams(True, None))
     if not metadata:
         raise UsageError(f"{path}: llama.cpp cannot read this metadata: {library.reason()}")

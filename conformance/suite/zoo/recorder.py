@@ -245,7 +245,7 @@ class Watch:
         c, leaf = self._library.struct(pointer), self._library.leaf
         states = (p for p in c.src if p and self._is_state(p, c.view_src))
         source = next((leaf(p).name for p in states if np.isnan(self._numbers(p)).any()), None)
-        why = "what it reads had none" if source is None else f"it reads {source}, which held NaN before"
+        why = "no source contained NaN" if source is None else f"it reads {source}, which contained NaN before"
         self.spoilt = f"batch {self.batch}: {op} {leaf(pointer).name} is the first value with NaN; {why}"
 
     def _is_state(self, pointer: int, target: int | None) -> bool:

@@ -63,7 +63,7 @@ class Drive(Player):
 
     def start(self, n_past: int) -> None:
         """Raise UsageError: llama.cpp cannot start with generated caches."""
-        raise UsageError(f"run: at{n_past}: llama.cpp cannot start with made-up caches; decode a prompt first")
+        raise UsageError(f"run: at{n_past}: llama.cpp cannot start with generated caches; decode a prompt first")
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
         """Decode or encode new tokens of active sequences; UsageError if llama.cpp fails."""
