@@ -68,7 +68,7 @@ class Suite:
         """None after its end."""
 
     def begin(self, session: pytest.Session, keys: Iterable[Key]) -> None:
-        """Set which results are required, before anything runs."""
+        """Set the required results, before anything runs."""
         self.session = session
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
@@ -133,7 +133,7 @@ class Reports:
         self._died: set[Key] = set()
 
     def pytest_deselected(self) -> None:
-        """Note that the user deselected tests, which need no result."""
+        """Record that the user deselected tests, which need no result."""
         self._suite.deselected = True
 
     @pytest.hookimpl(optionalhook=True)
@@ -196,7 +196,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test per case and backend, cases outermost, to share expected values."""
+    """Make one test per case and backend; cases vary slowest, to share expected values."""
     if "conformance_case" not in metafunc.fixturenames:
         return
     keys = [] if metafunc.config.getoption("perf") else metafunc.config.stash[SUITE].keys
@@ -243,9 +243,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def scope(spec: Spec, case_id: str) -> str:
-    """Return what a worker runs alone: a named device, or ops or graphs of a backend.
+    """Return the tests that one worker runs: of a device, or ops or graphs of a backend.
 
-    Two of nearly equal cost per backend keep two workers busy to the end.
+    Two groups of nearly equal cost per backend keep two workers busy to the end.
     """
     adapter = resolve(spec)
     name = dict(adapter.options).get("device", "CPU")

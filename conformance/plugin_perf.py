@@ -65,14 +65,14 @@ class Perf:
         return self._bench.rows(unit, specs, buy)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make one test per unit and backend, units outermost."""
+        """Make one test per unit and backend; units vary slowest."""
         for name, timed in (("perf_timed", True), ("perf_memory", False)):
             if name in metafunc.fixturenames:
                 keys = [(u, s) for u in self._units if u.timed is timed for s in self._specs]
                 metafunc.parametrize(name, keys, ids=[f"{u.name}-{s}" for u, s in keys], indirect=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note on which backends each unit runs."""
+        """Record on which backends each unit runs."""
         for item in session.items:
             key = _key(item)
             if key is not None:

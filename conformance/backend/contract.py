@@ -1,4 +1,4 @@
-"""`check_adapter`: what an adapter lacks, in the order in which to fix it, as sentences.
+"""`check_adapter` lists what an adapter lacks, in the order in which to fix it.
 
     def test_adapter():
         assert check_adapter(MyBackend) == []
@@ -47,7 +47,7 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
     """Return violations of the interface, in the order in which to fix them.
 
     Args:
-        adapter: the class; its constructor must work without arguments. It is opened in this process.
+        adapter: the class; its constructor must work without arguments. The adapter is opened in this process.
         shape: of the matrices to try it on, for a device that supports few shapes only.
     """
     name = getattr(adapter, "__name__", repr(adapter))
@@ -109,7 +109,7 @@ SAMPLES: tuple[Sample, ...] = (
         lambda _, x: x / np.sqrt((x * x).mean(-1, keepdims=True, dtype=np.float32) + np.float32(1e-6)),
     ),
 )
-"""Samples; most backends support at least one of them."""
+"""Sample cases; most backends support at least one of them."""
 TOLERANCE = 2e-2
 """Largest error relative to the largest value: a backend may round to F16 or 8 bits. Layout bugs cause larger
 errors."""
@@ -180,7 +180,7 @@ def trial(sample: Sample, shape: Shape, wrap: Callable[[Tensor], Tensor] | None 
 
 
 def nodes_of_many_ops(shape: Shape) -> Sequence[Tensor]:
-    """Return nodes of many ops, one of them of an op that ggml does not have."""
+    """Return nodes of many ops, and one of an op that ggml does not have."""
     w, x = new_tensor(F32, shape.k, shape.m, name="w"), new_tensor(F32, shape.k, shape.n, name="x")
     nodes = [s.make(w, x) for s in SAMPLES if s.weight is F32]
     nodes += [f(x) for f in (BUILD.sqr, BUILD.silu, BUILD.swiglu, BUILD.sum_rows, BUILD.soft_max, BUILD.argmax)]
@@ -264,7 +264,7 @@ def is_bytes(data: object) -> TypeGuard[Bytes]:
 
 
 def info(s: Subject) -> Iterator[str]:
-    """`info` must tell what executes."""
+    """`info` must report what executes."""
     info = s.backend.info()
     if not isinstance(info, DeviceInfo):
         raise Fault(f"{s.name}.info returned {kind(info)}; it must return a DeviceInfo.")

@@ -143,10 +143,11 @@ class Session(AbstractContextManager["Session"], ABC):
         """Return the record of what ran in this session so far."""
 
     def clock(self) -> float | None:
-        """Return seconds of opening and all `compute` calls by a clock close to the device.
+        """Return seconds of opening and all `compute` calls; None to use the caller's clock.
 
-        None if the caller's clock is as good. For a session in another process, or one that does on every call what an
-        application does once: our ggml session rebuilds its graph for each step, llama.cpp reuses one.
+        The clock is close to the device. A session needs its own clock if it is in another process, or if each call
+        repeats work that an application does once: our ggml session rebuilds its graph for each step, while llama.cpp
+        reuses it.
         """
         return None
 
@@ -186,8 +187,7 @@ class Backend(ABC):
     threads: int | None = None
     """Number of compute threads, if known; a single one is measured pinned to a processor."""
     fragile: bool = False
-    """True if memory that it frees may break its process later: each trajectory gets a new process, if it has its
-    own."""
+    """True if freeing memory may break its process later: then each trajectory gets a new process."""
     fixed_graphs: ClassVar[bool] = False
     """True if its sessions compute only the unchanged graphs of the opened case."""
     by_case: bool = True
@@ -199,9 +199,9 @@ class Backend(ABC):
     builds: ClassVar[frozenset[str]] = frozenset()
     """Options that name a build of ggml, in any format of `builds.source.locate`; the adapter gets its path."""
     delegates: ClassVar[Sequence[str]] = ()
-    """Names of other adapters (`ggml`) that compute for this one, or that it derives from; `ggml` also for any library
-    of ggml that it opens. They are listed in its witness. In a worker, another adapter or a ggml library that is not
-    named here makes the cases of a third party's adapter VACUOUS."""
+    """Names of other adapters (`ggml`) that compute for this one, or from which it derives; `ggml` also stands for any
+    ggml library that it opens. They are listed in its witness. In a worker, another adapter or a ggml library that is
+    not named here makes the cases of a third party's adapter VACUOUS."""
     audited: ClassVar[Mapping[str, str]] = {}
     """Options that an audit adds: with them the adapter detects more bugs, but takes longer."""
 
@@ -243,11 +243,11 @@ class Backend(ABC):
         return [BufferType("default")]
 
     def arithmetic(self) -> Arithmetic:
-        """Return how it rounds; exact unless declared."""
+        """Return the rounding of the device; exact unless declared."""
         return EXACT
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """Return how it rounds for `case`; only devices that share nodes differ from `arithmetic`."""
+        """Return the rounding for `case`; only devices that share nodes differ from `arithmetic`."""
         del case
         return self.arithmetic()
 

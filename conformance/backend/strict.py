@@ -13,7 +13,7 @@ from conformance.ggml.errors import BackendError
 MAX_TEXT = 8192
 """Maximum characters of an adapter's text: a reason, a note, an exception's message."""
 _MARGIN = 256
-"""Characters by which it may be longer: for words around it, and for its size."""
+"""Additional characters, for words around the text and for its size."""
 MAX_ENTRIES = 4096
 """Maximum entries of a list or mapping."""
 MAX_DEPTH = 8
@@ -54,7 +54,7 @@ def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
 
 
 def _easy(value: object) -> bool:
-    """Return True if it is plain already, for speed."""
+    """Return True if the value needs no conversion; this is faster than converting it."""
     kind = type(value)
     return kind is int or kind is bool or value is None or (kind is str and len(value) <= MAX_TEXT)  # type: ignore[arg-type]  # a str
 

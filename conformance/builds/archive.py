@@ -29,7 +29,7 @@ from conformance.ggml.errors import UnavailableError
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip", ".whl")
 MOST_BYTES = 16 << 30
-"""Limit for the contents of an archive; kernels for every CUDA architecture take 2 GiB."""
+"""Limit in bytes for the contents of an archive; kernels for all CUDA architectures take 2 GiB."""
 MOST_FILES = 100_000
 """Limit for files, links and folders."""
 MOST_HEADERS = 64 << 20
@@ -278,7 +278,7 @@ class _Xz(io.RawIOBase):
 
 
 class _Bounded:
-    """A file that limits further reads to `left` bytes, because readers trust sizes in headers."""
+    """A file that limits further reads to `left` bytes; the readers trust sizes in headers."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         self._file = file

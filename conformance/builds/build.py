@@ -70,8 +70,7 @@ def probe(text: str, environment: Mapping[str, str | None] = {}) -> Build:
 
     `environment` adds variables to those of its process; None unsets one.
 
-    Raises:
-        UsageError: a package without an exact version.
+    Raises: UsageError: a package without an exact version.
         UnavailableError: no such build, or it cannot be tested; names the symbol or layout that does not match, or how
             its process died.
     """

@@ -1,6 +1,6 @@
 """A task: a chunk of one backend's cases, run on a worker.
 
-Requests and replies are JSON; Dask wraps them in messages of its own, which hold pickles (docs/ci.md).
+Requests and replies are JSON; Dask wraps them in its own messages, which contain pickles (docs/ci.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conformance.run.session.environment import environment
 from conformance.suite.batch import groups
 
 SECONDS = 10.0
-"""Time limit of a task. Cases left over go back to the queue."""
+"""Time limit of a task in seconds. Remaining cases return to the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Chunk:
     cases: Sequence[str]
     isolation: Isolation
     seconds: float = SECONDS
-    """No case but the first starts later."""
+    """Seconds after which only the first case may start."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
     version: str = field(default_factory=lambda: conformance.__version__)
 

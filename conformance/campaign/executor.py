@@ -1,6 +1,6 @@
-"""Runs a `TestRun` on workers: each pair gets one result, whichever worker dies.
+"""Runs a `TestRun` on workers: each pair gets one result, even if workers die.
 
-A chunk whose worker died is cut in halves, until one case runs alone. A case that ends `LIVES` workers alone is a
+A chunk whose worker died is cut in halves, until one case runs alone. A case that kills `LIVES` workers by itself is a
 CRASH; the other cases of a lost chunk run again.
 """
 
@@ -31,7 +31,7 @@ from conformance.testrun import TestRun
 from .chunk import Chunk, Reply
 
 FEW, MANY = 8, 2000
-"""Cases of a chunk, at least and at most."""
+"""Minimum and maximum number of cases in a chunk."""
 AHEAD = 2
 """Chunks for each thread of a worker, so that none waits for the next."""
 LIVES = 3
@@ -41,7 +41,7 @@ PATIENCE = 60.0
 QUIET = 5.0
 """Seconds of waiting before a message; a worker that died is back by then."""
 LOOK = 1.0
-"""Seconds between two looks at the workers."""
+"""Seconds between two checks of the workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class WorkerInfo:
 
 
 class TaskLost(Exception):  # noqa: N818  # an event
-    """A task ended without a result, by no fault of its cases."""
+    """A task ended without a result for a reason other than its cases."""
 
 
 class Pool(Protocol):
@@ -92,7 +92,7 @@ class _Backend:
     alone_since: float | None = None
     """When the last worker able to run it left."""
     told: str = ""
-    """The reason that was printed."""
+    """The reason that was printed last."""
 
     @property
     def waiting(self) -> int:
@@ -140,7 +140,7 @@ class Executor:
         self.deaths = 0
 
     def run(self) -> None:
-        """Hand out chunks until none is left, or `stop`; `run.results` gets the results in order.
+        """Submit chunks until none is left or `stop`; `run.results` gets the results in order.
 
         Raises:
             UnavailableError: the scheduler is gone.
@@ -215,7 +215,7 @@ class Executor:
             self._start(b, b.parts.popleft() if b.parts else [b.left.popleft() for _ in range(size)])
 
     def _room(self, b: _Backend) -> int:
-        """Return how many more chunks of a backend its workers take."""
+        """Return how many more chunks of a backend its workers can accept."""
         need, here = device_of(b.spec), [self._workers[w] for w in self._able(b)]
         places = sum(o.threads if need is None else int(o.devices[need]) for o in here) if b.waiting else 0
         return AHEAD * places - sum(x.running for x in self._backends.values() if device_of(x.spec) == need)
@@ -229,7 +229,7 @@ class Executor:
         self._pool.start(chunk, device_of(b.spec), bound)
 
     def _take(self, number: int, reply: Reply | Exception) -> None:
-        """Take in the reply of a task; ignore one that was given up."""
+        """Process the reply of a task; ignore an abandoned task."""
         chunk = self._chunks.get(number, (None,))[0]
         if chunk is None:
             return
@@ -268,7 +268,7 @@ class Executor:
         self._keep(b.spec, [Result(case, str(b.spec), Verdict.CRASH, error=error)])
 
     def _keep(self, spec: Spec, results: Sequence[Result]) -> None:
-        """Write new results down, and failing cases as files."""
+        """Record new results, and save failing cases as files."""
         new = [r for r in results if (spec, r.case) in self._results and self._results[spec, r.case] is None]
         fresh = self._run.fresh
         new = [self._run.waivers.apply(spec, replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]

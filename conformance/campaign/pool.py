@@ -1,8 +1,8 @@
 """Workers of Dask: a cluster on this machine, jobs of Slurm, or those of a scheduler.
 
-`distributed` is imported on use: it is an extra. Its messages hold pickles, so anyone who can reach a scheduler can run
-code on it, on its workers and here. The cluster that is started here listens on this machine alone, and takes TLS with
-a key of its own.
+`distributed` is imported on use: it is an extra. Its messages contain pickles, so anyone who can connect to a scheduler
+can run code on it, on its workers and here. The cluster that is started here listens only on this machine, and uses TLS
+with its own key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .executor import TaskLost, WorkerInfo, device_of
 ANSWER = 10.0
 """Seconds in which a scheduler must answer."""
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment of a worker: there is one for each core."""
+"""Environment of a worker; each core has one worker."""
 INSTALL = "pip install 'ggml-conformance[campaign]'"
 _WORKERS = re.compile(r"(?:(?P<slurm>slurm:)?(?P<n>[1-9][0-9]{0,5}))|(?P<address>\w+://\S+)", re.ASCII)
 
@@ -86,7 +86,7 @@ class DaskPool:
                 future.cancel(force=True)
 
     def close(self) -> None:
-        """Forget what runs, and leave."""
+        """Forget the running tasks, and disconnect."""
         for number in list(self._futures):
             self.cancel(number)
         with suppress(Exception):
@@ -177,7 +177,7 @@ def _in_software(spec: Spec, device: str) -> bool:
 
 
 def _local(resources: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster
-    """Start a scheduler here and workers of one thread; a nanny restarts one that dies.
+    """Start a scheduler here, and single-threaded workers; a nanny restarts a worker that dies.
 
     UnavailableError if cryptography is not installed.
     """

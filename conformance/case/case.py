@@ -31,8 +31,8 @@ class Placement:
     usage: str = "weights"
     """One of `USAGES`."""
     must: bool = False
-    """True if no other buffer type will do: the backend refuses the case unless its device accepts every use. Audits
-    set this; in other cases an adapter may override its device."""
+    """True if the buffer type is required: the backend refuses the case unless its device accepts every use. Audits set
+    this; in other cases an adapter may choose another buffer type."""
 
 
 @dataclass(eq=False, slots=True)

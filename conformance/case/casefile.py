@@ -8,9 +8,9 @@ package does not know is stored as I8; the document has its type. Weights of a m
 there (`reference`).
 
 `conformance.seal` is the SHA-256 of the header with zeros in place of the seal. The header has the CRC-32 of each
-document and each tensor, and padding must be zero, so every bit of the file is protected against accidents. Against
-malice nothing is trusted: `gguf` checks the header (and explains why not `gguf.GGUFReader`), `codec` each field,
-`Case.validate` each rule of ggml and each size.
+document and each tensor, and padding must be zero, so every bit of the file is protected against accidents. Because a
+file may be malicious, nothing is trusted: `gguf` checks the header (and explains why not `gguf.GGUFReader`), `codec`
+each field, `Case.validate` each rule of ggml and each size.
 
 Reading takes at most four times the file's size, or `FREE_MEMORY` if that is more; a file that would take more is
 refused before parsing. Bytes made by recipes count separately: at most `recipe.MAX_BYTES`.
@@ -67,14 +67,14 @@ KEYS = {
 NO_SEAL = b"0" * 64
 
 FREE_MEMORY = 16 << 20
-"""Bytes that reading may take however small the file is."""
+"""Bytes of memory that reading may take even for a small file."""
 # CPython's size of a case's objects, rounded up.
 _TENSOR_COST, _BLOB_COST, _VIEW_COST, _STEP_COST, _CASE_COST = 400, 200, 200, 800, 1024
 _NEWLINE = re.compile(rb"\n")
 LONGEST_ID = 300
 """Characters of an id in a message."""
 LISTED = 4096
-"""Damaged parts of one file that are listed."""
+"""Maximum number of damaged parts of a file in a message."""
 _BLOB = re.compile(r"(?:s[0-9]{1,9}/)?([pcie])([0-9]{1,9})")
 _EXPECTED = re.compile(r"s[0-9]{1,9}/[ec][0-9]{1,9}")
 

@@ -1,8 +1,8 @@
 """A strict reader for the header of an untrusted GGUF file.
 
 The reader of the `gguf` package trusts every count: it builds one array object per element in Python loops, clips reads
-past the end and multiplies dimensions without an overflow check. So that package writes case files and this module
-reads them; it allocates 16 bytes per string and 24 per tensor, never more than the file's size justifies.
+past the end and multiplies dimensions without an overflow check. So that package only writes case files, and this
+module reads them; it allocates 16 bytes per string and 24 per tensor, never more than the file's size justifies.
 
 It accepts a subset of GGUF: version 3, little endian, only the caller's keys with values of their `Kind`, tensors in
 the order of their offsets without gaps except padding to 32 bytes, and nothing after the last one.

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all, by a temporary file; remove those of killed processes."""
+"""Write files atomically through temporary files; remove those of killed processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prefix(folder: Path) -> str:
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text, or its parts, as UTF-8, so that `path` has all or nothing after a crash.
+    """Write a text, or its parts, as UTF-8, atomically: after a crash `path` has all or none.
 
     A device or pipe is written directly. OSError if `path` cannot be written; the temporary file is removed.
     """

@@ -54,7 +54,7 @@ DRAWS: dict[str, Callable[[Stream, int, float, float], F32Array]] = {
 
 
 def check(recipe: Recipe, t: Tensor) -> None:
-    """Raise UsageError if `recipe` cannot make `t`."""
+    """Raise UsageError if `recipe` cannot generate `t`."""
     if recipe.draw not in DRAWS:
         raise UsageError(f"draw: one of {', '.join(DRAWS)} expected, {recipe.draw[:40]!a} found")
     if not all(math.isfinite(x) and abs(x) <= _LIMIT for x in (recipe.a, recipe.b)):
@@ -66,7 +66,7 @@ def check(recipe: Recipe, t: Tensor) -> None:
 
 
 def make(recipe: Recipe, t: Tensor) -> Bytes:
-    """Make the bytes of `t`; UsageError if the recipe does not fit it."""
+    """Generate the bytes of `t`; UsageError if the recipe does not fit it."""
     check(recipe, t)
     values = DRAWS[recipe.draw](Stream(recipe.stream, recipe.tensor), nelements(t), recipe.a, recipe.b)
     if recipe.shared:
@@ -88,7 +88,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 """Field -> JSON types."""
 _COST = 24
-"""Bytes per element that making a tensor takes besides its own."""
+"""Working memory for generating a tensor, in bytes per element."""
 _LONGEST = 1024
 
 

@@ -5,8 +5,8 @@
     [{"persistent": index, "file": name, "offset": int, "size": int, "sha256": str}]
 
 An untrusted case file may name a file, never a folder: `name` is searched for beside the case file and in the user's
-folders. Its bytes are used only if their digest matches, so a case file cannot read a file that it does not already
-know, and a changed model is an error.
+folders. Its bytes are used only if their digest matches. So a case file gives no access to unknown content, and a
+changed model is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Reference:
     file: str
     """Name of the model file, without folders."""
     offset: int
-    """Bytes from the start of the file."""
+    """Offset in bytes from the start of the file."""
     folder: Path | None = field(default=None, compare=False)
     """Folder of the file on this machine; never written to a case file."""
 

@@ -37,7 +37,7 @@ _IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
 
 
 def _parts(x: NDArray[T], most: int = _TABLE) -> Iterator[NDArray[T]]:
-    """Yield views of a flat `x`, `most` elements at a time."""
+    """Yield consecutive views of a flat `x`, of at most `most` elements each."""
     return (x[i : i + most] for i in range(0, x.size, most))
 
 
@@ -138,7 +138,7 @@ class Stream:
         return self.permutations(rows, n)[:, :k]
 
     def sprinkle(self, x: NDArray[Any], values: Sequence[float]) -> None:
-        """Write `values` in turn over about one in 8 elements of the flat array `x`, in place."""
+        """Overwrite about one in 8 elements of the flat array `x` with `values` in turn, in place."""
         count = max(min(len(values), x.size), x.size // 8)
         places = np.sort(self.permutations(1, x.size)[0, :count])
         x[places] = np.resize(np.asarray(values, dtype=x.dtype), count)

@@ -62,7 +62,7 @@ class Needs:
     right: tuple[Features, ...] = ()
     """Nodes of the op in passing cases that differ only in where operands are stored."""
     known: bool = False
-    """True if there was an experiment for each condition; else what is necessary is unknown."""
+    """True if there was an experiment for each condition; else the necessary conditions are unknown."""
 
     @property
     def alone(self) -> frozenset[Condition]:
@@ -167,7 +167,7 @@ def _with_views(recorded: Recorded, change: Callable[[Tensor], None]) -> Iterato
 
 
 def _whole_blocks(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """Shrink dimensions by as little as possible."""
+    """Shrink dimensions as little as possible."""
     yield from simplify.dims(recorded, result, largest=True)
 
 

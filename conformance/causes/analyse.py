@@ -1,4 +1,4 @@
-"""Find the causes of a run's failures from its results and their cases, rebuilt or read."""
+"""Find the causes of a run's failures from its results and their cases."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def analyse(
     """Return the causes of all failures in `results`, most urgent first.
 
     `cause.assigned` adds their ids to results. `specs` maps the names of the failing backends (`failing_backends`) to
-    what is opened; names in results are never opened. `seconds` bounds the search per backend. Ctrl-C ends a phase, and
-    the remaining failures are grouped by what is known. If `again`, failures first run again, each alone in a fresh
-    process, for at most a third of that time. `folder` receives the bug reports. A failure whose case cannot be rebuilt
-    is left out, and so is a backend that is not installed; `progress` reports both.
+    the specs to open; names in results are never opened. `seconds` bounds the search per backend. Ctrl-C ends a phase,
+    and the remaining failures are grouped with known causes. If `again`, failures first run again, each alone in a
+    fresh process, for at most a third of that time. `folder` receives the bug reports. A failure whose case cannot be
+    rebuilt is skipped, and so is a backend that is not installed; `progress` reports both.
     """
     found: list[tuple[Cause, Group]] = []
     live = [r for r in results if is_live(r.case)]
@@ -131,7 +131,7 @@ def _of_backend(
 
 @contextmanager
 def _interruptible(work: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Let Ctrl-C end the block only; `work` describes it."""
+    """Let Ctrl-C end only the block; `work` describes it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -139,7 +139,7 @@ def _interruptible(work: str, progress: Callable[[str], None]) -> Iterator[None]
 
 
 def _after(failure: Failure, seen: Mapping[str, Seen]) -> str:
-    """Return the case that poisons the process of a failure; empty if unknown."""
+    """Return the case that damages the process in which a failure ran; empty if unknown."""
     return seen[failure.case.id].after if failure.case.id in seen else ""
 
 
@@ -177,7 +177,7 @@ def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Pa
 
 
 def _alone(case: Case, result: Result, spec: Spec, runner: Runner) -> tuple[Spec, Result]:
-    """Return a scheduler's device that fails alike alone, with its result; else the scheduler."""
+    """Return a scheduler's device that fails alike by itself, with its result; or the scheduler."""
     for device in plain_devices(spec):
         with suppress(ConformanceError):
             found = runner.run(device, [case])[0]

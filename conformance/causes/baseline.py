@@ -1,6 +1,6 @@
 """A baseline: the known causes of failures and the verdict of each case, in two files.
 
-The causes file is for people; each cause has a reason and a link, each run its selection:
+People edit the causes file; each cause has a reason and a link, each run its selection:
 
     [[run]]
     backend = "npu"
@@ -32,7 +32,7 @@ case is one changed line:
     ["ops/ADD-f32+f32-a=13x5@1", "PASS"]
     ["ops/ADD-f32+f32-a=13x5,b=13@2", "FAIL", "numbers", 1e-4, ["ADD-3f9a0c2e"]]
 
-`conform triage --write-baseline` leaves reason and link empty. Such a baseline is valid at once; `Baseline.unfilled`
+`conform triage --write-baseline` leaves reason and link empty. Such a baseline is already valid; `Baseline.unfilled`
 lists the entries without a reason. A file without `[[run]]` is of an older version and has causes only.
 """
 
@@ -85,7 +85,7 @@ class Known:
 
     @classmethod
     def of(cls, cause: Cause, said: Known | None = None) -> Known:
-        """Make an entry for `cause`, with the reason and link of the earlier entry `said`."""
+        """Return an entry for `cause`, with the reason and link of the earlier entry `said`."""
         bare = replace(cause, cases=(), seen="", rank={}, folder=None)
         return cls(bare) if said is None else cls(bare, said.reason, said.link)
 
@@ -103,7 +103,7 @@ class Selection:
     seed: int | None = None
     families: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
-    """Globs over case ids."""
+    """Globs that match case ids."""
     files: tuple[str, ...] = ()
     shard: str = "1/1"
 
@@ -414,11 +414,8 @@ def before(path: Path) -> Baseline:
 def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] = ()) -> Baseline:
     """Write the baseline of `causes` and `runs`; reasons and links in the file are preserved.
 
-    Args:
-        path: the file; it need not exist.
-        causes: of a run.
-        option: what the user named the file with, for messages.
-        runs: what the cases of that run gave.
+    Args: path: the file; it need not exist. causes: of a run. option: the option that names the file, for messages.
+    runs: the verdicts of the cases of that run.
 
     Raises:
         UsageError: the file is not a baseline, or cannot be written.

@@ -11,7 +11,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 
 
 def unique_ids(causes: Sequence[Cause]) -> list[Cause]:
-    """Return `causes` of one backend; all but the largest of several with one id get new ids."""
+    """Return `causes` of one backend with unique ids; the largest of equal ones keeps its id."""
     keeps: dict[str, Cause] = {}
     for c in sorted(causes, key=lambda c: (-len(c.cases), str(c.conditions))):
         keeps.setdefault(c.id, c)

@@ -1,10 +1,10 @@
 """Confirm failures: a failure counts once it is reproduced in a fresh process.
 
-Each try starts a new process. A case that fails alone every time is itself at fault. One that never fails alone may
-depend on an earlier case: it runs again after the last few cases that preceded it in its process, then after more of
-them, until the process dies or the case fails. The shortest such tail begins with the poison. No case between the
-poison and the failing one is left out, so a bug that depends on the number of cases meets as many again. The poison is
-reported only if it has the same effect with the failing case alone, repeated, which has none without it.
+Each try starts a new process. A case that fails alone every time is itself at fault. A case that never fails alone may
+depend on an earlier case. So it runs again after the last few cases that preceded it in its process, then after more of
+them, until the process dies or the case fails. The shortest such tail begins with the damaging case. No case of the
+tail is skipped, so a bug that depends on the number of cases still occurs. The damaging case is reported only if the
+failing case, repeated, fails after it alone and does not fail without it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALONE = 2
 FEW = 3
 """Cases per signature that get all tries; others get one, and more only if it passes."""
 AGAIN = 2
-"""Runs that must fail with the poison alone, and runs that must pass without it."""
+"""Runs that must fail with only the damaging case before, and runs that must pass without it."""
 SPARE = 8
 """Extra repeats of the failing case after a tail, plus one per four cases of the tail."""
 PATIENCE = (1, 16)
@@ -56,7 +56,7 @@ class Seen:
     runs: int
     """All tries, alone."""
     after: str = ""
-    """Id of the case that poisons the process; empty if unknown."""
+    """Id of the case that damages the process; empty if unknown."""
 
     @property
     def unsteady(self) -> bool:
@@ -167,7 +167,7 @@ class _Trial:
         return None
 
     def seen(self, failure: Result, before: Sequence[str], alike: Sequence[Seen]) -> Seen:
-        """Return how `failure` reproduces, given those of its signature so far; no runs if late."""
+        """Return how `failure` reproduces, given earlier ones of its signature; run nothing if late."""
         failed = tries = 0
         while tries < self._runs and not self._late():
             harmed = self._harms(failure, (), 1)

@@ -1,7 +1,7 @@
 """Compare a run with a baseline: causes, cases of known causes, and coverage.
 
-Causes are matched by `same.py`, cases by their ids. A rule such as `op = ADD` also holds for passing nodes, so a known
-cause does not excuse a case that was not in its baseline; only the case's own verdict and error do.
+Causes are matched by `same.py`, cases by their ids. A rule such as `op = ADD` also matches passing nodes. So a known
+cause does not excuse a case that was not in the baseline; only the case's own verdict and error count.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _why(ran: Ran, was: Seen | None, r: Result, entry: Cause | None, entries: Ma
 
 
 def _lost(ran: Ran, run: _Run) -> tuple[list[Lost], Unasked | None]:
-    """Return passes refused now and cases now missing, and those outside this run's selection."""
+    """Return passes that are refused or missing now, and cases outside this run's selection."""
     lost, unasked = [], []  # type: tuple[list[Lost], list[str]]
     comparable = run.is_asked and (run.selection is None or ran.selection is None or run.selection == ran.selection)
     for case in sorted((*ran.passed, *ran.failed)):

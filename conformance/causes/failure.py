@@ -65,7 +65,7 @@ class Failure:
 
     @property
     def shape(self) -> frozenset[tuple[str, str]]:
-        """The kind and node properties, or else all ops, without sizes; equal for similar failures."""
+        """The kind and node properties (or all ops), without sizes; equal for similar failures."""
         rows = ({(OP, f[OP]) for f in self.all} if self.at is None else self.features.items()) | {self.kind}
         return frozenset((k, v if not v.isdigit() else "1" if v == "1" else "n") for k, v in rows)
 

@@ -30,14 +30,15 @@ OP, STEP, IN_PLACE, OUTPUT, RESULT, BESIDE = "op", "step", "in place", "output",
 TYPE, LAYOUT, VIEW, OFFSET, BARE = "type", "layout", "view of", "offset view", "bare view"
 HOLDS, BROADCAST, SHARED, TAIL = "holds", "broadcast", "shared buffer", "tail of a block"
 """Properties of one operand; their keys begin with `src[0].` or the like. A bare view has no op, as from
-`ggml_view_tensor`. A shared buffer is a leaf that an earlier node, whose result the operand is not, also writes."""
+`ggml_view_tensor`. A shared buffer is a leaf that an earlier node also writes, other than the node that computes the
+operand."""
 YES, CONTIGUOUS, STRIDED, FIRST, PART = "yes", "contiguous", "strided rows", "first", "part of "
 REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
 """Ops that broadcast `src[1]`."""
 STORES = {"SET_ROWS": 2, "CPY": 1}
-"""Ops that write into a source, such as a cache -> its index; its type is the result's."""
+"""Op that writes into a source, such as a cache -> index of the source; its type is the result's."""
 BLOCK = 32
-"""Elements per block or tile; a remainder is the tail."""
+"""Elements per block or tile; the remainder of a row is its tail."""
 AND = ", "
 """Separator between the special values in an operand's `holds` property."""
 LOOKED_AT = 4096
@@ -103,7 +104,7 @@ def _operand(case: Case, k: int, node: Tensor, s: Tensor) -> Iterator[tuple[str,
 
 
 def _output(step: Step, node: Tensor) -> str | None:
-    """Return how others use the memory of an output `node`; None if they do not."""
+    """Return how other tensors use the memory of the output `node`; None if none does."""
     if node in step.outputs and any(node in n.src for n in step.graph if n is not node):
         return "read by another node"
     return "shown by a view" if any(t.view_src is node and t.op in VIEW_OPS for t in step.outputs) else None

@@ -34,7 +34,7 @@ from .wording import sentence
 JOINED = 0.8
 """Minimum share of failures that a joint rule must retain, relative to each rule alone."""
 SEVERAL = 3
-"""Number of ops from which a shared rule may explain further ops."""
+"""Minimum number of ops of a shared rule that may explain further ops."""
 FEW = 3
 """Fewest passing nodes needed to decide that a condition excludes none."""
 GONE = "passes in a fresh process, so earlier cases may be at fault"
@@ -102,9 +102,9 @@ class Group:
     """Failures with one cause."""
 
     kind: Kind
-    """How `proof` fails."""
+    """Kind of failure of `proof`."""
     rule: Rule
-    """Has no conditions if there is no single failing node."""
+    """Rule of the cause; without conditions if there is no single failing node."""
     proof: Failure
     """The smallest failing case."""
     failures: list[Failure] = field(default_factory=list)
@@ -171,7 +171,7 @@ def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
 def needing_alike(a: Group, b: Group, nodes: Nodes) -> Rule | None:
     """Return the rule of both if they share an op and neither needs what the other lacks.
 
-    Two rules that no passing node meets are two causes.
+    If no passing node meets either rule, they are two causes.
     """
     known = a.needs.known and b.needs.known and (nodes.passed(a.rule) or nodes.passed(b.rule))
     if not (known and set(a.rule.ops) & set(b.rule.ops) and a.fails_as(b.kind)) or a.needs.conflicts(b.needs):
@@ -192,7 +192,7 @@ Apart = set[tuple[int, Rule, int, Rule]]
 
 
 def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart, over: Over = joint) -> list[Group]:
-    """Join groups until `over` has no rule for any pair; skips and extends the pairs in `apart`."""
+    """Join groups until `over` has no rule for any pair; skip pairs in `apart`, and extend it."""
     left = list(groups)
     again = True
     while again:
@@ -210,7 +210,7 @@ def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart, over: Over = j
 
 
 def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
-    """Return the record of a group; `seen` says how reliably it failed again."""
+    """Return the record of a group; `seen` states how reliably it failed again."""
     result, rule = group.proof.result, group.rule
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(rule)

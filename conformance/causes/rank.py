@@ -45,8 +45,8 @@ def count_architectures(
     """Return `causes` with the number of `architectures` that contain a matching node.
 
     Building all blocks takes a minute, so `seconds` bounds it; `counted` says how many were examined. A file caches
-    them for the code that made them, and the next call continues from there. Causes without a failing node, or whose
-    rule is met mostly by passing nodes, are returned unchanged.
+    them for the code that made them, and the next call continues from there. Causes without a failing node, and causes
+    whose rule mostly matches passing nodes, are returned unchanged.
     """
     ranked = [c for c in causes if _tells(c)]
     if not ranked:

@@ -1,7 +1,7 @@
-"""Rules: the properties that the smallest failing case of a cause still has.
+"""Rules: properties that the smallest failing case of a cause still has.
 
-Shrinking tried to remove each view, type, optional source, parameter and dimension. Whatever is left is a condition:
-without it the case passed, failed in another way, or was not a valid graph.
+Shrinking tried to remove each view, type, optional source, parameter and dimension. Each remaining property is a
+condition: without it the case passed, failed in another way, or was not a valid graph.
 """
 
 from __future__ import annotations

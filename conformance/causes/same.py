@@ -1,6 +1,6 @@
 """Match the causes of two runs, whose rules may differ in a size, a type or an op.
 
-Causes with equal ids match. Otherwise two causes of one backend match if they fail alike and
+Causes with equal ids match. Otherwise two causes of one backend match if they fail in the same way and
 
 - for errors: they share an op, or one of them has no failing op;
 - for wrong numbers and memory corruption, whatever the signal: they share an op and name the same properties apart from

@@ -42,13 +42,14 @@ SHARE = 1 / 30
 AGAIN = 3
 """Attempts to reproduce a crash."""
 NEEDED = 12
-"""Maximum number of cases that run to find out what a failure needs."""
+"""Maximum number of cases that run to find the necessary conditions of a failure."""
 ALIKE = 3
-"""Failures of one shape to shrink; if all have one rule, the others of the shape get it too."""
+"""Number of failures of one shape to shrink; if all give the same rule, other failures of the shape get it without a
+search."""
 VARIANTS = 12
 """Maximum number of variants that run per explained failure, nearest first."""
 SPLITTING = 0.15
-"""Share of the time reserved to find out what the failures of each group need."""
+"""Share of the time reserved to find the necessary conditions of each group."""
 
 
 class Search:
@@ -179,7 +180,7 @@ class Search:
         return group
 
     def _needs(self, failure: Failure) -> Needs:
-        """Find what the failure needs of its node, once per shape; passing variants become evidence."""
+        """Find the conditions that a failure needs, once per shape; passing variants are evidence."""
         if failure.at is None or failure.signature.kind == Fault.OUTPUT:
             return Needs()
         if failure.shape in self._needs_of or self._late():
@@ -284,7 +285,7 @@ class Search:
         return rule if finished or not self.nodes.separates(loose, rule) else loose
 
     def _smallest(self, failure: Failure, outside: Callable[[Case, Result], bool]) -> tuple[Failure, bool]:
-        """Shrink `failure`; return what still fails alike in a fresh process, and if it finished.
+        """Shrink `failure`; return a smallest case that fails alike when fresh, and if it finished.
 
         Wrong numbers and memory corruption depend on what ran before, so a smallest case that passes alone is no proof.
         """
@@ -305,7 +306,7 @@ class Search:
         return found, small.finished
 
     def _outside(self, needs: Needs, case: Case, result: Result) -> bool:
-        """Return True if no known rule explains the failure of `case` and it still meets its needs."""
+        """Return True if no known rule explains the failure of `case` and it has what it needs."""
         failure = failure_of(case, result)
         if failure is None or self._explaining(failure, needs) is not None:
             return False
@@ -333,7 +334,7 @@ class Search:
             return self._runner.run(self._spec, [case])[0]
 
     def _split(self, group: Group) -> None:
-        """Move failures whose needs conflict with those of the proof to new groups."""
+        """Move failures whose necessary conditions conflict with those of the proof to new groups."""
         parts: list[tuple[Needs, list[Failure]]] = []
         for failure in sorted(group.failures, key=size):
             needs = self._needs(failure)
@@ -380,7 +381,7 @@ class Search:
         return new
 
     def _beside(self, failure: Failure) -> Iterator[Failure]:
-        """Yield other wrong nodes that fail alone on the run's values and that no rule explains."""
+        """Yield other nodes that are wrong alone on the run's values and that no rule explains."""
         wrong, ran = self._runner.divergent(self._spec, failure.case)
         for k, node in wrong:
             index = failure.case.steps[k].graph.nodes.index(node)

@@ -1,4 +1,4 @@
-"""Put a cause into words, once and from its typed parts; nothing parses them."""
+"""Describe a cause in words, from its typed fields; nothing parses the text."""
 
 from __future__ import annotations
 
@@ -43,13 +43,9 @@ def sentence(
 ) -> str:
     """Return a line such as `ADD, CONT: wrong results when src0 is broadcast (6 fail, 2 pass)`.
 
-    Args:
-        conditions: the rule.
-        verdict: of the smallest case.
-        message: kinds of wrong results, separated by commas; else what the backend said.
-        failed: failing cases.
-        passed: passing nodes that the rule holds for; None if there is no single failing node.
-        unsure: cases assigned at the time limit.
+    Args: conditions: the rule. verdict: of the smallest case. message: kinds of wrong results, separated by commas;
+    else the backend's message. failed: number of failing cases. passed: number of passing nodes that match the rule;
+    None if there is no single failing node. unsure: number of cases assigned at the time limit.
     """
     kinds = ", ".join(KINDS.get(word, word) for word in message.split(", ") if word)  # type: ignore[call-overload]
     how = f"wrong results{f' ({kinds})' if kinds else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
@@ -60,7 +56,7 @@ def sentence(
 
 
 def subject(conditions: Iterable[Condition]) -> str:
-    """Return the ops of a rule, or what else it is about."""
+    """Return the ops of a rule, or another subject if it has no op."""
     for c in conditions:
         if c.key == OP:
             return c.value.replace(ANY_OF, ", ")

@@ -1,4 +1,4 @@
-"""`python -m conformance.cli`: the `conform` of this Python, wherever its script is."""
+"""`python -m conformance.cli` runs `conform` with this Python, even if not on PATH."""
 
 from conformance.cli import main
 from conformance.process.launcher.launch import spare_collections

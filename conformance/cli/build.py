@@ -48,16 +48,17 @@ PATIENCE = 1 / 20
 LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
-"""Makes ggml-vulkan list drivers that run on the CPU, which it leaves out unless a device is named."""
+"""Makes ggml-vulkan list drivers that run on the CPU, which it hides unless a device is named."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
-"""A file of the checkout: one in the current directory must not choose packages to download and load."""
+"""The default file is in the checkout, because a file in the current directory must not choose packages to download and
+load."""
 
 
 @click.group(cls=Group)
 def build() -> None:
     """Compare builds of llama.cpp.
 
-    A build is a folder such as a CMake build tree (its library is found in it), an archive, a library, an installed
+    A build is a folder such as a CMake build tree, an archive, a library, an installed
     distribution, pypi:NAME==VERSION or npm:NAME@VERSION.
     """
 
@@ -83,8 +84,8 @@ def build_test(
 ) -> None:
     """Test build NEW on each of its devices, compared with build OLD.
 
-    Exit codes: 1 a cause is new (without --against: there is one), or NEW refuses cases that OLD passes, 3 no
-    case passed on a device, 5 --budget left cases out: see docs/exit-codes.md.
+    Exit codes: 1 a cause is new (without --against: any cause), or NEW refuses cases that OLD passes, 3 no
+    case passed on a device, 5 --budget ended before every case ran: see docs/exit-codes.md.
     """
     begun = since(f"conform build test {new}")
     it = _release(_probe(new), None if old is None else _probe(old), devices, budget, level, isolation)

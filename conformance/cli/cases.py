@@ -17,7 +17,7 @@ from conformance.ggml.errors import CaseFileError, UsageError
 HEAD = 1 << 16
 """Bytes of a file that are read to recognise its type."""
 _ARCHITECTURE = re.compile(rb"\x14\0{7}general\.architecture\x08\0{3}(.)\0{7}", re.DOTALL)
-"""The GGUF key; each text follows its length in 8 bytes, and 8 is the type of a text."""
+"""The GGUF key of the architecture: each string follows its length in 8 bytes; 8 is the type id of a string."""
 T = TypeVar("T")
 
 CasePath = click.Path(path_type=Path, exists=True)
@@ -87,7 +87,7 @@ def architecture_of(model: Path) -> str:
 
 
 def _architecture(head: bytes) -> str:
-    """Return `general.architecture` from the first bytes of a GGUF file; "" if it is not there."""
+    """Return `general.architecture` from the first bytes of a GGUF file; "" if it is missing."""
     key = _ARCHITECTURE.search(head)
     return head[key.end() : key.end() + key[1][0]].decode("ascii", "replace") if key else ""
 

@@ -82,7 +82,7 @@ def precision(
 def _learned(
     backend: str, level: Level, output: Path | None, budget: float | None, isolation: Isolation
 ) -> tuple[Profile, Outcome]:
-    """Measure the keys that no earlier start measured; the outcome names the number left."""
+    """Measure the keys that no earlier start measured; the outcome states how many are left."""
     (spec,), _ = specs_here([backend], isolation)
     end = math.inf if budget is None else time.monotonic() + budget
     keys = plain(level)

@@ -53,7 +53,7 @@ def doctor() -> None:
 
 
 def _requirements(extra: str) -> list[Requirement]:
-    """Return what the package needs here for an extra, or without one."""
+    """Return the package's requirements on this machine, for an extra or without one."""
     try:
         texts = distribution(PACKAGE).requires or []
     except PackageNotFoundError:

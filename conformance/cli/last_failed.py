@@ -34,7 +34,7 @@ def read() -> Failed:
 
 
 def write(results: Iterable[Result]) -> None:
-    """Add new failures, remove what passed, keep what did not run; no file if none is left."""
+    """Add new failures, remove passes, keep cases that did not run; delete an empty file."""
     known = {backend: dict.fromkeys(ids) for backend, ids in read().items()}
     for r in results:
         own = known.setdefault(r.backend, {})

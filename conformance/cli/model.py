@@ -31,7 +31,7 @@ PROMPT = "The capital of France is"
 MADE_UP = 8
 """Length in tokens of the prompt for a model whose vocabulary has no texts."""
 READ = 256
-"""Tokens of a text for perplexity: the logits of each are in memory."""
+"""Maximum tokens of a text for perplexity, because the logits of each are in memory."""
 SHARE = 1 / 3
 """Share of --budget for the float64 reference in one arithmetic, and for shrinking."""
 SHOWN = 5

@@ -23,9 +23,9 @@ from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, ExistingFile, 
 from .output import leave, line, table
 
 FOLDER = Path("nightly")
-"""Default folder of nights, with one folder each."""
+"""Default folder of nightly runs; each has a subfolder."""
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
-"""Signals that end a night like Ctrl-C; Windows has no SIGHUP."""
+"""Signals that end a nightly as Ctrl-C does; Windows has no SIGHUP."""
 
 
 @click.command(epilog=f"Parts: {', '.join(p.name for p in PARTS)}.")
@@ -109,7 +109,7 @@ def nightly(
 
 
 def _check(families: Sequence[str], backends: Sequence[str]) -> None:
-    """Raise UsageError for an unknown family or backend, which each part would refuse."""
+    """Raise UsageError for an unknown family or backend, instead of once per part."""
     settings.load(None)
     for b in backends:
         if not registry.is_taken(registry.resolve(Spec.parse(b)).name):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # `--help` imports next to nothing
     from conformance.judge.outcome import Outcome
 
 CLOSED = 141
-"""Exit code if stdout was closed, as a shell has it for SIGPIPE."""
+"""Exit code if stdout was closed; shells use it for SIGPIPE."""
 CELLS = 200
-"""Maximum characters of the cells of one cause."""
+"""Maximum characters of a cause's cells."""
 UNWRITABLE = 74
 """Exit code if stdout cannot be written: EX_IOERR of sysexits.h."""
 
@@ -87,7 +87,7 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
 
 
 def grid(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> str:  # noqa: ANN401  # tabulate's
-    """Format a table; each cell is escaped, so that none forges a row; None is empty."""
+    """Format a table; cells are escaped, so that none can forge a row; None is an empty cell."""
     cells = [[x if x is None or isinstance(x, (int, float)) else printable(str(x)) for x in row] for row in rows]
     return tabulate(cells, headers, **layout)
 

@@ -46,13 +46,13 @@ from .output import Group, leave, line, table
 AA_BACKENDS = ("ggml", "openvino-stateful")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Reshape")
-"""Layers without computation."""
+"""Types of layers that compute nothing."""
 COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
 _MIB = 2**20
 
 
 class _Perf(Group):
-    """Commands on speed; a command of earlier versions names the one that replaces it."""
+    """Group of commands on speed; the error for a removed command names its replacement."""
 
     RENAMED: ClassVar[dict[str, str]] = {
         "aa": "calibrate",
@@ -139,7 +139,7 @@ def perf_run(
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The base that times are compared with."""
+    """The baseline of a comparison of times."""
 
     name: str = ""
     spec: Spec | None = None
@@ -227,7 +227,7 @@ def _write(
 
 
 def _show(answers: Sequence[gating.Answer]) -> None:
-    """Print the answers of gates, and how many there are of each."""
+    """Print the verdicts of gates, and how many there are of each."""
     if not answers:
         return
     words = [str(a.verdict) if isinstance(a, Result) else "undecided" for a in answers]

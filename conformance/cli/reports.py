@@ -183,7 +183,7 @@ def _against(runs: Runs, base: Runs) -> Comparison:
 
 
 def _unproven(runs: Runs) -> list[str]:
-    """Return why backends are unproven by a run's shards, unless a newer result is a PASS."""
+    """Return why shards prove nothing about a backend, unless it has a newer PASS."""
     passed = {(r.document.machine, r.value.backend) for r in runs.results if r.value.verdict is Verdict.PASS}
     machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
     sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]

@@ -66,9 +66,9 @@ class Shown:
     workers: str = ""
     """Workers of the cases (`campaign.pool.connect`); empty for this process."""
     minutes: float | None = None
-    """To group failures by cause; None: they are not."""
+    """Seconds per backend to group failures by cause; None: do not group them."""
     first: Mapping[str, Collection[str]] | None = None
-    """Backend -> ids of the cases that it runs before its others."""
+    """Backend -> ids of the cases to run first."""
 
 
 @click.command()
@@ -173,7 +173,7 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
 
 
 def _only_failed(chosen: Chosen, failed: Mapping[str, Sequence[str]]) -> Chosen:
-    """Restrict a run to failed cases; without a selection also those that no level lists."""
+    """Restrict a run to failed cases; without a selection, also those outside all levels."""
     found = replace(chosen, only=failed)
     if chosen.is_whole_level:
         own = dict.fromkeys(i for s in chosen.specs for i in failed.get(str(s), ()) if exists(i))
@@ -235,7 +235,7 @@ class Execution:
         """The error that made stdout unwritable; the run continues without output."""
 
     def run(self) -> Outcome:
-        """Run, print, and write the record whatever happens."""
+        """Run, print, and always write the record."""
         why, cause, error = ENDED, MissingCause.LOST, None
         try:
             self._all()
@@ -318,7 +318,10 @@ class Execution:
             it.explain(analyse(it.results, specs, isolation=it.chosen.isolation, seconds=seconds, progress=say))
 
     def _backend(self, spec: Spec, cases: Sequence[Case | str], then: str, *, tell: bool) -> None:
-        """Run the cases of a backend in order; return how it ended. A journal may have some."""
+        """Run the cases of a backend in order; return how it ended.
+
+        A journal may already have results.
+        """
         if not cases or self._is_full():
             return
         began, totals, steps = time.monotonic(), Totals(), Steps(str(spec), len(cases), then)
@@ -372,7 +375,7 @@ class Execution:
                 silence()
 
     def _record(self, why: str, cause: MissingCause) -> None:
-        """Write the document, and only then end the backends, which may be slow or crash."""
+        """Write the record, and only then close the backends, which may be slow or crash."""
         try:
             self._run.finish(why, cause)
         finally:
@@ -384,7 +387,7 @@ class Execution:
                 line(f"while the backends were closed: {_place(e)}", err=True)
 
     def _summarise(self) -> None:
-        """Print the active settings, the totals, and last the problems of the run as a whole."""
+        """Print the active settings, the totals, and finally the problems of the whole run."""
         it, shown = self._run, self._shown
         lines = [] if shown.quiet else settings_lines(it.active_settings)
         groups: dict[str, list[Result]] = {}

@@ -31,7 +31,7 @@ def numbers_of(build: str) -> Numbers:
 def read(files: Sequence[str]) -> list[Case]:
     """Read cases of `FILE[@BUILD]`, with the op numbering of BUILD (default: the wheel).
 
-    Prints each line that no case can express. UsageError for a malformed file.
+    Prints each line that cannot become a case. UsageError for a malformed file.
     """
     cases: dict[str, Case] = {}
     for name in files:
@@ -51,7 +51,7 @@ def read(files: Sequence[str]) -> list[Case]:
 
 
 def show(cases: Iterable[Case], build: str, output: Path | None) -> None:
-    """Write the ops of cases for `--test-file`, one per line; report on stderr what is lost."""
+    """Write the ops of cases for `--test-file`, one per line; report lost properties on stderr."""
     numbers, rows, notes = numbers_of(build), dict[Line, str](), Counter[str]()
     for case in cases:
         for found in lines_of(case):

@@ -1,4 +1,4 @@
-"""Rounding of a device: declared by a backend, imitated by the reference, recorded by name."""
+"""Rounding of a device: declared by a backend, reproduced by the reference, stored by name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Arithmetic:
     """Type of a weight that GET_ROWS reads -> form of `requant.FORMS` that it is stored in first."""
     products: str = "float32"
     """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` for speed.
-    Devices differ too much to imitate (fused attention rounds elsewhere), so this widens the tolerance instead."""
+    Devices differ too much to reproduce this (fused attention rounds at other places), so it widens the tolerance
+    instead."""
 
     operands: str = "float32"
     """Type that both operands of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT are rounded to, quantised weights after
@@ -107,7 +108,7 @@ class Mixed(Arithmetic):
 
     @property
     def by_node(self) -> bool:
-        """True, because each node rounds as its device does."""
+        """True: each node rounds as its device does."""
         return True
 
     def at(self, node: Tensor) -> Arithmetic:
@@ -150,7 +151,7 @@ def limit_of(op: str) -> float:
 
 
 def limit_at(node: Tensor) -> float:
-    """Return the NMSE that upstream's own test allows for `node`; one quant off for a store."""
+    """Return the NMSE that upstream's own test allows for `node`; one quant step for a store."""
     src = node.src[0] if node.src else None
     if node.op == "COL2IM_1D":
         return LIMIT if node.type is F32 else limit_of(node.op)
@@ -168,7 +169,7 @@ def limit_at(node: Tensor) -> float:
 BUCKETS = (9, 2, 1)
 """Token counts from which devices commonly use another matrix kernel, in descending order."""
 SUMS = {"f16": 1, "f16x2": 2, "f16x4": 4}
-"""Name of an F16 sum -> number of neighbours added together; the last of them is added first."""
+"""Name of an F16 sum -> number of neighbours that are added together, from last to first."""
 
 
 def op_of(key: str) -> str:
@@ -177,7 +178,7 @@ def op_of(key: str) -> str:
 
 
 def excess(key: str, bound: float) -> str:
-    """Describe the allowed range if `bound` is too large for the nodes of `key`; else ""."""
+    """Return the allowed range if `bound` is too large for the nodes of `key`; else ""."""
     op = op_of(key)
     if 0 <= bound <= limit_of(op):
         return ""
@@ -194,8 +195,8 @@ _TABLES = frozenset({"GELU", "GELU_QUICK"})
 def faults(a: Arithmetic) -> Iterator[str]:
     """Yield a sentence for each declaration that an arithmetic may not make.
 
-    The reference imitates each rounding bit for bit, or the suite knows its error, so only roundings of known devices
-    may be named; a free number stays below upstream's limit.
+    The reference reproduces each allowed rounding exactly, or the suite knows its error. So only roundings of known
+    devices are accepted, and a bound must be below upstream's limit.
     """
     for key, bound in a.bounds.items():
         if why := excess(key, bound):

@@ -1,4 +1,4 @@
-"""Partial graphs: a run of nodes as a graph of its own, for a scheduler that splits graphs.
+"""Partial graphs: consecutive nodes as a separate graph, for a scheduler that splits graphs.
 
 Roots that the nodes read from outside become new leaves; views of them are rebuilt. Persistent tensors stay the same
 objects, so the parts share a session's weights and caches. A root that a part changes and a later part reads is passed
@@ -69,7 +69,7 @@ def partial(
 
 
 def below(t: Tensor) -> Tensor | None:
-    """Return the tensor that `t` is a view of, one step towards the root; None for a root.
+    """Return the tensor of which `t` is a view, one step towards the root; None for a root.
 
     GraphError if `t` computes in place on a view that is not one of its src.
     """

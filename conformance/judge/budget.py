@@ -2,10 +2,10 @@
 
 The rows of the table are in the declarations of the ops (`ggml.ops.op.Rounding`).
 
-The expected value is computed in the backend's *declared* arithmetic, so a tolerance covers rounding only: of float32
-sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
-errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
-docs/suite.md gives the tolerances that have another reason than rounding.
+The expected value is computed in the backend's *declared* arithmetic, so a tolerance covers only the rounding of
+float32 sums and products, of transcendental functions and of the final store. `u` is float32's unit roundoff, 2^-24.
+Relative errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
+docs/suite.md lists the tolerances with reasons other than rounding.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ test of the op, up to `Rounding.products`. Other ops may not."""
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True, cancellation: float = 0.0) -> Budget:
     """Return the tolerance of a node with correct sources, expected in `arithmetic`.
 
-    `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by the
-    error of that change. `cancellation`: squared roundoffs that the sums of this product cost (`cancellations`).
+    `same`: the backend computes in that arithmetic, too. If not, the tolerance of a node that `arithmetic` changes
+    includes the error of that change. `cancellation`: squared roundoffs due to cancellation in this product
+    (`cancellations`).
     """
     if node.op in VIEW_OPS or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
@@ -121,7 +122,7 @@ def _profile(node: Tensor, arithmetic: Arithmetic) -> str:
 
 
 def _step(node: Tensor, arithmetic: Arithmetic) -> tuple[float, str]:
-    """Return NMSE and reason of what remains if both sides round: values near a tie may differ."""
+    """Return NMSE and reason of the error if both sides round: values near a tie may differ."""
     by = DECLARATIONS[node.op].rounding.by
     if by == "flash_attn" and operand(node, 2).type.name in arithmetic.flash_attn_sum:
         return HALF_U2 / 2 + operand(node, 1).ne[1] * 1e-10, "a sum in F16"
@@ -137,7 +138,7 @@ _DISTANCE_QUANTISED = 5e-4
 def _distance(node: Tensor) -> tuple[float, str]:
     """Return NMSE and reason between two arithmetics: at least four times the measured one.
 
-    For quantised weights it is what ggml's own tests allow (docs/suite.md).
+    For quantised weights it is the limit of ggml's own tests (docs/suite.md).
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":
@@ -154,8 +155,8 @@ def _distance(node: Tensor) -> tuple[float, str]:
 def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
     """Return a tolerance widened for storing in the result's type: values near a tie differ.
 
-    It allows for one element in eight, or four of a small tensor: a float32 factor near a short decimal (0.7) puts many
-    products of BF16 on a tie.
+    It allows this for one element in eight, or for four of a small tensor: a float32 factor near a short decimal (0.7)
+    puts many products of BF16 on a tie.
     """
     ulp = _STORE_ULP.get(node.type.name)
     if ulp is None:

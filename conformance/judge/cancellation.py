@@ -3,7 +3,7 @@
 Weights of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K are `scale * quant + offset`, and a product is the difference of two sums,
 `sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml computes these separately, so float32 rounding is relative to
 the sums and not to their difference. If the activations of a model have a common offset, the sums have thousands of
-times the energy of the difference. Both are computed here, from the bytes of the node.
+times the energy of the difference. Both energies are computed here, from the bytes of the node.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[Tensor, float]:
     """Return the squared float32 roundoffs that cancellation costs each product of step `k`.
 
-    They are relative to its energy. `expected` has packed bytes. Products whose operand or result bytes are unknown are
-    absent.
+    They are relative to the energy of the difference. `expected` has packed bytes. Products whose operand or result
+    bytes are unknown are absent.
     """
     known = KnownValues(case, k, expected)
     found = {n: known.cancellation(n) for n in case.steps[k].graph if computes(n)}
@@ -48,7 +48,7 @@ class KnownValues:
         return None if t is None or t.root not in self._bytes else strided(self._bytes[t.root], t)
 
     def sort_keys(self, node: Tensor) -> NDArray[np.generic] | None:
-        """Return what `node` sorts; None if it is no ARGSORT, or its source is unknown."""
+        """Return the values that `node` sorts; None if it is no ARGSORT, or they are unknown."""
         return self.of(node.src[0]) if node.op == "ARGSORT" else None
 
     def cancellation(self, node: Tensor) -> float:

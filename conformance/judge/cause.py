@@ -37,8 +37,8 @@ class Cause:
     """Failures of one backend that one bug explains."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"\S")]
-    """Stable across runs and builds if the searches end alike: a hash of backend and error. Wrong numbers add the rule,
-    and so does a second cause that would get the same id."""
+    """Stable across runs and builds if the searches have the same result: a hash of backend and error. Wrong numbers
+    add the rule, and so does a second cause that would get the same id."""
     sentence: str
     """A summary for people: the op, the error, the conditions and the counts."""
     backend: str
@@ -48,7 +48,8 @@ class Cause:
     message: str
     """The innermost message without addresses, sizes and lines; empty for wrong numbers."""
     conditions: tuple[Condition, ...]
-    """Each failing node meets all of them. `rank["passed"]` counts the passing nodes that do."""
+    """Conditions of the rule; each failing node meets all of them. `rank["passed"]` counts the passing nodes that
+    do."""
     cases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Case ids, smallest case first."""
     seen: str = ""

@@ -17,7 +17,7 @@ from conformance.ggml.types import GGMLType
 from .wrong import Kind
 
 BLOCK = 1 << 14
-"""Elements measured at a time."""
+"""Number of elements measured at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Difference:
     """Largest |error| / (|expected| + root mean square of the nonzero expected values). Zeros are excluded because a
     cache may be mostly empty."""
     special: int = 0
-    """Elements where one side is NaN, +Inf or -Inf and the other is not the same."""
+    """Number of elements where one side is NaN, +Inf or -Inf and the other side is not the same."""
     raw: int = 0
-    """Elements (blocks, for block types) whose bytes differ."""
+    """Number of elements (for block types: blocks) whose bytes differ."""
     count: int = 0
     """Elements compared."""
     index: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ def values(t: Tensor, packed: Bytes) -> NDArray[Any]:
 
 
 def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False) -> Difference:
-    """Compare packed bytes of `t`; those of another size are entirely wrong.
+    """Compare packed bytes of `t`; bytes of another size are entirely wrong.
 
     `unordered` ignores the order within a row (TOP_K).
     """
@@ -146,7 +146,7 @@ def _kind(want: NDArray[Any], got: NDArray[Any]) -> Kind:
 
 @dataclass(slots=True)
 class _Part:
-    """Elements that fit a core's cache while they are measured, in float64."""
+    """Number of elements that fit a core's cache while they are measured, in float64."""
 
     start: int
     clean: NDArray[np.float64]

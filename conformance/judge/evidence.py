@@ -29,7 +29,7 @@ class Fault(str, enum.Enum):
     """Diagnosis of a failure."""
 
     NODE = "node"
-    """The node by itself is wrong, or fails."""
+    """The node is wrong, or fails, by itself."""
     GRAPH = "graph"
     """Each node by itself is right; together they are wrong, or fail."""
     STALE = "stale"
@@ -58,11 +58,11 @@ class Numbers:
     expected: Number
     found: Number
     nmse: ErrorAmount
-    """Inf if NaN or Inf is out of place, or zeros are expected."""
+    """Inf if there is unexpected NaN or Inf, or if zeros are expected."""
     budget: Amount
     """Allowed NMSE; 0 if bit-exact is required."""
     special: Count = 0
-    """Number of elements where NaN or Inf is out of place."""
+    """Number of elements with unexpected or missing NaN or Inf."""
     profile: str = ""
     """Precision profile of the tolerance."""
 

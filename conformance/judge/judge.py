@@ -42,8 +42,8 @@ _MOST = 0.25
 _SUM = 3e-8
 """NMSE per term that one flipped rounding adds to an F16 sum, as all later terms inherit it."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
-"""Ops that pick experts: if two router logits differ by less than the error of a rounded product, a token gets another
-expert and its row entirely different values. Few tokens do, so the NMSE stays bounded."""
+"""Ops that select experts: if two router logits differ by less than the error of a rounded product, a token gets
+another expert, and its row has entirely different values. Few tokens do, so the NMSE stays bounded."""
 _CHOSEN = 0.1
 """NMSE of a result of two tokens, one of which got another expert."""
 _STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
@@ -137,9 +137,9 @@ class Chain:
         return budget
 
     def beside(self, t: Tensor, worth: Budget | None) -> Budget:
-        """Return the tolerance of `t` for a recording in another arithmetic, `worth` away.
+        """Return the tolerance of `t` for a recording in another arithmetic, whose error is `worth`.
 
-        The chain's own rounding is added: independent errors add as roots at most.
+        The chain's own rounding is added; the roots of independent errors add at most.
         """
         own = self.budget(t)
         if worth is None or not worth.nmse:
@@ -150,9 +150,9 @@ class Chain:
         return self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached)
 
     def _leave(self) -> None:
-        """Carry the noise of caches to the next step: the worst of any step so far, never the sum.
+        """Carry the noise of caches to the next step: the largest of all steps so far, not the sum.
 
-        Attention averages over what earlier steps stored, so errors do not accumulate from step to step.
+        Attention averages over stored values of earlier steps, so errors do not accumulate from step to step.
         """
         left = dict(self._carried)
         for root in self._writers:
@@ -308,7 +308,7 @@ def judge_step(
 
     `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the previous steps; None if this
     step started from correct caches. `worth`, for a recording: tensor -> error between the arithmetics of both sides;
-    the tolerance that the case states is then a minimum.
+    then the tolerance that the case states is a minimum.
     """
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph, cancellations(case, k, expected))

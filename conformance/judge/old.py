@@ -42,11 +42,11 @@ STALE = {
     "key, a cache, a log) is at fault, and no kernel",
     Fault.EARLIER: "right on a backend opened anew: something kept from the cases before it, or chance, is at fault",
 }
-"""Former text of both."""
+"""Former text of STALE and EARLIER."""
 
 
 def error_of(detail: str) -> Error:
-    """Convert an error known by its text only: how a process died, or the message."""
+    """Convert an error of which only the text is known: how a process died, or the message."""
     if (died := _DIED.search(detail)) is not None:
         return Error(detail, "\n".join((died[2] or "").split(" / ")), died[1])
     if _NO_ANSWER.search(detail):

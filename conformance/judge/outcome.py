@@ -17,7 +17,7 @@ from conformance.ggml.text import printable
 from .verdict import EXECUTED, Missing, MissingCause, Result, Verdict, counted
 
 SHOWN = 3
-"""Number of case ids that a reason names."""
+"""Maximum number of case ids in a reason."""
 
 
 class Exit(enum.IntEnum):
@@ -25,7 +25,7 @@ class Exit(enum.IntEnum):
 
     OK = 0
     FAILURES = 1
-    """Something failed, or something requested is missing."""
+    """There are failures, or a requested result is missing."""
     USAGE = 2
     """Bad input or usage."""
     NOTHING = 3
@@ -46,7 +46,7 @@ class Why(str, enum.Enum):
     GONE = "gone"
     """A failure group of the baseline that the run lacks."""
     MISSING = "missing"
-    """Requested cases without a result, for no reason given by the user."""
+    """Requested cases without a result that the user did not stop or limit."""
     SHARD = "shard"
     """A shard without a run."""
     COVERAGE = "coverage"
@@ -62,7 +62,7 @@ class Why(str, enum.Enum):
     STOPPED = "stopped"
     """Stopped after the number of failures that the user asked for."""
     UNDECIDED = "undecided"
-    """A measurement without a decision in its time."""
+    """A measurement that gave no decision within its time."""
     UNEXECUTED = "unexecuted"
     """No cases ran."""
     UNPROVEN = "unproven"
@@ -212,7 +212,7 @@ def lost_coverage(
     Args:
         passed: backend -> ids of the cases that passed on it.
         results: current results of all backends.
-        missing: current cases without a result; they are a reason of their own, not lost coverage.
+        missing: current cases without a result; they are a separate reason, not lost coverage.
     """
     now: dict[tuple[str, str], Verdict] = {}
     for r in results:

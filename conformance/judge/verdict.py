@@ -27,21 +27,21 @@ class Verdict(str, enum.Enum):
     PASS = "PASS"  # noqa: S105  # a verdict, no password
     """Every output and cache of every step is within tolerance."""
     FAIL = "FAIL"
-    """It ran, and numbers are wrong."""
+    """The case ran, and its numbers are wrong."""
     UNSUPPORTED = "UNSUPPORTED"
-    """The backend refused it through supports_op; the detail has its reason."""
+    """The backend refused the case in supports_op; the detail has its reason."""
     OVERCLAIM = "OVERCLAIM"
-    """The backend accepted it through supports_op and then failed."""
+    """The backend accepted the case in supports_op, and then failed."""
     CRASH = "CRASH"
-    """The process that ran it died."""
+    """The process that ran the case died."""
     TIMEOUT = "TIMEOUT"
-    """It did not answer in time."""
+    """The backend did not answer in time."""
     VACUOUS = "VACUOUS"
-    """It ran, but not on the path that the case demands, or nothing independent was available to check it."""
+    """The case ran, but not on the path that it demands, or no independent reference could check it."""
     XFAIL = "XFAIL"
-    """It failed as a waiver expects."""
+    """The case failed as a waiver expects."""
     XPASS = "XPASS"
-    """It passed although a waiver expects a failure."""
+    """The case passed, although a waiver expects a failure."""
 
     def __str__(self) -> str:
         return self.value
@@ -96,7 +96,7 @@ class Result:
     saved: str | None = None
     """Case file that reproduces it."""
     fresh: bool = False
-    """True if the case has a new random seed: a failure is filed, but does not fail the run."""
+    """True if the case has a new random seed: a failure is saved, but does not fail the run."""
     waived: Verdict | None = None
     """Verdict before a waiver made it XFAIL or XPASS."""
     cause: str | None = None
@@ -238,7 +238,7 @@ class MissingCause(str, enum.Enum):
     """Why a requested case has no result, as far as it affects the exit code."""
 
     LOST = "lost"
-    """A result was expected: its backend, its process or its record broke."""
+    """The backend, the process or the record broke before there was a result."""
     TIME_LIMIT = "time limit"
     """A limit of the run was reached first."""
     INTERRUPTED = "interrupted"
@@ -246,7 +246,7 @@ class MissingCause(str, enum.Enum):
     STOPPED = "stopped"
     """The run ended after the number of failures that the user asked for."""
     UNDECIDED = "undecided"
-    """It was measured, and its time did not suffice to decide."""
+    """The measurement gave no decision within its time."""
 
     def __str__(self) -> str:
         return self.value

@@ -52,7 +52,7 @@ class Waiver:
     expiry: date
     excepted: tuple[str, ...] = ()
     granted: Wrong | None = None
-    """Known error of its cases, for a FAIL; None if not stated, so that it excuses none."""
+    """Known error of its cases, for a FAIL; None if not stated: then the waiver excuses nothing."""
 
     def covers(self, case_id: str) -> bool:
         """Return True if its globs match this case."""
@@ -85,7 +85,7 @@ def _matches(case_id: str, glob: str) -> bool:
 
 @cache
 def _pattern(glob: str) -> tuple[str, Callable[[str], object]]:
-    """Return what a glob begins with, which few ids do, and its pattern."""
+    """Return the fixed beginning of a glob, for fast rejection, and its pattern."""
     return re.split(r"[*?[]", glob, maxsplit=1)[0], re.compile(fnmatch.translate(glob)).match
 
 
@@ -266,7 +266,7 @@ _EXCEPT = re.compile(r"""\s*["']?except["']?\s*=""")
 
 
 def proposal(waivers: Waivers, problems: Sequence[Problem]) -> str:
-    """Return a diff that removes, narrows or completes the entries of `problems`, or ""."""
+    """Return a patch that removes, narrows or completes the entries of `problems`, or ""."""
     edited = _edited(waivers, problems)
     if edited is None:
         return ""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from conformance.case.case import JSON
 
 Kind = Literal["numbers", "zeros", "not finite"]
-"""Wrong numbers; an output of zeros where others are expected; NaN or Inf where finite numbers are expected."""
+"""Kinds of errors: wrong numbers; zeros instead of other numbers; NaN or Inf instead of finite numbers."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds in order of severity."""
 _WORDS = {"numbers": "numbers", "zeros": "zeros", "not finite": "NaN or Inf"}
 MUCH = 10.0
-"""Factor on the known NMSE beyond which a failure is another one."""
+"""A failure with more than this factor times the known NMSE counts as a different one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def is_wrong(value: JSON) -> bool:
 
 
 def worse(known: Wrong, found: Wrong) -> str:
-    """Describe how `found` is much worse than `known` (its kind or `MUCH` times NMSE), or ""."""
+    """Describe how `found` is much worse than `known` (in kind or `MUCH` times the NMSE), or ""."""
     if KINDS.index(found.kind) > KINDS.index(known.kind):
         return f"{_WORDS[found.kind]} instead of {_WORDS[known.kind]}"
     if found.kind == known.kind == "numbers" and found.nmse > MUCH * known.nmse:

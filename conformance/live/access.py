@@ -1,7 +1,7 @@
 """The family `access`: a ggml device sets, reads, clears and copies bytes of tensors.
 
-An id is `access/WAY@seed`, WAY being a function of `transfers.WAYS`. After each call every byte of every tensor is read
-back, so a stray write is seen too.
+An id is `access/WAY@seed`, where WAY is a function of `transfers.WAYS`. After each call every byte of every tensor is
+read back, so a stray write is seen too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Player:
         self._process = Process("conformance.live.transfers", found, Load(found.lib), isolation.time_limit)
 
     def play(self, case_id: str) -> Result:
-        """Return the result; errors of `Process.ask`, UnavailableError if the device lacks it."""
+        """Return the result; UnavailableError if the device lacks it, else as `Process.ask`."""
         way, seed = split_id(case_id, NAME, "WAY")
         begun = time.perf_counter()
         wrong = self._process.ask(way=way, seed=seed)["wrong"]

@@ -37,16 +37,16 @@ NARROW = (
     *((arch, "attention.indexer.top_k:4") for arch in ("deepseek32", "glm-dsa")),
     *((arch, "attention.sliding_window:8") for arch in ("gemma3", "gpt-oss", "cohere2")),
 )
-"""Architectures whose attention leaves cells of the prompt out, with the keys by which it does."""
+"""Architectures whose attention excludes cells of the prompt, with the keys that cause it."""
 
 
 def id_of(arch: str, run: str = "1", **keys: object) -> str:
-    """Return the id of a run of an architecture; empty keys are left out."""
+    """Return the id of a run of an architecture, without empty keys."""
     return spell(NAME, arch, {"real": 1, **keys, **RUNS[run]})
 
 
 def spell(family: str, arch: str, keys: dict[str, object], seed: int = 1) -> str:
-    """Format an id; empty keys are left out."""
+    """Format an id, without empty keys."""
     text = ",".join(f"{k}={v}" for k, v in keys.items() if v not in ("", None))
     return f"{family}/{arch}{'-' if text else ''}{text}@{seed}"
 

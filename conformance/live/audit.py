@@ -1,7 +1,8 @@
 """The family `audit`: checks `supports_op` answers against actual runs.
 
-llama.cpp chooses the buffer of a weight at load time, by asking about one made-up activation; the graphs come later. So
-"supported" must hold for every node of a trajectory that reads the weight, and the results must be right there.
+llama.cpp chooses the buffer of a weight at load time, by calling `supports_op` with one example activation; later
+graphs have other shapes. So "supported" must be true for every node of a trajectory that reads the weight, and the
+results must be right there.
 
 An id is `audit/CASE` for the unchanged trajectory, `audit/CASE#WEIGHT` for a weight in each buffer type, and
 `audit/CASE#OP.PARAM` for one node with an op_param changed.
@@ -45,11 +46,11 @@ CASES = (
     f"weight_placement/gemma2-{_TINY},w=q4_0,run=p5.d1@0",
     f"weight_placement/lfm2-{_TINY.replace('l=1', 'l=2')},w=q4_0,seqs=4,run=p5+3+4+2.d1@0",
 )
-"""Cases of level standard: decoders of many types, experts, soft caps, ALiBi (the only user of `max_bias`), and short
-convolutions of 4 sequences, whose products hold sequences and tokens in different dimensions. Level smoke has the
+"""Cases of level standard: decoders of many types, experts, softcaps, ALiBi (the only user of `max_bias`), and short
+convolutions of 4 sequences, whose products have sequences and tokens in different dimensions. Level smoke has the
 first."""
 MOST_HUNG = 2
-"""Hung runs after which a buffer type is skipped, since each costs the time limit."""
+"""Number of hung runs after which a buffer type is skipped, since each takes the whole time limit."""
 _HUNG = f"{MOST_HUNG} earlier ones in this buffer type did not answer in time"
 _DAMAGING = FAILURES | {Verdict.XFAIL}
 
@@ -112,7 +113,7 @@ def strict(runner: Runner, spec: Spec) -> Spec:
 
 
 class Auditor:
-    """Audits one backend, in processes of its own so that a crash costs one case."""
+    """Audits one backend, in separate processes, so that a crash affects only one case."""
 
     def __init__(self, spec: Spec, isolation: Isolation, save: Path | None) -> None:
         """ConformanceError if the backend cannot be opened."""
@@ -125,7 +126,7 @@ class Auditor:
             self.runner.close()
             raise
         self.hung: Counter[int] = Counter()
-        """Buffer type -> runs and questions that timed out."""
+        """Buffer type -> number of runs and queries that timed out."""
         self._judge: Judge | None = None
 
     def play(self, case_id: str) -> Result:
@@ -145,7 +146,7 @@ class Auditor:
     def run(self, case: Case, buffer: int) -> Result:
         """Run once; re-run a failure on a fresh backend, since the process may be damaged.
 
-        Skips the two extra processes that look for stale state.
+        It skips the two extra processes that look for stale state.
         """
         with self.runner.quick(locates=True, checks_stale_state=False):
             return self._run(case, buffer)

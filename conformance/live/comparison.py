@@ -37,7 +37,7 @@ class Comparison:
     apart: bool = False
     """The two must differ; otherwise a scenario would pass if llama.cpp did nothing."""
     worth: float = 0.0
-    """NMSE added to the limit, since one of the two runs rounded its keys more often."""
+    """NMSE added to the limit, because one of the two runs rounded its keys more often."""
 
     def record(self) -> dict[str, Any]:
         """Return all fields except the values."""

@@ -59,11 +59,11 @@ class Energy:
     """Energy of a stretch of time, by counter."""
 
     joules: dict[str, float | None] = field(default_factory=dict)
-    """Counter -> joules; None if it did not move: the time was too short, or the counter is broken."""
+    """Counter -> joules; None if it did not change, because the time was too short or the counter is broken."""
 
     @property
     def total(self) -> float | None:
-        """The sum; None if a counter did not move, as a part of the machine would be missing."""
+        """The sum; None if a counter did not change, because the sum would lack a part."""
         values = list(self.joules.values())
         return sum(v for v in values if v is not None) if values and None not in values else None
 
@@ -93,7 +93,7 @@ class Meter:
 
 @dataclass(slots=True)
 class _Use:
-    """Joules of one counter; 0 if it did not move or could not be read at the end."""
+    """Joules of one counter; 0 if it did not change or could not be read at the end."""
 
     joules: float = 0.0
 
@@ -140,7 +140,7 @@ def _value(counter: Counter) -> float:
 
 
 def meter(sysfs: Path = SYSFS, nvml: str = _NVML) -> Meter:
-    """Return counters of the first `_DISJOINT` domain here; `nvml` is NVIDIA's library.
+    """Return the counters of the first available set of `_DISJOINT`; `nvml` is NVIDIA's library.
 
     UnavailableError if there are none, with a reason for each kind.
     """
@@ -178,7 +178,7 @@ def _rapl(folder: Path) -> list[Counter]:
 
 
 def _hwmon(folder: Path) -> list[Counter]:
-    """Return each device's first energy or else power counter, or one per socket."""
+    """Return each device's first energy counter, or else power counter, or one per socket."""
     found = []
     for device in sorted(folder.glob("hwmon*")):
         driver = _text(device / "name")

@@ -1,4 +1,4 @@
-"""Measures memory of a model and a context: llama.cpp's figures and the process's."""
+"""Measures memory of a model and a context: as llama.cpp reports it, and of the process."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from .llama import device
 
 NAME = "layout"
 SHOWN = 4
-"""Differences beside the first that a result's notes list."""
+"""Maximum number of further differences in a result's notes."""
 
 
 def _ids(level: Level) -> list[str]:
@@ -43,7 +43,7 @@ def _build(case_id: str) -> Case:
 
 
 class Player:
-    """Records llama.cpp of one library; the device makes no difference."""
+    """Records graphs of one library's llama.cpp; they do not depend on the device."""
 
     def __init__(self, spec: Spec, _isolation: Isolation, _save: Path | None) -> None:
         """Find the library. UnavailableError if the backend is not a ggml library."""
@@ -65,7 +65,7 @@ class Player:
         return Result("", "", Verdict.FAIL, where=where, error=error, notes=others, metrics=metrics)
 
     def close(self) -> None:
-        """Do nothing: no process or file stays open."""
+        """Do nothing, because no process or file stays open."""
 
 
 FAMILY = LiveFamily(

@@ -82,7 +82,7 @@ def device(spec: Spec) -> Device:
 
 
 def llama_of(build: str | None) -> str:
-    """Return the llama.cpp library of a build, given by any of its names; "" for the wheel's."""
+    """Return the llama.cpp library of a build; "" for the wheel's."""
     return str(find_llama(locate(build))) if build else ""
 
 
@@ -145,7 +145,7 @@ class Process:
 
 
 class Models:
-    """The made-up model of the last case, and the processes that have loaded it."""
+    """The generated model of the last case, and the processes that have loaded it."""
 
     def __init__(self, time_limit: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="conformance-live-"))
@@ -157,7 +157,7 @@ class Models:
         self._processes: dict[tuple[str, str], Process] = {}
 
     def use(self, case_id: str) -> Request:
-        """Make the model of an id `FAMILY/ARCH-key=value@seed` and return its request.
+        """Generate the model of an id `FAMILY/ARCH-key=value@seed` and return its request.
 
         Raises:
             UsageError: the id is invalid.

@@ -1,9 +1,9 @@
 """The family `memory`: measures how many copies of a model's weights a process has.
 
-An id is `memory/w=TYPE@1` for made-up models; `copies=N` sets the limit, `model=FILE` names a model for llama.cpp, with
-a comma written as `%2C`. A process also holds code and JIT kernels. So a small and a large model of one kind are
-measured, and only the difference counts. llama.cpp on a ggml device is compared with its own CPU; for any other adapter
-`perf.held` measures a decoder.
+An id is `memory/w=TYPE@1` for generated models; `copies=N` sets the limit, `model=FILE` names a model for llama.cpp,
+with a comma written as `%2C`. A process also contains code and JIT kernels. So a small and a large model of one kind
+are measured, and only the difference counts. llama.cpp on a ggml device is compared with its own CPU; for any other
+adapter `perf.held` measures a decoder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COPIES = 1.5
 _SANE = (0.9, 1.2)
 """Range for llama.cpp's own CPU; outside it the measurement is invalid."""
 _SMALL, _LARGE = 256, 32768
-"""`feed_forward_length` of the two made-up models."""
+"""`feed_forward_length` of the two generated models."""
 _TOKENS = 32
 """Largest `n_ubatch`; compute buffers grow with it."""
 _SET = "embedding_length:1024+block_count:2+attention.head_count:16+attention.head_count_kv:4+feed_forward_length:{}"
@@ -107,7 +107,7 @@ class Copies:
     """Copies of the weights that a backend has in memory."""
 
     held: float
-    """After loading; 1 as for llama.cpp's own CPU."""
+    """Copies after loading; 1 as for llama.cpp's own CPU."""
     peak: float
     """At peak."""
 
@@ -131,17 +131,17 @@ def copies(growth: Growth, cpu: Growth) -> Copies:
 
 
 def small(folder: Path, weight_type: str) -> Request:
-    """Make a small llama in `folder`; UsageError as `prepare`."""
+    """Generate a small llama in `folder`; UsageError as `prepare`."""
     return _made(folder / "small.gguf", weight_type, _SMALL)
 
 
 def large(folder: Path, weight_type: str) -> Request:
-    """Make the same model with many more weights and nothing else larger."""
+    """Generate the same model with many more weights and nothing else larger."""
     return _made(folder / "large.gguf", weight_type, _LARGE)
 
 
 def of_file(model: Path, like: Request) -> Request:
-    """Return the request for a user's model in a context like that of `like`."""
+    """Return the request for a user's model, with the context of `like`."""
     return replace(like, model=str(model.resolve()), id=f"model/{model.stem}@0", params={"model": model.name})
 
 

@@ -38,7 +38,7 @@ from .energy import Energy, Meter, meter
 
 NAME = "phases"
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
-"""A decoder small enough to take minutes on any machine."""
+"""A decoder that is small enough to take only minutes on any machine."""
 _KEYS = {**keys("pp=0 tg=0"), "without": text("", "a device"), **keys("unchanged=0|1")}
 _PROMPTS = {"smoke": (512,), "standard": (512, 1024, 2048, 4096, 8192), "full": (512, 1024, 2048, 4096, 8192)}
 _TOKENS = 64

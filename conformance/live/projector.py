@@ -1,4 +1,4 @@
-"""The family `projector`: libmtmd encodes made-up images and sounds on a device.
+"""The family `projector`: libmtmd encodes generated images and sounds on a device.
 
 An id is `projector/NAME-do=RUN,w=TYPE@1`: a medium, compared with the CPU, or a relation of two runs on the device.
 """
@@ -82,7 +82,7 @@ class Player:
         self._processes: dict[Device, Process] = {}
 
     def play(self, case_id: str) -> Result:
-        """Run a medium or relation; errors of `Process.ask`, UnavailableError if the CPU cannot."""
+        """Run a medium or relation; raises as `Process.ask`, or UnavailableError if the CPU cannot."""
         name, do, type_w = _read(case_id)
         if self._made != (name, type_w):
             self._end()

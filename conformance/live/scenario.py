@@ -28,13 +28,13 @@ from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
 ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
-"""Makes builds of summer 2025 reuse graphs; later builds always do."""
+"""Makes llama.cpp builds of summer 2025 reuse graphs; later builds always do."""
 TRIED = 3
 """Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
 
 
 def id_of(arch: str, name: str, **keys: object) -> str:
-    """Return the id of a scenario with an architecture; empty keys are left out."""
+    """Return the id of a scenario with an architecture, without empty keys."""
     return spell(NAME, arch, {"real": 1, **keys, "do": name})
 
 
@@ -45,7 +45,7 @@ _ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *
 
 _OF_CACHES = tuple(n for n in _ORDER if n.startswith(("state-", "seq-", "shift", "drafts", "clear", "full")))
 _WINDOW = "attention.sliding_window:8"
-"""Smaller than the prompts."""
+"""Size of a window; smaller than the prompts."""
 VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("llama", {"cache": "q8_0"}),
     ("llama", {"cache": "q8_0", "set": "embedding_length:192"}),  # heads of 96: no multiple of 64

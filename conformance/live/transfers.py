@@ -1,7 +1,7 @@
-"""Worker service of the family `access`: transfers bytes to and from buffers, compares all.
+"""Worker service of the family `access`: transfers bytes to and from buffers, checks all.
 
 `{"load": {"lib": path}, "device": name, "rpc": endpoint}` opens a device; `{"way": name, "seed": n}` returns
-`{"wrong": text}`, or `{"unsupported": text}` if library or device lack the way.
+`{"wrong": text}`, or `{"unsupported": text}` if the library or device lacks a function.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def block(data: Bytes, offset: int, stride: int) -> Bytes:
 
 
 class Harness:
-    """A device with two streams and a buffer, beside a buffer of the CPU."""
+    """A device with two streams and a buffer, and a buffer of the CPU."""
 
     def __init__(self, library: Library, device: int, seed: int) -> None:
         self.g = library.ggml
@@ -234,7 +234,7 @@ WAYS: Mapping[str, Callable[[Harness], None]] = {
     "copy-async": _copy_async,
     "event": _event,
 }
-"""Name of a way to transfer bytes -> what it does."""
+"""Name of a kind of transfer -> the function that does it."""
 
 
 def play(library: Library, device: int, way: str, seed: int) -> dict[str, Any]:

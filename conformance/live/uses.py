@@ -32,7 +32,7 @@ class Answers:
     said: dict[Tensor, Support] = field(default_factory=dict)
     """Use -> answer."""
     made: dict[Tensor, Support] = field(default_factory=dict)
-    """llama.cpp's made-up use -> answer."""
+    """llama.cpp's example use -> answer."""
     error: str = ""
     """Error raised instead of an answer."""
     absent: str = ""
@@ -57,7 +57,7 @@ def weights(case: Case) -> list[Tensor]:
 
 
 def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
-    """Ask about every use of `weight`, and about llama.cpp's made-up use of each kind."""
+    """Ask about every use of `weight`, and about llama.cpp's example use of each kind."""
     answers = Answers(case, weight, buffer)
     uses = case.uses(weight)
     made = made_up(weight, uses)
@@ -80,7 +80,7 @@ def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
 
 
 def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
-    """Return the result of `do`, or None and its error text: an exception costs one case."""
+    """Return the result of `do`, or None and its error text; an exception affects one case."""
     try:
         return do(), ""
     except ConformanceError as e:
@@ -92,7 +92,7 @@ def attempt(do: Callable[[], T]) -> tuple[T | None, str]:
 def contradiction(answers: Answers, equal: Equal) -> str:
     """Return how the answers contradict each other, or an empty text.
 
-    They do if they differ between batch sizes, or for equal work in the same buffer type.
+    Answers contradict each other if they differ between batch sizes, or for equal work in the same buffer type.
     """
     first: dict[Hashable, tuple[Tensor, Support]] = {}
     for node, support in (*answers.said.items(), *answers.made.items()):
@@ -162,12 +162,12 @@ MADE_UP: dict[str, Callable[[Tensor, int], Tensor]] = {
         new_tensor(F32, w.ne[0] - 1 + MADE_UP_TOKENS, w.ne[1], MADE_UP_SEQS, name="conv_x"), w
     ),
 }
-"""Op -> (weight, experts in use) -> the node that `weight_buft_supported` makes up for it. For frequency factors, sinks
-and others it asks about a different op, or not at all, so there is nothing to compare."""
+"""Op -> (weight, experts in use) -> the example node of `weight_buft_supported`. For frequency factors, sinks and
+others it uses a different op, or does not ask, so there is nothing to compare."""
 
 
 def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
-    """Return llama.cpp's made-up node for each kind of use that reads the whole weight."""
+    """Return llama.cpp's example node for each kind of use that reads the whole weight."""
     found: dict[Hashable, Tensor] = {}
     for node in uses:
         if node.op in MADE_UP and weight in node.src and kind(node, weight) not in found:
@@ -181,7 +181,7 @@ def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
 
 
 def kind(node: Tensor, weight: Tensor) -> Hashable:
-    """Return all that `supports_op` may depend on: everything but batch dimensions."""
+    """Return everything on which `supports_op` may depend: all except batch dimensions."""
     sources = [s for s in node.src if s is not None]
     at = next(i for i, s in enumerate(node.src) if s is not None and s.root is weight)
     read = sources[0] if node.src[at] is None else node.src[at]

@@ -6,8 +6,8 @@ Its requests, by their fields:
 model, as a user would. Each later request has `changes`, the fields of the request that it sets:
 
 - `run`, the file to write, and `watch`, null or `{"forced": file or null, "values": bool}`: run the plan; graphs run
-  whole, on the devices that llama.cpp chose, and without a callback unless `recorder.Watch` records router choices.
-  The reply is `{"notes": {...}, "spoilt": text}`; the file has an array of results per batch, and `choices-FILE` the
+  as a whole on the devices that llama.cpp chose, without a callback unless `recorder.Watch` records router choices. The
+  reply is `{"notes": {...}, "spoilt": text}`; the file has an array of results per batch, and `choices-FILE` the
   choices of a watched run.
 - `scenario` (a name of `scenarios.table`), `part` and `folder`: run a part of the scenario. The reply is `{"more":
   bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`.
@@ -166,7 +166,7 @@ class DeviceModel:
         return {"notes": notes, "spoilt": looker.spoilt if looker else ""}
 
     def complaints(self) -> list[str]:
-        """Return the last errors of the log, without llama.cpp's generic line about every failure."""
+        """Return the last errors of the log, without the generic line that llama.cpp always adds."""
         lines = [" ".join(text.split()) for text in self.library.log]
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 

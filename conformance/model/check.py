@@ -1,8 +1,8 @@
 """Checks a model on backends, against llama.cpp on its own CPU and against float64.
 
-Two right runs of one model differ: ggml rounds activations to blocks of 8 bits before a product, another device does
+Two correct runs of one model differ: ggml rounds activations to blocks of 8 bits before a product, other devices do
 not. The size of this difference is measured: the reference runs the same graphs in float64 and in the backend's
-arithmetic. A right backend may differ from llama.cpp by the difference of these two, plus llama.cpp's own difference
+arithmetic. A correct backend may differ from llama.cpp by the difference of these two, plus llama.cpp's own difference
 from float64. The backend cannot influence this allowance.
 """
 
@@ -165,8 +165,8 @@ class Check:
     ) -> tuple[list[int], Lost | None]:
         """Judge a run by its chains of nodes, and every node of three steps alone.
 
-        Names the first wrong node in `answer`, or notes nodes over budget if no output is wrong. `hints` are steps with
-        wrong logits.
+        It puts the first wrong node into `answer`, or notes nodes over budget if no output is wrong. `hints` are steps
+        with wrong logits.
 
         Returns:
             Steps that are wrong for another reason than a near-tie of experts, and the node whose output gets lost, if
@@ -202,7 +202,7 @@ class Check:
     def _over(
         self, backend: Backend, reference: Backend, inspected: Sequence[Inspected], over: Sequence[Judged]
     ) -> list[str]:
-        """Return a note on nodes, or outputs and caches, over budget where logits are right."""
+        """Return a note on nodes, or outputs and caches, that are over budget with right logits."""
         found = [(run, judged) for run, wrong in inspected for judged in wrong]
         if not found:
             said = [f"{sentence(j, self.case)}, {step_words(j.step, self.prompts)}" for j in over[:1]]
@@ -282,7 +282,7 @@ class Check:
         return self._ran[-1][1]
 
     def _compare(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> list[int]:
-        """Compare the logits with llama.cpp's; return the steps that rounding does not explain."""
+        """Compare the logits with llama.cpp's; return the steps whose difference is not rounding."""
         reference = self.reference.logits
         every = figures.measure(logits, reference)
         answer.figures = figures.measure(logits[self.choices], reference[self.choices])
@@ -359,7 +359,7 @@ class Check:
             answer.notes.append(saved.words)
 
     def _unplaced(self, answer: Answer, step: int, logits: F32, cause: str, *, located: bool) -> None:
-        """Call the logits wrong although no node is, or although none can be `located`."""
+        """Report wrong logits although no node is wrong, or although none can be `located`."""
         rows = [r for r, k in enumerate(self._steps()) if k == step]
         nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
         kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)
@@ -371,11 +371,11 @@ class Check:
 
 
 Pair = tuple[F32, F32]
-"""Logits of two right runs, `[rows, n_vocab]`, that differ by rounding alone; one may have fewer rows."""
+"""Logits of two correct runs, `[rows, n_vocab]`, that differ only by rounding; one may have fewer rows."""
 
 
 def worst(apart: Callable[[F32, F32], float], one: F32, other: F32) -> float:
-    """Return the largest distance `apart` of any two corresponding rows."""
+    """Return the largest distance between corresponding rows, as measured by `apart`."""
     return max(apart(a, b) for a, b in zip(other, one, strict=False))
 
 
@@ -400,7 +400,7 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 def layer_of(t: Tensor, graph: Graph) -> int | None:
     """Return the layer of a node or cache; None before the first layer and in the head.
 
-    It is found in the tensor's own name, in that of a source, or else in the last node before it that has one.
+    The layer comes from the tensor's own name, from that of a source, or from the last earlier node that has one.
     """
     own = _own(t)
     if own is not None or t not in graph.nodes:

@@ -38,7 +38,7 @@ class DecodeRequest:
     logits: str
     case: str = ""
     every: bool = False
-    """Return results of every token of the prompt, and not only of the last."""
+    """True to return results of every token of the prompt, not only of the last."""
 
     @property
     def n_ctx(self) -> int:
@@ -91,17 +91,17 @@ class LlamaProcess:
             self.close()
             raise
         self.has_words: bool = about["words"]
-        """True if the vocabulary has texts."""
+        """True if the vocabulary has text."""
         self.n_vocab: int = about["n_vocab"]
 
     def tokens(self, text: str) -> list[int]:
-        """Tokenise a text; UsageError if the vocabulary has no texts, or the text gives no token."""
+        """Tokenise a text; UsageError if the vocabulary has no text, or if there is no token."""
         if not self.has_words:
             raise UsageError(f"{self._model}: its vocabulary has no texts; give tokens: --tokens 1,2,3")
         return list(self._ask({"tokens": text})["tokens"])
 
     def words(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token; its number if the vocabulary has no texts."""
+        """Return the text of each token; its number if the vocabulary has no text."""
         return list(self._ask({"words": list(tokens)})["words"]) if self.has_words else [f"<{t}>" for t in tokens]
 
     def play(

@@ -38,8 +38,9 @@ Inspected = tuple[StepRun, Sequence[Judged]]
 """A step with the values of every node, and its wrong nodes."""
 WORDS = {Fault.NODE: "this node is wrong by itself", Fault.GRAPH: TOGETHER, Fault.STALE: STALE[Fault.STALE]}
 SHARE = 1e-2
-"""Minimum share of a node's NMSE: of the run's largest, to be named before that node, or of the outputs' NMSE, to
-explain it if nodes could not be judged in place. The margin is for how the rest of a model changes an error."""
+"""Minimum NMSE of a node, as a share of the run's largest for the node to be named first, or of the outputs' NMSE for
+it to explain that error if nodes could not be judged in place. The margin allows for nodes that make an error smaller
+or larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Lost:
     ends: bool
     """True if it is right only in a graph that ends with it."""
     named: Judged | None = None
-    """Judged when requested alone, if it is wrong there too, with another error."""
+    """Judged when requested alone, if it is wrong there, too, but with another error."""
     minor: Sequence[Judged] = ()
     """Nodes that are wrong when run alone, but whose error is too small to explain the result."""
 
@@ -143,7 +144,7 @@ def first(
 
 
 def _culprit(wrong: Sequence[Judged]) -> Judged:
-    """Return the first wrong node whose own error comes near the largest.
+    """Return the first wrong node whose own error is near the largest.
 
     Each node's inputs are right or the backend's own values, so an earlier node slightly over budget does not explain a
     larger error of a later node.
@@ -204,7 +205,7 @@ def _weight(wrong: Sequence[Judged]) -> float:
 
 
 def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Bytes]:
-    """Return each node's value in its own graph; the recorded value if that run fails."""
+    """Return each node's value from a separate graph; the recorded value if that run fails."""
     found = dict(run.case.steps[0].expected)
     every, original = isolated_nodes(run.case, 0)
     for i, (copy, node) in enumerate(original.items()):

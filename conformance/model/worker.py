@@ -2,12 +2,12 @@
 
 Its requests, in this order:
 
-`load` (`family.Request`'s fields) and `device` ("" for the plain CPU): replies `{"words": bool, "n_vocab": n}`: whether
-the vocabulary has texts, and its size. `tokens` (a text): replies `{"tokens": […]}`. `words` (a list of tokens):
-replies `{"words": […]}`, the text of each. `play` (`llama_process.DecodeRequest`'s fields): decodes the prompt and
-then one token after the other, each the most likely of this run, or the next of `forced`; writes the logits of every
-row, `[rows, n_vocab]` in float32, to the file `logits`, and, if `case` names a file, the graphs. Replies `{"tokens":
-[…]}`, the tokens after the prompt.
+`load` (`family.Request`'s fields) and `device` ("" for the plain CPU): replies `{"words": bool, "n_vocab": n}`: True if
+the vocabulary has text, and its size. `tokens` (a text): replies `{"tokens": […]}`. `words` (a list of tokens): replies
+`{"words": […]}`, the text of each. `play` (`llama_process.DecodeRequest`'s fields): decodes the prompt and then one
+token after the other, each the most likely of this run, or the next of `forced`; writes the logits of every row,
+`[rows, n_vocab]` in float32, to the file `logits`, and, if `case` names a file, the graphs. Replies `{"tokens": […]}`,
+the tokens after the prompt.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class Reader(Drive):
-    """Decodes given tokens of one sequence."""
+    """Decodes given tokens in one sequence."""
 
     def read(self, tokens: list[int], *, every: bool = False) -> None:
         """Decode `tokens` after the previous ones; return results of the last, or of `every`."""
@@ -117,7 +117,7 @@ class Model(DeviceModel):
         return text.raw[: max(n, 0)].decode(errors="replace")
 
     def run(self, play: DecodeRequest) -> list[int]:
-        """Decode by `play`, write the files it names; return the tokens after the prompt."""
+        """Decode as the request `play` says, write its files; return the tokens after the prompt."""
         self.library.log.clear()
         request = replace(self._request, n_ctx=play.n_ctx)
         recorder = Recorder(self.library) if play.case else None

@@ -1,6 +1,6 @@
-"""A night of runs: the parts of a TOML file, each a command in a process of its own.
+"""The nightly: runs the parts of a TOML file, each a command in a separate process.
 
-They run one after the other, whatever happens to each; the folder of a night records how each ended.
+They run one after the other, even if some fail; the folder of the nightly records how each ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOUR = 3600.0
 PATIENCE = 15.0
 """Seconds to wait for the processes of an earlier start."""
 GRACE = 5.0
-"""Seconds that a command has after SIGINT to write down what it has."""
+"""Seconds that a command has after SIGINT to write its results."""
 LOW = 64 << 20
 """Free bytes of a disk below which a message names it."""
 KEYS = ("name", "says", "command", "hours", "leaves", "shared", "last")
@@ -50,7 +50,7 @@ _ENDED = (None, Why.FAILED, Why.UNEXECUTED)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part; `parts.toml` says what its fields are."""
+    """A part; `parts.toml` explains its fields."""
 
     name: str
     says: str
@@ -62,7 +62,7 @@ class Part:
     last: bool = False
 
     def words(self, values: Mapping[str, Sequence[object]]) -> list[str]:
-        """Return the command with `values` in place of their names."""
+        """Return the command with names replaced by `values`."""
         return list(self._words(values))
 
     def _words(self, values: Mapping[str, Sequence[object]]) -> Iterator[str]:
@@ -109,13 +109,13 @@ class Done:
 
     @property
     def ended(self) -> bool:
-        """True if the next start does not run it again."""
+        """True if the next start does not run the part again."""
         return self.why in _ENDED
 
 
 @dataclass(slots=True)
 class Night:
-    """A folder with what has run so far; its run files and journals hold the results."""
+    """The folder of a nightly, and the parts that have run; its files have the results."""
 
     folder: Path
     asked: dict[str, JSON]
@@ -126,7 +126,7 @@ class Night:
 
     @classmethod
     def begin(cls, folder: Path, asked: dict[str, JSON], seed: int | None) -> Night:
-        """Continue the night in `folder`, or begin one; UsageError if that one had other options."""
+        """Continue the nightly in `folder`, or start one; UsageError if it had other options."""
         if not (folder / STATE).exists():
             return cls(folder, asked, new_seed() if seed is None else seed)
         night = cls.read(folder)
@@ -140,7 +140,7 @@ class Night:
 
     @classmethod
     def read(cls, folder: Path) -> Night:
-        """Return the night in `folder`; UsageError if its state cannot be read."""
+        """Return the nightly in `folder`; UsageError if its state cannot be read."""
         path = folder / STATE
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
@@ -203,8 +203,8 @@ class Night:
     def _judge(self, part: Part, ended: Ended) -> tuple[Why | None, str]:
         """Return why a part did not succeed, and its last line.
 
-        Python exits with 1 after a traceback as after failures: only the part's file proves that it ran. The last part
-        repeats the exit code of the others, which counts already.
+        Python exits with 1 after a traceback and after failures, so only the part's file proves that it ran. The last
+        part repeats the exit code of the others, which has been counted already.
         """
         if ended.timed_out:
             return Why.TIME_LIMIT, f"ended after {ended.seconds:.0f} s"
@@ -246,13 +246,13 @@ def _fault(path: Path) -> str:
 
 
 def share(parts: Sequence[Part], shard: Shard) -> list[Part]:
-    """Return the parts of a shard: those that are shared out, and in turn one of the others."""
+    """Return the parts of a shard: those split by cases, and its share of the others."""
     whole = [p for p in parts if not p.shared and not p.last]
     return [p for p in parts if p not in whole or whole.index(p) % shard.of == shard.index - 1]
 
 
 def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:
-    """Return the newest folder in `nights` with the same options that did not come to its end."""
+    """Return the newest unfinished folder in `nights` with the same options."""
     for path in sorted(nights.glob(f"*/{STATE}"), reverse=True):
         with suppress(UsageError):
             night = Night.read(path.parent)
@@ -262,7 +262,7 @@ def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path |
 
 
 def hold(folder: Path) -> int:
-    """Lock `folder` for this process and its children; UsageError if another night holds it."""
+    """Lock `folder` for this process and its children; UsageError if another nightly has it."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     if not lock(descriptor, PATIENCE):
         os.close(descriptor)

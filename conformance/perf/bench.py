@@ -71,7 +71,7 @@ class Bench:
     Args:
         runner: runs the cases.
         isolation: limits of the measured processes.
-        cases: cases that no id makes, by their id.
+        cases: cases that cannot be built from their id, by id.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Bench:
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:
         """Measure a unit on all backends, interleaved; `buy` measures the rounds.
 
-        A backend whose case did not PASS gets the verdict of that case, one that fails during measurement a verdict of
-        its own; the others are then measured again, so that all have the same rounds.
+        A backend whose case did not PASS gets the verdict of that case; a backend that fails during measurement gets
+        that verdict. Then the others are measured again, so that all have the same rounds.
         """
         rows = {s: Row(unit, s, replace(self.result(unit, s), case=unit.id)) for s in specs}
         while passed := [r for r in rows.values() if r.result.verdict is Verdict.PASS]:

@@ -1,14 +1,14 @@
 """Measures false alarms of gates on this machine, and the slowdowns that they detect.
 
-A unit is started twice and measured against itself, in lives as in a gate, so a gate that answers "regressed" is wrong.
+A unit is started twice and compared with itself, in lives as in a gate. So a gate that answers "regressed" is wrong.
 In the same lives the second instance is also slowed down: it burns processor time inside its measurement, 3, 5, 10 or
 20 % of its usual time, and the actual loss is measured.
 
-A thousand gates of 90 s would take a day, so a *trial* replays a gate with whole measured lives in random order, and
-for A against A with the two sides swapped at random. No life is replayed twice before all were: repeated values distort
-a bootstrap, and real lives do not repeat. No time is simulated or scaled, and a life costs a trial what it costs a
-gate. But trials share the lives that they are drawn from, and a disturbance that occurs once an hour is in them only if
-it occurred.
+A thousand gates of 90 s would take a day, so a *trial* replays a gate with whole measured lives in random order; for A
+against A the two sides are also swapped at random. No life is replayed twice before all were replayed, because repeated
+values distort a bootstrap and do not occur in real lives. No time is simulated or scaled, and a life takes as much of a
+trial's time as of a gate's. But trials share the lives that they are drawn from, and a disturbance that occurs once an
+hour is in them only if it occurred.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEMANDED: Sequence[tuple[float, float]] = ((0.05, 0.70), (0.10, 0.95))
 """Slowdown and the rate at which gates must detect it; their false alarm rate may be `ERROR`."""
 _RECENT = 31
 _PATIENCE = 3
-"""Factor on the seconds of a recording, if lives are too slow for `FEWEST` of them."""
+"""Factor by which a recording is extended if lives are too slow for `FEWEST` of them."""
 
 
 class Slowed:

@@ -177,7 +177,7 @@ undecided gate is missing, which makes the run incomplete."""
 
 
 def not_run(gate: Gate, reason: str) -> Result:
-    """Return the answer of a gate that cannot be judged here."""
+    """Return the answer of a gate that cannot be judged on this machine."""
     return Result(gate.id, str(gate.backend), Verdict.UNSUPPORTED, error=Error(reason))
 
 
@@ -251,7 +251,7 @@ class Judge:
     """The baseline of gates that compare with one."""
     machine: str = field(default_factory=lambda: str(environment()["machine"]))
     rows: dict[tuple[Unit, Spec], Row] = field(default_factory=dict)
-    """The row with most rounds of each unit and backend measured."""
+    """For each measured unit and backend, the row with the most rounds."""
 
     def answer(self, gate: Gate) -> Answer:
         """Measure and judge a gate; UNSUPPORTED, with the reason, if it cannot be measured here."""

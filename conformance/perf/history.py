@@ -1,6 +1,6 @@
 """The history: many run files, from many machines, in one SQLite file; and its queries.
 
-A run is stored once under its own name, however often it is imported, and whole or not at all. Writers wait for each
+A run is stored once under its own name, however often it is imported, and atomically. Writers wait for each
 other, readers never wait.
 """
 
@@ -210,7 +210,7 @@ class History:
         self._db.close()
 
     def add(self, document: Mapping[str, JSON], *, nightly: bool = False) -> Added:
-        """Store one run file's content, whole or not at all.
+        """Store one run file's content atomically.
 
         A stored row stays, unless this document of the same run was written later. But a failing result always replaces
         one that does not fail and is never replaced by one: a clock that was set back hides no failure.
@@ -370,9 +370,9 @@ def _advice(error: str) -> str:
 
 
 FEWEST = 7
-"""Fewest points of a series: Otava's test needs 3 on each side."""
+"""Minimum number of points of a series: Otava's test needs 3 on each side."""
 WINDOW = 50
-"""Points in Otava's window; its own default."""
+"""Number of points in Otava's window; its default."""
 MAX_P = 0.001
 """Otava's default threshold of p."""
 
@@ -489,7 +489,7 @@ class Change:
     after: float
     """Mean rate until the next change."""
     p: float
-    """p of the t-test: how likely such a step is if nothing changed."""
+    """p of the t-test: the probability of such a step if nothing changed."""
 
     @property
     def ratio(self) -> float:
@@ -500,7 +500,7 @@ class Change:
 def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
     """Return the change points of each series of at least 7 points (E-divisive, Apache Otava).
 
-    They are sorted by time within a series; relative changes up to `least` are left out (0.02 is 2 %).
+    They are sorted by time within a series; relative changes up to `least` are omitted (0.02 is 2 %).
 
     Raises:
         UnavailableError: there is such a series, and Apache Otava, an extra that pins NumPy, is not installed.

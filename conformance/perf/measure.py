@@ -1,9 +1,9 @@
 """Measures work units: interleaved rounds of subjects, seconds of a unit on a backend.
 
-A session may have its own clock (`Session.clock`): a backend in a worker process is timed there, around `compute`, so
-its times exclude the pipe; graphs, weights and inputs are sent once, when the session is opened. ggml's session
-excludes rebuilding its graphs through ctypes, since llama.cpp reuses a graph if only inputs changed. Any other session
-in this process is timed from outside. A scheduler runs in this process, so the transfer to its devices counts.
+A session may have its own clock (`Session.clock`): a backend in a worker process is timed in that process, around
+`compute`, so its times exclude the pipe; graphs, weights and inputs are sent once, when the session is opened. ggml's
+session excludes rebuilding its graphs through ctypes, since llama.cpp reuses a graph if only inputs changed. Any other
+session in this process is timed by the caller. A scheduler runs in this process, so the transfer to its devices counts.
 `Measured.elapsed` has the seconds that passed in this process, which shows the excluded time: for 8 tokens of a small
 decoder after 512 others, 1.9 ms are charged in a worker as in this process, while 6.4 ms pass outside the worker and
 5.3 ms here.
@@ -29,7 +29,8 @@ from .statistics import Measurements
 from .units import Unit
 
 LIFE = 0.5
-"""Minimum seconds of rounds in a life; a life also lasts as long as its start, so that half of all time measures."""
+"""Minimum seconds of rounds in a life. The rounds also last as long as the start of the life, so that half of all time
+is used to measure."""
 LIFE_ROUNDS = 4
 """Minimum rounds in a life."""
 Opener = Callable[[], Backend]
@@ -57,12 +58,12 @@ class Subject:
 class Rounds(Measurements):
     """Interleaved measurements of several subjects.
 
-    Every second round reverses the order of the one before it, so of any two subjects each is first equally often.
+    Every second round reverses the order of the previous one, so each of two subjects is first equally often.
     After each such pair the order starts two subjects later, so that neighbours change.
     """
 
     def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:
-        """Start empty; `clock` measures `spent`; UsageError without subjects, or for equal names."""
+        """Start without rounds; `clock` measures `spent`; UsageError for no or equal names."""
         names = [s.name for s in subjects]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"rounds: subjects of different names expected, {names} found")
@@ -168,15 +169,14 @@ class Measured:
     def counters(self) -> dict[str, float]:
         """Return the witness's counters; independent of the number of rounds, but for `changed`.
 
-        Returns:
-            `compiles`, `hits`, `splits`, `copies`, `nodes`, `bytes.NAME` and `kernels.NAME`, after the first playing of
-            the case. `timed.compiles` and so on: the largest rise of the first five in the timed part of a measurement.
-            `changed`: in how many measurements outputs differed from the first's.
+        Returns: `compiles`, `hits`, `splits`, `copies`, `nodes`, `bytes.NAME` and `kernels.NAME`, after the case first
+        ran. `timed.compiles` and so on: the largest rise of the first five in the timed part of a measurement.
+        `changed`: the number of measurements whose outputs differed from those of the first.
         """
         return {**self._total, **_named("timed", self._during), "changed": self._changed}
 
     def elapsed(self, seconds: Sequence[float]) -> list[float]:
-        """Return the seconds that passed here in the measurements that were charged `seconds`."""
+        """Return the seconds that passed here while measurements were charged `seconds`."""
         clocks = iter(self._clocks)
         return [next(passed for charged, passed in clocks if charged == s) for s in seconds]
 

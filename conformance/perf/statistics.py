@@ -3,19 +3,20 @@
 Three disturbances separate a round from the true time; each is handled before the rest counts as noise:
 
 1. Bursts, modes and drift of the machine: only times of one round are compared, as the logarithm of their ratio.
-2. Order: a subject that follows itself finds its data in the cache, worth several percent. The medians of the rounds of
-   either order are averaged.
-3. Luck of a life: memory placement at start can cost one of two equal subjects several percent for as long as it lives.
-   So subjects are restarted again and again, and each life yields one value. Rounds of one life are not independent;
-   lives are.
+2. Order: a subject that runs twice in a row finds its data in the cache, and is several percent faster. The medians of
+   the rounds of either order are averaged.
+3. Differences between lives: memory placement at start can slow down one of two equal subjects by several percent as
+   long as it lives. So subjects are restarted many times, and each life gives one value. Rounds of one life are not
+   independent; lives are.
 
 The estimate is the 20 % trimmed mean over lives. Its interval is a studentised bootstrap over whole lives, with Yuen's
 standard error of the winsorised variance (bootstrap-t for trimmed means: Wilcox, Introduction to Robust Estimation and
 Hypothesis Testing, chapter 4), symmetric because swapping the two sides must give the reciprocal interval. The
 resamples of n lives are always the same ones, so results are deterministic.
 
-`decide` looks several times while lives accumulate. Stopping at the first alarm would exceed the allowed error, so each
-look spends as much of it as it took of the budget (alpha spending, linear in time): the sum stays at most `ERROR`.
+`decide` looks several times while lives accumulate. Stopping at the first alarm would exceed the allowed error. So each
+look may use the share of the error that equals its share of the budget (alpha spending, linear in time); the sum is at
+most `ERROR`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEWEST = 8
-"""Lives below which there is no interval."""
+"""Minimum number of lives for an interval."""
 RESAMPLES = 4000
 SEED = 20_260_801
 TRIM = 0.2
@@ -122,7 +123,7 @@ def _resamples(n: int) -> NDArray[np.int16]:
 
 
 class Measurements(ABC):
-    """Times that grow on demand: `measure.Rounds`, or a replay of recorded rounds."""
+    """Times of rounds, measured on demand: `measure.Rounds`, or a replay of recorded rounds."""
 
     def __init__(self, subjects: Iterable[str]) -> None:
         self.seconds: dict[str, list[float]] = {s: [] for s in subjects}
@@ -143,7 +144,7 @@ class Measurements(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An answer and its grounds."""
+    """An answer and the evidence for it."""
 
     answer: str
     """FINE, REGRESSED or UNDECIDED."""

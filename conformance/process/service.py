@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 
 _LENGTH = struct.Struct("<I")
 _JOIN = 1 << 16
-"""Blobs up to this size are copied together; one write for each would cost more."""
+"""Blobs up to this size are copied together, because separate writes would take longer."""
 _LONGEST_REQUEST = 1 << 28
 LONGEST_REPLY = 1 << 24
 """Maximum bytes of a reply header."""

@@ -28,10 +28,10 @@ PATIENCE = 2 * launch.PATIENCE
 
 
 class Child(subprocess.Popen[bytes]):
-    """A child process and its supervisor (`launcher`), which `pid` names.
+    """A child process and its supervisor (`launcher`); `pid` is that of the supervisor.
 
-    Its exit code and streams are those of `subprocess.Popen`. It ends with `end_group`, when nothing references it any
-    more, or when this process ends.
+    Its exit code and streams are those of `subprocess.Popen`. It ends with `end_group`, when nothing references it, or
+    when this process ends.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Child(subprocess.Popen[bytes]):
 
     @property
     def ours(self) -> bool:
-        """False in a fork of the process that started it."""
+        """True in the process that started it, False in its forks."""
         return self._owner == os.getpid()
 
     def release(self) -> None:

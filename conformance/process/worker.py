@@ -74,7 +74,7 @@ class Wire:
         """Do nothing: no byte is buffered."""
 
     def close(self) -> None:
-        """Stop waiting; the owner of the pipes closes them."""
+        """Stop waiting. The owner of the pipes closes them."""
         self._reader.close()
         self._writer.close()
 
@@ -187,7 +187,7 @@ WIRE_PATIENCE = 2.0
 
 
 class WorkerDiedError(ConformanceError):
-    """The child died or was ended; the message quotes `lines`, the last of its stderr.
+    """The child died or was ended; the message quotes `lines`, the last lines of its stderr.
 
     `how` is the signal, the exit status, or the reason why it was ended.
     """

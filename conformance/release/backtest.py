@@ -85,11 +85,11 @@ class Attempt:
 
     fault: Fault
     found: Sequence[Found] = ()
-    """Causes that the bad build has and the good one lacks, the most urgent first."""
+    """Causes in the bad build that are not in the good one, the most urgent first."""
     seconds: float = 0.0
     """Seconds of the run, which all faults of the two builds share."""
     after: bool = False
-    """True if the good build has the first of them too."""
+    """True if the good build also has the first of them."""
     error: str = ""
     """Why a build could not be tested."""
 
@@ -124,7 +124,7 @@ def attempt(
     release: Callable[[str, str, str, float], Release],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Attempt]:
-    """Try each fault; faults with the same builds and device share the longest run.
+    """Test each fault; faults with the same builds and device share the longest run.
 
     `release` gets both builds, the device and the seconds.
     """

@@ -37,7 +37,7 @@ class Bisection:
         return len({t.has for t in self.tried}) > 1
 
     def sentence(self) -> str:
-        """Return the answer in a line."""
+        """Return the answer as one line."""
         builds = [t.build.name for t in self.tried]
         bad = [t.has for t in self.tried]
         if not any(bad):
@@ -54,10 +54,10 @@ class Bisection:
 def bisect(
     case_id: str, spec: Spec, builds: Sequence[Build], kind: Kind, tell: Callable[[Tried], None] = lambda _: None
 ) -> Bisection:
-    """Run a case on some of `builds`, which are in order, until two neighbours differ.
+    """Run a case on some of the ordered `builds`, until two neighbours differ.
 
-    `spec` names the device; its library is replaced by each build's. The ends are tried first: if they agree, a
-    bisection cannot find anything, and no other build runs.
+    `spec` names the device; its library is replaced by each build's. The first and the last build run first: if they
+    agree, bisection cannot find anything, and no other build runs.
     """
     tried: dict[int, Tried] = {}
 

@@ -26,7 +26,8 @@ from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
 from .sym import Assumption, assumptions
 
 LIFTS = 3
-"""How often a template is lifted, each time with one more graph, before its graphs are compiled one by one."""
+"""Maximum number of times a template is lifted, each time with one more graph; after that its graphs are compiled one
+by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ class TemplateState:
     kinds: set[Hashable] = field(default_factory=set)
     """`lift.kinds` of its graphs so far."""
     split: bool = False
-    """True if graphs that it does not serve have a `TemplateState` per kind."""
+    """True if each other kind of graphs has its own `TemplateState`."""
 
 
 class TemplateKey:
-    """Key of a plan without values, with a cached hash."""
+    """Key of a plan without its values, with a cached hash."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -177,7 +178,7 @@ class TranslatingBackend(Backend):
 
     @abstractmethod
     def translate(self, plan: Plan, memory: AnyMemory) -> Program:
-        """Translate and compile; BackendError if the plan cannot be translated or compiled."""
+        """Translate and compile a plan; BackendError if that fails."""
 
     def refuses(self, node: Tensor) -> str:
         """Return why the emitter of `node.op` cannot translate `node`; empty if it can."""
@@ -185,7 +186,7 @@ class TranslatingBackend(Backend):
         return ""
 
     def bakes_weights(self, case: Case) -> bool:
-        """Return True if weights become part of a program, which then serves only equal weights."""
+        """Return True if weights become constants of a program, which then fits only these weights."""
         return len(case.steps) > 1
 
     def role_of(self, case: Case, weight: Tensor) -> Role:

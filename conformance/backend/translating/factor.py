@@ -1,9 +1,9 @@
-"""Find symbols for varying numbers of a template's graphs, and expressions for all others.
+"""Find symbols for varying numbers of a template's graphs, and expressions for the others.
 
 Numbers that differ between the graphs, and every extent above 1 of an input, become symbols. The layout of most ops
 follows from running the op's rule on symbols. A number that an op leaves to its caller (`ne`, `nb` and offset of a
 view, `ne` of a reshape …) is searched among known numbers: strides and extents of the parent, products of them,
-symbols, symbols times or plus a constant; only if none fits it becomes a symbol of its own.
+symbols, symbols times or plus a constant; if none of them fits, it becomes a new symbol.
 
 A wrong guess costs generality, never correctness: every number is checked for every graph, here and when a later graph
 is bound.
@@ -30,7 +30,7 @@ Vec = tuple[int, ...]
 Product = tuple[int, tuple[int, ...]]
 """A factor and extents of inputs, by slot."""
 Relation = tuple[int, tuple[int, int, int]]
-"""Slot of an extent, and how another gives it: factor, slot of the other, summand."""
+"""Slot of an extent that another extent determines: slot, factor, slot of the other, summand."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Symbols:
         return symbol(len(self.how) - 1, vec[0])
 
     def input(self, slot: int) -> int:
-        """Return the extent of an input: a symbol if above 1, unless a fact tells otherwise."""
+        """Return the extent of an input: a symbol if it is above 1, unless a fact fixes it."""
         vec = self.vec(slot)
         if max(vec) <= 1 or slot in self.facts.frozen:
             return vec[0]
@@ -160,7 +160,7 @@ def name_of(slot: int) -> str:
 
 
 def differs(vec: Vec) -> bool:
-    """Return True if a number differs between graphs."""
+    """Return True if the number differs between graphs."""
     return any(v != vec[0] for v in vec)
 
 
@@ -402,7 +402,7 @@ class Factoring:
     def _extent(
         self, i: int, d: int, ne: Sequence[Vec], nb: Sequence[Vec], steps: Sequence[int | None], a: Tensor
     ) -> int:
-        """Return an extent of a view: its parent's, one that fills a stride or parent, or free.
+        """Return an extent of a view: its parent's, one that fills a stride or parent, or a symbol.
 
         It is the parent's only if the next stride is the parent's too: a view of a cache may be transposed.
         """
@@ -427,7 +427,7 @@ class Factoring:
         return self.symbols.free(slot)
 
     def _stride(self, i: int, d: int, vec: Vec, steps: Sequence[int | None], extents: Sequence[int], a: Tensor) -> int:
-        """Return a stride of a view that its parent lacks: a dimension's end, or a multiple."""
+        """Return a stride of a view that its parent does not have: a dimension's end, or a multiple."""
         inner = [s * n for s, n in zip(steps[:d], extents, strict=False) if s is not None]
         for n in (*reversed(inner), *(s * m for s, m in zip(a.nb, a.ne, strict=True)), *a.nb):
             if self.symbols.fits(n, vec):

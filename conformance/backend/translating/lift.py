@@ -68,8 +68,8 @@ def kinds(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
 def row_selectors(tensors: Sequence[Tensor]) -> set[Tensor]:
     """Return leaves that only select rows of a computed tensor, and what depends on them.
 
-    Each row is computed independently, so one row is no special case of many; if an op or an emitter treats it as one,
-    guards detect that.
+    Rows are computed independently, so a single row needs no template of its own; if an op or an emitter treats it
+    differently, guards detect that.
     """
     ids: set[Tensor] = set()
     other: set[Tensor] = set()
@@ -156,7 +156,7 @@ def _new_template(
 
 
 def _coincidences(t: Tensor) -> Iterable[Assumption]:
-    """Return facts that may hold for a graph's numbers but not for the expressions.
+    """Return facts that may be true for a graph's numbers but not for the expressions.
 
     Facts are an extent of 1, no gap between dimensions, a view of the whole root.
     """
@@ -217,7 +217,7 @@ class Template:
 
     @cached_property
     def _solver(self) -> tuple[Callable[[Row], Row], Row, Callable[[Row], Row], tuple[Expr, ...], Callable[[Row], Row]]:
-        """Data for `solve`: pick constants; their values; pick varying ones; their expressions."""
+        """Selectors of constant and of varying values, for `solve`, with values and expressions."""
         moving = [k for k, e in enumerate(self.exprs) if not isinstance(e, Const)]
         fixed = _pick([k for k, e in enumerate(self.exprs) if isinstance(e, Const)])
         place = {e: j for j, e in enumerate(dict.fromkeys(self.exprs[k] for k in moving))}

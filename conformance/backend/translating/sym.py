@@ -75,14 +75,14 @@ _OPERATORS: dict[Operator, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """A comparison of a number that varies between graphs: `expr op 0` is `held`."""
+    """A comparison of a number that varies between graphs: `expr op 0` had the result `held`."""
 
     op: Literal["<", "=="]
     expr: Expr
     held: bool
 
     def holds(self, bindings: Sequence[int]) -> bool:
-        """Return True if the outcome is the same for `bindings`."""
+        """Return True if the comparison has the same outcome for `bindings`."""
         n = evaluate(self.expr, bindings)
         return (n < 0 if self.op == "<" else n == 0) is self.held
 

@@ -34,7 +34,7 @@ def write_report(
 ) -> Path:
     """Write the folder `folder/<cause.id>/` with case, proof and draft issue; return it.
 
-    The folder appears whole or not at all, and replaces one from an earlier run.
+    The folder is written atomically, and replaces one from an earlier run.
 
     Args:
         folder: created if missing.

@@ -1,6 +1,6 @@
 """Write the draft of an issue, under the headings of llama.cpp's bug template.
 
-Text that others may have written (ids, names, messages) stands in code spans and fences that it cannot end.
+Untrusted text (ids, names, messages) is put into code spans and fences that it cannot end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOW = {
     Verdict.TIMEOUT: "hang",
     Verdict.OVERCLAIM: "accepted by supports_op, then compute fails",
 }
-"""Verdict -> what the title says."""
+"""Verdict -> text of the title."""
 MOST_LINES = 80
 """Maximum lines of a draft; a longer proof is attached."""
 LONGEST = 1000
@@ -36,7 +36,7 @@ LONGEST = 1000
 NODES = 8
 """Maximum nodes of the graph that a draft shows."""
 TITLED = 2
-"""Conditions that a title names."""
+"""Maximum number of conditions in a title."""
 COMPILED = """Compile and run it (GGML: a checkout of ggml, LIB: the folder of its libraries):
 ```
 c++ -std=c++17 program.cpp -I GGML/include -L LIB -Wl,-rpath,LIB -lggml -lggml-base -o program
@@ -106,7 +106,7 @@ def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[
 
 
 def _numbers(result: Result) -> Iterator[str]:
-    """Yield what the backend said, or the worst wrong element."""
+    """Yield the backend's message, or the worst wrong element."""
     where = result.where
     if result.error is not None:
         yield code(said(result.error), LONGEST)

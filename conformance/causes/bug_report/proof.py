@@ -28,9 +28,9 @@ from .program import MOST_DATA, Wanted, is_scheduled, program, size_of, wanted_o
 DEFAULT_NMSE = 1e-7
 """The default NMSE limit of test-backend-ops."""
 ROUNDED_NMSE = 5e-4
-"""Its limit where one side rounds activations and the other does not."""
+"""The limit if one side rounds activations and the other does not."""
 DRAWS = 4
-"""Draws of random values with which a case must fail each time to need none of its own."""
+"""Number of random draws with which a case must fail to be reported with random data."""
 MOST_LINES = 60
 """Maximum lines of a `test_case`."""
 Run = Callable[[Case], Result]
@@ -50,7 +50,7 @@ class Proof:
 
 
 def plain_devices(spec: Spec) -> list[Spec]:
-    """Return the devices of a scheduler, each without it."""
+    """Return the devices of a scheduler as separate backends."""
     spec = resolve(spec)
     options = dict(spec.options)
     if spec.name == "sched":
@@ -92,7 +92,7 @@ def proof_of(
 
 
 def _limit(case: Case, result: Result) -> str:
-    """Return whether upstream's own limit would pass wrong numbers."""
+    """Return a sentence on whether wrong numbers are within upstream's own limit."""
     where = result.where
     if result.verdict is not Verdict.FAIL or result.nmse is None or where is None or where.node is None:
         return ""

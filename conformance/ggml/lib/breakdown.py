@@ -40,16 +40,16 @@ class Parts:
 
 
 def breakdown(library: Llama, context: int, lines: Iterable[str]) -> dict[str, Parts]:
-    """Return buffer type -> bytes of `context` and its model there, as llama.cpp counts.
+    """Return buffer type -> bytes of `context` and its model, as llama.cpp counts them.
 
-    `lines` are its log from model load and context creation, for a library without the map.
+    `lines` is the log of loading the model and creating the context, for a library without the map.
     """
     exact = exported(library, context)
     return of_log(lines) if exact is None else exact
 
 
 def of_log(lines: Iterable[str]) -> dict[str, Parts]:
-    """Return the breakdown from llama.cpp's log, to 0.01 MiB, with last compute sizes."""
+    """Return the breakdown from llama.cpp's log, to 0.01 MiB; the last compute sizes count."""
     out: dict[str, Parts] = {}
     for match in filter(None, map(_LINE.search, lines)):
         parts, field = out.setdefault(match["buft"], Parts()), _FIELD[match["what"]]
@@ -59,7 +59,7 @@ def of_log(lines: Iterable[str]) -> dict[str, Parts]:
 
 
 def exported(library: Llama, context: int) -> dict[str, Parts] | None:
-    """Return the breakdown to the byte; None if ctypes cannot get it from the library."""
+    """Return the exact breakdown in bytes; None if ctypes cannot get it from the library."""
     function = library.function(_SYMBOL)
     if function is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return None

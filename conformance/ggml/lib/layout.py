@@ -1,7 +1,8 @@
 """C interface of ggml and llama.cpp: structs by version, functions, ids of ops and types.
 
-A layout is what the headers declare, padded as C does on every 64-bit machine. No version number is trusted: `library`
-and `llama` let the loaded library fill these structs, and take the first layout of the table that fits the result.
+A layout has the fields that the headers declare, padded as C does on every 64-bit machine. No version number is
+trusted: `library` and `llama` let the loaded library fill these structs, and take the first layout of the table that
+fits the result.
 
 Ids differ between versions too, so they are looked up by name. ggml's name tables have no bounds check: a walk stops at
 the last known name, or at an entry that cannot be a name of this library (`dladdr` gives a pointer's owner).
@@ -382,8 +383,8 @@ LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (
 def llama_optional(model_params: CType) -> Signatures:
     """Return the `llama_*` signatures that older versions lack.
 
-    Without them no model is made from metadata, and it is unknown if a memory can shift, if a vocabulary has texts, or
-    how wide an input embedding is.
+    Without them no model can be created from metadata, and it is unknown if a memory can shift, if a vocabulary has
+    text, and how wide an input embedding is.
     """
     return {
         "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)), "memory_can_shift": (_B, (_P,)),
@@ -433,7 +434,7 @@ _LONGEST = 64
 _FAR = 1 << 26
 """Without `dladdr`: names of one library are never this many bytes apart."""
 _NEAR = 1 << 20
-"""How far beyond an address the next ones are expected."""
+"""Distance in bytes within which the next addresses are expected."""
 _NAME = re.compile(rb"[A-Z][A-Z0-9_]*")
 _TYPE_NAME = re.compile(rb"[ -~]+")
 
@@ -455,10 +456,10 @@ def home(pointer: int) -> DlInfo | None:
 
 
 def _beside(pointer: int) -> Callable[[int], bool]:
-    """Return a test whether an address lies in the library of `pointer`.
+    """Return a predicate: True if an address lies in the library of `pointer`.
 
-    `dladdr` searches all symbols of a library, so it is asked only above the addresses known to lie there: what is
-    between them and the library's base is the library's too.
+    `dladdr` searches all symbols of a library, so it is called only for addresses above those already known: everything
+    between the library's base and a known address belongs to the library.
     """
     info = home(pointer)
     if info is None:

@@ -54,10 +54,10 @@ _NAMES = (
     r"lib{0}\.so", r"lib{0}\.so\..+", r"lib{0}\..+\.so", r"lib{0}-[0-9a-f]{{8}}\.so.*", r"lib{0}(\..+)?\.dylib",
     r"{0}\.dll",
 )  # fmt: skip
-"""File names of a library, likeliest first."""
+"""File names of a library, most likely first."""
 
 RPC_SERVERS = ("ggml-rpc-server", "rpc-server")
-"""Programs that serve devices over RPC: today's name, and the one before 2026."""
+"""Names of the RPC server program: the current one, and that before 2026."""
 
 _VARIANT = "ggml-cpu-"
 """Prefix of a CPU library's name in a build with several."""
@@ -194,7 +194,7 @@ class Library:
         """True if ggml skips nodes without FLAG_COMPUTE."""
         self._loaded = False
         self._symbols: dict[str, bool] = {}
-        """Symbol asked for -> True if the library exports it."""
+        """Requested symbol -> True if the library exports it."""
 
     @property
     def build(self) -> str:
@@ -221,7 +221,7 @@ class Library:
         return self._symbols[symbol]
 
     def lacks(self, type_: GGMLType) -> str:
-        """Return why tensors of `type_` cannot be made in this library, or ""."""
+        """Return why tensors of `type_` cannot be created in this library, or ""."""
         if type_.name in self.types:
             return ""
         return f"type {type_} {self.other_types[type_.name]} (ggml {self.version})"
@@ -378,8 +378,7 @@ class Library:
     def start(self, device: int, threads: int | None = None) -> int:
         """Return a new `ggml_backend_t` of the device with `threads` threads, or its default.
 
-        UnavailableError if it cannot be initialised; UsageError if more than one thread is asked for and it has no
-        setting.
+        UnavailableError if it cannot be initialised; UsageError for several threads if it has no setting for them.
         """
         backend: int | None = self.ggml.backend_dev_init(device, None)
         name = self.ggml.backend_dev_name(device).decode()
@@ -581,7 +580,7 @@ def part(folder: Path, stem: str) -> Path | None:
 
 
 def named(folder: Path, stem: str) -> Iterator[Path]:
-    """Yield every file in `folder` that may be the library `stem`, likeliest first."""
+    """Yield every file in `folder` that may be the library `stem`, most likely first."""
     for pattern in _NAMES:
         legal = re.compile(pattern.format(re.escape(stem)))
         yield from sorted(p for p in folder.iterdir() if legal.fullmatch(p.name))
@@ -619,8 +618,8 @@ def rpc_server(folder: Path) -> Path | None:
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
     """Load the libraries with RTLD_LOCAL, so that two versions of ggml can live in one process.
 
-    Linked libraries are searched on the loader's path before their own folder unless already loaded, so the folder's
-    `ggml-base` and `ggml-cpu` are loaded first.
+    The loader searches its own path for linked libraries before their folder, unless they are loaded already. So the
+    folder's `ggml-base` and `ggml-cpu` are loaded first.
     """
     folder = path if path.is_dir() else path.parent
     whole, *others = (part(folder, stem) for stem in parts)
@@ -651,7 +650,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def files_of(functions: Sequence[Any]) -> list[Path]:
-    """Return the files of ctypes functions, sorted, as far as the loader knows them."""
+    """Return the sorted library files of ctypes functions, as far as the loader knows them."""
     files: set[Path] = set()
     base = sys.maxsize  # of the library of the pointer before, which holds all down to there
     for pointer in sorted((ctypes.cast(f, _P).value or 0 for f in functions), reverse=True):

@@ -99,7 +99,7 @@ def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[st
 
 
 def _words(program: Path, environment: dict[str, str]) -> list[str]:
-    """Return the server's command line, on the CPU if it can choose: its arithmetic is known."""
+    """Return the server's command line; it uses the CPU, whose arithmetic is known, if it can."""
     words = [os.fspath(program)]
     helped = _start([*words, "--help"], environment)
     try:

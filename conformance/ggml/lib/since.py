@@ -1,8 +1,8 @@
 """Later uses of an op: an older library silently computes something else.
 
-A row names the new use and a symbol that shows it, such as the constructor for such nodes. No version number is
-trusted. A use without a symbol of its own has the next symbol added after it: a build between the two is asked for less
-than it can do.
+A row names the new use and a symbol that was added with it, such as the constructor for such nodes. Version numbers are
+not used. A use without its own symbol has the next symbol that was added after it, so a build between the two counts as
+older than it is.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Field:
     """A parameter: its position in `op_params`, and how its words are read and written."""
 
     name: str
-    """ggml's name of the constructor's argument; empty for a gap, which stays 0."""
+    """ggml's name of the constructor's argument; empty for a gap, which is always 0."""
     read: Callable[..., Any]
     """Converts its words to the value."""
     write: Callable[[Any], tuple[int, ...]]
@@ -162,7 +162,7 @@ def vec(name: str, elements: int | str, vary: Vary | None = None, *, always: boo
 
 
 GAP = i32("")
-"""A word that stays 0."""
+"""A word that is always 0."""
 
 
 def int32(bits: int) -> int:

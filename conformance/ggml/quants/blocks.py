@@ -143,7 +143,7 @@ def _f16(random: NDArray[np.uint16], exponent: int) -> NDArray[np.float16]:
 
 
 def _canonical_trits(q: NDArray[np.uint8], trits: int) -> NDArray[np.uint8]:
-    """Return bytes that the quantiser can write: ceil(256 t / 243) of a t below 3**trits."""
+    """Return bytes that the quantiser can write: ceil(256 t / 243) for a t below 3**trits."""
     number = (q.astype(np.uint16) * np.uint16(3**trits) >> np.uint16(8)) * np.uint16(3 ** (5 - trits))
     return ((number * np.uint16(256) + np.uint16(242)) // np.uint16(243)).astype(np.uint8)
 

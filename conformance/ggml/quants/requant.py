@@ -66,8 +66,8 @@ MODES: dict[str, Requant] = {
 }
 """`ggml_openvino_get_requant_type` of ggml-openvino-extra.cpp: `npu` on the NPU, `channel8` on CPU and GPU. It finds
 the embedding and the output projection by name and stores every output projection as `q8_0xrow`. Here the embedding is
-what GET_ROWS reads; the output projection is assumed to be Q6_K, as llama-quantize makes it in every four-bit file. One
-of another type is treated as any other weight."""
+what GET_ROWS reads; the output projection is assumed to be Q6_K, as llama-quantize makes it in every four-bit file. An
+output projection of another type is treated as any other weight."""
 
 
 def mode_named(name: str) -> Requant:
@@ -85,7 +85,7 @@ def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str
     """Return the form in which `node` reads `src[0]`; "" for the tensor's own.
 
     A weight is a leaf that is not a graph input and is read whole, not through a view such as a window of a KV cache. A
-    row that is not a whole number of groups keeps its own form; ggml-openvino's layout has no such row.
+    row that is not a whole number of groups is not converted; ggml-openvino's layout has no such row.
     """
     table = weights if node.op in _PRODUCTS else rows if node.op == "GET_ROWS" else {}
     leaf = node.src[0] if table else None

@@ -83,7 +83,7 @@ class Encoder:
 
     @contextmanager
     def clean(self) -> Iterator[None]:
-        """Free everything that was made inside the block."""
+        """Free everything that was created inside the block."""
         try:
             yield
         finally:
@@ -147,7 +147,7 @@ class Encoder:
         return int(made)
 
     def mergeable(self, *bitmaps: int) -> None:
-        """Mark bitmaps as frames of a film, as older versions do for images of one size."""
+        """Mark bitmaps as frames of a video, as older versions do for images of one size."""
         for bitmap in bitmaps if self.library.mtmd.bitmap_set_mergeable else ():
             self.call("bitmap_set_mergeable")(bitmap, True)  # C's signature
 
@@ -208,7 +208,7 @@ class Encoder:
 
 
 def _picture(stream: Stream, width: int, height: int) -> NDArray[np.uint8]:
-    """Draw slanted stripes under noise, `[height, width, 3]`: smooth, and no two patches equal."""
+    """Draw slanted stripes with noise, `[height, width, 3]`: smooth, all patches different."""
     x, y = np.meshgrid(np.arange(width), np.arange(height))
     slopes = stream.bytes(6).astype(np.int64) % 7 + 1
     stripes = np.stack([x * slopes[2 * c] + y * slopes[2 * c + 1] for c in range(3)], axis=-1)
@@ -217,7 +217,7 @@ def _picture(stream: Stream, width: int, height: int) -> NDArray[np.uint8]:
 
 
 def _sound(stream: Stream, n: int) -> F32:
-    """Make `n` samples in [-1, 1]: a saw tooth of rising pitch, under noise."""
+    """Make `n` samples in [-1, 1]: a sawtooth of rising pitch, with noise."""
     at = np.arange(n, dtype=np.int64)
     saw = (at * (37 + at // 4096)) % 512
     return (saw.astype(np.float32) / np.float32(512) + stream.unit(n) - np.float32(1)) * np.float32(0.9)

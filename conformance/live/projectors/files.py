@@ -1,4 +1,4 @@
-"""Writes the files that libmtmd loads: a made-up projector and a text model's metadata."""
+"""Writes the files that libmtmd loads: a random projector and a text model's metadata."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def write_text_model(path: Path, projector: Projector) -> None:
 
 
 def _type(name: str, ne: tuple[int, ...], type_w: str) -> GGMLType:
-    """Return `type_w` where it fits a matrix's rows, else F32, as llama.cpp converts."""
+    """Return `type_w` if it fits a matrix's rows, else F32, as llama.cpp's converter does."""
     is_matrix = len(ne) == 2 and ".blk." in name and name.endswith(".weight") and "conv_dw" not in name
     return TYPES[type_w] if is_matrix and ne[0] % TYPES[type_w].blck_size == 0 else F32
 

@@ -47,7 +47,7 @@ def twice(e: Encoder) -> Iterator[Comparison]:
 
 
 def in_turn(e: Encoder) -> Iterator[Comparison]:
-    """Encode media of all sizes one after the other, each as if alone: graphs grow and shrink."""
+    """Encode media of all sizes in turn, as graphs grow and shrink; compare with each alone."""
     context = e.context()
     order: tuple[Medium, ...] = ("thin", "large", "whole", "odd", "large")
     for name in order:
@@ -55,7 +55,7 @@ def in_turn(e: Encoder) -> Iterator[Comparison]:
 
 
 def prompt(e: Encoder) -> Iterator[Comparison]:
-    """Encode two media in one prompt, each as if alone."""
+    """Encode two media in one prompt, and compare with each alone."""
     media = e.medium("odd"), e.medium("whole")
     alone = [e.look(e.context(), medium) for medium in media]
     yield from _same("both", e.look(e.context(), *media), alone[0] + alone[1], exact=True)
@@ -76,7 +76,7 @@ def reversed_(e: Encoder) -> Iterator[Comparison]:
 
 
 def batch(e: Encoder) -> Iterator[Comparison]:
-    """Encode media of one size in a batch, each as if alone."""
+    """Encode media of one size in a batch, and compare with each alone."""
     context = e.context()
     chunks = [e.chunks(context, e.medium("odd", version))[0] for version in "abc"]
     alone = [e.encode(context, c) for c in chunks]
@@ -85,7 +85,7 @@ def batch(e: Encoder) -> Iterator[Comparison]:
 
 
 def tiles(e: Encoder) -> Iterator[Comparison]:
-    """Encode the tiles of a large image in a batch, each as if alone."""
+    """Encode the tiles of a large image in a batch, and compare with each alone."""
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
     if len(chunks) < 3:

@@ -57,7 +57,7 @@ class Projector:
     text: str = "llama"
     """Architecture of the text model."""
     text_keys: Mapping[str, Value] = field(default_factory=dict)
-    """Its metadata beyond the zoo's own keys."""
+    """Metadata of the text model, beyond the zoo's own keys."""
 
 
 @cache

@@ -38,7 +38,7 @@ def removed(harness: Harness) -> Iterator[Comparison]:
 
 
 def scaled(harness: Harness) -> Iterator[Comparison]:
-    """Compare half an adapter with one whose B is halved, and scale 0 with no adapter."""
+    """Compare an adapter at scale 0.5 with one whose B is halved, and scale 0 with no adapter."""
     of = lora.factors(harness, "a")
     a = lora.load(harness, "a", of)
     half = lora.load(harness, "half", {w: (f[0], f[1] / np.float32(2)) for w, f in of.items()})

@@ -30,7 +30,7 @@ def _alone(context: Context, seq: int, n: int, steps: int = AFTER) -> F32:
 def together(
     harness: Harness, seqs: Sequence[int], *, unified: bool | None = None, alike: bool = False
 ) -> Iterator[Comparison]:
-    """Decode sequences of different lengths (`alike`: of one length) together, prompt and steps.
+    """Decode prompts and steps of several sequences together; `alike`: all of one length.
 
     The context has room for one more sequence than it needs, so that the two runs differ even for a single sequence.
     """

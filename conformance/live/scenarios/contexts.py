@@ -29,7 +29,7 @@ def two(harness: Harness) -> Iterator[Comparison]:
 
 
 def sizes(harness: Harness) -> Iterator[Comparison]:
-    """Decode texts of changing size in one context, each as in a new one."""
+    """Decode texts of different sizes in one context, and compare with a new context for each."""
     context = harness.context()
     for i, n in enumerate((1, 200, 1, 60, 2)):
         if context.memory:

@@ -51,7 +51,7 @@ def again(harness: Harness) -> Iterator[Comparison]:
 
 
 def together(harness: Harness) -> Iterator[Comparison]:
-    """Encode two texts in one batch, each as if alone."""
+    """Encode two texts in one batch, and compare with each alone."""
     texts = ((7, "text a"), (12, "text b"))
     context = harness.context(2)
     _read(context, *texts)

@@ -94,14 +94,14 @@ class Harness:
 
     @property
     def n_embd(self) -> int:
-        """Elements of a row between layers."""
+        """Number of elements of a row between layers."""
         return int(self.call("model_n_embd")(self.model))
 
     @cached_property
     def keeps_order(self) -> bool:
         """True if a loaded state has the cells of the saved one.
 
-        States leave out cells that no window reaches.
+        States omit cells that no window reaches.
         """
         fields = GGUFReader(self.request.model).fields.items()
         windows = [int(f.contents()) for name, f in fields if name.endswith("attention.sliding_window")]

@@ -1,4 +1,4 @@
-"""LoRA adapters and control vectors for a made-up model."""
+"""LoRA adapters and control vectors for a generated model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _matrices(model: str) -> tuple[tuple[str, int, int], ...]:
 
 
 def factors(harness: Harness, name: str, rank: int = 4) -> Factors:
-    """Draw random factors for every matrix; RefusedError if the file holds no such weights."""
+    """Draw random factors for every matrix; RefusedError if the file has no such weights."""
     out: Factors = {}
     for weight, ne0, ne1 in _matrices(harness.request.model):
         stream = Stream(harness.request.stream, f"lora {name} {weight}")

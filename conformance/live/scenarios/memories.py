@@ -24,7 +24,7 @@ def _alone(harness: Harness, name: str = "prompt", n: int = PROMPT) -> Context:
 
 
 def _need_rotations(harness: Harness) -> None:
-    """Raise RefusedError if a model depends on absolute positions, however the cells move.
+    """Raise RefusedError if a model depends on absolute positions, which shifts do not change.
 
     starcoder has a RoPE type and learnt positions, which are added to the embeddings.
     """
@@ -125,7 +125,7 @@ def add_back(harness: Harness) -> Iterator[Comparison]:
 
 
 def add(harness: Harness) -> Iterator[Comparison]:
-    """Shift all positions of a text, which must not matter if positions are relative."""
+    """Shift all positions of a text; with relative positions this must not change results."""
     _need_rotations(harness)
     context, calm = _alone(harness), _alone(harness)
     context.add(0, 7)

@@ -22,7 +22,7 @@ MEAN, CLS, LAST, NONE = 1, 2, 3, 0
 
 
 def embeddings_in(harness: Harness) -> Iterator[Comparison]:
-    """Feed embeddings instead of tokens; RefusedError if llama.cpp treats them otherwise."""
+    """Feed embeddings instead of tokens; RefusedError if llama.cpp treats them differently."""
     arch = str(harness.request.params.get("arch"))
     if arch in OTHERWISE:
         raise RefusedError(f"{arch} {OTHERWISE[arch]}")

@@ -233,7 +233,7 @@ def snapshots(harness: Harness) -> Iterator[Comparison]:
 
 
 def loaded_drafts(harness: Harness) -> Iterator[Comparison]:
-    """Reject drafts of a loaded state, which must have loaded the snapshots or refuse."""
+    """Reject drafts after loading a state, which must restore its snapshots or be refused."""
     calm, into = _with_drafts(harness), harness.context(more=SNAPSHOTS)
     load(into, save(calm))
     for each in (calm, into):
@@ -267,14 +267,14 @@ def renamed(data: Data, arch: str) -> Data:
 
 
 def refused_seq(harness: Harness, spoil: Callable[[Data], Data]) -> Iterator[Comparison]:
-    """Load a spoilt state over sequence 1 of two, which must be refused."""
+    """Load a corrupted state over sequence 1 of two, which must be refused."""
     context = _begun(harness, 2)
     _refused(context, "state_seq_set_data", spoil(save_seq(context, 0).data), (1,))
     yield from _as_before(context, _begun(harness, 2), other=0)
 
 
 def refused(harness: Harness, spoil: Callable[[Data], Data]) -> Iterator[Comparison]:
-    """Load a spoilt state of a whole context, which must be refused."""
+    """Load a corrupted state of a whole context, which must be refused."""
     context = _begun(harness, 2)
     _refused(context, "state_set_data", spoil(save(context).data), ())
     yield from _as_before(context, _begun(harness, 2))
@@ -310,9 +310,9 @@ def _left(context: Context, seq: int) -> int:
 
 
 def _as_before(context: Context, calm: Context, other: int = -1) -> Iterator[Comparison]:
-    """Compare each sequence after a refused state: it must be as it was, or empty.
+    """Compare each sequence after a refused state: it must be unchanged or empty.
 
-    `other`: a sequence that must be as it was.
+    `other`: a sequence that must be unchanged.
     """
     for seq in range(2):
         left = _left(context, seq)

@@ -28,10 +28,10 @@ class Scenario:
     does: str
     """Description."""
     kinds: tuple[Kind, ...]
-    """Kinds of models that it applies to."""
+    """Kinds of models to which it applies."""
     play: Callable[[Harness], Iterator[Comparison]]
     parts: int = 1
-    """Number of processes, one after the other."""
+    """Number of processes that run one after the other."""
 
 
 # fmt: off

@@ -6,8 +6,8 @@ of this package or none.
 
 On POSIX it forks before anything is loaded. The child becomes the target and leads a new process group. The parent
 becomes its supervisor, with one thread and none of the child's state. It kills the group when its own parent is gone
-(the pipe from there closes, whatever killed it) or sends SIGTERM, and it kills what the child left running when the
-child has ended. It depends on no lock of the child's interpreter.
+(then the pipe from there closes) or sends SIGTERM. When the child has ended, it kills processes that the child left
+running. It does not depend on locks of the child's interpreter.
 
 Linux: the supervisor is the subreaper of its descendants, so it also finds and kills processes that left the group
 through `setsid`, and the child dies with its supervisor. On other POSIX systems a process that leaves the group is not
@@ -182,7 +182,7 @@ if sys.platform != "win32":  # there a job object replaces the supervisor (proce
             os.killpg(group, signal.SIGKILL)
 
     def _end_as(code: int) -> None:
-        """End as the child did, so that the parent sees the same status."""
+        """End with the child's status, so that the parent sees it."""
         if code >= 0:
             os._exit(code)
         _prctl(DUMPABLE, 0)
@@ -230,7 +230,7 @@ def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> No
 
 
 def spare_collections() -> None:
-    """Collect garbage less often, and not at exit.
+    """Run the garbage collector less often, and not at exit.
 
     Objects created by imports stay alive; with the default threshold, scanning them takes a fifth of the start-up time.
     """
@@ -239,7 +239,7 @@ def spare_collections() -> None:
 
 
 def _find(root: str) -> None:
-    """Make `root`'s package importable: last on the path if there is no other, else first."""
+    """Make `root`'s package importable: first on the path if there is another one, else last."""
     from importlib.util import find_spec  # noqa: PLC0415  # not before the current directory is off the path
 
     found = find_spec(PACKAGE)
