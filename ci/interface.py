@@ -1,4 +1,4 @@
-"""Writes docs/measurements/interface.md: ggml's interface as covered, with evidence.
+"""Writes docs/measurements/interface.md: the covered parts of ggml's interface.
 
     python ci/interface.py                  # the page, from ci/interface.json and the case ids
     python ci/interface.py headers SOURCE   # read ggml's headers (SOURCE: its folder) and the installed library
@@ -106,7 +106,7 @@ def _code(path: Path) -> str:
 
 
 def _block(text: str, head: str) -> str:
-    """Return what stands in braces after `head`."""
+    """Return the text in braces after `head`."""
     begin = re.search(rf"{head}\s*\{{", text)
     assert begin is not None, head
     return text[begin.end() : text.index("};", begin.end())]
@@ -181,7 +181,7 @@ def trace() -> None:
     hooks = Hooks(inventory()["tables"], note)
 
     class Watched(library.Library):
-        """A library whose functions note their calls."""
+        """A library whose functions record their calls."""
 
         def __init__(self, where: str = "") -> None:
             super().__init__(where)
@@ -210,7 +210,7 @@ def trace() -> None:
 
 
 class Traced:
-    """A function of the binding that notes its name when called."""
+    """A function of the binding that records its name when called."""
 
     VALUES: ClassVar = {
         "ggml_backend_dev_type": "ggml_backend_dev_type",
@@ -248,10 +248,10 @@ class Traced:
 
 
 class Hooks:
-    """Replaces pointers in function tables by functions that note the call and pass it on.
+    """Replaces pointers in function tables by functions that record the call and pass it on.
 
-    It begins with devices. Backends, buffer types and buffers are those that a replaced function returns, so also the
-    ones that only ggml and llama.cpp see.
+    The tables of devices are replaced first. Backends, buffer types and buffers are those that a replaced function
+    returns, so also the ones that only ggml and llama.cpp see.
     """
 
     ANY = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 8)
@@ -261,14 +261,15 @@ class Hooks:
         "get_host_buffer_type": ("ggml_backend_buffer_type_i", 0), "alloc_buffer": ("ggml_backend_buffer_i", 0),
         "buffer_from_host_ptr": ("ggml_backend_buffer_i", 0),
     }  # fmt: skip
-    """Function -> the table of what it returns, and where in its struct it begins: `ggml_backend` has a GUID first."""
+    """Function -> the table of the object that it returns, and its offset in the struct: `ggml_backend` has a GUID
+    first."""
 
     def __init__(self, tables: Mapping[str, list[str]], note: Callable[[str], None]) -> None:
         self._tables, self._note = tables, note
         self._ours: dict[int, Any] = {}
         self._last: list[str] = []
         self._others: set[str] = set()
-        """Tables that this library lays out otherwise: their calls have no known names."""
+        """Tables with another layout in this library: their calls have no known names."""
 
     def device(self, pointer: int) -> None:
         """Watch a device and its registry, whose pointer is behind the device's functions."""
@@ -327,13 +328,13 @@ def calls() -> dict[str, list[str]]:
 # What is covered, by evidence.
 
 OPS = {"ggml_op": "", "ggml_unary_op": "UNARY.", "ggml_glu_op": "GLU."}
-"""Enumeration of ops -> what stands before its members in an id of the family `ops`."""
+"""Enumeration of ops -> text before its members in an id of the family `ops`."""
 KEYS = {
     "ggml_type": "type", "ggml_prec": "prec", "ggml_sort_order": "order", "ggml_op_pool": "op",
     "ggml_scale_mode": "mode", "ggml_tri_type": "keep", "ggml_op_hint": "hint", "ggml_scale_flag": "align antialias",
 }  # fmt: skip
-"""Enumeration -> the key of an id that holds a member, or keys whose 1 stands for the member that begins so; `type`
-stands for the types after the op."""
+"""Enumeration -> the key of an id whose value is a member, or keys whose value 1 means the member with that beginning;
+`type` means the types after the op."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +361,7 @@ SETTERS = {
     "ggml_rope_set_offset": "ROPE.offs",
     "ggml_soft_max_add_sinks": "SOFT_MAX.sinks",
 }
-"""Function that changes a tensor -> the op and the key of an id that say the same."""
+"""Function that changes a tensor -> the op and the key of an id with the same effect."""
 LOOKED_AT = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p3.d2@1"
 """A case whose tensors show the flags that cases set."""
 
@@ -381,7 +382,7 @@ def evidence() -> set[str]:
 
 
 def inventory() -> dict[str, Any]:
-    """Return the names, what the functions do by the sources, and what the recorded runs called."""
+    """Return the names, the effects of functions in the sources, and the recorded calls."""
     found: dict[str, Any] = json.loads(INVENTORY.read_text("ascii"))
     return found
 
@@ -392,7 +393,7 @@ def rules() -> dict[str, dict[str, str]]:
 
 
 def recorded(known: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the recorded runs called -> where, also by way of other functions."""
+    """Return function called in recorded runs -> the run, also if called by other functions."""
     ran = {name: f"run `{run}`" for run, names in reversed(known["calls"].items()) for name in names}
     called = list(ran)
     for outer in called:
@@ -478,7 +479,7 @@ the functions that the installed llama.cpp exports ({wheel}), the case ids of le
 
 
 def share(found: Iterable[Item]) -> float:
-    """Return the covered share of what is not excluded."""
+    """Return the covered share of all parts that are not excluded."""
     counts = Counter(i.status for i in found)
     return counts["covered"] / (counts.total() - counts["excluded"])
 
@@ -511,7 +512,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Do what the arguments say."""
+    """Run the command line."""
     match sys.argv[1:]:
         case []:
             PAGE.write_text(page(), encoding="utf-8", newline="\n")

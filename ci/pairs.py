@@ -1,8 +1,8 @@
 """Writes `conformance/suite/ops/pairs.json`: covering arrays of the tables' grids.
 
 Run `python ci/pairs.py` after adding a grid; grids that are in the file keep their rows, so their cases stay the same.
-A row is taken only if ggml takes its graph, which the declarations say when it is built. So a package for covering
-arrays (allpairspy, covertable) does not fit: their constraints judge parts of a row.
+A row is used only if ggml accepts its graph, which is known once the graph is built. So packages for covering arrays
+(allpairspy, covertable) do not fit: their constraints judge parts of a row.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ Row = tuple[int, ...]
 Cell = tuple[tuple[int, int], ...]
 """Axes, by their position in a row, and a value of each."""
 TRIES = 400
-"""Completions of a cell: the legal one that shows the most missing cells becomes a row. Without one, ggml lacks it."""
+"""Number of completions to try for a cell; the legal one with the most missing cells becomes a row. If there is none,
+ggml does not support the cell."""
 
 
 def axes_of(grid: Grid) -> list[tuple[int, ...]]:
-    """Return positions whose values are combined: each two, or three where the grid says so."""
+    """Return positions whose values are combined: each two, or three if the grid says so."""
     triples = [tuple(i for i, name in enumerate(grid.digits) if name in names) for names in grid.triples]
     return [*combinations(range(len(grid.sizes)), 2), *triples]
 
@@ -49,7 +50,7 @@ def shown(row: Row, axes: Iterable[Sequence[int]]) -> set[Cell]:
 
 
 def completions(sizes: Sequence[int], name: str, cell: Cell) -> list[Row]:
-    """Return rows that show `cell`; the same for the same `name`."""
+    """Return rows that contain `cell`; always the same for the same `name`."""
     given = dict(cell)
     words = Stream(name, str(tuple(chain.from_iterable(cell)))).words(TRIES * len(sizes)).reshape(TRIES, -1).tolist()
     rows = ([0] * len(sizes), *([int(w) % n for w, n in zip(ws, sizes, strict=True)] for ws in words))
@@ -57,7 +58,7 @@ def completions(sizes: Sequence[int], name: str, cell: Cell) -> list[Row]:
 
 
 def cover(sizes: Sequence[int], axes: Sequence[Sequence[int]], name: str, legal: Callable[[Row], bool]) -> list[Row]:
-    """Return legal rows that show every cell that any of its tried completions shows."""
+    """Return legal rows that contain every cell of which a tried completion is legal."""
     missing = cells(sizes, axes)
     rows: list[Row] = []
     while missing:
@@ -74,7 +75,7 @@ def cover(sizes: Sequence[int], axes: Sequence[Sequence[int]], name: str, legal:
 
 
 def values_first(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows, those first that show values of single axes which none before shows."""
+    """Return the rows, first those with values of single axes that no earlier row has."""
     left, ordered = list(rows), list[Row]()
     unseen = {value for row in rows for value in enumerate(row)}
     while unseen:
@@ -91,12 +92,12 @@ def text(row: Row) -> str:
 
 
 def is_small(grid: Grid, row: Row) -> bool:
-    """Return whether the shapes in the id of a row have no more elements than a row may cost."""
+    """Return True if the shapes in the id of a row do not have too many elements."""
     return size(with_seed(NAME, next(grid.rows(text(row))))) <= LARGEST
 
 
 def is_legal(grid: Grid, row: Row) -> bool:
-    """Return whether a row is small enough, and ggml takes its graph."""
+    """Return True if a row is small enough, and ggml accepts its graph."""
     try:
         if not is_small(grid, row):
             return False
@@ -107,7 +108,7 @@ def is_legal(grid: Grid, row: Row) -> bool:
 
 
 def main() -> None:
-    """Write the file again; grids that it has already keep their rows."""
+    """Write the file again; grids that are already in it keep their rows."""
     kept = json.loads(PAIRS.read_text(encoding="ascii")) if PAIRS.is_file() else {}
     table = {}
     for grid in (*(each for t in TABLES for each in t.pairs), *DISPATCH):

@@ -1,7 +1,7 @@
-"""mkdocs' hooks: README.md is the first page; backslashes before `|` in tables go.
+"""Hooks of mkdocs: make README.md the first page; remove backslashes before `|` in tables.
 
-README.md is at the root for the forge, and mkdocs reads only docs/. So the build makes `index.md`, a copy with its
-links relative to docs/. A forge removes the backslash before a pipe in a table's code, Python-Markdown does not.
+README.md is in the root folder for GitHub, and mkdocs reads only docs/. So the build makes `index.md`, a copy with its
+links relative to docs/. GitHub removes the backslash before a pipe in a table's code, but Python-Markdown does not.
 """
 
 from __future__ import annotations

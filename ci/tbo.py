@@ -4,7 +4,7 @@
 (bytes), `out` (index of the result), and `t`, the tensors: `n` name, `op`, `d` the op as the program describes it,
 `ty`, `ne`, `nb`, `fl` flags, `vs` and `vo` view source and offset, `src` indices, `p` op_params. Lines of equal names
 and graphs are one case. A case that the declarations refuse, or that is too large for a run, is listed with the reason;
-run this again once they accept more.
+run the script again once they accept more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUB_OPS = {"UNARY": UNARY_OPS, "GLU": GLU_OPS}
 
 
 def row_of(entry: dict[str, Any], names: Counter[str], seen: set[str]) -> Row | None:
-    """Convert a line to a row; None if there is one with this name and graph already."""
+    """Convert a line to a row; None if there already is one with this name and graph."""
     tensors = [_tensor(t) for t in entry["t"]]
     for t in tensors:
         if t[1].startswith("OPT_STEP"):
@@ -51,7 +51,7 @@ def row_of(entry: dict[str, Any], names: Counter[str], seen: set[str]) -> Row | 
 
 
 def _tensor(t: dict[str, Any]) -> list[Any]:
-    """Convert a tensor's fields, with our numbers of sub-ops, as ggml's change."""
+    """Convert a tensor's fields, with our numbers of sub-ops, because ggml's change."""
     params = list(t["p"])
     if t["op"] in SUB_OPS:
         params = [list(SUB_OPS[t["op"]]).index(t["d"]), *params[1:]]

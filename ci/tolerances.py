@@ -1,6 +1,6 @@
 """Print the tables of docs/measurements/tolerances.md from `conform run --json` records.
 
-`python ci/tolerances.py run.json` runs the ops of level full first if there is no such file.
+`python ci/tolerances.py run.json` first runs the ops of level full if the file does not exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ALIKE = (
     ("GROUP_NORM", "L2_NORM", "NORM", "RMS_NORM"),
     ("MUL_MAT", "MUL_MAT_ID"),
 )
-"""Ops that share a row, because they round alike and use about as much of their budgets."""
+"""Ops that share a row, because they round in the same way and use a similar share of their budgets."""
 
 
 def _row(case: str) -> str:

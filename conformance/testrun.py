@@ -52,9 +52,9 @@ from conformance.suite.family import LEVELS, Level
 
 ENDED = "the run ended before it"
 FIRST, MOST = 8, 32
-"""Cases of the first and of any group under a time limit; a started group is finished."""
+"""Number of cases in the first group, and maximum of any group, under a time limit; a started group is finished."""
 SLOW = 5.0
-"""Seconds; after a slower group the next one is smaller, to respect the time limit."""
+"""Target seconds of a group; after a slower group the next one is smaller, to respect the time limit."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Chosen:
     waivers_path: Path | None = None
     """Waiver file of the only backend; None for the waivers of the settings."""
     only: Mapping[str, Sequence[str]] | None = None
-    """Backend -> ids of the chosen cases that run, none of another backend; None for all."""
+    """Backend -> ids of the chosen cases to run; backends that are not listed run none. None for all."""
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
     elsewhere: bool = False
@@ -299,7 +299,7 @@ class TestRun:
 
     @property
     def is_recorded(self) -> bool:
-        """True if a record or a journal was asked for."""
+        """True if a record or a journal was requested."""
         return self.chosen.json_path is not None or self._journal is not None
 
     def ask(self, request: Request, *, gating: bool, writes: bool = True) -> None:
@@ -332,7 +332,7 @@ class TestRun:
     ) -> Iterator[tuple[Case | None, Result]]:
         """Run cases on a backend and yield results in order.
 
-        Each comes once it is on disk and the base has run the case too.
+        Each result is yielded once it is on disk and the base has run the case, too.
 
         Args:
             spec: the backend.

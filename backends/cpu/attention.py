@@ -2,8 +2,8 @@
 
 FLASH_ATTN_EXT is softmax(scale Q K^T + slope mask) V in one op, for any layout of K and V. A KV cell whose mask is -inf
 has no effect, whatever K and V contain there; a row without any cell is zero, as in ggml. (ggml's kernel for 64 tokens
-and more lets a NaN there through if other tokens of the tile see the cell's tile.) `prec` and `n_kv_max` (a bound on
-the finite mask entries of a row that lets a backend skip work) do not change the exact value.
+and more lets NaN in such a cell through if other tokens of the tile see the cell's tile.) `prec` and `n_kv_max` (a
+bound on the finite mask entries of a row that lets a backend skip work) do not change the exact value.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: str
 
 
 def _by_cell(a: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Move cells of scores `(…, n_kv)` to the front, each of `shape`."""
+    """Move cells of scores `(…, n_kv)` to the front; each has `shape`."""
     return np.moveaxis(a, -1, 0).reshape(-1, *shape)
 
 

@@ -1,7 +1,7 @@
 """Products and triangles of matrices, in float64.
 
 ggml converts `src[1]` to the `vec_dot_type` of `src[0]`'s type before it multiplies. With an `Arithmetic` that lists
-the type the same rounding is done here, and the product after it is exact.
+the type, the kernel rounds in the same way, and the product after that is exact.
 """
 
 from __future__ import annotations

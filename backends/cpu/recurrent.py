@@ -56,7 +56,7 @@ def _ssm_scan(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
 
 
 def _last(states: list[Values], n: int) -> list[Values]:
-    """Return the last `n`, latest first."""
+    """Return the last `n` states, latest first."""
     return states[::-1][:n]
 
 

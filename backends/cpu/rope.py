@@ -1,13 +1,13 @@
 """ROPE in all of ggml's modes, with YaRN, frequency factors, partial and offset dims.
 
 ggml computes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: by up to 3e-4 rad at
-position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is position * freq_base^(-2 i
+position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` requires ggml's, theta is position * freq_base^(-2 i
 / n_dims) in float64, from the float32 parameters. The corners of YaRN's ramp pass through floor and ceil, so they are
 float32 as in ggml.
 
 YaRN mixes two angles, `a * (1 - ramp) + b * ramp`. Compilers fuse that sum (a multiply-add rounds once) if the
-processor can, as in ggml builds for x86-64 with AVX2 and for ARM; ggml's arithmetic here does too. Unfused, one angle
-in three is off by a last bit, which at 700 rad is 6e-5 rad.
+processor can, as in ggml builds for x86-64 with AVX2 and for ARM; ggml's arithmetic here does the same. Without fusion,
+one angle in three differs in the last bit, which at 700 rad is 6e-5 rad.
 """
 
 from __future__ import annotations

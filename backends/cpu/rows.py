@@ -57,7 +57,8 @@ def _argsort(node: Tensor, x: Values) -> NDArray[Any]:
 def _top_k(node: Tensor, x: Values) -> NDArray[Any]:
     """Return the k largest in order, then exchange the first two.
 
-    ggml specifies no order. Its CPU kernel swaps the first two so that no caller relies on one, and so does this one.
+    ggml specifies no order. Its CPU kernel swaps the first two so that no caller relies on the order, and so does this
+    kernel.
     """
     top: NDArray[Any] = np.argsort(-x, axis=-1, kind="stable")[..., : node.ne[0]]
     if node.ne[0] > 1:

@@ -17,12 +17,12 @@ Types = frozenset[GGMLType]
 FLOAT: Types = frozenset({F32, F16, BF16})
 INDEX: Types = frozenset({I32, I64})
 DOTS: Types = frozenset({Q8_1, Q8_K})
-"""Types only for rounded activations in ggml: it has no `to_float` and no `vec_dot` for them."""
+"""Types that ggml uses only for rounded activations: it has no `to_float` and no `vec_dot` for them."""
 BLOCK: Types = frozenset(t for t in TYPES.values() if t.is_quantized) - DOTS
 VALUES: Types = FLOAT | BLOCK
 WEIGHTS: Types = frozenset(VEC_DOT_TYPE) - DOTS
 BLOCKS_STORED: Types = frozenset(WRITE)
-"""Block types that values can be stored in: ggml's CPU has no `from_float` for the others."""
+"""Block types in which values can be stored: ggml's CPU has no `from_float` for the others."""
 STORED: Types = FLOAT | BLOCKS_STORED | {I32}
 ONLY_F32: Types = frozenset({F32})
 ONLY_I32: Types = frozenset({I32})

@@ -46,29 +46,22 @@ CHOICES = {
 class GgmlBackend(Backend):
     """ggml itself.
 
-    Args:
-        lib: a library that exports all of ggml, or a folder with libggml and its parts; the installed wheel if empty.
-            On the command line any name of a build (`builds.source.locate`).
-        device: a name as in `ggml_backend_dev_name`; CPU if empty.
-        buffer: buffer type for weights, as named by `buffer_types`; a weight is placed there if every node that uses it
-            is supported there, as llama.cpp decides. The device's default if empty.
-        threads: number of compute threads. One, unless something is measured: small graphs on busy cores are slow with
-            more, and results can differ in the last bits.
-        memory: where each graph of a session is made: `reused`, in the memory of the previous one, as llama.cpp does;
-            `fresh`, at addresses that no graph of the session had.
-        mode: `graph`: the device computes each graph and owns all memory; `sched`: as llama.cpp runs it, with
-            `ggml_backend_sched` over the device and the CPU (`sched.py`).
-        guard: `on`: every tensor lies between guard bytes, and a write to them is an error (`GuardSession`).
-        caches: `opaque` if the device stores them in its own state; their bytes are then not checked.
-        uncomputed: `drop`: a scheduler's graph has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp
-            makes none, unlike the llama.cpp of a recording.
-        products: type that the device rounds the operands of matrix products to; other than `float32`, the tolerance
-            is wider.
-        profile: a file of `conform precision`: the measured precision profile of the device.
-        requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
-        variant: the CPU library to load, such as `haswell`, of a build with several; the best one if empty.
-        rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback` starts one of the same build,
-            which computes on its CPU.
+    Args: lib: a library that exports all of ggml, or a folder with libggml and its parts; the installed wheel if empty.
+    On the command line any name of a build (`builds.source.locate`). device: a name as in `ggml_backend_dev_name`; CPU
+    if empty. buffer: buffer type for weights, as named by `buffer_types`; a weight is placed there if every node that
+    uses it is supported there, as llama.cpp decides. The device's default if empty. threads: number of compute threads.
+    One, unless something is measured: small graphs on busy cores are slow with more, and results can differ in the last
+    bits. memory: where each graph of a session is made: `reused`, in the memory of the previous one, as llama.cpp does;
+    `fresh`, at addresses that no graph of the session had. mode: `graph`: the device computes each graph and owns all
+    memory; `sched`: as llama.cpp runs it, with `ggml_backend_sched` over the device and the CPU (`sched.py`). guard:
+    `on`: every tensor lies between guard bytes, and a write to them is an error (`GuardSession`). caches: `opaque` if
+    the device stores them in its own state; their bytes are then not checked. uncomputed: `drop`: a scheduler's graph
+    has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp builds no such nodes, unlike the llama.cpp of a
+    recording. products: type that the device rounds the operands of matrix products to; other than `float32`, the
+    tolerance is wider. profile: a file of `conform precision`: the measured precision profile of the device. requant:
+    how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it. variant: the
+    CPU library to load, such as `haswell`, of a build with several; the best one if empty. rpc: `HOST:PORT` of an RPC
+    server, whose devices are `RPC0` and on; `loopback` starts one of the same build, which computes on its CPU.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -132,7 +125,7 @@ class GgmlBackend(Backend):
         self._cpu = library.device("CPU") if mode == "sched" else 0
         self.by_case = self._cpu not in (0, self._device)
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
-        """Last case that was asked about, and the device's nodes."""
+        """The last queried case, and the device's nodes in it."""
         self._profile = profile_of(profile, self) if profile else None
         if self._server is None and library.device_type(self._device) != "CPU":
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
@@ -165,7 +158,7 @@ class GgmlBackend(Backend):
     def arithmetic(self) -> Arithmetic:
         """Return the arithmetic of the profile, of the CPU's tables, or of a device's options.
 
-        `products` and `requant` declare another device's; it is undeclared without these.
+        `products` and `requant` declare that of another device, which is undeclared without them.
         """
         if self._profile is not None:
             return self._profile
@@ -180,7 +173,7 @@ class GgmlBackend(Backend):
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """Return `supports_op` of every node, rebuilt once; with a scheduler also the CPU's yes."""
+        """Return `supports_op` of every node, rebuilt once; with a scheduler the CPU may support it."""
         own = self._supported(graph, self._device, self._name)
         if not self._cpu:
             return own
@@ -197,7 +190,7 @@ class GgmlBackend(Backend):
         return no(next(said, f"the scheduler gives no node to {self._name}"))
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """Return how it rounds for `case`: with a scheduler, each node as the device it runs on."""
+        """Return the rounding for `case`: with a scheduler, that of the device that runs each node."""
         shared = self._on_device(case)
         if shared is None:
             return self.arithmetic()
@@ -299,7 +292,7 @@ def profile_of(path: str, backend: Backend) -> Arithmetic:
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:
-    """Return how this library's CPU device rounds, from its own tables and functions.
+    """Return the rounding of this library's CPU device, from its own tables and functions.
 
     MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising is
     `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. Which rows

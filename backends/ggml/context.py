@@ -1,4 +1,4 @@
-"""Tensors rebuilt in a library: contexts, and stores of leaves with a buffer of their own."""
+"""Tensors rebuilt in a library: contexts, and stores of leaves with their own buffers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def refusal(library: Library, t: Tensor) -> str:
 
 
 class Store:
-    """Leaves of one buffer type, with a buffer of their own."""
+    """Leaves of one buffer type, in their own buffer."""
 
     def __init__(
         self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0, arena: Arena | None = None

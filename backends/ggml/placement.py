@@ -1,8 +1,8 @@
 """Buffers of persistent tensors by llama.cpp's rules: for one device, or for a scheduler.
 
-As in llama.cpp's `weight_buft_supported`, `supports_op` sees a weight in an empty buffer of the type; here it is asked
-about every node that will read the weight, instead of one made-up shape. Nothing may be written before the answer: a
-buffer that repacks accepts types without a kernel, and crashes.
+As in llama.cpp's `weight_buft_supported`, `supports_op` sees a weight in an empty buffer of the type; here it is called
+for every node that will read the weight, instead of for one example shape. Nothing may be written to the buffer before
+the answer: a buffer that repacks accepts types for which it has no kernel, and crashes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class Home:
 def homes(
     library: Library, device: int, bufts: Mapping[str, int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
-    """Return where each persistent tensor lies: as the case requires, else `weights`.
+    """Return the place of each persistent tensor: as the case requires, else `weights`.
 
-    `weights` applies if the device supports every use. `bufts` are the device's buffer types by name, default first.
-    Returns the homes, and one note for each tensor that must stay in the default buffer. BackendError as `sched_homes`.
+    `weights` is used if the device supports every use there. `bufts` are the device's buffer types by name, default
+    first. Returns the homes, and one note for each tensor that must stay in the default buffer. BackendError as
+    `sched_homes`.
     """
     types = list(bufts.values())
     caches = frozenset(case.caches())

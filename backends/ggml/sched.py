@@ -25,7 +25,7 @@ from .placement import sched_homes
 from .session import GgmlSession, Plan, overwriters
 
 NAMED = 8
-"""Number of nodes off the device that a note names; `kernels` counts all."""
+"""Maximum number of nodes off the device in a note; `kernels` counts all."""
 LEAST_GRAPH = 1024
 """`llama_context::graph_max_nodes`: at least this many nodes, and 8 for each tensor."""
 

@@ -79,7 +79,7 @@ class GgmlSession(Session):
     _owns_inputs = True
     """True if inputs have a buffer of their own instead of memory from a scheduler."""
     _drop = False
-    """True if nodes without FLAG_COMPUTE are left out of the graph."""
+    """True if nodes without FLAG_COMPUTE are omitted from the graph."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class GgmlSession(Session):
         )
 
     def _cuts(self, graph: Graph, outputs: Sequence[Tensor]) -> list[int]:
-        """Return where to stop and read: before the first node that overwrites an output in place."""
+        """Return where to stop and read: before the first node that overwrites an output."""
         return sorted(set(overwriters(graph, outputs).values()))
 
     def _clear(self, plan: Plan) -> None:
@@ -320,7 +320,7 @@ def overwriters(graph: Graph, outputs: Sequence[Tensor]) -> dict[Tensor, int]:
 
 
 PATTERN = 0xA5
-"""Value of a guard byte: no float of a usual size, no small integer, no NaN."""
+"""Value of a guard byte: repeated, it is neither a float of usual size nor a small integer nor NaN."""
 GUARD = 64
 """Minimum bytes between two tensors."""
 

@@ -1,8 +1,8 @@
 """Axes of a graph's tensors that count tokens or KV cache cells, for the emitters' rules.
 
-Each topic of `emit` has a table `AXES`, op -> `Rule`. An op may have one if it treats the places along such an axis
-alike, so that padding at the end of it changes nothing before. `npu/axes.py` propagates the rules through a graph.
-Imports without openvino.
+Each topic of `emit` has a table `AXES`, op -> `Rule`. An op may have a rule if it treats all positions along such an
+axis in the same way, so that padding at its end changes no earlier position. `npu/axes.py` propagates the rules through
+a graph. Imports without openvino.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A dimension that runs over a span, with `times` neighbours for each place of it."""
+    """A dimension that runs over a span, with `times` neighbours for each position of it."""
 
     span: Span
     times: int = 1
@@ -47,7 +47,7 @@ def at(i: int, axis: Axis | None) -> Axes:
 
 
 class FixedError(BackendError):
-    """A graph that can only run at its own size; the message tells why."""
+    """A graph that can only run at its own size; the message states why."""
 
 
 def require(holds: bool, t: Tensor, what: str) -> None:  # reads as an assertion
@@ -75,7 +75,8 @@ class AxisContext:
         self.zeroed: set[Tensor] = set()
         """Tensors that are 0 in all cells beyond those of the graph."""
         self.transposed: dict[Tensor, bool] = {}
-        """Cache that this graph writes -> True if a row is one element, with a token's elements a cache apart."""
+        """Cache that this graph writes -> True if a row is one element, and a token's elements are a cache length
+        apart."""
         self.row_bytes: dict[Tensor, int] = {}
         self.rows: list[Tensor] = []
         counts = {operand(t).ne[1] for t in masks}

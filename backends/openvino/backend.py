@@ -309,7 +309,7 @@ def _reads(node: Tensor) -> str:
 
 
 def _overwritten(graph: Graph) -> Iterator[str]:
-    """Yield, per node, why it cannot read what an earlier one wrote into a leaf, or ""."""
+    """Yield, per node, why it cannot read data that an earlier node wrote into a leaf, or ""."""
     written: set[Tensor] = set()
     for node in graph:
         yield next((_unread(s) for s in _host_only(node) if s.root in written), "") if computes(node) else ""
@@ -318,7 +318,7 @@ def _overwritten(graph: Graph) -> Iterator[str]:
 
 
 def _host_only(node: Tensor) -> Iterator[Tensor]:
-    """Yield sources whose numbers only the host can supply."""
+    """Yield the sources whose numbers only the host can supply."""
     for s in node.src:
         if s is not None and s.type not in STORED and not (node.op in MOVES and s.type is node.type):
             yield s

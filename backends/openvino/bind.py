@@ -36,7 +36,7 @@ class CacheWrite:
     """Shape of the cache for this write."""
     axis: int
     ids: int
-    """Result with the places along `axis`; if `given`, the leaf of the plan with them."""
+    """Result with the positions along `axis`; if `given`, the leaf of the plan with them."""
     rows: int
     """Result with the rows."""
     given: bool = False
@@ -46,7 +46,7 @@ class CacheWrite:
 
 @dataclass(frozen=True, slots=True)
 class InputBinding:
-    """A parameter of the model: its tensor of the plan, and in which form."""
+    """A parameter of the model: its tensor of the plan, and its form."""
 
     index: int
     form: str
@@ -138,7 +138,7 @@ class HostMemory(Memory):
         return look.copy() if tensor in self._bytes else look
 
     def counted(self, cache: Tensor, form: str) -> int:
-        """Return bytes of a cache to count if a program gives all of this part; all for its first."""
+        """Return bytes of a cache to count if a program returns all of a part; 0 after the first."""
         return nbytes(cache) if form == next(iter(self.caches[cache])) else 0
 
     def look(self, tensor: Tensor) -> Bytes:
@@ -177,12 +177,12 @@ class Request(Program):
         """Results of new rows, written to memory of the host."""
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
-        """Stamp and caches that are bound."""
+        """Stamp of the memory, and its caches, that are bound."""
         self._targets: list[Target] = []
         """Destinations of new rows."""
         leaves = {c.ids for c in emitted.commits if c.given} | {index for index, _ in emitted.inside}
         self._leaves = sorted(leaves)
-        """Leaves of the plan with places in caches."""
+        """Leaves of the plan with positions in caches."""
         # results that are a parameter, up to casts and reshapes: the CPU plugin (2026.4.1) never fills a tensor that
         # was set for one, and returns the memory of the input if nothing is in between
         self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
@@ -313,7 +313,7 @@ class Request(Program):
                 memory.stamp = object()
 
     def _commit(self, memory: HostMemory, given: Mapping[int, NDArray[Any]]) -> None:
-        """Write new rows into the caches at the places of results or leaves (`given`)."""
+        """Write new rows into the caches at the positions of results or leaves (`given`)."""
         # copy results that lie in the memory of a cache before any cache changes
         copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= len(self._outputs)}
         places: dict[tuple[bool, int, int], slice | NDArray[Any]] = {}

@@ -3,8 +3,8 @@
 A cache has a whole context of cells, of which a step reads the `n_kv` in use, by a view of the first rows that reorders
 their axes. The host stores such a cache in the view's order, so that a program takes the cells by one slice, and puts
 the rows that the step writes into that slice instead of into a copy of the whole cache. Those rows must lie in the
-window. The graph does not guarantee that of its indices, so a program names the leaves with them, and is not run if one
-points beyond (`bind.Request`).
+window. The graph does not guarantee this for its indices. So a program names the leaves with indices, and does not run
+if one points beyond the window (`bind.Request`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _window(plan: Plan, t: Tensor, uses: list[tuple[Tensor, Tensor]]) -> Window 
 
 
 def _first(s: Tensor) -> tuple[Order, int] | None:
-    """Return the axis order and cell count of view `s`, if of the first cells and all of each."""
+    """Return the axis order and cell count of view `s`, if it has the whole first cells."""
     f = factored(region(s, blocks=False))
     if f is None or any(isinstance(n, Sym) for n in f.extents) or not all(same(n, 0) for n in f.starts):
         return None

@@ -53,9 +53,9 @@ class Compiler:
         """Make a model of nodes and compile it, or interpret it at stage `translate`.
 
         Results and parameters are in the order of outputs and inputs; sinks assign variables. `served`: the model has
-        its weights. Fusing kernels for one that only tests ops would take 40 % of the time; `fusion` decides for all if
-        it is not `auto`. `halves`: it multiplies by weights of 16-bit floats, which the CPU plugin shall keep as they
-        are. BackendError if the device's compiler refuses it.
+        its weights. For a model that only tests ops, fusing kernels would take 40 % of the time; `fusion` decides for
+        all models if it is not `auto`. `halves`: the model multiplies by weights of 16-bit floats, which the CPU plugin
+        must not convert. BackendError if the device's compiler refuses it.
         """
         from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
 
@@ -103,7 +103,7 @@ class Compiler:
     def products(self) -> str:
         """Return the type that the device rounds operands of products to (`Arithmetic.products`).
 
-        Its hint names the float; 8-bit activations beside compressed weights are no closer than F16.
+        The hint names the float type; 8-bit activations with compressed weights are no more exact than F16.
         """
         if self.accurate:
             return "float32"
@@ -186,7 +186,7 @@ SIZE = 32
 
 
 class ModelCache:
-    """A folder of compiled models named by all their dependencies; made on the first write.
+    """A folder of compiled models named by all their dependencies; created on the first write.
 
     OpenVINO's own CACHE_DIR (2026.4.1) names a model by, among others, the names of its nodes, which depend on the
     process's earlier models. Here a file begins with a digest of its name and its bytes: a broken or unrelated file is
@@ -229,7 +229,7 @@ class ModelCache:
         return model, note
 
     def _write(self, path: Path, name: str, blob: bytes) -> None:
-        """Write all or nothing, even with concurrent writers."""
+        """Write a file atomically, even with concurrent writers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(_digest(name, blob) + blob)

@@ -59,7 +59,7 @@ class Held:
     pending: list[Written] = field(default_factory=list)
     """Writes that are not yet in `parts`."""
     log: list[Written] | None = None
-    """All writes into a cache since the step began; None if these do not determine its contents."""
+    """All writes into a cache since the step began; None if they do not determine its contents."""
 
 
 class EmitContext:
@@ -258,7 +258,7 @@ class EmitContext:
         self._held[root] = Held(old.parts, old.rounded and not lossy, [w])
 
     def rows(self, node: Tensor, ids: Value) -> Rows | None:
-        """Return rows `ids`, int (n,), of `node` as places in its root; None if not in line there."""
+        """Return rows `ids`, int (n,), of `node` as positions in its root; None if not on one axis."""
         r = region(node, blocks=node.type in BLOCKS)
         n = r.shape[-1]
         if not (r.contiguous and r.total % n == 0 and r.offset % n == 0):

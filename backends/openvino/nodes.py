@@ -229,7 +229,7 @@ def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """Repeat `x` to `shape`, as ggml does if `ggml_can_repeat`.
 
     With a dynamic shape and one channel a Softmax or Tile of the CPU plugin (2026.4.1) has its channels last, and a
-    Tile of such values repeats the wrong ones. A Reshape restores the layout.
+    Tile of such values repeats the wrong ones. A Reshape restores the usual layout.
     """
     have = shape_of(c, x)
     times = [1 if same(n, m) else n // m for n, m in zip(shape, have, strict=True)]
@@ -348,8 +348,8 @@ def _inverse(c: Constants, d: Value) -> Value:
 def _divided(c: Constants, x: Value, n: float) -> Value:
     """Compute the quotient x / n, correctly rounded, for a whole n below 2^12.
 
-    The CPU plugin multiplies by the reciprocal, which is one unit off for every second value, and a scale on the edge
-    of two F16 values then differs from ggml's. The remainder, exact because the quotient is split in two, corrects it.
+    The CPU plugin multiplies by the reciprocal, which is one unit off for every second value. A scale halfway between
+    two F16 values then differs from ggml's. The remainder, exact because the quotient is split in two, corrects it.
     """
     r = c.f32(float(np.float32(1.0) / np.float32(n)))
     q = o.multiply(x, r)

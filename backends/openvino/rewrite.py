@@ -2,9 +2,9 @@
 
 `keep` is for `precision=default`: a hint of BF16 or F16 is meant for matrix products, attention, RoPE and RMS. The CPU
 plugin (2026.4.1) also applies it to nodes before one: the arithmetic that rounds to F16 or to a block type, which then
-gives zeros or other quants; angles, in which BF16 loses the position from 257 on, if they do not feed its own RoPE;
-values on their way into a variable. OpenVINO marks nodes that must not be converted with an attribute that Python
-cannot make, but can read from a model's text and pass on.
+gives zeros or other quants; angles that do not feed its own RoPE, in which BF16 loses positions from 257 on; values
+that are stored in a variable. OpenVINO marks nodes that must not be converted with an attribute. Python cannot create
+it, but can read it from a model's text and attach it to other nodes.
 
 `Whole` compiles unconnected parts as two models at the same time: a batch of ops is many small graphs, and OpenVINO
 compiles a model in one thread, which is most of what a batch costs.
@@ -43,7 +43,8 @@ MOVES = frozenset({
     "Broadcast", "Concat", "Gather", "Reshape", "ScatterUpdate", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
     "VariadicSplit",
 })  # fmt: skip
-"""Types that only move values: what a product rounds anyway may be rounded before, and moves half as many bytes."""
+"""Types that only move values: values that a product rounds anyway may be rounded before, which moves half as many
+bytes."""
 BETWEEN = frozenset({
     "Add", "Exp", "Maximum", "Multiply", "Power", "ReduceMax", "ReduceSum", "Softmax", "Swish", "Tanh",
 })  # fmt: skip
@@ -59,10 +60,11 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 
 
 def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
-    """Mark what `model` computes in float32 from its inputs, not from constants alone.
+    """Mark float32 nodes of `model` that depend on its inputs, not only on constants.
 
-    Returns True if it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked
-    ones (`a + -1 * b` becomes Subtract, and that a sum again), which respect the mark only inside a kernel that has it.
+    Returns True if it has products. If so, the CPU plugin must fuse elementwise kernels: it replaces marked nodes by
+    new ones (`a + -1 * b` becomes Subtract, and that a sum again), which respect the mark only inside a kernel that has
+    it.
     """
     stored = _stored(model.get_ordered_ops())
     for node in model.get_ordered_ops():
@@ -123,7 +125,7 @@ def _stored(nodes: list[Node]) -> set[str]:
 
 
 def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
-    """Return names of products, of what only feeds these, and of stateful kernels' variables."""
+    """Return names of products, of nodes that only feed them, and of kernels' variables."""
     logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
     own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
     here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model
@@ -159,7 +161,7 @@ def language_model() -> Node:
 
     Such a model has attention and a variable. Only in it does the plugin's product read F16 and BF16 weights as they
     are and widen them on the way; in others it packs a float32 copy of each, twice as many bytes to store and to read
-    per token. The attention is over constants and folds away; the rest assigns one constant.
+    per token. The attention has constant operands and is folded away; the remaining nodes assign one constant.
     """
     info = VariableInfo()
     info.data_shape, info.data_type, info.variable_id = PartialShape([1]), Type.f32, "language model"
@@ -170,7 +172,7 @@ def language_model() -> Node:
 
 # -- models whose results share nothing, compiled at the same time ----------------------------------------------------
 FEW = 32
-"""Minimum number of results; with fewer there is nothing to gain."""
+"""Minimum number of results; with fewer, splitting saves no time."""
 
 
 def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[], Sequence[Node]]) -> list[Part]:
@@ -303,7 +305,7 @@ class Variable:
 
     @property
     def state(self) -> OvTensor:
-        """Its value; RuntimeError, as in OpenVINO, if nothing was stored since creation or reset."""
+        """The stored value; RuntimeError, as in OpenVINO, if there is none since the last reset."""
         if self.held is None:
             msg = f"variable {self.name} is not initialised"
             raise RuntimeError(msg)
@@ -350,7 +352,7 @@ class Interpreted:
         return self
 
     def get_runtime_model(self) -> Model:
-        """Return the model: its operations are what is executed."""
+        """Return the model, because its operations are executed as they are."""
         return self._model
 
     def get_property(self, name: str) -> list[str]:
@@ -366,7 +368,7 @@ class Interpreted:
         self._inputs[i] = tensor
 
     def set_output_tensor(self, i: int, tensor: OvTensor) -> None:
-        """Set the destination of result `i`; it may be a tensor that a parameter reads."""
+        """Set the destination of result `i`, which may be a tensor that a parameter reads."""
         self._given[i] = tensor
 
     def get_output_tensor(self, i: int) -> OvTensor:
@@ -446,7 +448,7 @@ def _bucketize(node: Node) -> Value:
 def _scatter_update(node: Node) -> Value | None:
     """Drop dimensions of 1 after the axis, which `Model.evaluate` (2026.4.1) gets wrong.
 
-    It takes the wrong updates: row i of shape [8, 1] is read from element i, not 8 i.
+    It reads the wrong updates: row i of shape [8, 1] is read from element i instead of 8 i.
     """
     data, indices, updates, axis = node.input_values()
     shape = data.get_partial_shape()

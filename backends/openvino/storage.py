@@ -25,7 +25,7 @@ VALUE = "value"
 """Form of a leaf that a graph only reads: numbers that the host dequantised."""
 RAW = "raw"
 NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
-"""Types stored as one array of numbers -> its dtype. BF16 is float32, which represents it exactly."""
+"""Types stored as one array of numbers -> its dtype. BF16 is stored as float32, which represents it exactly."""
 
 
 @dataclass(frozen=True, slots=True)

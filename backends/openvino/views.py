@@ -149,7 +149,8 @@ def count(c: Constants, first: int, n: int) -> Value:
 def factored(r: Region) -> Factors | None:
     """Factor `r` into one reshape, one slice and one transposition of its root, or None.
 
-    If it differs from graph to graph, comparisons require the same outcome of later graphs (`sym.assumptions`).
+    If the region differs from graph to graph, comparisons require the same outcome for later graphs
+    (`sym.assumptions`).
     """
     axes = sorted((a for a, n in enumerate(r.shape) if n != 1), key=lambda a: -int(r.strides[a]))
     steps = [r.strides[a] for a in axes]
@@ -174,7 +175,7 @@ def factored(r: Region) -> Factors | None:
 
 
 def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
-    """Return the rows of `r`, if possible along one axis, so that a write touches nothing else.
+    """Return the rows of `r`, if possible along one axis, so that a write affects nothing else.
 
     Also returns the order of the region's axes for new units, and the method of writing: rows or scatter.
     """

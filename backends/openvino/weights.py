@@ -1,8 +1,8 @@
 """Quantised weights that stay compressed: integers, scales, zero points, per session.
 
-value = (q - zero) * scale. If ggml has a minimum, `q * d + m`, zero = -m / d is a fractional float32, which costs the
-last bit: a sum would be exact, but the CPU plugin folds it into float32 weights. Rows that are looked up are not
-operands of a product, so they have the minimum and stay exact. Scales are float32: the CPU plugin stores F16 ones a
+value = (q - zero) * scale. If ggml has a minimum, `q * d + m`, zero = -m / d is a fractional float32, which loses the
+last bit. A sum would be exact, but the CPU plugin folds it into float32 weights. Rows that are looked up are not
+operands of a product, so they use the minimum and stay exact. Scales are float32: the CPU plugin stores F16 ones a
 second time as float32.
 
 The CPU plugin (2026.4.1) reads `Constant -> Convert -> [Subtract] -> Multiply -> Reshape` in place if the chain ends in
@@ -190,7 +190,7 @@ class Stored(ABC):
 
     @abstractmethod
     def matrix(self) -> Value:
-        """Return all of it: float32 of shape (rows, ne0)."""
+        """Return the whole weight: float32 of shape (rows, ne0)."""
 
     def rows(self, ids: Value) -> Value:
         """Return the rows `ids`, i32 of any shape: float32 of that shape and ne0."""
@@ -234,7 +234,7 @@ class Grid(Stored):
         self.nbytes = sum(t.byte_size for t in (self._q, self._scale, self._zero) if t is not None)
 
     def matrix(self) -> Value:
-        """Return all of it; see `Stored.matrix`."""
+        """Return the whole weight; see `Stored.matrix`."""
         x = o.convert(o.constant(self._q), Type.f32)
         if self._scale is None:
             x.get_rt_info()["decompression_0"] = ""  # without this mark the constant is folded to float32
@@ -256,7 +256,7 @@ class Table(Stored):
         self.nbytes = self._q.byte_size + self._scale.byte_size + self._low.byte_size
 
     def matrix(self) -> Value:
-        """Return all of it; see `Stored.matrix`."""
+        """Return the whole weight; see `Stored.matrix`."""
         return self.rows(o.constant(np.arange(self._rows, dtype=np.int32)))
 
     def rows(self, ids: Value) -> Value:

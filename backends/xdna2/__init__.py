@@ -1,6 +1,6 @@
 """`xdna2`: an NPU that multiplies matrices in int8 only; a functional model, no hardware.
 
-The contract of an XDNA2 backend for ggml: the MUL_MAT that it supports, its rounding, and its stored weights.
+The rules of an XDNA2 backend for ggml: the MUL_MAT that it supports, its rounding, and its stored weights.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Array:
     loaded: list[Context] = field(default_factory=list)
     """Loaded contexts, least recently used first."""
     switches: int = 0
-    """How often a context was evicted for another."""
+    """Number of times a context was evicted for another."""
     most_columns: int = 0
     """Maximum columns of all contexts loaded at the same time."""
     least_rows: int = 0
@@ -202,7 +202,7 @@ class Xdna2Backend(KernelBackend):
         return f"{tensor.name} has K={tensor.ne[0]} and does not fit the slot of K={self._slots[at - 1]}"
 
     def kernels(self) -> Mapping[str, Kernel]:
-        """Return the only op, which a session computes, as it stores the weights."""
+        """Return the only op; sessions compute it, because they store the weights."""
         return {"MUL_MAT": _no_session}
 
     def refuses(self, node: Tensor) -> str:

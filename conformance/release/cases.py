@@ -58,7 +58,7 @@ class Cases:
     def _located(self, results: Sequence[Result], end: float) -> list[Result]:
         """Run each failure again alone to locate it, which a sweep does not, and return the results.
 
-        A case of one node that ended with an error needs no run, nor do wrong numbers once the time is over.
+        A case of one node that ended with an error does not run again; after the time limit neither do wrong numbers.
         """
         runner = Runner(isolation=self.isolation)
         located = list(results)
@@ -102,7 +102,7 @@ class Sweep:
     left: list[str]
     """Ids that have not run, in order."""
     hung: dict[str, list[str]] = field(default_factory=dict)
-    """Op that did not return -> ids of its other cases, which are skipped to leave time for other ops."""
+    """Op that did not return -> ids of its other cases, which run last to leave time for other ops."""
 
     def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
         """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last."""
@@ -129,7 +129,7 @@ class Sweep:
 def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:
     """Interleave cases of all ops and families, so that each gets its share of the time.
 
-    Ops in `first` come before all others. Within an op, cases come early that have something new: a type, a stride or a
+    Ops in `first` come before all others. Within an op, cases with something new come first: a type, a stride or a
     parameter value that neither its earlier cases nor those of `before` have.
     """
     groups: dict[str, list[str]] = defaultdict(list)
@@ -143,7 +143,7 @@ def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: It
 
 
 def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
-    """Yield `ids`, always the one with the most new traits next; ties in their order."""
+    """Yield `ids`, the one with the most new traits first; ties keep their order."""
     traits = [_traits(i) for i in ids]
     heap = [(-len(t - known), n) for n, t in enumerate(traits)]
     heapify(heap)
@@ -160,7 +160,7 @@ def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
 def _traits(case_id: str) -> set[str]:
     """Return the distinguishing properties of an op's case: types, parameters, rough shapes.
 
-    Exact shapes are left out, since nearly every case has another.
+    Exact shapes are ignored, because nearly every case has a different one.
     """
     rest = case_id.partition("@")[0][len(_subject(case_id)) :]
     return set(re.split("[-,(]", _SHAPE.sub(_dimensions, rest)))

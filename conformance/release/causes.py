@@ -1,4 +1,4 @@
-"""Causes of the differences between two builds, each once, with the devices that have it."""
+"""Causes of the differences between two builds; each is listed once, with its devices."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Found:
 
     cause: Cause
     state: State
-    """NEW, STILL or FIXED; CHANGED if it failed only once, which says nothing about either build."""
+    """NEW, STILL or FIXED; CHANGED if it failed only once, so that it belongs to neither build."""
     devices: list[str] = field(default_factory=list)
     note: str = ""
-    """Why it is not called new or fixed, if it could be."""
+    """Why it is not called new or fixed, if that is not obvious."""
     shared: bool = False
     """True if a case of a STILL cause fails in the same way on the base."""
     cases: dict[str, list[str]] = field(default_factory=dict)
-    """Backend, as named in results -> ids of its cases that fail by this cause."""
+    """Backend, as named in results -> ids of its cases that fail with this cause."""
 
     def take(self, other: Found) -> None:
         """Add the cases of the same cause, and the devices that have it."""
@@ -156,7 +156,7 @@ class Causes:
     def all(self) -> list[Found]:
         """Return all causes: new, unfixed, fixed; the most urgent of each first.
 
-        A cause that is new in some cases and was there in others is still there. If the base fails in another way, the
+        A cause that is new in some cases but on the base in others is STILL. If the base fails in another way, the
         cases belong to the new cause.
         """
         ids = {state: {f.cause.id for f in self._found if f.state is state} for state in State}
@@ -189,11 +189,11 @@ class Difference:
     """Results of a target by difference of the builds, each with passes to separate causes."""
 
     new: list[Result]
-    """Results of the build, without failures that the base has too."""
+    """Results of the build, without failures that the base also has."""
     still: list[Result]
-    """Results of the build, without failures that it alone has."""
+    """Results of the build, without failures that only it has."""
     fixed: list[Result]
-    """Results of the base, without failures that the build has too."""
+    """Results of the base, without failures that the build also has."""
     dropped: list[str]
     """Ids of cases that pass on the base and are refused by the build."""
 

@@ -1,4 +1,4 @@
-"""The run file of a tested build, and the page over it."""
+"""The run file of a tested build, and its page."""
 
 from __future__ import annotations
 

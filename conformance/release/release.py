@@ -32,7 +32,7 @@ SMALL = (ops.NAME, tbo.NAME)
 """Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 FIRST_SHARE = 0.75
 """Share of the cases' time for the first stage; each later stage gets half of the rest. If kernels take seconds to
-compile, an op shows more in that time than part of a trajectory, which needs the kernels of all its ops."""
+compile, single ops test more in that time than part of a trajectory, which needs the kernels of all its ops."""
 LATE = "time limit (--budget)"
 RUNNING = 0.6
 """Share of the time for cases; the rest is for causes."""
@@ -109,7 +109,7 @@ class Release:
         self.found = causes.all()
 
     def _sweep(self, end: float) -> None:
-        """Run what fits the time; a stage gets half of the rest, shared by its targets."""
+        """Run stages in time; each gets half of the remaining time, shared by its targets."""
         slow: set[str] = set()
         try:
             with self.it.runner.quick(locates=False, checks_stale_state=False):
@@ -145,7 +145,7 @@ class Release:
         return target.base is not None and fails(self.kind.again(target.base, found.cause.smallest))
 
     def at(self, found: Found) -> str:
-        """Return what may be at fault: the library, or perhaps a software driver.
+        """Return the possible location of the bug: the library, or perhaps a software driver.
 
         A driver may be at fault for wrong numbers and crashes that occur under software drivers alone. A failed
         assertion is always the library's, since it runs on the host.

@@ -1,4 +1,4 @@
-"""Targets of a build: its devices, each in setups that revealed faults before."""
+"""Targets of a build: its devices, each in setups that revealed bugs before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.ggml.errors import UsageError
 
 ADAPTER = "ggml"
 THREADS = "8"
-"""More threads than most cases have heads or rows: past faults needed 3 (more threads than heads) and 8 (chunks)."""
+"""More threads than most cases have heads or rows: past bugs needed 3 threads (more than heads) and 8 (chunks)."""
 CPU = "CPU"
 RPC = "RPC0"
 """First device of an RPC server of the same build on this machine."""

@@ -14,9 +14,9 @@ from .matrix import ORDER
 from .runs import Row, Runs
 
 LOST = "missing"
-"""Replaces a verdict if the pair was requested and has no result; fails the run."""
+"""Stands for the verdict of a requested pair without a result; fails the run."""
 ABSENT = "not run"
-"""Replaces a verdict if the pair was not requested."""
+"""Stands for the verdict of a pair that was not requested."""
 
 
 Key = tuple[str, str]
@@ -27,19 +27,19 @@ class State(str, Enum):
     """How a pair differs from the base, most urgent first."""
 
     NEW = "new"
-    """It fails now, and did not fail before."""
+    """The case fails now, and did not fail before."""
     UNCOVERED = "lost coverage"
-    """It passed, and is UNSUPPORTED or not run."""
+    """The case passed, and is UNSUPPORTED or not run now."""
     CHANGED = "changed"
     """Another verdict or cause that none of the other states covers: a FAIL that is now a CRASH, or refused."""
     STILL = "still failing"
-    """It fails as before."""
+    """The case fails as before."""
     FIXED = "fixed"
-    """It failed, and passes now."""
+    """The case failed, and passes now."""
     GONE = "not run"
-    """Only the base has it, and it did not pass there."""
+    """Only the base has the pair, and it did not pass there."""
     ADDED = "added"
-    """The base does not have it."""
+    """The base does not have the pair."""
     SAME = "same"
 
     def __str__(self) -> str:
@@ -137,8 +137,8 @@ def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
 def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:
     """Compare each pair with the base's on the same kind of machine, else its newest.
 
-    `names`: id and backend of a cause of the base -> those that it has in `runs`, if it is there (`causes.same`). A
-    pair that is in a file more than once, such as a case that also ran from a file, counts by its worst verdict.
+    `names`: id and backend of a cause of the base -> those that it has in `runs`, if it is there (`causes.same`). If a
+    pair occurs several times in a file, such as a case that also ran from a case file, its worst verdict counts.
     """
     before, after = _sides(base, names), _sides(runs, {})
     pairs = []

@@ -39,7 +39,7 @@ _KINDS = {
 }
 BOX_WIDTH, BOX_HEIGHT = 184, 54
 _PADDING = 7
-"""Least space between a box's border and its text, in pixels."""
+"""Minimum space between a box's border and its text, in pixels."""
 _HEAD_SIZE, _SIZE = 11, 10
 """Font sizes in pixels."""
 _ARROW = 6
@@ -238,7 +238,7 @@ def _words(t: Tensor, kind: str) -> tuple[str, str, str]:
 
 
 def elided(text: str, size: float) -> str:
-    """Shorten `text` to fit a box in letters of a size, whatever the reader's font."""
+    """Shorten `text` to fit a box in a font size, whatever the reader's font."""
     room = BOX_WIDTH - 2 * _PADDING
     text = "".join(c if c.isprintable() else "\ufffd" for c in text[:1000])
     ends = list(accumulate(_WIDE.get(c, 1.0) * size for c in text))
@@ -430,7 +430,7 @@ def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item,
 def _place(layer: Sequence[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
     """Move a layer's boxes towards their neighbours, in order and without overlap.
 
-    Boxes that would overlap move as one block, to the mean of their wanted positions (pool adjacent violators).
+    Boxes that would overlap move as one block, to the mean of their preferred positions (pool adjacent violators).
     """
     blocks: list[tuple[list[Item], float, float]] = []  # boxes, sum of wanted starts, width
     for i in layer:

@@ -1,9 +1,9 @@
 """Journals: each result is on disk as soon as it is known.
 
-`Journal` is the user's (`--journal`) and continues at the next start; `Partial` lies beside the file of `--json` until
-that is written. Both hold one JSON document per line: first a header with the request and the seed of fresh cases, then
-one result per line. Lines are appended whole; a last line without its newline, torn by a kill, is dropped, and its case
-runs again.
+`Journal` is the file of `--journal` and continues at the next start; `Partial` is beside the file of `--json` until
+that is written. Both contain one JSON document per line: first a header with the request and the seed of fresh cases,
+then one result per line. Lines are appended whole; a last line without its newline, torn by a kill, is dropped, and its
+case runs again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Journal:
         return int(self._head["seed"])
 
     def take(self, backend: str, case: str) -> Result | None:
-        """Return an earlier start's result, once per time it ran; None if the case must run."""
+        """Return a result of an earlier start, each of them once; None if the case must run."""
         earlier = self._earlier.get((backend, case))
         return earlier.popleft() if earlier else None
 
@@ -151,7 +151,7 @@ class Partial:
     """The results of a run so far, in a file beside the run's final one."""
 
     def __init__(self, target: Path, asked: Request) -> None:
-        """Begin the file; rename what a killed run left in it. A device or a pipe gets no such file.
+        """Start the file, but not for a device or pipe; rename the file that a killed run left.
 
         Raises:
             UsageError: another run is writing to the file.

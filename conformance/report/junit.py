@@ -69,7 +69,7 @@ def junit(runs: Runs) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Write out characters that XML cannot hold: `\x1b`, `\ufffe`."""
+    r"""Escape characters that XML cannot contain: `\x1b`, `\ufffe`."""
     return _ILLEGAL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 

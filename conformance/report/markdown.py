@@ -183,7 +183,7 @@ def _failure(row: Row[Result]) -> str:
 
 
 def _group(group: Group) -> str:
-    """Format one failure, or several of a reason with their ops, backends and the first."""
+    """Format one failure, or several with the same reason: their ops, backends and the first."""
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])

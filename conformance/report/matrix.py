@@ -21,7 +21,7 @@ OPS = "ops"
 _OP_ID = re.compile(r"ops/(?P<op>[A-Z0-9_]+(?:\.[A-Z0-9_]+)?)-(?P<types>[A-Za-z0-9_+]*)(?:-(?P<params>.*))?@[0-9]+")
 
 UNFINISHED = frozenset({Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT})
-"""Verdicts of a case that started without giving an answer; also if a waiver makes them XFAIL."""
+"""Verdicts of a case that started but gave no answer; also if a waiver makes them XFAIL."""
 PASSED = frozenset({Verdict.PASS, Verdict.XPASS})
 ORDER: tuple[Verdict, ...] = (
     Verdict.FAIL, Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM, Verdict.VACUOUS, Verdict.XPASS,
@@ -29,9 +29,9 @@ ORDER: tuple[Verdict, ...] = (
 )  # fmt: skip
 """Order of verdicts in reports, most urgent first."""
 LONGEST = 300
-"""Characters of a reason."""
+"""Maximum characters of a reason."""
 _READ = 4000
-"""Characters of a detail that are used for a reason: a detail may hold pages of stderr."""
+"""Maximum characters of a detail that are used for a reason: a detail may contain pages of stderr."""
 CSV_COLUMNS = ("backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name")
 """The columns of llama.cpp's docs/ops (`csv_printer` in tests/test-backend-ops.cpp)."""
 _FORMULA = ("=", "+", "-", "@")
@@ -78,7 +78,7 @@ def operation_of(result: Result) -> Operation:
 
 
 def counts(result: Result) -> list[str]:
-    """Return the counts of a cell that a result raises by one; the page's script adds them up."""
+    """Return the counts of a cell that a result increases; the page's script adds them up."""
     verdict = result.verdict
     declared = verdict is not Verdict.UNSUPPORTED
     raises = {
@@ -108,7 +108,7 @@ class Matrix:
 
 
 def matrix(results: Iterable[Row[Result]]) -> Matrix:
-    """Make the matrix of `Runs.results`."""
+    """Return the matrix of `Runs.results`."""
     cells: dict[tuple[Operation, str], Counter[str]] = {}
     backends: dict[str, None] = {}
     for row in results:
@@ -182,7 +182,7 @@ def csv_ops(results: Iterable[Row[Result]]) -> str:
     """Format results like `test-backend-ops support --output csv`, as in llama.cpp's docs/ops.
 
     llama.cpp's scripts/create_ops_docs.py makes ops.md from them, with a column per backend (its spec). llama.cpp has a
-    file per backend: filter `results` for one. Cases of several ops are left out.
+    file per backend: filter `results` for one. Cases of several ops are omitted.
     """
     lines: dict[tuple[str, ...], None] = {}
     for row in results:

@@ -1,4 +1,4 @@
-"""Converts a record of an earlier version to the present kind.
+"""Converts a record of an earlier version to the current kind.
 
 Earlier versions wrote separate kinds for measurements, audits, runs of whole architectures and phases.
 """
@@ -132,7 +132,7 @@ KINDS = ("conformance", *_KINDS)
 
 
 def todays(body: Mapping[str, JSON], checked: Callable[[str, Callable[[], Any]], Any]) -> Mapping[str, JSON]:
-    """Convert a record of any version to the present kind and fields.
+    """Convert a record of any version to the current kind and fields.
 
     Args:
         body: the record.
@@ -156,7 +156,7 @@ def todays(body: Mapping[str, JSON], checked: Callable[[str, Callable[[], Any]],
 
 
 def _readable(row: JSON) -> JSON:
-    """Convert a result to the present fields; its text stays unchanged."""
+    """Convert a result to the current fields; its text stays unchanged."""
     made = readable_result(row)
     return {**made, "detail": row["detail"]} if isinstance(row, dict) and "detail" in row else made
 

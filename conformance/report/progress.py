@@ -32,7 +32,7 @@ class Progress:
 
     @contextmanager
     def of(self, text: Callable[[], str]) -> Iterator[None]:
-        """Show `text()` inside the block, from time to time."""
+        """Show `text()` at intervals inside the block."""
         if not self._live and not self._logs:
             yield
             return
@@ -82,7 +82,7 @@ class Progress:
 
 
 def since(what: str) -> Callable[[], str]:
-    """Return a function that gives `what` and the seconds since this call."""
+    """Return a function that returns `what` and the seconds since this call."""
     began = time.monotonic()
     return lambda: f"{what}: {time.monotonic() - began:.0f} s"
 

@@ -1,4 +1,4 @@
-"""Run files, the JSON of `--json`: written whole, every field checked when read.
+"""Run files, the JSON of `--json`: written atomically, every field checked when read.
 
 A file may come from another machine, a newer version or a stranger. An error names the file, the field, what was
 expected and what was found.
@@ -82,7 +82,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, document: JSON) -> None:
-    """Write `document` whole or not at all; UsageError if the file cannot be written."""
+    """Write `document` atomically; UsageError if the file cannot be written."""
     encoded = json.JSONEncoder(indent=1, allow_nan=False, default=str).iterencode(document)
     with interrupts_wait():
         write_text(path, chain(encoded, ["\n"]))
@@ -98,7 +98,7 @@ def write_text(path: Path, text: str | Iterable[str], option: str = "--json") ->
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Hold back SIGINT inside the block, and raise it at the end."""
+    """Delay SIGINT inside the block until its end."""
     pending: list[int] = []
     try:
         before = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
@@ -164,9 +164,9 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
 
     schema: Literal[1]
     run: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-    """Id of the run; two files with the same id hold the same run."""
+    """Id of the run; two files with the same id are of the same run."""
     written: Time
-    """UTC; sorts as text."""
+    """Time in UTC, in a format that sorts as text."""
     environment: Environment
     totals: dict[str, JSON] | None = None
     waivers: list[str] | None = None
@@ -285,7 +285,7 @@ def _parse(path: Path, raw: bytes) -> JSON:
 
 
 def _check_unicode(path: Path, value: JSON, place: str) -> None:
-    """Reject unpaired surrogates, which no file, page or database can hold."""
+    """Reject unpaired surrogates, which no file, page or database can contain."""
     if isinstance(value, dict):
         for k, v in value.items():
             _check_unicode(path, k, f"a key of {place or 'the file'}")

@@ -27,11 +27,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "results": ("case", "backend"),
     "missing": ("case", "backend"),
 }
-"""List -> the fields that identify a row on one kind of machine; of two such rows the newer one stays."""
+"""List -> the fields that identify a row on one kind of machine; of two equal rows the newer one stays."""
 PER_SECOND = "_per_second"
 """Suffix of metrics that are rates."""
 MUCH = 1000
-"""Multiple of an error budget above which exact numbers say nothing more."""
+"""Multiple of an error budget above which exact numbers are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Runs:
     """
 
     documents: tuple[Document, ...]
-    """Oldest first; two different files of one run are both here."""
+    """Documents, oldest first; two different files of one run are both in it."""
     results: tuple[Row[Result], ...]
     missing: tuple[Row[Missing], ...]
     """Requested pairs without a result here or in a newer run; each fails its run."""
     superseded: tuple[Row[Result], ...]
     """Results with a newer one in `results`."""
     causes: tuple[Row[Cause], ...]
-    """Causes of present failures, each once: the newest file's first, each file's in its own order."""
+    """Causes of current failures, each once: those of the newest file first, each file in its own order."""
     passed_over: tuple[Path, ...]
     """JSON files of a folder that are not run files."""
 
@@ -157,7 +157,7 @@ def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Any]], li
 def _standing_causes(
     documents: Sequence[Document], results: Iterable[Row[Result]], answered: Mapping[tuple[JSON, ...], str]
 ) -> Iterator[Row[Cause]]:
-    """Return the newest row of each cause that newest results name, or that did not all run."""
+    """Return the newest row of each cause in newest results, or whose cases did not all run."""
     named = {(r.value.cause, r.value.backend) for r in results}
     newest: dict[tuple[str, str], Row[Cause]] = {}
     for d in reversed(documents):
@@ -214,7 +214,7 @@ def pace(result: Result) -> Pace | None:
 
 
 def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
-    """Return the largest error (share of its budget); `unchecked` if none was compared."""
+    """Return the largest error (share of its budget); `unchecked` if nothing was compared."""
     used = [u for r in results if (u := _used(r)) is not None]
     return share(max(used)) if used else unchecked
 
@@ -254,9 +254,9 @@ def refusal_lines(results: Iterable[Result]) -> list[str]:
 
 
 def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
-    """Return backend -> a sentence, for those without the PASS or failure that a run needs.
+    """Return backend -> a sentence, for each without the PASS or failure that a run needs.
 
-    Shards of one run count together: a single shard is no evidence, since cases of the others may have passed.
+    Shards of one run count together: a single shard proves nothing, because cases of the others may have passed.
     """
     runs: dict[tuple[str, int], list[Mapping[str, JSON]]] = {}
     for d in documents:

@@ -73,7 +73,7 @@ def perform(call: Call) -> Tensor:
 
 
 def _proposals(t: Tensor) -> Iterator[Call]:
-    """Yield the calls that may have made `t`, special before general, plain before setters."""
+    """Yield the calls that may have made `t`: specific ones first, plain ones before setters."""
     declared = DECLARATIONS.get(t.op)
     if declared is None:
         return
@@ -123,7 +123,7 @@ def named_views(t: Tensor, place: str, names: dict[Tensor, str]) -> list[tuple[T
 # --- Python
 
 SPELLED_OUT = 64
-"""Elements up to which a tensor's values are written as numbers."""
+"""Maximum elements of a tensor whose values are written as numbers."""
 
 _HEAD = '''\
 """Builds the case whose id stands at the end."""
@@ -250,7 +250,7 @@ def _python_data(t: Tensor, data: Bytes) -> str:
 # --- C++
 
 MOST_DATA = 1 << 18
-"""Bytes of leaves that fit a source file; above, values are random."""
+"""Maximum bytes of leaves in a source file; beyond that, values are random."""
 
 LONGEST = 400
 """Maximum characters of an id or a name."""

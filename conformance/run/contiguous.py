@@ -49,10 +49,10 @@ class _Copying:
         self.of: dict[Tensor, Tensor] = {}
         """Tensor -> its replacement as a source; leaves are not in it."""
         self.seen: dict[Tensor, Tensor] = {}
-        """Node without a single copy -> a copy of its value right after it."""
+        """Node without a unique copy -> a copy of its value right after it ran."""
 
     def add(self, node: Tensor) -> None:
-        """Append what computes `node`; a parameter is listed among the nodes and owns its bytes."""
+        """Append the nodes that compute `node`; a parameter is among the nodes and owns its bytes."""
         if node.op == "NONE" and node.view_src is None:
             self.nodes.append(node)
             return

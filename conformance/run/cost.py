@@ -1,10 +1,10 @@
 """Estimate the cost of a case from shapes, types and parameters, before anything runs.
 
-A case file of a few hundred bytes can exceed any machine: REPEAT makes any size, and some kernels loop as often as a
-parameter says. The figures are those of the reference `cpu`: a step's nodes live until the step ends, a kernel works on
-float64 copies of its operands, and outputs and caches of every step live until they are compared, in float64 too, block
-by block. If they differ, all nodes of a step are compared, each alone. They are upper bounds within a small factor, not
-measurements; what an op needs beyond that is in its declaration (`ggml.ops.op.Work`).
+A case file of a few hundred bytes can exceed any machine: REPEAT has results of any size, and some kernels loop as
+often as a parameter says. The figures are those of the reference `cpu`: a step's nodes live until the step ends, a
+kernel works on float64 copies of its operands, and outputs and caches of every step live until they are compared, in
+float64 too, block by block. If they differ, all nodes of a step are compared, each alone. They are upper bounds within
+a small factor, not measurements; additional costs of an op are in its declaration (`ggml.ops.op.Work`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Cost:
 def of(cases: Sequence[Case]) -> Cost:
     """Estimate the cost of computing `cases` together, those of one step in one graph.
 
-    In a shared graph, buffers, outputs and caches of all cases exist at once; kernels and comparisons run one by one.
+    In a shared graph, buffers, outputs and caches of all cases exist at the same time; kernels and comparisons run one
+    by one.
     """
     single = [(c, c.steps[0]) for c in cases if len(c.steps) == 1]
     costs = [_of(c) for c in cases if len(c.steps) != 1] + ([_of_graph(single)] if single else [])

@@ -42,7 +42,7 @@ class Execution:
     """Caches that the backend cannot read; they have no values."""
 
     def comparable(self, values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
-        """Return the expected `values` per step that this run can be compared with."""
+        """Return the expected `values` per step with which this run can be compared."""
         return [{t: x for t, x in v.all.items() if t not in self.opaque} for v in values]
 
 
@@ -72,10 +72,10 @@ def execute(
 ) -> Execution:
     """Run all steps of `case` freely: each step starts from the caches of the previous one.
 
-    Steps in `every_node` return all computed nodes, not only the outputs. `memory` computes each step in reused memory;
-    not with `every_node`. If `unread`, caches are read after the last step only, and other steps have no values for
-    them. `before` gets the session and the index of each step before it runs. BackendError, which has the step, if the
-    backend failed, died or did not answer.
+    Steps in `every_node` return all computed nodes instead of the outputs. `memory` computes each step in reused
+    memory; not with `every_node`. If `unread`, caches are read after the last step only, and other steps have no values
+    for them. `before` gets the session and the index of each step before it runs. BackendError, which has the step, if
+    the backend failed, died or did not answer.
     """
     caches = case.caches()
     wanted = frozenset(every_node)
@@ -106,7 +106,7 @@ def execute(
 
 
 class PartError(ConformanceError):
-    """A backend supports the case, but no part of it."""
+    """A backend supports the case, but not a part of it."""
 
 
 def execute_apart(backend: Backend, case: Case) -> Execution:
@@ -160,7 +160,7 @@ def _alone(case: Case, part: Part, held: Mapping[Tensor, Bytes], values: Mapping
 
 @runtime_checkable
 class _Rebuilding(Protocol):
-    """A session in another process, which rebuilds graphs in the memory that the library sees."""
+    """A session in another process, which rebuilds graphs in the memory that its library uses."""
 
     def compute_rebuilt(self, step: Step) -> Mapping[Tensor, Bytes]:
         """Compute `step` as `Memory` does."""
@@ -169,8 +169,8 @@ class _Rebuilding(Protocol):
 class Memory:
     """One set of tensors and one graph, overwritten for every step; persistent tensors stay.
 
-    llama.cpp rebuilds each step's graph in the memory of the previous one. A backend that recognises a graph or a
-    tensor by its address finds the same one with other contents.
+    llama.cpp rebuilds each step's graph in the memory of the previous one. A backend that identifies a graph or a
+    tensor by its address then finds other contents there.
     """
 
     def __init__(self, case: Case) -> None:
@@ -207,7 +207,7 @@ class Memory:
 
 
 class Reuse(Memory):
-    """Memory that computes the first of several equal graphs each time, as llama.cpp does."""
+    """Memory that computes the first of several equal graphs again, as llama.cpp does."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)

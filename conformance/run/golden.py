@@ -1,8 +1,8 @@
 """Golden outputs: stored values of a corpus on which the reference and the real ggml agree.
 
 `ops.gguf` in `golden/` has single ops with expected values, `captured/` there has trajectories recorded from llama.cpp.
-The file is the list of its cases. `verify` recomputes all of them, `judge` compares backends with them; every run does
-so for the cases that it runs (`stored`).
+The file defines which cases are golden. `verify` recomputes all of them, `judge` compares backends with them; every run
+does so for its own cases (`stored`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Judge the run of a case: the free run, the demands on its witness, and each step alone.
 
-In a free run errors feed back through the caches, and a rounding that once went the other way stays there. Step by step
-the reference starts each step from the backend's own caches, so only the error of one step remains. The grammar of
-demands is in `case.demands`.
+In a free run errors feed back through the caches, and a value that was once rounded the other way stays there. In the
+run step by step, the reference starts each step from the backend's own caches, so only the error of one step remains.
+The grammar of demands is in `case.demands`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Plain cases of the family `ops` run on the device: one node over contiguous leaves, with more cases for products. For
 each key (`key_of`) the profile gets the known rounding whose reference is nearest to the device's results. The error
 left is the residual; if float32 rounding does not explain it, the limit is `SAFETY` times as much, but never more than
-upstream's own tests allow. A residual that looks like a bug is reported as a finding, and nothing is allowed.
+upstream's own tests allow. A residual that looks like a bug is reported as a finding, and gets no allowance.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def begin(backend: Backend, build: str = "") -> Profile:
 
 
 def left(profile: Profile, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Return the unmeasured `keys`, the first of each op before the second of any.
+    """Return the unmeasured `keys`: the first of each op, then the second of each, and so on.
 
-    However short the time, each op gets its share, and products with many types do not take all of it.
+    So even in a short time each op gets a share, and products with many types do not take all of it.
     """
     turns = Counter[str]()
     turn: dict[str, int] = {}
@@ -118,7 +118,7 @@ def _fits(measured: Sequence[Measured], name: str) -> bool:
 
 
 def _nearest(measured: Sequence[Measured]) -> str:
-    """Return the simplest rounding that explains all, else one about as near as the nearest."""
+    """Return the simplest rounding that explains everything, else the simplest of the nearest."""
     names = [n for n in ROUNDINGS if all(n in m.distances for m in measured)]
     for name in names:
         if _fits(measured, name):
@@ -280,7 +280,7 @@ def _types(key: str) -> list[str]:
 
 
 def _node(case_id: str) -> Tensor | None:
-    """Return the only computing node of a case; None for several, or other purposes."""
+    """Return the only computing node of a case; None if it has several, or another purpose."""
     try:
         case = ops.build(case_id)
     except ConformanceError:  # the shape is not a multiple of the type's blocks
@@ -306,9 +306,9 @@ class Measured:
     case: Case
     node: Tensor
     distances: dict[str, Difference]
-    """Name of a rounding -> the difference from the reference in it."""
+    """Name of a rounding -> the difference from the reference with that rounding."""
     scales: dict[str, float]
-    """Name of a rounding -> the mean ratio of the values found to those expected."""
+    """Name of a rounding -> the mean ratio of found to expected values."""
 
     @property
     def terms(self) -> int:

@@ -1,4 +1,4 @@
-"""Live families: cases without a graph of ours, which llama.cpp runs or a backend answers.
+"""Live families: cases without a graph of the suite, which run llama.cpp or query a backend.
 
 Such a case has an id like any other, and no steps. A player of its family returns its result from its own processes.
 Everything else (globs, levels, shards, journals, waivers, causes, records) works as for a graph, except that a live

@@ -1,10 +1,10 @@
 """Locate a failure: the first wrong or failing node, stale state, or a near-tie of experts.
 
-The case runs again with every intermediate value, and each node is judged from the values that the backend itself gave
-its sources. So one wrong node is named, and not all that follow from it.
+The case runs again with every intermediate value, and each node is judged with the backend's own values of its sources.
+So only the first wrong node is named, and none of those that it affects.
 
 Two correct backends may choose different experts if two router scores are closer than their rounding. All later values
-then differ beyond any tolerance. That is no bug if the first difference is the choice, its scores are within their
+then differ beyond any tolerance. This is not a bug if the choice is the first difference, its scores are within their
 tolerance, the margin is within their difference, and each node alone is right.
 
 A fresh backend has no state of earlier cases. If a step is wrong there in the whole case, and right alone from the same
@@ -69,8 +69,7 @@ def locate(
 
     Return a PASS if a near-tie of experts explains it. `reference` computes in the arithmetic of `backend`.
 
-    Raises:
-        LocatingError: either failed; it has the result as far as it is known.
+    Raises: LocatingError: either failed; the error has the result as far as it is known.
     """
     by_steps, beside = expectation.judge(case, execution)
     wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
@@ -86,7 +85,7 @@ def locate(
 
 
 class LocatingError(Exception):
-    """The search for the first wrong node failed; its cause tells why."""
+    """The search for the first wrong node failed; its cause states why."""
 
     def __init__(self, result: Result) -> None:
         super().__init__()
@@ -274,8 +273,8 @@ def _reads(n: Tensor, t: Tensor) -> bool:
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
     """Return the first node of steps 0 to `upto` that is wrong given its own sources.
 
-    `upto` is the first step with a wrong output or cache. None if every node is right once it is an output: then
-    fusion, or state that a fresh run lacks, is the cause. Arguments as for `divergent`.
+    `upto` is the first step with a wrong output or cache. None if every node is right once it is an output: then the
+    cause is fusion, or state that a fresh run does not have. Arguments as for `divergent`.
     """
     return next(divergent(ran, reference, case, upto), None)
 
@@ -304,9 +303,9 @@ def first_nan(
 ) -> tuple[Judged, str] | None:
     """Return the first value with a NaN where the reference has none, and its origin in words.
 
-    A NaN in a cache reaches every node that reads it, and each of them is right given its sources. So nodes and caches
-    are checked in the order in which they got their values, caches also before the first step: for these `backend`
-    opens the case again. Other arguments as for `first_divergent`.
+    A NaN in a cache reaches every node that reads it, and each of these nodes is right given its sources. So nodes and
+    caches are checked in the order in which they got their values, and caches also before the first step: for this
+    `backend` opens the case again. Other arguments as for `first_divergent`.
     """
     arithmetic, caches = reference.arithmetic(), case.caches()
     right = execute(reference, case, every_node=range(upto + 1)).steps
@@ -600,7 +599,7 @@ def _failing(fault: Fault, case: Case, k: int, node: Tensor) -> Place:
 
 
 def bisect_first(n: int, fails: Callable[[int], bool]) -> int | None:
-    """Return the index of the item that makes the prefixes up to `n` fail; None if `n` passes."""
+    """Return the index of the first item with which a prefix fails; None if all `n` items pass."""
     if not fails(n):
         return None
     low, high = 0, n

@@ -42,7 +42,7 @@ class Expectation:
     arithmetic: Arithmetic
     """Arithmetic of `steps`."""
     note: str = field(default="", kw_only=True)
-    """How they were computed, if not in the usual way."""
+    """A note on how the values were computed, if not as usual."""
 
     @property
     def values(self) -> list[StepValues]:
@@ -50,7 +50,7 @@ class Expectation:
         return self.steps
 
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
-        """Judge a free run by the expected values; the second list is for a subclass's own."""
+        """Judge a free run by the expected values; the second list is for subclasses."""
         return list(judge_steps(case, self.steps, execution, self.arithmetic)), []
 
 

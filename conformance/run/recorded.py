@@ -4,7 +4,7 @@ A recording has its own arithmetic, whose error depends on the graph: 1e-8 on a 
 layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and a correct backend may differ
 from the recording by their distance. Neither the recording nor the backend under test affects it. A free run is also
 compared with the reference in the backend's arithmetic, within the ordinary tolerances: for an exact backend these are
-tight even if the recording is far off.
+tight even if the recording has large errors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Recording(Expectation):
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
         """Judge a free run by the recording, and by the reference in the backend's arithmetic.
 
-        Caches that the backend cannot read are left out.
+        Caches that the backend cannot read are not compared.
         """
         found = [v.all for v in execution.steps]
         record = execution.comparable(self.steps)
@@ -169,8 +169,9 @@ def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
 def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> Result:
     """Return `result` of the free run with nodes judged one by one, given right sources.
 
-    The worst node counts. Steps with all nodes recorded use the recorded values; without such steps, the first step of
-    each layout uses the reference's. Steps that cannot be judged are named in a note and keep the verdict.
+    The node with the largest error counts. Steps with all nodes recorded use the recorded values; without such steps,
+    the first step of each layout uses the reference's. Steps that cannot be judged are named in a note and keep the
+    verdict.
     """
     if has_nodes(case):
         steps = [k for k in range(len(case.steps)) if _whole(case, k)]

@@ -52,7 +52,7 @@ from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, e
 
 
 class NotOfferedError(Exception):
-    """The backend lacks what the relation varies, which is no failure."""
+    """The backend lacks the property that the relation varies; this is not a failure."""
 
 
 class Opener(Protocol):
@@ -78,7 +78,7 @@ class Side:
     ran: Sequence[StepValues]
     """Values of its steps; empty if it failed."""
     before: Callable[[Backend], Before]
-    """Given a fresh backend, returns what is called before each step there, to write the same."""
+    """Given a fresh backend, returns the function to call before each step, for the same writes."""
 
 
 def judge(
@@ -197,7 +197,7 @@ class _Runs:
         return execute(backend, alone)
 
     def _outside(self, alone: Case, r: Run) -> Before:
-        """Return what writes persistent tensors between the steps of run `r`, whose case is `alone`."""
+        """Return what writes persistent tensors between steps of run `r`, whose case is `alone`."""
         caches = alone.caches()
         given: dict[Tensor, Bytes] = {}
         written_at = r.at + 1

@@ -98,7 +98,7 @@ class Runner:
         return open_backend(spec, self._workers, own=own)
 
     def _opened(self, spec: Spec) -> Backend:
-        """Return the backend of `spec`; ConformanceError if it cannot be opened, always the same."""
+        """Return the backend of `spec`; always the same ConformanceError if it cannot be opened."""
         if spec in self._broken:
             raise self._broken[spec]
         try:
@@ -162,7 +162,7 @@ class Runner:
             return 32
 
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
-        """Return one result per case, in order, whatever a backend or a case does.
+        """Return one result per case, in order, even if a backend or a case fails.
 
         Raises:
             UsageError: no such backend or option, or golden outputs are missing.
@@ -195,7 +195,7 @@ class Runner:
             return _unjudged(e)
 
     def _player(self, spec: Spec, family: str) -> live.Player:
-        """Return the player of a live family; ConformanceError if not possible, the same every time."""
+        """Return the player of a live family; always the same ConformanceError if not possible."""
         if (spec, family) not in self._players:
             try:
                 self._players[spec, family] = live.live_family(family).player(spec, self._workers.isolation, self._save)
@@ -259,7 +259,7 @@ class Runner:
         return replace(result, saved=failures.save(folder, whole, result))
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
-        """Return UNSUPPORTED, with the reason, for each case with a node that `backend` rejects."""
+        """Return UNSUPPORTED, with the reason, for each case with a node that `backend` refuses."""
         graphs = [s.graph for c in cases for s in c.steps]
         try:
             answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
@@ -292,7 +292,7 @@ class Runner:
     def divergent(self, spec: Spec, case: Case) -> tuple[list[tuple[int, Tensor]], list[StepValues]]:
         """Return step and node of each value that is wrong given its sources, and all values.
 
-        ConformanceError if `spec` cannot run `case` so.
+        ConformanceError if `spec` cannot run `case` in this way.
         """
         backend = self._opened(spec)
         reference = self._referee(spec, backend, case)
@@ -351,7 +351,7 @@ class Runner:
         return self._waivers is not None and verdict in self._waivers.verdicts(spec, case.id)
 
     def _replace_damaged(self, spec: Spec, case: Case, result: Result) -> None:
-        """End a process that survived a case that usually kills it: its heap may be damaged."""
+        """End a process that survived a case which usually kills it: its heap may be damaged."""
         if result.verdict is not Verdict.CRASH and self._is_known(spec, case, Verdict.CRASH):
             self.backend(spec).renew()
 

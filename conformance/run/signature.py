@@ -57,7 +57,7 @@ class Signature:
     def covers(self, other: Signature | None) -> bool:
         """Return True if `other` is the same failure, at the same op, or at any if `op` is empty.
 
-        Wrong numbers with an unknown first wrong node cover any failure with the verdict.
+        Wrong numbers with an unknown first wrong node match any failure with the same verdict.
         """
         if self.kind == Fault.OUTPUT:
             return other is not None and other.verdict is self.verdict

@@ -59,7 +59,7 @@ class Stored:
     arithmetic: Arithmetic = EXACT
     """Arithmetic of the values."""
     problem: str = ""
-    """Reason why they do not fit the case; empty if they do."""
+    """Reason why the values do not fit the case; empty if they do."""
 
 
 def corpus() -> Recorded:
@@ -100,7 +100,7 @@ def with_values(case: Case, stored: Stored) -> Case:
 
 
 def prepare(oracle: Oracle, cases: Mapping[Case, Stored | None], declared: Arithmetic) -> None:
-    """Compute together what `judge` needs of each case that the `declared` arithmetic changes."""
+    """Compute the values that `judge` needs for cases that the `declared` arithmetic changes."""
     changed: dict[str, tuple[Arithmetic, list[Case]]] = {}
     for case, stored in cases.items():
         if stored is not None and _differ(case, stored, declared) and not requantises(case, declared):

@@ -3,10 +3,10 @@
 `alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, where A and B have separate weights, caches and
 inputs under the same names. A backend whose cache key for a compiled graph lacks a part of the graph (only names,
 shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of one
-model do, so that only the difference itself distinguishes them. With `of=decoder` they are whole decoders over one
-model's weights and cache, a prompt and decodes of each in turn: graphs that a backend fuses, or runs at other sizes.
-`alias/differs=all` runs A, B, A, C, A, D and so on through every difference: half as many graphs to compile as one case
-for each, which then tells the differences apart.
+model do, so that only the difference itself distinguishes them. With `of=decoder` they are whole decoders with the
+weights and cache of one model, and run a prompt and decodes in turn: graphs that a backend fuses, or runs at other
+sizes. `alias/differs=all` runs A, B, A, C, A, D and so on through every difference: this compiles half as many graphs
+as one case for each difference; these cases then show which difference fails.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def alone(case_id: str, traits: Traits, tokens: int) -> Case:
 
 
 class Side:
-    """A or B: its weights and cache, with the same names as the other's."""
+    """Graph A or B: its weights and cache have the same names as those of the other."""
 
     def __init__(self, case_id: str, traits: Traits, tokens: int) -> None:
         self.id, self.t, self.n = case_id, traits, tokens + traits.tokens
@@ -205,7 +205,7 @@ class Side:
                 self.persistent[self.w[name]] = data
 
     def step(self, k: int) -> Step:
-        """Build the graph again: new tensors with the same names and other inputs."""
+        """Build the graph again, from new tensors with the same names and other inputs."""
         inputs: dict[Tensor, Bytes] = {}
 
         def leaf(name: str, type_: GGMLType, fill: Fill, *ne: int) -> Tensor:

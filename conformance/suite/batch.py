@@ -18,7 +18,7 @@ BYTES = 1 << 25
 
 
 def groups(cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """Group small one-step cases lazily, each trajectory alone, to limit the cost of a kill."""
+    """Group small one-step cases lazily, each trajectory alone, to limit what a kill can lose."""
     group: list[Case] = []
     size = 0
     for case in cases:
@@ -35,7 +35,7 @@ def groups(cases: Iterable[Case]) -> Iterator[list[Case]]:
 
 
 def merge(cases: Sequence[Case]) -> Case:
-    """Return a case whose only step runs the cases' graphs in turn, if backends pay per graph.
+    """Return a case whose only step runs the cases' graphs in turn, to save costs per graph.
 
     Tensors and bytes are shared with the cases, not copied: outputs, caches and expected values are found by the
     original tensors. Names may repeat, as they do in llama.cpp's graphs.
@@ -73,7 +73,7 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
     A copy reads leaves with the recorded bytes that its sources had right before the node ran; the view ops in between
     are rebuilt. Weights, caches and inputs retain their kind and name, by which backends know them; the result of an
     earlier node becomes an input. Nodes that read the same bytes share a leaf; one that writes in place has its own. So
-    one compute tests every node separately.
+    one `compute` tests every node separately.
 
     Args:
         case: `expected` of `step` has each value that a later node reads. For each cache, `expected` of the last step

@@ -156,7 +156,7 @@ def block_of(name: str) -> Block | None:
 def _spans(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[int, int]]:
     """Return every block of a graph -> index of its first node, and that after its last.
 
-    A block reaches from the first to the last node that reads its weights or caches, and on to the next block. The norm
+    A block extends from the first to the last node that reads its weights or caches, and on to the next block. The norm
     op before a norm's weight and the preceding residual sum belong to the norm. Blocks with interleaved nodes, such as
     parallel attention and recurrence, are merged and named after the first that is not a norm.
     """
@@ -180,7 +180,7 @@ def _spans(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[in
 
 
 def _reader(graph: Graph, block: Block) -> tuple[int, int] | None:
-    """Return the index of the first node that reads the weight `block`, and the next; else None."""
+    """Return the index of the first node that reads the weight `block`, and the next; or None."""
     name = f"blk.{block.layer}.{block.name}.weight"
     at = next((i for i, n in enumerate(graph) if any(s is not None and s.name == name for s in n.src)), None)
     return None if at is None else (at, at + 1)

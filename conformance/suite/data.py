@@ -126,8 +126,8 @@ def with_edges(fill: Fill, kind: str) -> Fill:
 def causal(n_past: int, *, dead: float = 0.0) -> Fill:
     """Return an attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i.
 
-    A share `dead` of these is hidden too. Visible entries are 0, hidden ones -inf; a query's own key is always visible.
-    A query before the first key sees none, or one if `dead` is set.
+    A share `dead` of these keys is hidden, too. Visible entries are 0, hidden ones -inf; a query's own key is always
+    visible. A query before the first key sees no key, or one if `dead` is set.
     """
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:

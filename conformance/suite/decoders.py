@@ -34,14 +34,14 @@ _long = partial(grid, "llama", l=1, embd=2048, heads=2, kv=1, head=64, ff=64, vo
 _SUPERBLOCKS = f"{BLOCKS_256} q1_0 q2_0 tq1_0 tq2_0 iq4_xs iq1_s iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
 _CACHES = "cache=f16 cache=bf16 cache=f32 cache=q8_0,head=32 cache=q4_0,head=32"
 _CACHES_V = "cache=f16 cache=bf16 cache=f32 cache=q8_0,cache_v=f16,head=32 cache=q4_0,cache_v=f32,head=32"
-"""A transposed V cannot be quantised."""
+"""Key values without a quantised V, because a transposed V cannot be quantised."""
 _CROSS: Keys = {"run": "at253.d5.back3.d2.reset.p6.d2"}
 _WINDOW: Keys = {"ctx": 1024, "ubatch": 64, "run": "at250.p10.d3.p300.d2.reset.p9.d2"}
 """A window of 32 over 256 cells: a prompt wraps, other layers grow to 768, then another."""
 _SHIFT: Keys = {"run": "at250.d1.shift9.p30.d2.back4.d2"}
 """A full context removes its first tokens: K in the cache is rotated to the new positions."""
 _BLOCKS: Keys = {"ctx": 768, "run": "at200.p9.p20.d1.p250.d1.p240.d1"}
-"""Prompts of four sizes and tokens in three blocks of cells; uncached programs recompile."""
+"""Prompts of four sizes, and tokens in three blocks of cells; backends without a cache recompile."""
 _AGAIN: Keys = {"run": "at250.p3.d2.p33.d1.p5"}
 """Prompt, token, prompt: weights that a product of one token repacked are used for many tokens."""
 _EXPERTS_AGAIN: Keys = {"run": "at252.o3.d1.o5"}
@@ -143,7 +143,7 @@ _SIZES = "40 64 80 96 112 128 192 256"
 _K_AND_V = "head=64,headv=32 head=32,headv=64 head=96,headv=64 head=192,headv=128 head=256,headv=40"
 _ODD = "heads=6,kv=2 heads=5,kv=1"
 _SCORES = "softcap=3 sinks=1 softcap=3,sinks=1"
-"""A softcap of the order of the logits, so that it has an effect."""
+"""A softcap of the same order as the logits, so that it has an effect."""
 _SLOPED = "rope=none,alibi=8"
 _EXACT: Keys = {"ctx": 300, "run": "at290.p3.d2"}
 """All cells of the context, not a multiple of 256."""

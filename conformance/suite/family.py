@@ -51,7 +51,7 @@ class Family:
     seeded: bool = True
     """True if another seed gives another case; a recording has only one."""
     lacks: Callable[[], str] = str
-    """Why it has no cases in this installation; empty if nothing is missing."""
+    """Reason why the family has no cases in this installation; empty if nothing is missing."""
 
 
 def ids_of(

@@ -60,16 +60,16 @@ class Grid:
     """The words before the keys, joined by `-`."""
     axes: tuple[Axis, ...]
     free: tuple[Axis, ...] = ()
-    """Axes whose values replace `{name}` in the values of the others."""
+    """Axes whose values replace `{name}` in the values of other axes."""
     triples: tuple[frozenset[str], ...] = ()
-    """Three axes each, of which a covering array shows each combination, not only each pair."""
+    """Groups of three axes of which a covering array has each combination, not only each pair."""
 
     def where(self, **axes: str) -> Grid:
         """Return the grid with further axes, whose values replace `{name}` in the ids."""
         return replace(self, free=tuple(_axis(name, values) for name, values in axes.items()))
 
     def triple(self, *names: str) -> Grid:
-        """Return the grid, of which a covering array shows each combination of the axes `names`."""
+        """Return the grid, with each combination of the axes `names` in its covering array."""
         return replace(self, triples=(*self.triples, frozenset(names)))
 
     @property

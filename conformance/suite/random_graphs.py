@@ -5,7 +5,7 @@ elements, weights of type `w`, caches of type `cache`; `rare=1` adds ops that fe
 define the graph: another seed gives another graph.
 
 A graph grows by moves, in all steps of the trajectory at once. A move draws its choices once, then adds the same nodes
-to every step, or to none. `Facts` estimate the size of a value's elements and its other properties; they limit the
+to every step, or to no step. `Facts` estimate the size of a value's elements and its other properties; they limit the
 moves, so that no chain of them overflows, or subtracts nearly equal numbers and divides by the difference: rounding in
 a correct backend must not lead to a wrong result. Values are never computed here.
 """
@@ -51,9 +51,9 @@ CELLS = 32
 TRIES = 40
 """Number of consecutive moves that may fail before a plain one is used."""
 FEW = 8
-"""Minimum elements of a value: a single one may be nearly zero, and errors are relative."""
+"""Minimum number of elements of a value: a single element may be nearly zero, and errors are relative."""
 SIZE = 1 << 13
-"""Maximum elements of a value: small graphs find as many bugs in less time."""
+"""Maximum number of elements of a value: small graphs find as many bugs in less time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class Growth:
         return Case(self.id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
 
     def _outputs(self, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return nodes that no other reads, and every fifth of the rest; caches are checked anyway."""
+        """Return nodes that no other reads, and a fifth of the rest; caches are checked anyway."""
         read = {s for n in nodes for s in n.src if s is not None and s is not n}
         able = [(i, n) for i, n in enumerate(nodes) if n.root not in self.persistent]
         return tuple(n for i, n in able if n not in read or (i % 5 == 0 and computes(n)))
@@ -622,7 +622,7 @@ def _store_copy(g: Growth) -> None:
 
 
 def _read(g: Growth, cache: Tensor) -> None:
-    """Read the rows in use by then, as F32."""
+    """Read the rows written so far, as F32."""
     ids = g.input(g.name("rows"), lambda k: dims(min(CELLS, 4 * (1 + k))), chosen(CELLS), I32)
     g.add(lambda k: B.get_rows(cache, ids.at[k]), Facts(spread=True, peak=4.0))
 

@@ -224,8 +224,8 @@ def _lengths(b: _Bench) -> tuple[Tensor, ...]:
 def _shared(b: _Bench) -> Tensor:
     """Read two caches before writing them: one of the type, and one of F32 that is cast to it.
 
-    If devices share the graph, and one only multiplies or lacks the type, a device reads in a step what another wrote
-    in the previous step.
+    If devices share the graph, and one of them only multiplies or lacks the type, a device reads data that another
+    device wrote in the previous step.
     """
     typed, plain = b.weight("cache_k_l0", b.w, b.d, b.m), b.weight("cache_v_l0", F32, b.d, b.m)
     idxs = b.rows("idxs", I64, b.m, b.n)
@@ -244,7 +244,7 @@ def _experts(b: _Bench) -> Tensor:
 
 
 def _large(b: _Bench) -> Tensor:
-    """Get rows from so many tensors that the last starts more than 2 GiB into their buffer."""
+    """Get rows from so many tensors that the last starts more than 2 GiB into the buffer."""
     one = nbytes(new_tensor(b.w, b.d, _LARGE_ROWS))
     ids = b.rows("ids", I32, _LARGE_ROWS, b.n)
     return reduce(

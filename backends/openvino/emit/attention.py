@@ -20,7 +20,7 @@ from conformance.ggml.tensor import Tensor
 from .matmul import grouped
 
 LOWEST = float(np.finfo(np.float32).min) / 2
-"""Replaces minus infinity where a difference of two would be NaN; half of the lowest float, exact in BF16."""
+"""Replaces minus infinity if a difference of two would be NaN; half of the lowest float, exact in BF16."""
 
 
 def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -95,7 +95,7 @@ def _flash_attn_ext(e: EmitContext, node: Tensor) -> None:
 
 
 def _sunk(c: Constants, x: Value, sink: Value) -> Value:
-    """Compute the softmax of scores with a sink, which takes its share and has no output."""
+    """Compute the softmax of scores with a sink, which gets a share but has no output."""
     top = o.maximum(o.reduce_max(x, c.i64(3), True), sink)
     w = o.exp(o.subtract(x, top))
     total = o.add(o.reduce_sum(w, c.i64(3), True), o.exp(o.subtract(sink, top)))

@@ -119,8 +119,8 @@ def _split(turns: NDArray[np.float64]) -> list[NDArray[np.float64]]:
 def _divided(e: EmitContext, turns: NDArray[np.float64], ff: Value) -> list[Value]:
     """Split `turns / ff` into the parts of `STEPS`.
 
-    Each part times `ff` is subtracted from the rest of `turns` without rounding: `ff` in two halves of 12 bits, and two
-    numbers close to each other.
+    Each part times `ff` is subtracted from the rest of `turns` without rounding: `ff` is split into two halves of 12
+    bits, and the two numbers are close to each other.
     """
     scaled = o.multiply(ff, e.c.f32(2.0**12 + 1))
     high = o.subtract(scaled, o.subtract(scaled, ff))
@@ -135,7 +135,7 @@ def _divided(e: EmitContext, turns: NDArray[np.float64], ff: Value) -> list[Valu
 
 
 def _reduced(e: EmitContext, p: Value, coarse: Value, fine: Value, rest: Value) -> Value:
-    """Return 2 pi p (coarse + fine + rest), less most whole turns to preserve the fraction."""
+    """Return 2 pi p (coarse + fine + rest) without most whole turns, to preserve the fraction."""
     one = e.c.f32(1.0)
     turned, finer = (o.floor_mod(o.multiply(p, x), one) for x in (coarse, fine))
     return o.multiply(o.add(o.add(turned, finer), o.multiply(p, rest)), e.c.f32(2 * math.pi))
@@ -226,7 +226,7 @@ class Turning:
     """Pairs in `size`; the rest is unchanged."""
 
     def table(self, e: EmitContext, name: str, make: Callable[[], Value]) -> Value:
-        """Return a form's table of cos and sin, made once for all nodes that share them."""
+        """Return a form's table of cos and sin, computed once for all nodes that share it."""
         key = (name, id(self.cos))
         if key not in e.shared:
             e.shared[key] = make()

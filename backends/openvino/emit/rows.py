@@ -68,7 +68,7 @@ def _argsort(e: EmitContext, node: Tensor) -> None:
 
 
 def _top_k(e: EmitContext, node: Tensor) -> None:
-    """Return the k largest, the first two swapped as in ggml, whose order means nothing."""
+    """Return the k largest, the first two swapped as in ggml, which defines no order."""
     k = e.c.fixed(node.ne[0])
     x: Value = o.topk(e.number(src(node, 0)), e.c.axis(k), 3, "max", "value", stable=True).output(1)
     if k > 1:

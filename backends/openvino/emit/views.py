@@ -216,7 +216,7 @@ def _view_axes(w: AxisContext, t: Tensor) -> Axes:
 
 
 def _only(own: Axes, t: Tensor, what: str) -> tuple[int, Axis]:
-    """Return the only dimension with an axis; FixedError, that `t` does `what`, if several."""
+    """Return the only dimension with an axis; FixedError about `t` and `what` if several."""
     have = [(i, axis) for i, axis in enumerate(own) if axis is not None]
     require(len(have) == 1, t, what)
     return have[0]

@@ -113,7 +113,7 @@ def _beyond(node: Tensor, caches: AbstractSet[Tensor]) -> str:
 
 
 def _cache_of(t: Tensor | None, caches: AbstractSet[Tensor]) -> Tensor | None:
-    """Return the cache that `t` is a window of, or a converted or permuted copy of, or None."""
+    """Return the cache of which `t` is a window, or a converted or permuted copy; or None."""
     while t is not None and t.root not in caches:
         t = t.src[0] if t.src and t.op in {*VIEW_OPS, "CPY", "CONT"} else None
     return None if t is None or t.op in {"NONE", "RESHAPE"} else t.root
@@ -176,7 +176,7 @@ class NpuSession(OpenVinoSession):
             self._endless = (self._endless - {tensor}) | _endless({tensor: data})
 
     def witness(self) -> Witness:
-        """Return what ran; the wrapper reports no layers, and calls itself NPU on any device."""
+        """Return the witness; the wrapper reports no layers, and calls itself NPU on any device."""
         w = TranslatingSession.witness(self) if self._stage == "run" else super().witness()
         w.notes = self._own_notes() if self._stage == "run" else w.notes
         w.notes += [f"{n} graphs at their own size: {why}" for why, n in sorted(self._whole.items())]

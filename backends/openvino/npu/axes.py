@@ -1,7 +1,7 @@
 """Axes that count tokens or KV cache cells, derived from a graph's ops, never from names.
 
 A graph with known axes can be computed at another size: tokens in chunks, cells up to the cache's capacity. A graph
-with an op over them that has no rule runs at its own size.
+with an op over such axes that has no rule runs at its own size.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
 
 
 def _check_reads(w: AxisContext, t: Tensor) -> None:
-    """Raise FixedError for a read without mask: it would see cells before they are written."""
+    """Raise FixedError for a read without a mask: it would see cells before they are written."""
     for i, s in enumerate(t.src):
         stored_into = t.op == "SET_ROWS" and i == STORE
         if s is not None and s.root in w.transposed and w.axes[s] == NONE and not stored_into:

@@ -1,8 +1,8 @@
 """A graph at its compiled size, the inputs of each of its runs, and their outputs.
 
-A CPY into a window of a cache becomes a SET_ROWS first: the window's place is then an input, and one model serves all
-steps. A chunk is padded with its last token: it computes the same values and stores them in the same cell, so nothing
-has to be hidden. The graph's masks hide the cells beyond its own.
+A CPY into a window of a cache is first replaced by a SET_ROWS: then the window's position is an input, and one model
+serves all steps. A chunk is padded with its last token. The padding computes the same values and stores them in the
+same cell, so nothing has to be hidden. The graph's masks hide the cells beyond its own.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _ne(t: Tensor, axes: Axes) -> Dims:
 
 
 def _nb(t: Tensor, ne: Dims) -> Dims:
-    """Return `t`'s strides; that of a dimension of 1 is irrelevant and set as ggml would."""
+    """Return `t`'s strides; the stride of a dimension of 1 is irrelevant, and set as in ggml."""
     nb = list(t.nb)
     for i in range(1, len(nb)):
         if ne[i] == 1:
@@ -138,7 +138,7 @@ def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
 
 
 def sized(graph: Graph, spans: Spans) -> Sized:
-    """Return `graph`'s computed part with spans of all slots; FixedError if ggml has none such."""
+    """Return `graph`'s computed part with spans of all slots; FixedError if ggml refuses it."""
     twin: dict[Tensor, Tensor] = {}
     nodes = set(graph.nodes)
     for t, axes in spans.axes.items():
@@ -182,7 +182,7 @@ class Chunk:
     first: int
     size: int
     outputs: dict[Tensor, NDArray[np.int64]]
-    """Leaf with indices of tokens -> the places in it with tokens of this chunk."""
+    """Leaf with indices of tokens -> its positions with tokens of this chunk."""
 
 
 def _indices(t: Tensor, data: Bytes) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ class NpuCompiler(Compiler):
 
     @property
     def real(self) -> bool:
-        """True if there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
+        """True if there is an NPU; otherwise its plugin's wrapper runs everything on the CPU."""
         return self.properties is not WRAPPER
 
     def label(self) -> str:
@@ -46,7 +46,7 @@ class NpuCompiler(Compiler):
         served: bool = True,
         halves: bool = False,
     ) -> CompiledModel:
-        """Return a `Split`: what computes something is compiled, the host does the rest."""
+        """Return a `Split`: the computing part is compiled, the host does the rest."""
         from backends.openvino.nodes import origin  # noqa: PLC0415  # needs openvino, which is there by now
 
         del sinks, served, halves  # an NPU has no variables, and fusion is not configurable

@@ -33,7 +33,7 @@ Array: TypeAlias = NDArray[np.int64]
 
 
 class UnfitError(BackendError):
-    """A graph that `NPUW_LLM` cannot run; the message tells why."""
+    """A graph that `NPUW_LLM` cannot run; the message states why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _picks(node: Tensor, roles: Mapping[Tensor, Role]) -> bool:
 
 
 def _with_tokens(spans: Spans, n: int) -> Spans:
-    """Return the spans with `n` tokens, each of which is an output."""
+    """Return the spans for `n` tokens, each of which is an output."""
 
     def resized(axis: Axis | None) -> Axis | None:
         if axis is None or axis.span.kind == "cells":
@@ -181,7 +181,7 @@ def _with_tokens(spans: Spans, n: int) -> Spans:
 
 
 def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) -> tuple[Graph, Tensor]:
-    """Return `graph` without the GET_ROWS that picks tokens (all are), and `end` in it."""
+    """Return `graph` without the GET_ROWS that picks tokens (all are picked), and its `end`."""
     roles = roles_in(graph, persistent)
     copies: dict[Tensor, Tensor] = {}
     for t in graph:

@@ -2,7 +2,7 @@
 
 The input is one stateful model of any size: the fused form of `openvino-stateful` with token ids, an attention mask,
 positions and beams as inputs, and logits as output. OpenVINO finds them and the caches by the names of Hugging Face
-models. It runs prompts by one model, up to 8 tokens at a time by another. The caches cannot be read.
+models. OpenVINO runs prompts with one model, and up to 8 tokens at a time with another. The caches cannot be read.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .compile import DEVICE, WRAPPER, NpuCompiler
 from .decoder import Decoder, Form, Run, UnfitError, decoder, follow_step
 
 AT_ONCE = 8
-"""Maximum tokens of one run after the prompt: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
-prompt too."""
+"""Maximum tokens of one run after the prompt: OpenVINO rounds up to 8. OpenVINO returns logits for as many tokens, also
+at the end of a prompt."""
 GRAIN = 64
 """OpenVINO rounds the sizes of prompts and answers up to a multiple of this."""
 SAMPLES = (AT_ONCE, AT_ONCE + 3)
-"""Numbers of tokens that the model is lifted from."""
+"""Numbers of tokens from which the model is lifted."""
 LLM = {"NPU_USE_NPUW": "YES", "NPUW_LLM": "YES", "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": str(AT_ONCE)}
 ON_CPU = {**WRAPPER, "NPUW_FOLD": "NO", "KV_CACHE_PRECISION": "f32"}
 """Options without an NPU. With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14. Caches are
-float16 by default, and new rows have the cache's own type already."""
+float16 by default; new rows already have the cache's type."""
 LOWEST = -65504.0
-"""Hides a cell: the lowest number of float16, which an NPU computes in."""
+"""Mask value that hides a cell: the lowest number of float16, in which an NPU computes."""
 
 
 # -- a case as one sequence -------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def fits(case: Case) -> Support:
 
 # -- the session ------------------------------------------------------------------------------------------------------
 class LlmSession(OpenVinoSession):
-    """A case on one `Machine`, which is made at the first step."""
+    """A case on one `Machine`, which is created at the first step."""
 
     def __init__(self, backend: OpenVinoStateless, npu: NpuCompiler, case: Case) -> None:
         super().__init__(backend, case)
@@ -203,7 +203,7 @@ class LlmSession(OpenVinoSession):
         return model
 
     def witness(self) -> Witness:
-        """Return what ran; the wrapper reports no layers."""
+        """Return the witness; the wrapper reports no layers."""
         w, m = self._witness, self._machine
         w.state, w.notes = "NPUW_LLM", ["caches cannot be read"]
         if m is not None:

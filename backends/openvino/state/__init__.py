@@ -1,4 +1,4 @@
-"""`openvino-stateful`: caches in the model, as logs if writes append, or whole variables."""
+"""`openvino-stateful`: caches in the model, as logs if writes append, or as whole variables."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class StatefulSession(OpenVinoSession):
         return {t: values[own] for t, own in zip(outputs, form.outputs, strict=True)}
 
     def _same(self, state: GraphState) -> bool:
-        """Return True: `_form` has compared the graph, and prepares a changed one again."""
+        """Return True, because `_form` has compared the graph and prepares a changed one again."""
         del state
         return True
 

@@ -28,7 +28,7 @@ MARK = 15
 NOTHING = -1
 """Table entry of a position without a cell, and of a cell without a position."""
 SPARE = 256
-"""Number of dead positions, if they are a quarter of it, before a log is laid out again."""
+"""Number of dead positions after which a log is laid out again, if they are a quarter of it."""
 Cells: TypeAlias = NDArray[np.int64]
 Extent: TypeAlias = tuple[int, int, int, int, int]
 """Heads, head size, first stream, streams, cells per stream."""
@@ -43,7 +43,7 @@ class Logged:
     writers: tuple[Tensor, ...]
     """SET_ROWS or CPY that appends to each cache."""
     places: tuple[Tensor, ...]
-    """Writers, one for each leaf of ids and each place: they must all denote the same cells."""
+    """Writers, one for each leaf of ids and each offset: all must write the same cells."""
     attentions: tuple[Tensor, ...]
     """FLASH_ATTN_EXT nodes over two of the caches."""
     mask: Tensor
@@ -70,12 +70,12 @@ def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Ro
 
 
 def caches_of(attention: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the caches that K and V are views of."""
+    """Return the caches of which K and V are views."""
     return operand(attention, 1).root, operand(attention, 2).root
 
 
 def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) -> list[Logged] | str:
-    """Return the logs that the caches of `graph` can be stored as, or why one cannot.
+    """Return the logs as which the caches of `graph` can be stored, or why one cannot.
 
     One node of `WRITES` must write each cache, and only FLASH_ATTN_EXT may read it after that, as K or V, through a
     view of the first cells of consecutive streams.
@@ -209,7 +209,7 @@ def is_logged(node: Tensor) -> bool:
 
 
 def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
-    """Copy `graph` with n_kv = 1, so that graphs with any n_kv are one; return its `outputs`.
+    """Copy `graph` with n_kv = 1, so that graphs with any n_kv are equal; return its `outputs`.
 
     Persistent tensors and inputs except masks stay the same objects.
     """
@@ -324,7 +324,7 @@ class Table:
     positions: NDArray[np.int64]
     """Cell -> position: (streams, size)."""
     straight: bool
-    """True if position i has cell i everywhere."""
+    """True if position i has cell i in every stream."""
     settled: int = 0
     """Positions whose rows the host has."""
     dead: int = 0
@@ -362,7 +362,7 @@ class Table:
         self.cells = np.concatenate([self.cells, new], axis=1)
 
     def hidden(self, a: Appending) -> NDArray[np.bool_]:
-        """Return positions that no query of a step sees, or whose cell it writes: (streams, n)."""
+        """Return positions that no query of a step sees, or whose cells it writes: (streams, n)."""
         if self.straight and self.length <= a.loaded.shape[1]:
             return ~a.loaded[:, : self.length]
         shown = (self.cells != NOTHING) & (self.cells < a.loaded.shape[1])
@@ -377,7 +377,7 @@ class Table:
         return not (a.loaded & (self.positions[:, : a.loaded.shape[1]] == NOTHING)).any()
 
     def laid(self, mask: NDArray[Any]) -> NDArray[Any]:
-        """Lay out `mask`, (streams or 1, 1, rows, cells), with one column per position."""
+        """Arrange `mask`, (streams or 1, 1, rows, cells), with one column per position."""
         if self.straight and self.length <= mask.shape[3]:
             return mask[..., : self.length]
         cells = self.cells
@@ -388,7 +388,7 @@ class Table:
 
 
 def to_load(a: Appending) -> Cells:
-    """Return cells that a log needs at least, (streams, positions), padded to equal length."""
+    """Return the cells that a log must have, (streams, positions), padded to equal length."""
     rest = [np.nonzero(row)[0] for row in a.loaded]
     out = np.full((len(rest), max(map(len, rest))), NOTHING)
     for row, cells in zip(out, rest, strict=True):

@@ -38,8 +38,9 @@ LOG = "log"
 """Form of a cache stored as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
 MINUS = "-"
 """Suffix of a form: a variable beside each float32 one, 1 where that has 0 and the cache has -0. The CPU plugin
-(2026.4.1) makes zeros and subnormals +0 whenever it loads a variable of float32. One of float16 it may make float32,
-and then drops the rounding between the two: so there are none, and values are rounded before they are written."""
+(2026.4.1) makes zeros and subnormals +0 whenever it loads a variable of float32. The plugin may convert a variable of
+float16 to float32, and then drops the rounding between the two. So there are no float16 variables, and values are
+rounded before they are written."""
 FLOATS = ("<f4", "<f2")
 
 
@@ -109,7 +110,7 @@ class StateContext(EmitContext):
                 held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
 
     def _over(self, old: Value, x: Value, shape: Shape) -> Value:
-        """Return `x` in the place of `old`."""
+        """Return `x` in place of `old`."""
         flat = [reshape(self.c, v, (math.prod(shape),)) for v in (old, x)]
         y = o.slice_scatter(*flat, self.c.i64(0), self.c.i64(math.prod(shape)), self.c.i64(1), self.c.i64(0))
         return reshape(self.c, y, shape)
@@ -310,7 +311,7 @@ class StateMemory(HostMemory):
         self._bytes[cache].reshape(-1, cache.nb[1])[(logged.first + stream) * logged.size + cells[stream, i]] = rows
 
     def release(self, request: StatefulRequest, kept: Mapping[int, Tensor]) -> None:
-        """Fetch what `request` has in variables that will store another cache than in `kept`."""
+        """Fetch the contents of variables of `request` that will store another cache than in `kept`."""
         for index, t in list(request.holds.items()):
             if kept.get(index) is not t:
                 self.settle(t)
@@ -330,7 +331,7 @@ class StateMemory(HostMemory):
         self._wholes[t] = request
 
     def append(self, a: Appending, request: StatefulRequest) -> Table:
-        """Move the log that `a` continues into `request`, laid out again if it no longer serves.
+        """Move the log that `a` continues into `request`; lay it out again if it no longer fits.
 
         The kernel multiplies hidden rows of V by 0, so NaN among them would reach every query.
         """
@@ -421,8 +422,8 @@ class StatefulRequest(Request):
 def _leaks(log: Log, a: Appending) -> bool:
     """Return True if a log position that no query of a step sees has NaN or infinity.
 
-    Rows are checked when first hidden, all existing ones at once: in a sliding window, once for as many steps as it is
-    wide.
+    Rows are checked when they are first hidden, all existing rows at once; so with a sliding window there is one check
+    for as many steps as the window is wide.
     """
     hidden = log.table.hidden(a)
     if hidden[:, log.table.endless.shape[1] :].any():

@@ -1,6 +1,6 @@
 """Writes the report as one self-contained HTML file: rows as JSON, and a script.
 
-Texts of runs are inserted as text, never as markup.
+Text from runs is inserted as text, never as markup.
 """
 
 from __future__ import annotations

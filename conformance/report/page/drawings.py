@@ -34,8 +34,9 @@ def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds:
     The smallest case of each cause comes first; then failed cases in the order of the results, each at the step where
     it diverges; then one case of each op.
 
-    A case is left out if its graph exceeds the budget, or if neither its id nor its saved file builds it here. `node`
-    is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of a box's upper edge.
+    A case is skipped if its graph exceeds the budget, or if it can be built neither from its id nor from its saved
+    file. `node` is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of a box's
+    upper edge.
     """
     drawings: dict[str, JSON] = {}
     left = boxes

@@ -1,6 +1,6 @@
 """Makes the tables of the page, column by column, from merged runs.
 
-A column holds each word once, since most words of 20,000 results are repeated.
+A column contains each string once, because most strings of 20,000 results are repeated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TAKEN = ("refused", "begun, not finished", "finished")
 RANK = ("architectures", "failed", "passed")
 """Fields of a cause's `rank`: affected architectures of the zoo, failing cases, passing nodes that match its rule."""
 LOST_COUNT = "lost"
-"""The count raised by a pair without a result; those of results are `report.matrix.counts`."""
+"""The count that a pair without a result increases; those of results are `report.matrix.counts`."""
 NOTHING = -1
 """An index in `at` without a value."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
@@ -65,8 +65,8 @@ def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Documen
 def subject(case_id: str) -> tuple[str, str, str]:
     """Return family, op and types of a case, such as `ops`, `GLU.SWIGLU` and `f16`.
 
-    A case of another family has the family's name as its op, and as its type what its id says before the first `key=`:
-    `llama` of `gqa/llama-heads=4@1`, empty where it says nothing.
+    A case of another family has the family's name as its op. Its type is the part of the id before the first `key=`:
+    `llama` of `gqa/llama-heads=4@1`; it may be empty.
     """
     what = operation(case_id)
     if what.family == OPS and what.op:
@@ -159,7 +159,7 @@ def compared(pairs: Sequence[Pair]) -> JSON:
 
 
 def units(documents: Sequence[Document]) -> list[Row[Fields]]:
-    """Return one row per result with a rate, from every document: a series has a point of each."""
+    """Return one row per result with a rate, from every document; each is a point of a series."""
     return [
         Row({**unit_named(r.case), "case": r.case, "backend": r.backend, **asdict(p)}, d, f"results[{i}]")
         for d in documents

@@ -1,1 +1,1 @@
-"""Keep a backend apart: workers, limits, seals and the watchdog."""
+"""Isolate a backend: workers, limits and checks of what it loads."""

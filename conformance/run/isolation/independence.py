@@ -1,7 +1,7 @@
 """Check that a third-party adapter computes by itself, or declares what computes for it.
 
 Its worker detects that it loads the reference or golden values, by import or as a file, or another adapter or a library
-of ggml that its `delegates` do not name. That finds open copying; it is no sandbox.
+of ggml that its `delegates` do not name. This finds unhidden copying; it is not a sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conformance.ggml.errors import NotIndependentError
 REFERENCE = "backends.cpu"
 GGML = "ggml"
 _MARKS = (b"ggml_backend_graph_compute", b"ggml_graph_compute", b"GGML_ASSERT(")
-"""Bytes in a library that contains or calls ggml: symbols, and a text if they are stripped."""
+"""Bytes in a library that contains or calls ggml: symbols, or a string if they are stripped."""
 _CHUNK = 1 << 22
 
 
@@ -35,7 +35,7 @@ class Independence:
         self._heard: list[str] = []
         """Libraries that Python loaded, which may be unloaded again."""
         self._libraries: dict[str, None] = {}
-        """Those of ggml."""
+        """Libraries of ggml among them."""
         if self._watched:
             self._folders = _folders()
             self._others = {p: names for p, names in adapters_of_ours().items() if p != REFERENCE}

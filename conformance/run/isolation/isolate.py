@@ -1,4 +1,4 @@
-"""Run a backend in its own process, which an abort, a fault or a hang ends, not the suite."""
+"""Run a backend in its own process: an abort, a fault or a hang does not end the suite."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class _Process:
         )
         self.hello: _Reply = {}
         self.is_fresh = True
-        """True if it has had no request since the backend was opened."""
+        """True if the process has had no request since the backend was opened."""
 
     def ready(self) -> _Process:
         """Return itself once the backend is open; ConformanceError if it does not open."""
@@ -149,10 +149,10 @@ class Workers:
     """The idle worker processes of a run, and the limits of all."""
 
     def __init__(self, isolation: Isolation | None = None, *, ahead: bool = False) -> None:
-        """Start no process yet; if `ahead`, start the next of a backend when one is replaced."""
+        """Start no process yet; if `ahead`, start the next process of a backend in advance."""
         self.isolation = isolation or Isolation()
         self.bound = inf
-        """Maximum seconds of a request for now, if less than the limit; not for opening the backend."""
+        """Current maximum seconds of a request, if less than the limit; not for opening the backend."""
         self._ahead = ahead
         self._waiting: dict[Spec, list[_Process]] = {}
         """Idle processes of each backend that was opened before."""
@@ -263,8 +263,8 @@ class IsolatedBackend(Backend):
     def arithmetic_in(self, case: Case) -> Arithmetic:
         """Return the adapter's `arithmetic_in` in one round trip, if it overrides that.
 
-        If its process dies of it, as it may of running the case, return the device's own, so that the case can still
-        shrink.
+        If its process dies, as it may when it runs the case, return the device's own arithmetic, so that the case can
+        still shrink.
         """
         if not self._rounds_by_case:
             return self._arithmetic
@@ -281,7 +281,7 @@ class IsolatedBackend(Backend):
         return self._buffer_types
 
     def supports_op(self, node: Tensor) -> Support:
-        """Ask in one round trip; `supports` needs one for a whole graph."""
+        """Ask in one round trip; `supports` takes one for a whole graph."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
@@ -298,7 +298,7 @@ class IsolatedBackend(Backend):
         return _supports(reply, len(graph))
 
     def renew(self) -> None:
-        """End the process with its sessions and damage; the next request starts a fresh one."""
+        """End the process, its sessions and any damage; the next request starts a fresh one."""
         if self._process is not None:
             self._process.worker.close()
             self._process = None
@@ -331,7 +331,7 @@ class IsolatedBackend(Backend):
 
     @property
     def pid(self) -> int:
-        """The pid that computes."""
+        """The pid of the process that computes."""
         return self._alive().worker.pid
 
     def watch(self) -> None:
@@ -369,7 +369,7 @@ def _request(do: str, case: Case, **more: JSON) -> tuple[dict[str, JSON], list[B
 
 
 class _IsolatedSession(Session):
-    """A session in another process. `compute` takes graphs of the opened case only, by identity."""
+    """A session in another process; `compute` accepts only the opened case's own graphs."""
 
     def __init__(self, process: _Process, number: int, case: Case, *, watch: bool) -> None:
         self._process = process

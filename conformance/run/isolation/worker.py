@@ -169,7 +169,7 @@ def _case(header: dict[str, JSON], blobs: list[Bytes]) -> Case:
 
 
 def _bytes(data: object, size: int, where: str) -> Bytes:
-    """Return `data` of an adapter if it is `size` bytes; else raise BackendError."""
+    """Return `data` of an adapter if it has `size` bytes; else raise BackendError."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
         found = f"{data.dtype}{list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
         raise BackendError(f"{where}: {size} bytes as a uint8 array expected, {found} found")
@@ -212,7 +212,7 @@ def _bounded(reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> Reply:
 
 
 def pack_error(error: BaseException) -> dict[str, JSON]:
-    """Encode an exception as a reply, one that is not ours as a `BackendError` with its name."""
+    """Encode an exception as a reply; a foreign one becomes a `BackendError` with its name."""
     name, message = type(error).__name__, shortened(_message(error))
     if isinstance(error, CaseFileError):
         message = shortened(str(error.message))

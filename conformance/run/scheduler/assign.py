@@ -148,7 +148,7 @@ class _Passes:
         return (n for n in nodes if n.op not in VIEW_OPS)
 
     def by_buffers_and_weights(self) -> None:
-        """Run pass 1: Buffers go to their devices, inputs to the last, nodes to their weights."""
+        """Run pass 1: buffers go to their devices, inputs to the last one, nodes to their weights."""
         for t in self.device:
             self.device[t] = self._by_buffers_and_weights(t)
 
@@ -181,7 +181,7 @@ class _Passes:
                 self.device[node] = current
 
     def upgrade(self) -> None:
-        """Run pass 3: Open nodes go where most sources are readable, others to a better device.
+        """Run pass 3: open nodes go where most sources are readable, others to a better device.
 
         Better is a device of higher priority with the same memory.
         """

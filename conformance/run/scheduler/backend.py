@@ -62,7 +62,7 @@ class SchedBackend(Composed):
         return self.devices[-1].buffer_types()[:1]
 
     def arithmetic(self) -> Arithmetic:
-        """Return that of the last device; `arithmetic_in` has each node's own."""
+        """Return the arithmetic of the last device; `arithmetic_in` has that of each node."""
         return self.devices[-1].arithmetic()
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
@@ -113,7 +113,7 @@ class SchedBackend(Composed):
         return self._plans[case]
 
     def renew(self) -> None:
-        """Renew each device."""
+        """Renew each device's backend."""
         for device in self.devices:
             device.renew()
 

@@ -1,1 +1,1 @@
-"""One invocation: what it selects, its settings, its seeds, and what it has on disk."""
+"""One invocation: its selection, its settings, its seeds and its files."""

@@ -85,13 +85,13 @@ _BRANCHES = (
 
 
 class _Unknown(Exception):  # noqa: N818  # not an error
-    """Git's files do not contain the answer in a known form."""
+    """Git's files do not contain the answer in a known format."""
 
 
 def source(folder: Path | None = None, variables: Mapping[str, str] | None = None) -> dict[str, JSON]:
     """Return `commit`, `branch` and `ci` from the checkout around `folder` and the environment.
 
-    `branch` is the CI's if the checkout has none. It never raises: an unreadable checkout is ignored.
+    `branch` is the CI's if the checkout has none. The function never raises: an unreadable checkout is ignored.
     """
     variables = os.environ if variables is None else variables
     found: dict[str, JSON] = {}

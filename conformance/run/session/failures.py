@@ -22,12 +22,12 @@ _STEM = 94
 """Maximum characters of a file name without suffix."""
 NUMBERS = ("budget_used", "nmse")
 CLOSE = 1e-6
-"""Maximum relative difference of equal numbers; an accelerator's last bits vary."""
+"""Maximum relative difference of numbers that count as equal; an accelerator's last bits vary."""
 
 LONGEST = 300
 """Maximum characters of a file's text in a line."""
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
-"""Names that Windows reserves for devices, whatever follows the first dot."""
+"""Names that Windows reserves for devices, with any text after the first dot."""
 
 
 def save(folder: Path, case: Case, result: Result) -> str:

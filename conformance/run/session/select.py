@@ -26,7 +26,7 @@ from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops import NAME as OPS
 
 FEW = 100
-"""Number of ops up to which to build them is quicker than to list all."""
+"""Maximum number of ops for which building them is faster than listing all."""
 
 
 def family_named(name: str) -> Family:
@@ -44,9 +44,9 @@ def build(case_id: str) -> Case:
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
     """Return ids of families at `level` that match any of `globs` (all without globs).
 
-    A complete id is included though no level lists it, and so are ids that a live family derives from a glob. Without
-    named families, those that this installation lacks are left out (see `lacking`), and so are live ones that no glob
-    begins with.
+    A complete id is included even if no level lists it, and so are ids that a live family derives from a glob. Without
+    named families, those that this installation lacks are skipped (see `lacking`), and so are live families that no
+    glob begins with.
 
     Raises:
         UsageError: a family is unknown, or a glob matches nothing.
@@ -132,7 +132,7 @@ def parse_specs(texts: Sequence[str]) -> list[Spec]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Description of an opened backend."""
+    """The description of an opened backend."""
 
     info: DeviceInfo
     buffer_types: Sequence[BufferType]

@@ -163,7 +163,7 @@ def _located(value: str, folder: Path) -> str:
 
 
 class WaiverBook:
-    """The waivers of a run's backends, on one day."""
+    """The waivers of a run's backends, as of one day."""
 
     def __init__(self, waivers: Mapping[Spec, Waivers], today: date) -> None:
         self._waivers = waivers

@@ -1,8 +1,9 @@
 """Select one of N shards of a run, so that machines share it without communication.
 
 The cases of each family are distributed in turn, in the order of a hash of their ids: all shards get the same number of
-each family, give or take one, and neighbours in a table, with similar cost, are spread. The same cases always give the
-same shards; `whole` identifies those cases, so that a merge finds shards that belong together and missing ones.
+each family, give or take one, and neighbours in a table, which have similar costs, are in different shards. The same
+cases always give the same shards; `whole` identifies those cases, so that a merge finds shards that belong together and
+missing ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Restrict the backends that an untrusted file may choose: a saved case, run file or record.
 
-`Spec.parse` reads what the user typed. A name in a file goes through `backends_of`: an installed adapter whose options
-are plain words and numbers, none of them a file, folder, library or network address; or a name from the settings file
-that the user chose with `--config`. Anything else runs only if the user repeats it as `--backend`.
+`Spec.parse` reads the names that the user typed. A name in a file is checked by `backends_of`: an installed adapter
+whose options are plain words and numbers, none of them a file, folder, library or network address; or a name from the
+settings file that the user chose with `--config`. Anything else runs only if the user repeats it as `--backend`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A run has its own folder and locks it while it lives. A trajectory, or a case that no id generates, is written as a case
 file; one-step cases are written by id, because a file for each would take longer than running it. The file is removed
-after the case has run. A folder without a lock is from a killed run: `recover` makes case files of it.
+after the case has run. A folder without a lock is from a killed run: `recover` turns its cases into case files.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Ahead:
 
 
 def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
-    """Make case files of what killed runs left in `folder`, and return each once."""
+    """Turn the cases that killed runs left in `folder` into case files, and return each once."""
     found: list[Interrupted] = []
     for own in sorted(folder.glob(f"{RUNNING}*")):
         if not is_own(own):

@@ -1,8 +1,8 @@
 """Shrink a failing case to the smallest case that fails in the same way.
 
 Each pass proposes smaller cases, largest reduction first. One that fails with the same signature replaces the case, and
-all passes start again, until none has a smaller candidate. A candidate need not mean what the case meant: it is valid,
-the reference can compute it, and the backend gives something else.
+all passes start again, until none has a smaller candidate. A candidate need not have the meaning of the case. It must
+be valid, the reference must be able to compute it, and the backend must give another result.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def shrink(
 
 
 def size(case: Case) -> str:
-    """Describe the size of a case."""
+    """Return the size of a case in words."""
     nodes, elements = sum(len(s.graph) for s in case.steps), counted(simplify.elements(case), "element")
     return f"{counted(len(case.steps), 'step')}, {counted(nodes, 'node')}, {elements} in leaves"
 
@@ -204,7 +204,7 @@ class _Search:
             return None
 
     def _takes(self, candidate: Case, result: Result) -> bool:
-        """Return True if `candidate` fails like the case; it then becomes the smallest case."""
+        """Return True if `candidate` fails like the case; then it becomes the smallest case."""
         alike = self._signature.covers(signature_of(result))
         unlike = alike and self._is_unlike(candidate)
         if not alike or (self._unlike and not unlike) or not self._accept(candidate, result):
@@ -238,12 +238,12 @@ def _may_be_unwritten(result: Result) -> bool:
 
 
 def measure(case: Case) -> tuple[int, ...]:
-    """Return the size of a case, most important part first; it falls with every success."""
+    """Return the size of a case, most important part first; it decreases with every success."""
     return (*_rough(case), _plainness(case))
 
 
 def _is_smaller(case: Case, than: tuple[int, ...]) -> bool:
-    """Return True if `case` is smaller `than` a size; slow plainness is computed only on a tie."""
+    """Return True if `case` is smaller `than` a size; plainness, which is slow, breaks ties."""
     rough = _rough(case)
     return rough < than[:-1] or (rough == than[:-1] and _plainness(case) < than[-1])
 

@@ -77,7 +77,7 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: C
 
 
 def renamed(case: Case) -> Case:
-    """Return `case` under another id, with its origin, because no generator makes it."""
+    """Return `case` under another id, with its origin, because no generator gives this case."""
     of = case.id.removeprefix(PREFIX)
     return replace(case, id=PREFIX + of, family="shrunk", params={"of": of}, tolerance={}, generator=1)
 
@@ -168,7 +168,7 @@ def plain(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def steps(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """Yield the divergent step alone, with the previous one, all up to it, then all but some."""
+    """Yield the divergent step alone, with the previous one, all up to it, then all but a few."""
     case = recorded.case
     n = len(case.steps)
     last = _step(result, n)

@@ -48,15 +48,15 @@ from .cuts import Recorded, over, renamed, same_place
 Axis = tuple[Tensor, int]
 
 MANY = 14
-"""Maximum axes to try in all combinations; beyond, only axes of equal size are combined."""
+"""Maximum number of axes to try in all combinations; beyond it, only axes of equal size are combined."""
 TOGETHER = 4
 
 
 def dims(recorded: Recorded, _: Result, *, largest: bool = False) -> Iterator[Case]:
     """Yield cases with related dimensions reduced together, to 1 or the `largest` cases first.
 
-    The ops' shape rules decide which are related: a wrong combination raises GraphError and never runs. Cases are made
-    lazily, since a trajectory may have thousands.
+    The ops' shape rules decide which are related: a wrong combination raises GraphError and never runs. Cases are
+    generated lazily, because a trajectory may have thousands.
     """
     case = recorded.case
     shaped = [n for s in case.steps for n in s.graph if n.op in SHAPED_BY_CALLER]
@@ -269,7 +269,7 @@ def words(case: Case) -> int:
 
 
 def plainness(t: Tensor, data: Bytes) -> int:
-    """Return the index in `SIMPLE` that describes the values; its length if there is none."""
+    """Return the index in `SIMPLE` that matches the values; its length if there is none."""
     if not nelements(t):
         return 0
     row = new_tensor(t.type, t.ne[0])

@@ -16,7 +16,7 @@ from conformance.run.runner import Runner
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 MOST = 2
-"""Maximum workers; libraries have their own threads, so more would compete for processors."""
+"""Maximum number of workers; libraries have their own threads, so more would compete for processors."""
 
 
 class ShrinkWorkers:
@@ -33,7 +33,7 @@ class ShrinkWorkers:
     def ahead(self, do: Callable[[Runner, _T], _R], items: Iterable[_T]) -> Iterator[tuple[_T, _R]]:
         """Yield each item and the result of `do` on one of the runners, in order.
 
-        The next items run while one is examined; results that are not requested any more are discarded.
+        The next items run while one is examined; results that are no longer requested are discarded.
         """
         waiting: deque[tuple[_T, Future[_R]]] = deque()
         for item in items:

@@ -56,7 +56,7 @@ class Hparams:
     n_ctx_orig: int = 8192
     freq_base: float = 10000.0
     freq_base_swa: float = 0.0
-    """That of layers with a sliding window; 0: the same."""
+    """Frequency base of layers with a sliding window; 0: the same."""
     alibi: float = 0.0
     """`max_bias` of the ALiBi slopes; 0 for none."""
 

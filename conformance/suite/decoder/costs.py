@@ -12,8 +12,8 @@ and single tokens read three blocks of 256 cells, there are two forms, both with
 | `resumes` | if `fuses` applies and all steps attend to the same sequences: continues with its cache |
 | `packs` | stores weights that a product reads in about as many bits as their blocks have, and notes how many |
 
-Extents that were equal in all earlier graphs look like one number, a view offset that was constant looks like a
-constant: the first graph in which they differ costs `lifts` one more program.
+Extents that were equal in all earlier graphs look like one number, and a view offset that did not change looks like a
+constant. The first graph in which they differ takes one more program under `lifts`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Sketch:
     """Leaves that a trajectory fills, by llama.cpp's name; with `_swa` for sliding windows."""
 
     def w(self, name: str) -> Tensor:
-        """Return a weight by Llama's name without suffix."""
+        """Return a weight by Llama's name, without suffix."""
         head, dot, role = name.rpartition(".")
         return self.weights[f"{head}{dot}{self.h.tensors.get(role, role)}.weight"]
 
@@ -58,7 +58,7 @@ class Sketch:
         return t
 
     def cb(self, t: Tensor, name: str, il: int) -> Tensor:
-        """Name a node as the architecture does."""
+        """Give a node the architecture's name."""
         label = self.h.labels.get(name, name)
         if label is None:
             return t
@@ -225,7 +225,7 @@ def ffn(g: Sketch, cur: Tensor, il: int) -> Tensor:
 
 
 _LEAST_SUM = 6.103515625e-5
-"""Minimum sum that weights are divided by: the smallest normal F16."""
+"""Minimum sum by which weights are divided: the smallest normal F16."""
 
 
 def experts(g: Sketch, cur: Tensor, il: int) -> Tensor:

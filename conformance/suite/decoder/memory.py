@@ -82,7 +82,7 @@ class Cells:
         self.pos: I64Array = np.full((n_stream, n_ctx), -1, np.int64)
         """Position, or -1 if empty."""
         self.seq: I64Array = np.zeros((n_stream, n_ctx), np.int64)
-        """Sequences it belongs to: bit i for sequence i."""
+        """Sequences to which the cell belongs: bit i for sequence i."""
         self.shift: I64Array = np.zeros((n_stream, n_ctx), np.int64)
         """Change of the position since K was rotated."""
         self.has_shift = False
@@ -198,7 +198,7 @@ class Cells:
         return passed
 
     def apply(self, ubatch: Ubatch, slots: Slots) -> None:
-        """Store tokens (`apply_ubatch`); a sequence that loses one loses every older one too."""
+        """Store tokens (`apply_ubatch`); a sequence that loses a token also loses every older one."""
         shape = slots.idxs.shape
         for s, idxs, pos, seq in zip(
             slots.streams, slots.idxs, ubatch.pos.reshape(shape), ubatch.seqs.reshape(shape), strict=True
@@ -248,9 +248,9 @@ class Cells:
 def split(batch: Ubatch, n_ubatch: int, *, unified: bool, equal: bool = False) -> list[Ubatch]:
     """Return the ubatches into which llama.cpp splits a batch.
 
-    One stream: `n_ubatch` tokens at a time (`split_simple`). A stream per sequence: of sequences with adjacent ids as
-    many tokens each as the shortest still has (`split_equal`). With `equal`, this also applies to one stream, for any
-    ids.
+    One stream: `n_ubatch` tokens at a time (`split_simple`). A stream per sequence: sequences with adjacent ids, and of
+    each as many tokens as the shortest still has (`split_equal`). With `equal`, this also applies to one stream, for
+    any ids.
     """
     if unified and not equal:
         return [_take(batch, range(i, min(i + n_ubatch, batch.n_tokens))) for i in range(0, batch.n_tokens, n_ubatch)]
@@ -291,13 +291,14 @@ class Range:
     s_copy: tuple[int, ...]
     """Source row of each row."""
     zero: int
-    """Row to zero first, or -1."""
+    """Row to set to zero first, or -1."""
 
 
 class States:
     """Rows of recurrent states, one per sequence; a graph uses a range of rows.
 
-    A sequence that is new in a graph starts from a row of zeros, one that shared its row from a copy of that row.
+    A sequence that is new in a graph starts from a row of zeros; one that shared its row starts from a copy of that
+    row.
     """
 
     def __init__(self, size: int) -> None:
@@ -317,7 +318,7 @@ class States:
         return self._rows[tail].pos if tail >= 0 else -1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Remove positions p0 to p1, all or none; UsageError for the last ones only."""
+        """Remove positions p0 to p1, if these are all or none; UsageError for only the last ones."""
         pos = self.seq_pos(seq)
         if pos < p0 or (p1 is not None and p1 <= pos):
             return

@@ -1,4 +1,4 @@
-"""Plans of trajectories: the tokens to decode, remove and share, for builder and zoo.
+"""Plans of trajectories: tokens to decode, remove and share, for the builder and the zoo.
 
 The plan's parts are joined by dots:
 
@@ -38,7 +38,7 @@ _SEVERAL = frozenset({"p", "o"})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a plan: its verb and numbers, none for `reset`, any for `p` and `o`, else one."""
+    """A part of a plan: its verb and numbers; `reset` has none, `p` and `o` any, others one."""
 
     verb: str
     numbers: tuple[int, ...]
@@ -106,7 +106,7 @@ class Player(ABC):
 
     @abstractmethod
     def start(self, n_past: int) -> None:
-        """Give every sequence `n_past` tokens: random K and V in their cells, junk elsewhere."""
+        """Give every sequence `n_past` tokens: random K and V in their cells, and junk elsewhere."""
 
     @abstractmethod
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:

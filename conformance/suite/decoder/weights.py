@@ -100,7 +100,7 @@ _GAIN = {
 }  # fmt: skip
 """Role -> standard deviation of the product with normalised activations; 1 for all others."""
 _BIAS = 0.5
-"""Standard deviation of a bias: significant beside activations of 1."""
+"""Standard deviation of a bias: significant compared with activations of 1."""
 _UNIFORM = {
     "attn_sinks": (1.0, 5.0),  # among the largest logits of a row, for a significant share of attention
     "attn_q_norm": (_SELECTIVE - 0.5, _SELECTIVE + 0.5),
@@ -109,7 +109,7 @@ _UNIFORM = {
 }
 """Role -> range of its elements; 0.5 to 1.5 for other norms."""
 _SCALED = 3.0
-"""Standard deviation of scaled embeddings: tied logits come near their softcap."""
+"""Standard deviation of scaled embeddings, so that tied logits are near their softcap."""
 _JUNK = 2.0
 """Ratio of the values in unused cells to K and V."""
 

@@ -116,7 +116,7 @@ RULES: dict[tuple[str, int], Rule] = {
 def case_of(line: Line) -> Case:
     """Return the case of a line; its id is a hash of the line's content.
 
-    UsageError if ggml would not make such a node, or no view of a leaf has the strides of a source.
+    UsageError if ggml would not build such a node, or if no view of a leaf has the strides of a source.
     """
     what = f"{FAMILY}/{line.op}-{sha256(repr(line.unnamed()).encode()).hexdigest()[:12]}@0"
     persistent: dict[Tensor, Bytes] = {}
@@ -172,7 +172,7 @@ def _spread(leaf: Bytes, packed: Bytes, s: Source) -> Bytes:
 
 
 def _elements(s: Source) -> int:
-    """Return the elements of a leaf with all bytes of a source; whole blocks."""
+    """Return the number of elements of a leaf with all bytes of a source, in whole blocks."""
     if 0 in s.ne:
         return 0
     blck = s.type.blck_size

@@ -164,7 +164,7 @@ def line_of(node: Tensor) -> Line:
 
 
 def lost(node: Tensor) -> str:
-    """Return what the line of a node loses; empty if nothing."""
+    """Return the properties of a node that its line loses; empty if none."""
     present = [i for i, s in enumerate(node.src) if s is not None]
     gap = next((i for i, s in enumerate(node.src) if s is None), len(node.src))
     if any(i > gap for i in present):

@@ -33,7 +33,7 @@ __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 """Op, including its sub-op -> its cases."""
 ENOUGH = 64
-"""Number of elements that shows most bugs; smoke has a smaller case only if no larger one has its properties."""
+"""Number of elements that reveals most bugs; smoke has a smaller case only if no larger one has its properties."""
 PAIRS = shipped.path("suite", "ops", "pairs.json")
 """Covering arrays, written by `ci/pairs.py`; existing rows retain their cases."""
 LAID = shipped.path("suite", "ops", "layouts.json")
@@ -44,7 +44,7 @@ LONG = 2048
 
 @lru_cache(1 << 14)
 def _read(case_id: str) -> OpId:
-    """Parse an id; sorting the cases of a level needs each three times."""
+    """Parse an id, with a cache, because sorting the cases of a level parses each three times."""
     return parse(case_id, KNOWN)
 
 
@@ -57,7 +57,7 @@ def _shapes(op: str) -> frozenset[str]:
 def size(case_id: str) -> int:
     """Return the number of elements in all shapes of a legal id; cases are sorted by it.
 
-    Reads the text only: to parse every id takes longer than a small run.
+    It only reads the text, because parsing every id takes longer than a small run.
     """
     op, _, rest = case_id.removeprefix(f"{NAME}/").rpartition("@")[0].partition("-")
     shapes, items = _shapes(op), rest.partition("-")[2].split(",")

@@ -125,7 +125,7 @@ class Bench:
     def _spread(self, name: str, type_: GGMLType, ne: Dims, data: Bytes, *, keep: bool) -> Tensor:
         """Add an operand with elements `data` in the layout from `layouts`.
 
-        Gaps hold elements too, but not so that the operand is also right if read without gaps.
+        Gaps contain elements, too, but the operand is wrong if it is read without gaps.
         """
 
         def leaf(larger: Dims) -> Tensor:
@@ -210,7 +210,7 @@ class Bench:
         return self.b.neg(a) if inplace == "mid" else a
 
     def build(self, name: str) -> Callable[..., Tensor]:
-        """Return the constructor `name`, or its inplace form if requested; UsageError if missing."""
+        """Return the constructor `name`, or its in-place variant; UsageError if it is missing."""
         name = f"{name}_inplace" if self.v["inplace"] else name
         constructor: Callable[..., Tensor] | None = getattr(self.b, name, None)
         if constructor is None:
@@ -218,7 +218,7 @@ class Bench:
         return constructor
 
     def outputs(self, a: Tensor, out: Tensor) -> Sequence[Tensor]:
-        """Return the tensors to check; with `mid` also the node before, as it was until overwritten."""
+        """Return the tensors to check; with `mid` also the previous node before it is overwritten."""
         return (a, out) if self.v["inplace"] == "mid" else (out,)
 
     def laid_out(self, outputs: Sequence[Tensor]) -> Bench:
@@ -298,7 +298,7 @@ class OpCases:
     full: Sequence[Row]
     """Further, large rows of level `full`."""
     smoke: Sequence[Row]
-    """Rows that are always in `smoke`: where few backends accept the others; some `wide` ones."""
+    """Rows that are always in `smoke`, for ops of which few backends accept other rows, and some `wide` ones."""
     timed: Sequence[Timed]
     pairs: Sequence[Grid]
     """Grids of which enough rows run to cover each pair of values of two axes: `PAIRS`."""

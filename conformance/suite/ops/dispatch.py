@@ -14,15 +14,16 @@ from conformance.suite.grid import Grid, grid, operands, points
 from .bench import BLOCKS_32, BLOCKS_256, FLOATS, RARE, VIEWS, same
 
 LARGEST = 1 << 21
-"""Elements of the shapes of an id, above which a row costs too much."""
+"""Number of elements of an id's shapes above which a row takes too long."""
 
 _ROW = (
     "1 2 3 4 5 7 8 9 15 16 17 31 32 33 63 64 65 96 127 128 129 255 256 257 511 512 513 1023 1024 1025 2048 4097 8200 "
     "16392 16385"
 )
-"""Lengths of rows: around each power of two up to 1,024, then beyond what a workgroup, and a stride of 64 KiB, hold."""
+"""Lengths of rows: around each power of two up to 1,024, then more than a workgroup, and a stride of 64 KiB, can
+hold."""
 _NORMED = _ROW.removeprefix("1 2 3 4 5 ")
-"""Without rows of which a norm leaves nothing, or that have few orders."""
+"""Lengths of rows without the shortest, of which a norm leaves nothing and which have few orders."""
 _SHORT = "1 3 4 5 8 9 16 17 31 32 33 64 65 255 256 257 1023 1024 1025 16392"
 _TOKENS = "1 2 3 4 5 6 7 8 9 16 17 33 65 129"
 _ROWS = "7 8 16 32 33 64 65 128 129"
@@ -119,7 +120,7 @@ DISPATCH: tuple[Grid, ...] = (
 
 
 class Border(NamedTuple):
-    """Two neighbouring sizes for which a backend takes different kernels."""
+    """Two neighbouring sizes for which a backend uses different kernels."""
 
     ops: str
     axis: str

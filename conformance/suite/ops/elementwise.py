@@ -211,7 +211,7 @@ _PROBES: dict[str, Fill] = {
     "ROUND": normal(9.0),
     "TRUNC": normal(9.0),
 }
-"""Op -> inputs around the bends of its curve, if not within a few units of zero."""
+"""Op -> inputs around the bends of its curve, if these are not within a few units of zero."""
 _UNARY = [f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU"]
 _SMOOTH = " ".join(_UNARY)
 _DEFINED = "UNARY.ABS UNARY.NEG UNARY.SGN UNARY.STEP UNARY.RELU UNARY.FLOOR UNARY.CEIL UNARY.TRUNC UNARY.TANH SQR"
@@ -334,7 +334,7 @@ _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform
     ),
 )
 def _map(bench: Bench) -> Sequence[Tensor]:
-    """Build the op; `CUMSUM` and `SUM` have no inplace form."""
+    """Build the op; `CUMSUM` and `SUM` have no in-place variant."""
     op = bench.id.op
     fill = _DOMAIN.get(op, normal(1.0, 2.0))  # a single cancelling sum has no scale for its error
     if op == "LOG" and bench.v["inplace"] == "mid":

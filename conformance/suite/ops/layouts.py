@@ -1,8 +1,8 @@
 """Derive the layouts in which each op source is tested from its declaration and cases.
 
 A source is tested in each layout of `LAYOUTS` in which its op can be built: the declaration rejects what ggml rejects.
-`full` has every layout, also for inplace forms; `standard` has one case per class of the resulting strides. Ids missing
-from the rows of the tables are in `layouts.json`, which `ci/layouts.py` writes.
+`full` has every layout, also for in-place variants; `standard` has one case per class of the resulting strides. Ids
+missing from the rows of the tables are in `layouts.json`, which `ci/layouts.py` writes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Source:
 
 
 def sources() -> Iterator[Source]:
-    """Yield every source of every op, and the first source of its inplace form."""
+    """Yield every source of every op, and the first source of its in-place variant."""
     for table in TABLES:
         for op in table.ops:
             for i in range(len(DECLARATIONS[op.partition(".")[0]].src)):
@@ -89,7 +89,7 @@ SMALL = 1 << 14
 ENOUGH = 48
 """Elements of a source that reveal most bugs."""
 _ODD = frozenset({"data", "special", "hint", "computed"})
-"""Keys of cases with another purpose."""
+"""Keys of cases that serve another purpose."""
 
 
 @dataclass(slots=True)

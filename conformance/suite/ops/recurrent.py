@@ -16,7 +16,7 @@ from .bench import Bench, cases
 def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor]:
     """Return the result, outputs of shape `ne`, and the `n_states` state elements that follow.
 
-    A result with elements that llama.cpp does not read is not checked as a whole.
+    If llama.cpp does not read all elements of a result, the result is not checked as a whole.
     """
     b, n = bench.b, math.prod(ne)
     nb1, nb2, nb3 = (4 * math.prod(ne[:i]) for i in (1, 2, 3))
@@ -74,7 +74,7 @@ def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
 
 
 _STEPS = {"mid": (-4.0, 3.0), "large": (15.0, 25.0), "small": (-12.0, -6.0)}
-"""Ranges of dt before the softplus: typical of models, around its bend at 20, and near zero."""
+"""Ranges of dt before the softplus: typical for models, around its bend at 20, and near zero."""
 
 
 def _unit(size: int) -> Fill:

@@ -67,7 +67,7 @@ _NORMAL = normal(1.5, 0.5)
     timed=(Timed("RMS_NORM-f32-ne=2048x64", 64, 16, "smoke"),),
 )
 def _norm(bench: Bench) -> Sequence[Tensor]:
-    """Build a norm; `by`: it is a factor of a MUL, with which backends fuse it."""
+    """Build a norm; with `by` it is a factor of a MUL, with which backends fuse it."""
     v = bench.v
     a = bench.first("a", "ne", _NORMAL)
     out = bench.build(bench.id.op.lower())(a, v["eps"])

@@ -100,7 +100,7 @@ def _get_rows_back(bench: Bench) -> Tensor:
     full=("SOFT_MAX_BACK-f32-ne=4096x64x8,scale=0.1",),
 )
 def _soft_max_back(bench: Bench) -> Tensor:
-    """Use values of a softmax's magnitude for `b`: ggml does not require rows that add up to 1."""
+    """Use values of a softmax's magnitude for `b`; ggml does not require that rows add up to 1."""
     v, ne = bench.v, bench.v["ne"]
     a = bench.leaf("a", bench.types[0], ne, normal())
     b = bench.leaf("b", bench.types[0], ne, uniform(0.0, 2.0 / ne[0]))

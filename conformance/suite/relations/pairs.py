@@ -1,8 +1,8 @@
 """Build the runs of each relation from an id.
 
 Some relate trajectories of one decoder: the same tokens in other batches, sequences, cells or caches. Trajectories of
-one id have the same weights; their tokens are drawn here, one per sequence and position, in whatever batch. A step's
-note lists the token of each row.
+one id have the same weights; their tokens are drawn here, one per sequence and position, independent of batches. A
+step's note lists the token of each row.
 
 The others relate a case to itself, or to a renamed copy: every output and cache of both runs, step by step.
 """
@@ -60,7 +60,7 @@ class Side:
         return rows
 
     def set_tokens(self, case_id: str) -> None:
-        """Draw every token from its sequence, position and restart count, equally in all runs."""
+        """Draw every token from its sequence, position and restart count, the same in all runs."""
         lives = self._lives()
         for k, step in enumerate(self.trajectory.steps):
             rows = _token_rows(step)
@@ -74,7 +74,7 @@ class Side:
             step.inputs[leaf] = np.array([row[0] for row in rows], "<i4").view(np.uint8)
 
     def _lives(self) -> dict[tuple[int, int], int]:
-        """Return by step and row how often the sequence restarts at position 0 afterwards."""
+        """Return for each step and row how often the sequence restarts at position 0 afterwards."""
         count: dict[int, int] = {}
         lives: dict[tuple[int, int], int] = {}
         rows = [(k, i, row) for k, s in enumerate(self.trajectory.steps) for i, row in enumerate(_token_rows(s))]
@@ -228,7 +228,7 @@ DECODERS: dict[str, tuple[str, Callable[[Request], list[Side]]]] = {
     "rewound": ("rewound and decoded again = decoded once", _rewound),
     "exact_n_kv": ("padded n_kv = exact n_kv", _exact_n_kv),
 }
-"""Relation between trajectories of one decoder -> its sentence, and its builder."""
+"""Relation between trajectories of one decoder -> its description, and its builder."""
 
 NAMINGS = {"other": "t{}", "none": "", "one": "x"}
 """Naming scheme -> name of the i-th tensor; `swapped` gives each the name of another."""

@@ -36,7 +36,7 @@ def apart(case_id: str, case: Case, seed: int) -> Case:
 
 
 def restored(case_id: str, case: Case, at: int, seed: int) -> Case:
-    """Save the caches after step `at`, repeat it with other tokens, restore them, and compare."""
+    """Save the caches after step `at`, run a step with other tokens, restore them, and compare."""
     n = len(case.steps)
     if not 0 <= at < n - 1:
         raise UsageError(f"restored: at: a step with another after it expected, {at} of {n} found")
@@ -91,7 +91,7 @@ def weights(case_id: str, case: Case, seed: int) -> Case:
 
 
 def unread(case_id: str, case: Case, seed: int) -> Case:
-    """Compare runs that read no cache before the end, or write unread ones, with reading all."""
+    """Compare runs that read no cache before the end, or write unread ones, with full reads."""
     n = len(case.steps)
     if n < 2 or not case.caches():
         raise UsageError("unread: caches, and two steps or more, expected")

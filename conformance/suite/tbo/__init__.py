@@ -2,10 +2,10 @@
 
     tbo/SOFT_MAX_BACK(type=f32,ne=[16,16,1,1],scale=1.000000,max_bias=0.000000)@0
 
-`cases.txt.xz` has a line per case: name, bytes, why no level has it (the declarations reject it, or it is too large
-for most machines and runs only by name), and as JSON the index of the result and the tensors (`FIELDS`). `ci/tbo.py`
-writes it. Lines that the program runs repeatedly are one case here; `~2` marks the second case of one name. Values are
-drawn by the rules of `suite/exchange`, because the program's own come from an unrecorded random device.
+`cases.txt.xz` has a line per case: name, bytes, why no level has it (the declarations reject it, or it is too large for
+most machines and runs only by name), and as JSON the index of the result and the tensors (`FIELDS`). `ci/tbo.py` writes
+it. Lines that the program runs repeatedly are one case; `~2` marks the second case with the same name. Values are drawn
+by the rules of `suite/exchange`, because the program's own come from an unrecorded random device.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ids(level: Level) -> Sequence[str]:
 
 @cache
 def fusions(level: Level) -> Sequence[Row]:
-    """Return graphs with several computing nodes, copies aside, which a device may fuse.
+    """Return graphs with several computing nodes (not counting copies), which a device may fuse.
 
     At `full` all of them, at `standard` a middle one of each name and the smallest of each op sequence, at `smoke` the
     first.
@@ -159,8 +159,8 @@ FAMILY = Family(NAME, "the cases of test-backend-ops under the names that it pri
 def fill(case_id: str, graph: Graph, leaves: Sequence[Tensor]) -> tuple[dict[Tensor, Bytes], dict[Tensor, Bytes]]:
     """Return persistent tensors (written or quantised leaves) and inputs, with their bytes.
 
-    A leaf has its type's usual values. If the first node that reads it needs others, they are placed where it reads,
-    also through a view.
+    A leaf has its type's usual values. If the first node that reads it needs other values, they are placed where that
+    node reads, also through a view.
     """
     changed = {n.view_src for n in graph if writes_in_place(n)} | {t for n in graph for t in written(n)}
     persistent: dict[Tensor, Bytes] = {}

@@ -1,1 +1,1 @@
-"""The zoo: graphs of every architecture, recorded from llama.cpp with made-up weights."""
+"""The zoo: graphs of every architecture, recorded from llama.cpp with random weights."""

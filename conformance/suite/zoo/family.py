@@ -1,9 +1,9 @@
 """The family `zoo`: graphs and results of llama.cpp itself, for every architecture it knows.
 
-An id is `zoo/ARCH-key=value,key=value@seed`; a key left out has its default. `seqs` sequences of `ctx` cells each (or,
+An id is `zoo/ARCH-key=value,key=value@seed`; an omitted key has its default. `seqs` sequences of `ctx` cells each (or,
 `unified=1`, together), flash attention `fa`, `swa=window` for a small cache where the attention window slides, cache
 types `cache` and `cache_v`, tokens per graph `ubatch`, type of the matrices `w`, `real=1` without the weights that
-llama.cpp can do without, `nodes=2` with the value of every node of the first two graphs, `set` of metadata keys
+llama.cpp does not require, `nodes=2` with the value of every node of the first two graphs, `set` of metadata keys
 (`set=block_count:1+attention.head_count:2/0`) and the plan `run` (`suite/decoder/plan.py`).
 """
 
@@ -52,9 +52,9 @@ class Request:
     from_file: bool = False
     """Load the file's own weights; otherwise generate them while the model is built."""
     recipes: bool = True
-    """Its weights come from `model.recipe`, wherever they are stored."""
+    """True if the weights come from `model.recipe`, wherever they are stored."""
     by_reference: bool = False
-    """Weights that the model file contains stay there."""
+    """True if weights in the model file stay there."""
     lib: str = ""
     plan: str = "p5.d4"
     n_ctx: int = 256
@@ -63,7 +63,7 @@ class Request:
     n_ubatch: int = 512
     unified: bool = False
     swa_full: bool = True
-    """Layers with a sliding window have as many cells as the others, llama.cpp's default."""
+    """True if layers with a sliding window have as many cells as the others, llama.cpp's default."""
     flash_attn: bool = True
     type_k: str = "f16"
     type_v: str = "f16"

@@ -1,9 +1,9 @@
 """Build a model of an architecture from a table: GGUF metadata, weight recipes, whole file.
 
 `architectures.json`: keys of every architecture (`common`), keys that several share (`groups`), and per architecture
-its groups (`with`), the differences (`set`; null removes a key), whether it only encodes, or why it does not run
-(`lacks`). A key without one of the dot-separated roots stands for `ARCH.key`. `variants`: models that llama.cpp runs as
-the architecture `of`, under their own names.
+its groups (`with`), the differences (`set`; null removes a key), if it only encodes, and why it does not run (`lacks`).
+A key without one of the dot-separated roots stands for `ARCH.key`. `variants`: models that llama.cpp runs as the
+architecture `of`, under their own names.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Architecture:
     lacks: str = ""
     """Reason why it does not run; empty if it does."""
     encodes: bool = False
-    """It has an encoder and no decoder: batches are encoded, and no state remains."""
+    """True if it has an encoder and no decoder: batches are encoded, and no state remains."""
     flash_attn: bool = True
     unified: bool = False
     """Default of the context parameter."""
     optional: str = ""
     """Pattern of weights that llama.cpp treats as optional but real models have."""
     absent: str = ""
-    """Pattern of weights that real models lack; with them llama.cpp takes another path."""
+    """Pattern of weights that real models do not have; with them llama.cpp builds another graph."""
     types: Mapping[str, str] = field(default_factory=dict)
     """Pattern of weights -> their required type, if not F32."""
     of: str = ""
@@ -67,7 +67,7 @@ class Architecture:
 
 
 def lacks() -> str:
-    """Return the reason why no model can be made; empty if the table is installed."""
+    """Return the reason why no model can be created; empty if the table is installed."""
     return "" if _TABLE.is_file() else f"no {_TABLE}; {shipped.AGAIN}"
 
 
@@ -199,7 +199,7 @@ class Draw:
 
 
 _SELECTIVE = 1.5
-"""Gives attention logits a standard deviation of about 2, as in `decoder.weights`."""
+"""Standard deviation that gives attention logits one of about 2, as in `decoder.weights`."""
 
 # fmt: off
 TABLE: tuple[tuple[str, Draw], ...] = (

@@ -1,8 +1,8 @@
 """Record llama.cpp through its eval callback: whole graphs, or choices of MoE routers.
 
 llama.cpp asks about the nodes of a graph before it computes them. If the callback wants no data it asks about all at
-once: at the first question every input is filled and nothing is computed. `Recorder` then wants results only. If it
-wants the data of all nodes, llama.cpp computes each node by itself and fuses nothing.
+once: at the first question every input is filled and nothing is computed. `Recorder` then wants results only. If the
+callback wants the data of all nodes, llama.cpp computes each node by itself and fuses nothing.
 
 A leaf in a buffer of usage WEIGHTS is a weight; one in a buffer of usage COMPUTE, or flagged INPUT, is an input of the
 step; every other leaf is a cache or a recurrent state and persists.
@@ -65,7 +65,7 @@ class Recorder:
         self.callback = EVAL_CALLBACK(self._called)
 
     def begin(self, function: str) -> None:
-        """Note the next call; a function's first runs one kind of graph, later ones may shift first."""
+        """Record the next call; the first runs one kind of graph, later ones may shift before it."""
         self._function = function
 
     def flush(self) -> None:
@@ -168,7 +168,7 @@ def step(record: GraphRecord) -> Step:
 
 
 def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Reference]:
-    """Return weight -> its place in the GGUF file, if its bytes there equal those in use."""
+    """Return weight -> its place in the GGUF file, if the bytes there equal those in use."""
     stored = {t.name: t for t in GGUFReader(model).tensors}
     places = {}
     for t, data in weights.items():

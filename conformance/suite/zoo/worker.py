@@ -83,7 +83,7 @@ class Drive(Player):
         self._each(batch)
 
     def _want_results(self, batch: Ubatch) -> None:
-        """Give every ubatch an output: the last token of each one that would have none."""
+        """Give every ubatch an output: the last token of each ubatch that would have none."""
         numbered = replace(batch, tokens=np.arange(batch.n_tokens))
         unified = self._request.unified or self._request.n_seq_max == 1
         for part in split(numbered, self._request.n_ubatch, unified=unified):
@@ -122,7 +122,7 @@ class Drive(Player):
         super().share(seq)
 
     def reset(self) -> None:
-        """Empty all cells; their bytes stay."""
+        """Clear all cells; their bytes remain."""
         if self._memory:
             self._c.memory_clear(self._memory, False)  # C's signature
         self._next = [0] * self._request.n_seq_max
@@ -220,12 +220,12 @@ def record(request: Request) -> dict[str, Any]:
 
 
 def last_words(message: bytes) -> None:
-    """Write ggml's last message before it ends the process, on its own line."""
+    """Write ggml's last message before it ends the process, on a separate line."""
     os.write(2, b"\n" + message + b"\n")
 
 
 def with_tokens(steps: list[Step], batch: Ubatch) -> list[Step]:
-    """Note in each step of a batch its own tokens, found by its inputs."""
+    """Record in each step of a batch its own tokens, found by its inputs."""
     left = batch.rows()
     for s in steps:
         inputs = {t.name: data.view(np.int32) for t, data in s.inputs.items() if t.name in {"inp_tokens", "inp_pos"}}
