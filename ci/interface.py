@@ -255,14 +255,15 @@ class Hooks:
     """
 
     ANY = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 8)
-    """Each argument of a function table fits a register or a word of the stack (System V x86-64)."""
+    """A function of a table; each argument fits a register or a word of the stack."""
     RETURNS: ClassVar = {
         "init_backend": ("ggml_backend_i", 8), "get_buffer_type": ("ggml_backend_buffer_type_i", 0),
         "get_host_buffer_type": ("ggml_backend_buffer_type_i", 0), "alloc_buffer": ("ggml_backend_buffer_i", 0),
         "buffer_from_host_ptr": ("ggml_backend_buffer_i", 0),
     }  # fmt: skip
-    """Function -> the table of the object that it returns, and its offset in the struct: `ggml_backend` has a GUID
-    first."""
+    """Function -> table of the object that it returns, and its offset in the struct.
+
+    `ggml_backend` has a GUID first."""
 
     def __init__(self, tables: Mapping[str, list[str]], note: Callable[[str], None]) -> None:
         self._tables, self._note = tables, note
@@ -333,8 +334,9 @@ KEYS = {
     "ggml_type": "type", "ggml_prec": "prec", "ggml_sort_order": "order", "ggml_op_pool": "op",
     "ggml_scale_mode": "mode", "ggml_tri_type": "keep", "ggml_op_hint": "hint", "ggml_scale_flag": "align antialias",
 }  # fmt: skip
-"""Enumeration -> the key of an id whose value is a member, or keys whose value 1 means the member with that beginning;
-`type` means the types after the op."""
+"""Enumeration -> key of an id whose value is a member, or keys with value 1.
+
+A key with value 1 means the member with that beginning; `type` means the types after the op."""
 
 
 @dataclass(frozen=True)

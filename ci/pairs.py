@@ -25,8 +25,9 @@ Row = tuple[int, ...]
 Cell = tuple[tuple[int, int], ...]
 """Axes, by their position in a row, and a value of each."""
 TRIES = 400
-"""Number of completions to try for a cell; the legal one with the most missing cells becomes a row. If there is none,
-ggml does not support the cell."""
+"""Number of completions to try; the legal one with most missing cells becomes a row.
+
+If there is none, ggml does not support the cell."""
 
 
 def axes_of(grid: Grid) -> list[tuple[int, ...]]:

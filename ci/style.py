@@ -138,13 +138,14 @@ def _literals(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def summaries() -> Iterator[str]:
-    """Yield FILE:LINE of each module, class and function whose summary is longer than `SUMMARY`."""
+    """Yield FILE:LINE of each docstring, also of attributes, with a summary over `SUMMARY`."""
     for path in (p for pattern in SOURCES for p in sorted(ROOT.glob(pattern))):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            text = ast.get_docstring(node) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) else ""
-            if (length := len((text or "").partition("\n")[0])) > SUMMARY:
-                line = getattr(node, "lineno", 1)
-                yield f"{path.relative_to(ROOT)}:{line}: summary of {length} characters, {SUMMARY} allowed"
+            match node:
+                case ast.Expr(value=ast.Constant(value=str() as text)):
+                    if (length := len(text.lstrip().partition("\n")[0])) > SUMMARY:
+                        place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                        yield f"{place}: summary of {length} characters, {SUMMARY} allowed"
 
 
 def findings() -> list[str]:

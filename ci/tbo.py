@@ -25,7 +25,7 @@ from conformance.run.cost import refusal
 from conformance.suite.tbo import CASES, Row, graph_of
 
 MEMORY, SECONDS = 2 << 30, 60
-"""Half of the limits on a small machine; a case above them is in no level and runs only by name."""
+"""Half of a small machine's limits; larger cases are in no level and run by name."""
 SUB_OPS = {"UNARY": UNARY_OPS, "GLU": GLU_OPS}
 
 

@@ -33,7 +33,7 @@ _ALIKE = (
     ("GROUP_NORM", "L2_NORM", "NORM", "RMS_NORM"),
     ("MUL_MAT", "MUL_MAT_ID"),
 )
-"""Ops that share a row, because they round in the same way and use a similar share of their budgets."""
+"""Ops that share a row, because they round alike and use similar budget shares."""
 
 
 def _row(case: str) -> str:

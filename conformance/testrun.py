@@ -52,9 +52,9 @@ from conformance.suite.family import LEVELS, Level
 
 ENDED = "the run ended before it"
 FIRST, MOST = 8, 32
-"""Number of cases in the first group, and maximum of any group, under a time limit; a started group is finished."""
+"""Cases of the first group and of any group under a time limit."""
 SLOW = 5.0
-"""Target seconds of a group; after a slower group the next one is smaller, to respect the time limit."""
+"""Target seconds of a group under a time limit; after a slower one the next is smaller."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Chosen:
     waivers_path: Path | None = None
     """Waiver file of the only backend; None for the waivers of the settings."""
     only: Mapping[str, Sequence[str]] | None = None
-    """Backend -> ids of the chosen cases to run; backends that are not listed run none. None for all."""
+    """Backend -> ids of the chosen cases to run; backends that are not listed run none.
+
+    None for all."""
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
     elsewhere: bool = False

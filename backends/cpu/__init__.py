@@ -20,7 +20,7 @@ from .takes import Table
 _TOPICS = (elementwise, rows, views, matmul, attention, rope, windows, media, recurrent, training)
 
 TABLE: Table = {op: row for topic in _TOPICS for op, row in topic.TABLE.items()}
-"""It supports everything that ggml's CPU supports, and some ops that only other devices support."""
+"""Supports all ops of ggml's CPU, and some that only other devices support."""
 
 
 def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:

@@ -136,7 +136,7 @@ GATES: dict[str, str] = {
     "GEGLU_ERF": "GELU_ERF",
     "GEGLU_QUICK": "GELU_QUICK",
 }
-"""Sub-op of GLU -> its sub-op of UNARY; the two with parameters are `_swiglu_oai` and `_swiglu_clamp`."""
+"""Sub-op of GLU -> sub-op of UNARY; two with parameters have their own functions."""
 
 _TABLE_TYPES = (F32, F16)
 

@@ -24,7 +24,7 @@ from .takes import DOTS, FLOAT, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Tab
 from .values import Values, checked_index, in_float64, load, operand, rounded, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
-"""Weights `d q + m` whose m ggml multiplies by the block sum `s` of Q8_1, an F16, instead of the quants."""
+"""Weights `d q + m` whose m ggml multiplies by the F16 block sum `s` of Q8_1."""
 
 
 def product(w: Values, x: Values) -> Values:

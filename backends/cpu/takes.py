@@ -17,7 +17,7 @@ Types = frozenset[GGMLType]
 FLOAT: Types = frozenset({F32, F16, BF16})
 INDEX: Types = frozenset({I32, I64})
 DOTS: Types = frozenset({Q8_1, Q8_K})
-"""Types that ggml uses only for rounded activations: it has no `to_float` and no `vec_dot` for them."""
+"""Types of rounded activations only: ggml has no `to_float` and `vec_dot` for them."""
 BLOCK: Types = frozenset(t for t in TYPES.values() if t.is_quantized) - DOTS
 VALUES: Types = FLOAT | BLOCK
 WEIGHTS: Types = frozenset(VEC_DOT_TYPE) - DOTS

@@ -21,13 +21,15 @@ from conformance.ggml.tensor import VIEW_OPS, Tensor
 from .context import Context
 
 LOOKED_AT = 4
-"""The CPU device checks the buffers of the first four src only and accepts a repacked weight after them, such as the
-sinks of FLASH_ATTN_EXT, which then crashes (`ggml_backend_cpu_device_supports_op`)."""
+"""Number of sources whose buffers the CPU device checks (`supports_op`).
+
+It accepts a repacked weight after them, such as the sinks of FLASH_ATTN_EXT, which then crashes."""
 USAGES = {"any": USAGE_ANY, "weights": USAGE_WEIGHTS}
 """Usage of a case's placement -> `enum ggml_backend_buffer_usage`."""
 CACHE_WRITERS = (*VIEW_OPS, "SET_ROWS", "CPY")
-"""Ops that llama.cpp applies to a cache: it is on the device, whatever the device answers for these. A case of one step
-has no cache, only a node that writes in place."""
+"""Ops that llama.cpp applies to a cache, which is on the device whatever it supports.
+
+A case of one step has no cache, only a node that writes in place."""
 
 
 @dataclass(frozen=True, slots=True)

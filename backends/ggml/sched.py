@@ -62,7 +62,7 @@ class SchedSession(GgmlSession):
         self._backends: list[int] = []
         self._drop = drop
         self._early: dict[int, Tensor] = {}
-        """Outputs that a later node of the same graph overwrites, by address: read as soon as they are computed."""
+        """Outputs that a later node overwrites, by address; they are read when computed."""
         self._values: dict[Tensor, Bytes] = {}
         self._callback = EVAL_CALLBACK(self._computed)
         self._nothing = Context(library, 0, 1, 1)

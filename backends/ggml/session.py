@@ -34,7 +34,7 @@ PATHS = {"OPENVINO": "translated"}
 """Device name prefix -> how it executes; all others run node by node."""
 
 UNWRITTEN = 0xFF
-"""Byte that fills compute memory first: NaN in every float type, so a skipped node cannot show old results."""
+"""Byte that fills compute memory first: NaN in floats, so skipped nodes are noticed."""
 
 
 @dataclass(slots=True)
@@ -320,7 +320,7 @@ def overwriters(graph: Graph, outputs: Sequence[Tensor]) -> dict[Tensor, int]:
 
 
 PATTERN = 0xA5
-"""Value of a guard byte: repeated, it is neither a float of usual size nor a small integer nor NaN."""
+"""Value of a guard byte: repeated, no usual float, small integer or NaN."""
 GUARD = 64
 """Minimum bytes between two tensors."""
 

@@ -75,8 +75,9 @@ class AxisContext:
         self.zeroed: set[Tensor] = set()
         """Tensors that are 0 in all cells beyond those of the graph."""
         self.transposed: dict[Tensor, bool] = {}
-        """Cache that this graph writes -> True if a row is one element, and a token's elements are a cache length
-        apart."""
+        """Cache that this graph writes -> True if it is transposed.
+
+        Then a row is one element, and a token's elements are a cache length apart."""
         self.row_bytes: dict[Tensor, int] = {}
         self.rows: list[Tensor] = []
         counts = {operand(t).ne[1] for t in masks}
@@ -143,7 +144,7 @@ class AxisContext:
 
 
 Rule: TypeAlias = Callable[[AxisContext, Tensor], Axes]
-"""Function from a node to its axes, given those of its sources; FixedError if they do not fit."""
+"""Function from a node and its sources' axes to its axes, or FixedError."""
 
 
 # -- rules that several topics use ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ATTENTION = ("manual", "sdpa", "sdpa5d")
 SHARED = "shared"
 MEMORIES = ("constant", SHARED)
-"""Kinds of memory for weights, default first; caches depend on the mode (bound, or variables)."""
+"""Kinds of memory for weights, default first; caches depend on the mode."""
 
 
 class OpenVinoStateless(TranslatingBackend):

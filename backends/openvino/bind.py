@@ -62,8 +62,9 @@ class EmittedGraph:
     outputs: list[tuple[int, str]] = field(default_factory=list)
     """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
     first_cache: int = 0
-    """Results from here on are new contents of whole caches, up to the length of `outputs`; then come those of
-    commits."""
+    """Index of the first result with new contents of a whole cache.
+
+    They go up to the length of `outputs`; then come results of commits."""
     commits: list[CacheWrite] = field(default_factory=list)
     sinks: list[Node] = field(default_factory=list)
     """Assignments of the model's variables."""
@@ -76,7 +77,7 @@ class EmittedGraph:
     orders: dict[InputBinding, Order] = field(default_factory=dict)
     """Caches that the model reads in another axis order than ggml's."""
     inside: set[tuple[int, int]] = field(default_factory=set)
-    """Leaves of the plan with indices, and the exclusive upper bound for which the model is right."""
+    """Leaf of the plan with indices, and their upper bound in the model."""
     halves: bool = False
     """True if a product reads a weight of 16-bit floats."""
     notes: Counter[str] = field(default_factory=Counter)

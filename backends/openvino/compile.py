@@ -23,7 +23,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {"accuracy": ACCURACY, "default": {}}
 MOST_THREADS = 1 << 15
 FUSION = ("auto", "on", "off")
 UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
-"""Makes the CPU plugin run elementwise ops one by one; a plugin property that other versions may not have."""
+"""CPU plugin property: run elementwise ops one by one; some versions may lack it."""
 CompiledModel: TypeAlias = Any
 """An `openvino.CompiledModel` or its replacement; openvino ships no type information."""
 

@@ -52,10 +52,11 @@ class Held:
     """Current contents of a root."""
 
     parts: dict[str, Value]
-    """Parts of its type (`storage`), or the numbers of a leaf that is only read: float32 or int32, of any shape in the
-    order of `ne[::-1]`."""
+    """Parts of its type (`storage`), or the numbers of a leaf that is only read.
+
+    Numbers are float32 or int32, of any shape in the order of `ne[::-1]`."""
     rounded: bool = True
-    """True if its numbers are already rounded to the root's type; if not, a read rounds them first."""
+    """True if its numbers are already rounded to the root's type, so reads need not round."""
     pending: list[Written] = field(default_factory=list)
     """Writes that are not yet in `parts`."""
     log: list[Written] | None = None
@@ -66,7 +67,7 @@ class EmitContext:
     """Context passed to emitters."""
 
     bound: ClassVar[bool] = True
-    """True if caches belong to the host, in the form of `storage.held`, and receive new rows from it."""
+    """True if caches are on the host (`storage.held`) and receive new rows from it."""
 
     def __init__(self, plan: Plan, memory: HostMemory, *, whole: bool = False) -> None:
         """Start without nodes. `whole`: bind caches as a whole, whatever the graph reads of them."""

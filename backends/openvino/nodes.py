@@ -22,7 +22,7 @@ from conformance.ggml.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 from .storage import BLOCKS
 
 Value: TypeAlias = Any
-"""A `Node` with one output, or an `Output` of one with several: openvino ships no type information."""
+"""A `Node` with one output, or an `Output`; openvino ships no type information."""
 Shape: TypeAlias = tuple[int, ...]
 TYPES: dict[str, Type] = {
     "<f4": Type.f32, "<f2": Type.f16, "<i4": Type.i32, "|u1": Type.u8, "|i1": Type.i8,
@@ -293,7 +293,9 @@ def round_bf16(c: Constants, x: Value) -> Value:
 
 # -- block types: parts to numbers, and numbers to parts as ggml's `quantize_row_*_ref` -------------------------------
 Parts = dict[str, Value]
-"""`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
+"""Parts of blocks: `d`, `m` and `e` of shape (…, 1), `q` of (…, blck_size).
+
+`d` and `m` are float32 on F16's grid, `e` is uint8, `q` int8 or uint8."""
 KVALUES = np.array(KVALUES_FP4, np.float32)
 _POWERS = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 """Factor of each MXFP4 exponent: `GGML_E8M0_TO_FP32_HALF`."""

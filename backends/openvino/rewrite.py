@@ -43,12 +43,13 @@ MOVES = frozenset({
     "Broadcast", "Concat", "Gather", "Reshape", "ScatterUpdate", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
     "VariadicSplit",
 })  # fmt: skip
-"""Types that only move values: values that a product rounds anyway may be rounded before, which moves half as many
-bytes."""
+"""Types that only move values, so these may be rounded before a product.
+
+This moves half as many bytes."""
 BETWEEN = frozenset({
     "Add", "Exp", "Maximum", "Multiply", "Power", "ReduceMax", "ReduceSum", "Softmax", "Swish", "Tanh",
 })  # fmt: skip
-"""Types that may be between two products, as in a softmax or a gate: operands and results are rounded."""
+"""Types that may be between two products, as in a softmax or a gate."""
 _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 <layer id="0" name="p" type="Parameter" version="opset1"><rt_info>
 <attribute name="DisablePrecisionConversion" version="0" value="dynamic:f16"/></rt_info>
@@ -56,7 +57,9 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 <layer id="1" name="r" type="Result" version="opset1">
 <input><port id="0" precision="FP32"><dim>1</dim></port></input></layer></layers>
 <edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/></edges></net>"""
-"""A model with one marked node. The CPU plugin respects this mark for BF16 as well, and no other."""
+"""A model with one marked node.
+
+The CPU plugin respects this mark for BF16 as well, and no other."""
 
 
 def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
@@ -508,7 +511,7 @@ EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
     "ScaledDotProductAttention": _scaled_dot_product_attention,
     "ScatterUpdate": _scatter_update,
 }
-"""Operation that `Model.evaluate` lacks or gets wrong -> an expansion in correct operations, or None."""
+"""Operation that `Model.evaluate` lacks or gets wrong -> its expansion, or None."""
 _CONVOLUTIONS = ("GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
 LACKING: dict[str, str] = dict.fromkeys(_CONVOLUTIONS, "write it as MatMul over windows")
 """Operation that `Model.evaluate` lacks and that is not expanded -> what to emit instead."""

@@ -19,13 +19,17 @@ from conformance.ggml.tensor import Bytes, Tensor, nelements, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `e`, `q` or `raw` (shape blocks x width)."""
+"""Name of a part -> its array: `number`, `d`, `m`, `e`, `q` or `raw`.
+
+`number` has shape `ne[::-1]`, `raw` blocks x width."""
 NUMBER = "number"
 VALUE = "value"
 """Form of a leaf that a graph only reads: numbers that the host dequantised."""
 RAW = "raw"
 NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
-"""Types stored as one array of numbers -> its dtype. BF16 is stored as float32, which represents it exactly."""
+"""Types stored as one array of numbers -> its dtype.
+
+BF16 is stored as float32, which represents it exactly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,9 @@ SAMPLES: tuple[Sample, ...] = (
 )
 """Sample cases; most backends support at least one of them."""
 TOLERANCE = 2e-2
-"""Largest error relative to the largest value: a backend may round to F16 or 8 bits. Layout bugs cause larger
-errors."""
+"""Largest error relative to the largest value: a backend may round to F16 or 8 bits.
+
+Layout bugs cause larger errors."""
 
 
 def activations(shape: Shape, seed: int = 0) -> Values:
@@ -526,6 +527,6 @@ CHECKS: tuple[Check, ...] = (
     witnesses,
     closes,
 )
-"""Checks in the order in which an author meets them; the docstring of each is the requirement."""
+"""Checks in the order in which an author meets them; each docstring is the requirement."""
 _FOUNDATIONS = frozenset({info, supports_op, supports_something, opens, computes})
 """Checks whose faults make later checks redundant."""

@@ -70,7 +70,9 @@ class Witness:
     device: str
     """Device that executed."""
     path: str
-    """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was reused), `interpreted`
+    """How graphs were executed.
+
+    `eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was reused), `interpreted`
     (translated, and run without compiling) or `split` (shared among backends)."""
     nodes: int = 0
     """Nodes computed in all steps, without view ops and nodes without the COMPUTE flag."""
@@ -79,7 +81,7 @@ class Witness:
     splits: int = 0
     copies: int = 0
     cache_bytes: int = 0
-    """Bytes moved into caches in all steps, in their own types; 0 if a backend does not count them."""
+    """Bytes moved into caches in all steps, in their own types; 0 if not counted."""
     bytes: dict[str, int] = field(default_factory=dict)
     """Buffer type or kind of memory -> bytes."""
     kernels: dict[str, int] = field(default_factory=dict)
@@ -92,21 +94,24 @@ class Witness:
     symbols: dict[str, int] = field(default_factory=dict)
     """Symbol of a lifted template -> its value in the last step."""
     views: dict[str, int] = field(default_factory=dict)
-    """Method of reading or writing views (`slice`, `gather`, `concat`, `scatter`, `rows`) -> count."""
+    """`slice`, `gather`, `concat`, `scatter`, `rows` (method of accessing views) -> count."""
     state: str = ""
-    """Location of caches: `bound` (inputs and outputs over a session's memory), `fused` or `slots` (variables of the
-    model); empty if a backend does not distinguish."""
+    """Location of caches; empty if a backend does not distinguish.
+
+    `bound`: inputs and outputs over a session's memory; `fused` or `slots`: variables of the model."""
     peak_compile_bytes: int | None = None
-    """Largest rise of resident memory while compiling a graph; None if unknown or nothing was compiled."""
+    """Largest rise of resident memory during a compilation; None if unknown or none ran."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Device -> seconds of computing, if several share a graph."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Other counters of a device, such as `columns` of an array in use or `least_rows` of a kernel."""
+    """Other counters of a device, such as `columns` in use, or `least_rows` of a kernel."""
     promises: list[str] = field(default_factory=list)
     """Cost properties that the backend declares, whatever ran: `case.demands` lists them."""
     libraries: list[str] = field(default_factory=list)
-    """Libraries that computed: each with its version or path. If an adapter leaves it empty, the suite fills it from
-    `DeviceInfo.versions`; in a worker it adds the delegates of the adapter."""
+    """Libraries that computed: each with its version or path.
+
+    If an adapter leaves it empty, the suite fills it from `DeviceInfo.versions`; in a worker it adds the delegates
+    of the adapter."""
 
 
 class Session(AbstractContextManager["Session"], ABC):
@@ -182,26 +187,31 @@ class Backend(ABC):
     batch: ClassVar[int] = 1
     """Number of one-step cases to merge into one graph, for backends whose cost is per graph."""
     stages: ClassVar[tuple[str, ...]] = ("run",)
-    """Stages whose values are available; the last, `run`, is the complete run. A backend with more than one takes the
-    option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
+    """Stages whose values are available; the last, `run`, is the complete run.
+
+    A backend with more than one takes the option `stage=NAME`: `translate` gives the values of the translated model
+    before anything is compiled."""
     threads: int | None = None
     """Number of compute threads, if known; a single one is measured pinned to a processor."""
     fragile: bool = False
-    """True if freeing memory may break its process later: then each trajectory gets a new process."""
+    """True if freeing memory may break its process: then trajectories get new processes."""
     fixed_graphs: ClassVar[bool] = False
     """True if its sessions compute only the unchanged graphs of the opened case."""
     by_case: bool = True
-    """True if an adapter's own `supports_case` and `arithmetic_in` depend on the case; else they are not called with
-    one."""
+    """True if the adapter's own `supports_case` and `arithmetic_in` depend on the case.
+
+    Else they are not called with one."""
     places: ClassVar[frozenset[str] | None] = None
-    """Options that name a file, folder, library or address: a case file must not choose them for the user. None:
-    unknown, so every option with such a name counts."""
+    """Options that name a file, folder, library or address.
+
+    A case file must not choose them for the user. None: unknown, so every option with such a name counts."""
     builds: ClassVar[frozenset[str]] = frozenset()
-    """Options that name a build of ggml, in any format of `builds.source.locate`; the adapter gets its path."""
+    """Options that name a build of ggml, as `builds.source.locate` does; it gets a path."""
     delegates: ClassVar[Sequence[str]] = ()
-    """Names of other adapters (`ggml`) that compute for this one, or from which it derives; `ggml` also stands for any
-    ggml library that it opens. They are listed in its witness. In a worker, another adapter or a ggml library that is
-    not named here makes the cases of a third party's adapter VACUOUS."""
+    """Names of other adapters that compute for this one, or from which it derives.
+
+    `ggml` also stands for any ggml library that it opens. Its witness lists them. In a worker, another adapter or a
+    ggml library that is not named here makes the cases of a third-party adapter VACUOUS."""
     audited: ClassVar[Mapping[str, str]] = {}
     """Options that an audit adds: with them the adapter detects more bugs, but takes longer."""
 

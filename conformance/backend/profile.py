@@ -57,7 +57,7 @@ class Profile:
     versions: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, Entry] = field(default_factory=dict)
     others: bool = False
-    """True if upstream's own test limits apply to a key without an entry; else no error is allowed."""
+    """True if upstream's limits apply to a key without an entry; else it must be exact."""
     build: str = ""
     """SHA-256 of the measured libraries (`builds.source.contents`); "" if no file was named."""
     refused: tuple[str, ...] = ()

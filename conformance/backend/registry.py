@@ -24,8 +24,9 @@ GROUP = "conformance.backends"
 REFERENCE = "cpu"
 """The adapter that computes expected values."""
 ON_REQUEST = frozenset({"xdna2"})
-"""Adapters that run only when `--backend` names them: `xdna2` takes MUL_MAT alone, nearly every case is UNSUPPORTED.
-All others, those of other distributions too, run by default."""
+"""Adapters that run only when `--backend` names them; all others run by default.
+
+`xdna2` supports only MUL_MAT, so nearly every case is UNSUPPORTED."""
 VARIABLE = "env."
 """Begins the option that sets an environment variable of the backend's process."""
 DISTRIBUTION = "ggml-conformance"
@@ -86,12 +87,13 @@ class Named:
     options: tuple[tuple[str, str], ...] = ()
     """Default options; those of a spec override them."""
     environment: tuple[tuple[str, str | None], ...] = ()
-    """Environment variables of its worker process, set before anything is loaded; None unsets one."""
+    """Environment variables of its worker, set before anything is loaded; None unsets one."""
     where: str = ""
     """Place of its definition, for messages."""
     chosen: bool = False
-    """True if the user named its file. Else the file was in the current directory, and only `--backend` opens the
-    name."""
+    """True if the user named its file.
+
+    Else the file was in the current directory, and only `--backend` opens the name."""
 
 
 class Composed(Backend):

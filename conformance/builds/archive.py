@@ -29,7 +29,7 @@ from conformance.ggml.errors import UnavailableError
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar", ".zip", ".whl")
 MOST_BYTES = 16 << 30
-"""Limit in bytes for the contents of an archive; kernels for all CUDA architectures take 2 GiB."""
+"""Limit in bytes for an archive's contents; kernels for all CUDA devices take 2 GiB."""
 MOST_FILES = 100_000
 """Limit for files, links and folders."""
 MOST_HEADERS = 64 << 20

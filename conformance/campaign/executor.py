@@ -35,7 +35,7 @@ FEW, MANY = 8, 2000
 AHEAD = 2
 """Chunks for each thread of a worker, so that none waits for the next."""
 LIVES = 3
-"""Worker deaths after which a case that ran alone counts as CRASH; a machine can also fail by itself."""
+"""Deaths of workers that count as a CRASH of a case; machines can also fail by themselves."""
 PATIENCE = 60.0
 """Seconds to wait for a worker that can run what is left."""
 QUIET = 5.0
@@ -60,7 +60,9 @@ class Pool(Protocol):
     """Workers that run chunks."""
 
     ended: queue.Queue[tuple[int, Reply | Exception]]
-    """Number of a chunk, and its reply; WorkerDiedError if its worker died, TaskLost if it has to run again."""
+    """Number of a chunk, and its reply or error.
+
+    WorkerDiedError if its worker died, TaskLost if it has to run again."""
 
     def workers(self) -> Mapping[str, WorkerInfo]:
         """Return address -> worker. UnavailableError if the scheduler cannot be reached."""

@@ -16,8 +16,9 @@ from .strict import JSON
 __all__ = ["JSON", "MAX_BUFFER", "USAGES", "Case", "Placement", "Step", "writes_in_place"]
 
 USAGES = ("weights", "any")
-"""`enum ggml_backend_buffer_usage` for persistent tensors: a backend may treat weights as constants, repack them, or
-run the nodes that read them on their device."""
+"""`enum ggml_backend_buffer_usage` of persistent tensors.
+
+A backend may treat weights as constants, repack them, or run the nodes that read them on their device."""
 MAX_BUFFER = 1000
 
 
@@ -26,13 +27,14 @@ class Placement:
     """Buffer of one tensor."""
 
     buffer: int = 0
-    """Index into the backend's buffer types (0: its default), modulo their number: the same case runs on all
-    backends."""
+    """Index of the buffer type (0: the default), modulo their number on the backend."""
     usage: str = "weights"
     """One of `USAGES`."""
     must: bool = False
-    """True if the buffer type is required: the backend refuses the case unless its device accepts every use. Audits set
-    this; in other cases an adapter may choose another buffer type."""
+    """True if the buffer type is required; set by audits.
+
+    The backend then refuses the case unless its device accepts every use; in other cases an adapter may choose
+    another buffer type."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,8 +47,9 @@ class Step:
     outputs: tuple[Tensor, ...] = ()
     """Nodes whose values are checked; caches are always checked after every step."""
     expected: dict[Tensor, Bytes] = field(default_factory=dict)
-    """Recorded values, packed (without gaps, `ne[0]` fastest): of nodes right after they ran, of persistent tensors
-    after the step. A reference computes what is missing."""
+    """Recorded values, packed (without gaps, `ne[0]` fastest).
+
+    Nodes are recorded right after they ran, persistent tensors after the step. A reference computes missing values."""
     note: JSON = None
     """Data of the recorder, such as tokens."""
 
@@ -58,7 +61,7 @@ class Case:
     id: str
     """`family/params@seed`."""
     persistent: dict[Tensor, Bytes]
-    """Weights and caches, the same objects in every step's graph -> their bytes before the first step."""
+    """Weights and caches, shared by all steps -> their bytes before the first step."""
     steps: list[Step]
     family: str = ""
     params: dict[str, JSON] = field(default_factory=dict)
@@ -66,18 +69,19 @@ class Case:
     generator: int = 1
     """Version of the generator; the same id may have other bytes in another version."""
     tolerance: dict[str, float] = field(default_factory=dict)
-    """`{"nmse": x}`: tolerance of the whole trajectory when run freely and compared with `expected`."""
+    """`{"nmse": x}`: tolerance of a free run of the whole trajectory against `expected`."""
     provenance: dict[str, JSON] = field(default_factory=dict)
     """Source of recorded values."""
     recipes: dict[Tensor, Recipe] = field(default_factory=dict)
-    """Persistent tensor -> recipe of its bytes; a case file stores the recipe and a digest instead of the bytes."""
+    """Persistent tensor -> recipe of its bytes; a case file stores it and a digest."""
     references: dict[Tensor, Reference] = field(default_factory=dict)
-    """Persistent tensor -> the model file with its bytes; a case file stores a digest instead of the bytes."""
+    """Persistent tensor -> model file with its bytes; a case file stores only a digest."""
     demands: dict[str, JSON] = field(default_factory=dict)
     """Requirements on the witness, or the run is VACUOUS; `case.demands` has the grammar."""
     placement: dict[Tensor, Placement] = field(default_factory=dict)
-    """Persistent tensor -> its buffer, else the backend decides. A backend with one kind of memory may ignore it;
-    results never depend on it."""
+    """Persistent tensor -> its buffer, else the backend decides.
+
+    A backend with one kind of memory may ignore it; results never depend on it."""
     file: str = ""
     """Case file that it was read from; empty if it was generated."""
 

@@ -21,7 +21,7 @@ from .streams import F32Array, Stream
 from .strict import JSON, Memory
 
 MAX_BYTES = 1 << 30
-"""Memory that the recipes of one file may take, in bytes: their tensors, and the working memory for one of them."""
+"""Maximum bytes for the recipes of a file, including working memory for one of them."""
 
 MAKEABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K", "mxfp4"})
 """Types that recipe values can be rounded to."""

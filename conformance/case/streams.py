@@ -29,11 +29,13 @@ _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 _TABLE = 1 << 14
 _COUNTER: Words = np.arange(1, _TABLE + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-"""`i * golden` for the first counters: words are drawn in batches of this size, which fit a core's cache."""
+"""`i * golden` of the first counters, for batches of words that fit a core's cache."""
 
 _IRWIN_HALL_MEAN = np.float32(131070.0)
 _IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
-"""Sum of four 16-bit integers: mean `4 * 65535 / 2`, and 1 / deviation: `1 / sqrt(4 * (2**32 - 1) / 12)`."""
+"""Mean `4 * 65535 / 2` and 1 / deviation of the sum of four 16-bit integers.
+
+The latter is `1 / sqrt(4 * (2**32 - 1) / 12)`."""
 
 
 def _parts(x: NDArray[T], most: int = _TABLE) -> Iterator[NDArray[T]]:

@@ -62,7 +62,7 @@ class Needs:
     right: tuple[Features, ...] = ()
     """Nodes of the op in passing cases that differ only in where operands are stored."""
     known: bool = False
-    """True if there was an experiment for each condition; else the necessary conditions are unknown."""
+    """True if each condition was tested; else the necessary conditions are unknown."""
 
     @property
     def alone(self) -> frozenset[Condition]:

@@ -34,7 +34,7 @@ ALONE = 2
 FEW = 3
 """Cases per signature that get all tries; others get one, and more only if it passes."""
 AGAIN = 2
-"""Runs that must fail with only the damaging case before, and runs that must pass without it."""
+"""Runs that must fail after the damaging case alone, and runs that must pass without it."""
 SPARE = 8
 """Extra repeats of the failing case after a tail, plus one per four cases of the tail."""
 PATIENCE = (1, 16)

@@ -29,14 +29,15 @@ Features = Mapping[str, str]
 OP, STEP, IN_PLACE, OUTPUT, RESULT, BESIDE = "op", "step", "in place", "output", "result.type", "another node"
 TYPE, LAYOUT, VIEW, OFFSET, BARE = "type", "layout", "view of", "offset view", "bare view"
 HOLDS, BROADCAST, SHARED, TAIL = "holds", "broadcast", "shared buffer", "tail of a block"
-"""Properties of one operand; their keys begin with `src[0].` or the like. A bare view has no op, as from
-`ggml_view_tensor`. A shared buffer is a leaf that an earlier node also writes, other than the node that computes the
-operand."""
+"""Properties of one operand; their keys begin with `src[0].` or the like.
+
+A bare view has no op, as from `ggml_view_tensor`. A shared buffer is a leaf that an earlier node also writes, other
+than the node that computes the operand."""
 YES, CONTIGUOUS, STRIDED, FIRST, PART = "yes", "contiguous", "strided rows", "first", "part of "
 REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
 """Ops that broadcast `src[1]`."""
 STORES = {"SET_ROWS": 2, "CPY": 1}
-"""Op that writes into a source, such as a cache -> index of the source; its type is the result's."""
+"""Op that writes into a source, such as a cache -> index of the source."""
 BLOCK = 32
 """Elements per block or tile; the remainder of a row is its tail."""
 AND = ", "

@@ -44,8 +44,9 @@ AGAIN = 3
 NEEDED = 12
 """Maximum number of cases that run to find the necessary conditions of a failure."""
 ALIKE = 3
-"""Number of failures of one shape to shrink; if all give the same rule, other failures of the shape get it without a
-search."""
+"""Number of failures of one shape to shrink.
+
+If all give the same rule, other failures of the shape get it without a search."""
 VARIANTS = 12
 """Maximum number of variants that run per explained failure, nearest first."""
 SPLITTING = 0.15

@@ -34,7 +34,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shrink": (".bugs", "Minimise a failing case."),
     "triage": (".bugs", "Group the failures of a run into causes; write baselines, bug reports."),
 }
-"""Command -> its module, which has it under its own name (`_` for `-`), and its line in `conform --help`."""
+"""Command -> its module, and its line in `conform --help`.
+
+The module has the command under its own name (`_` for `-`)."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("run", "repro", "list", "doctor"),

@@ -44,14 +44,15 @@ from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
 PATIENCE = 1 / 20
-"""Share of the budget that one request may take, so that a few hanging requests do not use it up."""
+"""Maximum share of the budget for one request, since requests may hang."""
 LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
-"""Makes ggml-vulkan list drivers that run on the CPU, which it hides unless a device is named."""
+"""Makes ggml-vulkan list drivers that run on the CPU; it hides them by default."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
-"""The default file is in the checkout, because a file in the current directory must not choose packages to download and
-load."""
+"""The default file of backtests, in the checkout.
+
+A file in the current directory must not choose packages to download and load."""
 
 
 @click.group(cls=Group)

@@ -17,7 +17,7 @@ from conformance.ggml.errors import CaseFileError, UsageError
 HEAD = 1 << 16
 """Bytes of a file that are read to recognise its type."""
 _ARCHITECTURE = re.compile(rb"\x14\0{7}general\.architecture\x08\0{3}(.)\0{7}", re.DOTALL)
-"""The GGUF key of the architecture: each string follows its length in 8 bytes; 8 is the type id of a string."""
+"""GGUF key of the architecture, after its length in 8 bytes; 8 is the type of a string."""
 T = TypeVar("T")
 
 CasePath = click.Path(path_type=Path, exists=True)

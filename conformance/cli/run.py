@@ -56,7 +56,7 @@ class Shown:
     """Output and stop options of a run."""
 
     verbose: bool = False
-    """Print a line for each result, a comparison with the saved result, and counted reasons for UNSUPPORTED."""
+    """Print each result, differences from the saved one, and reasons for UNSUPPORTED."""
     quiet: bool = False
     """Print only failures, and a line of totals for each backend."""
     maxfail: int | None = None

@@ -24,41 +24,50 @@ class Arithmetic:
 
     name: str = "exact"
     mul_mat: Mapping[str, str] = field(default_factory=dict)
-    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> type that activations are rounded to first, as ggml's
-    `vec_dot_type`; other types multiply exactly."""
+    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> type to which activations are rounded.
+
+    This is ggml's `vec_dot_type`; other types multiply exactly."""
     flash_attn: Mapping[str, str] = field(default_factory=dict)
     """Type of K in FLASH_ATTN_EXT -> type that Q is rounded to first."""
     quantize: str = "reference"
-    """How values are stored in block types: `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0
-    and Q8_1, which multiplies by 127 / amax and rounds to nearest even."""
+    """How values are stored in block types: `reference` or `simd`.
+
+    `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0 and Q8_1, which multiplies by 127 / amax
+    and rounds to nearest even."""
     flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
-    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; sums over other
-    types are exact."""
+    """Type of V in FLASH_ATTN_EXT -> type to which the sum over cells is rounded each time.
+
+    Sums over other types are exact."""
     flash_attn_tile: int = 0
-    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0 if
-    the device has no such kernel."""
+    """Tokens from which FLASH_ATTN_EXT with K and V both F32 or both F16 is exact.
+
+    It then rounds neither Q nor its sums; 0 if the device has no such kernel."""
     flash_attn_step: int = 1
     """The tiled kernel applies only if V's `ne[0]` is a multiple of this."""
     tables: Mapping[str, str] = field(default_factory=dict)
-    """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments: argument and value are rounded to it. The
-    GLU with the same function (GEGLU for GELU) uses the table too."""
+    """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments.
+
+    Argument and value are rounded to it. The GLU with the same function (GEGLU for GELU) uses the table, too."""
     rope: str = "exact"
-    """How rotary embedding computes its angles: `exact`, or `float32` as in `ggml_rope_cache_init`, which multiplies by
-    theta_scale once per pair and rounds each time."""
+    """How rotary embedding computes its angles: `exact` or `float32`.
+
+    `float32` is `ggml_rope_cache_init`, which multiplies by theta_scale once per pair and rounds each time."""
     weights: Mapping[str, str] = field(default_factory=dict)
-    """Type of a weight that MUL_MAT or MUL_MAT_ID reads -> form of `requant.FORMS` that it is stored in first."""
+    """Type of a weight of MUL_MAT or MUL_MAT_ID -> form of `requant.FORMS` that it gets."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Type of a weight that GET_ROWS reads -> form of `requant.FORMS` that it is stored in first."""
+    """Type of a weight of GET_ROWS -> form of `requant.FORMS` that it gets."""
     products: str = "float32"
-    """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` for speed.
-    Devices differ too much to reproduce this (fused attention rounds at other places), so it widens the tolerance
-    instead."""
+    """Type to which a device rounds operands of every matrix product: wider tolerance.
+
+    `float32`, or `f16` or `bf16` for speed. Devices differ too much to reproduce this: fused attention rounds at
+    other places."""
 
     operands: str = "float32"
-    """Type that both operands of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT are rounded to, quantised weights after
-    unpacking: `float32`, `f16` or `bf16`."""
+    """Type to which operands of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT are rounded.
+
+    `float32`, `f16` or `bf16`; quantised weights are rounded after unpacking."""
     sums: str = "float32"
-    """How MUL_MAT and MUL_MAT_ID accumulate: `float32`, or a key of `SUMS` for F16 products and F16 sums."""
+    """How MUL_MAT and MUL_MAT_ID sum: `float32`, or a key of `SUMS` for F16 sums."""
     roundings: Mapping[str, str] = field(default_factory=dict)
     """Key of a node (`key_of`) -> name in `ROUNDINGS` of the rounding measured on the device."""
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -67,7 +76,7 @@ class Arithmetic:
     """Key of a node -> terms of the longest sum measured; the bound grows with longer sums."""
 
     measured: bool = True
-    """True if a key without a rounding is exact; else the limit of upstream's own test of the op applies."""
+    """True if a key without a rounding is exact; else upstream's limit of the op applies."""
 
     def __post_init__(self) -> None:
         """Raise UsageError if the arithmetic allows more error than upstream does."""
@@ -133,10 +142,14 @@ LIMITS = {
     **dict.fromkeys(("SOFT_MAX", "LIGHTNING_INDEXER"), 1e-6),
     "SSM_SCAN": 2e-7,
 }
-"""Op -> `max_nmse_err` of upstream's test-backend-ops (llama.cpp, tests/test-backend-ops.cpp, ggml 0.25.3) where it
-differs from the default `LIMIT`: the largest of the op's cases. `limit_at` refines it by types and sizes."""
+"""Op -> `max_nmse_err` of upstream's test-backend-ops, if it is not `LIMIT`.
+
+The largest of the op's cases (llama.cpp, tests/test-backend-ops.cpp, ggml 0.25.3). `limit_at` refines it by types
+and sizes."""
 _QUANT_STEP = {"q4_0": 1.0, "q4_1": 1.0, "iq4_nl": 1.0, "q5_0": 0.5, "q5_1": 0.5, "q8_0": 0.125}
-"""Block type -> one quantisation step relative to a 4-bit one, as `test_cpy` and `test_set_rows` estimate it."""
+"""Block type -> quantisation step relative to 4 bits, as in upstream's CPY test.
+
+`test_cpy` and `test_set_rows` of test-backend-ops estimate it so."""
 
 
 def _moves(node: Tensor) -> bool:
@@ -187,7 +200,7 @@ def excess(key: str, bound: float) -> str:
 
 _WIDTHS = frozenset({"float32", "f16", "bf16"})
 _ROUNDED = frozenset({"f16", "bf16", "q8_0", "q8_1", "q8_K", "int8xrow"})
-"""Types that devices are known to round activations to; the coarsest, 8 bits with a scale per row, costs 1e-4."""
+"""Types to which devices round activations; the coarsest, int8 by row, costs 1e-4."""
 _TABLES = frozenset({"GELU", "GELU_QUICK"})
 """Sub-ops of UNARY for which ggml has a lookup table."""
 
@@ -281,8 +294,10 @@ GGML_CPU = Arithmetic(
     tables={"GELU": "f16", "GELU_QUICK": "f16"},
     rope="float32",
 )
-"""ggml's CPU device on x86, since 0.10: `type_traits_cpu` of ggml-cpu.c; `VKQ16` and `GGML_FA_TILE_Q` of
-`ggml_compute_forward_flash_attn_ext_f16`; `ggml_table_gelu_f16` and `ggml_table_gelu_quick_f16`."""
+"""Arithmetic of ggml's CPU device on x86, since 0.10.
+
+`type_traits_cpu` of ggml-cpu.c; `VKQ16` and `GGML_FA_TILE_Q` of `ggml_compute_forward_flash_attn_ext_f16`;
+`ggml_table_gelu_f16` and `ggml_table_gelu_quick_f16`."""
 
 
 def requantising(mode: str) -> Arithmetic:

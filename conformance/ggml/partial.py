@@ -21,17 +21,20 @@ class Part:
     """A contiguous run of a graph's nodes, as a graph of its own."""
 
     graph: Graph
-    """Copies of the nodes in order, each after the view ops that it needs, then a VIEW of each root in `passed` that
-    was written in place."""
+    """Copies of the nodes in order, each after the view ops that it needs.
+
+    At the end, a VIEW of each root in `passed` that was written in place."""
     inputs: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Leaf of the part -> the root of the whole graph that it stands for: an input, or in `passed` of an earlier part.
-    If neither, no computing node reads it and its bytes are irrelevant."""
+    """Leaf of the part -> root of the whole graph for which it stands.
+
+    The root is an input, or in `passed` of an earlier part; else no computing node reads it and its bytes are
+    irrelevant."""
     wanted: dict[Tensor, Tensor] = field(default_factory=dict)
     """Node of the part -> the output of the whole graph that it computes."""
     passed: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Node of the part -> the root of the whole graph that it passes on, with its bytes at the end of the part."""
+    """Node of the part -> root that it passes on, with its bytes at the end of the part."""
     copies: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Tensor of the whole graph -> its copy in the part; persistent tensors are their own copies."""
+    """Tensor of the whole graph -> its copy; persistent tensors are their own copies."""
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:

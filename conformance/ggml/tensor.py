@@ -36,7 +36,7 @@ VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 FIELDS: dict[str, Mapping[str, Callable[[tuple[int, ...]], Any]]] = {}
-"""Op -> ggml's name of a parameter -> its reader from `op_params`; filled by the declarations in `ops`."""
+"""Op -> name of a parameter -> its reader; filled by the declarations in `ops`."""
 
 
 class Params:

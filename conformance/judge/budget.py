@@ -37,9 +37,9 @@ class Budget:
     """Largest allowed `Difference.element`."""
     why: str = ""
     profile: str = ""
-    """Precision profile that the node was judged with, its key and the rounding measured; empty without one."""
+    """Precision profile of the node, its key and the measured rounding; or empty."""
     zeros: bool = False
-    """True if a zero may have either sign: a fused multiply-add of 0, or a zero point, makes +0 of a block's -0."""
+    """True if a zero may have either sign, as after a fused multiply-add of 0."""
 
     def used(self, d: Difference) -> float:
         """Return the fraction of the tolerance used by `d`; over 1 fails, Inf if bit-exact."""
@@ -76,8 +76,9 @@ ABOVE_UPSTREAM = {
     **dict.fromkeys(("SOLVE_TRI", "DSV4_HC_POST", "CONV_TRANSPOSE_1D"), "one product, as MUL_MAT"),
     "LIGHTNING_INDEXER": "two products; 1.1e-4 measured in BF16",
 }
-"""Op -> why a device that rounds the operands of products (`Arithmetic.products`) may exceed the limit of upstream's
-test of the op, up to `Rounding.products`. Other ops may not."""
+"""Op -> why its budget may exceed upstream's limit if a device rounds operands.
+
+For `Arithmetic.products`, up to `Rounding.products`. Other ops may not exceed it."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True, cancellation: float = 0.0) -> Budget:

@@ -37,8 +37,9 @@ class Cause:
     """Failures of one backend that one bug explains."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"\S")]
-    """Stable across runs and builds if the searches have the same result: a hash of backend and error. Wrong numbers
-    add the rule, and so does a second cause that would get the same id."""
+    """A hash of backend and error, stable across runs if searches have the same result.
+
+    For wrong numbers it includes the rule, as for a second cause that would get the same id."""
     sentence: str
     """A summary for people: the op, the error, the conditions and the counts."""
     backend: str
@@ -48,15 +49,17 @@ class Cause:
     message: str
     """The innermost message without addresses, sizes and lines; empty for wrong numbers."""
     conditions: tuple[Condition, ...]
-    """Conditions of the rule; each failing node meets all of them. `rank["passed"]` counts the passing nodes that
-    do."""
+    """Conditions of the rule; each failing node meets all of them.
+
+    `rank["passed"]` counts the passing nodes that do."""
     cases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """Case ids, smallest case first."""
     seen: str = ""
     """`always`, `k of n` or `after CASE`; empty if the cause was not confirmed."""
     rank: Mapping[str, Count] = field(default_factory=dict)
-    """`architectures` have a matching node, of the `counted` ones, `of` all in the zoo; `failed` cases; `passed`:
-    distinct passing nodes that meet the conditions."""
+    """Counts of matching nodes: `architectures`, of the `counted`; `failed`; `passed`.
+
+    `of`: all architectures of the zoo. `failed`: cases. `passed`: distinct passing nodes that meet the conditions."""
     folder: str | None = None
     """Folder of the bug report."""
 

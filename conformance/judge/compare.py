@@ -27,8 +27,9 @@ class Difference:
     nmse: float = 0.0
     """Energy of the error / energy of the *expected* finite values; `inf` if these are all 0."""
     element: float = 0.0
-    """Largest |error| / (|expected| + root mean square of the nonzero expected values). Zeros are excluded because a
-    cache may be mostly empty."""
+    """Largest |error| / (|expected| + root mean square of the nonzero expected values).
+
+    Zeros are excluded because a cache may be mostly empty."""
     special: int = 0
     """Number of elements where one side is NaN, +Inf or -Inf and the other side is not the same."""
     raw: int = 0

@@ -33,28 +33,31 @@ _INDEPENDENT = 4.0
 _ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4, "int8xrow": 1e-4}
 """Type that a node rounds its sources to -> NMSE that this adds to its result."""
 _OPERANDS = {to: allowed / _INDEPENDENT for to, allowed in ROUNDED.items()}
-"""`Arithmetic.products` -> NMSE that rounding both operands adds to a product: a chain allows as much as a single
-node."""
+"""`Arithmetic.products` -> NMSE that it adds to a product, in a chain as alone."""
 _DYNAMIC = 5e-5
 """NMSE for 8-bit activations, which such a device may use with block-quantised weights."""
 _MOST = 0.25
-"""Upper bound for the NMSE of a chain, whatever its nodes round: zeros in place of a result have 1."""
+"""Upper bound for the NMSE of any chain; an all-zero result has an NMSE of 1."""
 _SUM = 3e-8
 """NMSE per term that one flipped rounding adds to an F16 sum, as all later terms inherit it."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
-"""Ops that select experts: if two router logits differ by less than the error of a rounded product, a token gets
-another expert, and its row has entirely different values. Few tokens do, so the NMSE stays bounded."""
+"""Ops that select experts; rounding of router logits may change the selection.
+
+If two logits differ by less than the error of a rounded product, a token gets another expert, and its row has
+entirely different values. Few tokens do, so the NMSE stays bounded."""
 _CHOSEN = 0.1
 """NMSE of a result of two tokens, one of which got another expert."""
 _STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
 _STORED_OTHER = 2e-3
-"""NMSE that storing in a type adds to values that differ slightly: with four bits, one step in 1 of 30 elements."""
+"""NMSE that storing adds to slightly different values: with 4 bits, 1 step in 30."""
 
 _BLOCK_STEP = {"q8_0": (1e-4, 0.1), "q8_1": (1e-4, 0.1)}
 _BLOCK_STEP_FEW_BITS = (1e-2, 1.0)
 _BLOCK_STEP_OTHER = (1e-2, inf)
-"""NMSE and largest element error of values one rounding apart after storing in blocks: a step or the block's scale may
-flip. Types of `_FEW_BITS` have plain steps; in the others one scale may move a whole super-block."""
+"""NMSE and largest element error of values one rounding apart, after storing in blocks.
+
+A step or the block's scale may flip. Types of `_FEW_BITS` have plain steps; in the others one scale may move a whole
+super-block."""
 _FEW_BITS = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
 
 

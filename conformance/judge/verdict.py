@@ -37,7 +37,7 @@ class Verdict(str, enum.Enum):
     TIMEOUT = "TIMEOUT"
     """The backend did not answer in time."""
     VACUOUS = "VACUOUS"
-    """The case ran, but not on the path that it demands, or no independent reference could check it."""
+    """The case ran on another path than it demands, or could not be checked independently."""
     XFAIL = "XFAIL"
     """The case failed as a waiver expects."""
     XPASS = "XPASS"
@@ -60,7 +60,7 @@ class Golden(str, enum.Enum):
     COMPARED = "compared"
     """The backend was compared with them; the verdict shows the outcome."""
     DIFFERS = "differs"
-    """The recomputed reference disagrees with them: one of the two is wrong, whatever the backend computed."""
+    """The recomputed reference disagrees with the stored values, so one of the two is wrong."""
     NOT_COMPARABLE = "not comparable"
     """The backend computes something else by its declared arithmetic: it requantises weights."""
 
@@ -76,10 +76,11 @@ class Result:
     backend: str
     verdict: Verdict
     budget_used: Amount | None = None
-    """Largest fraction of the tolerance that a checked tensor used; over 1 fails. None if nothing was checked, Inf
-    (null in JSON) if bit-exact was required."""
+    """Largest fraction of the tolerance that a checked tensor used; over 1 fails.
+
+    None if nothing was checked, Inf (null in JSON) if bit-exact was required."""
     nmse: Amount | None = None
-    """Largest NMSE of a checked tensor, relative to the reference in the backend's declared arithmetic."""
+    """Largest NMSE of a checked tensor, in the backend's declared arithmetic."""
     nmse_exact: Amount | None = None
     """Largest NMSE relative to the exact value, if the declared arithmetic differs."""
     seconds: Amount = 0.0
@@ -90,7 +91,7 @@ class Result:
     where: Place | None = None
     """Where the failure was located, if known."""
     error: Error | None = None
-    """Why there are no numbers to judge: the reason of UNSUPPORTED and VACUOUS, or how the backend failed."""
+    """Why there are no numbers: reason of UNSUPPORTED and VACUOUS, or how the backend failed."""
     wrong: Wrong | None = None
     """Error of the tensors over their tolerance, for a FAIL."""
     saved: str | None = None
@@ -102,11 +103,11 @@ class Result:
     cause: str | None = None
     """Id of the failure group of its failure, among the `causes` of its run."""
     golden: Golden | None = None
-    """Comparison of its outputs with stored values; None if nothing is stored or it gave no outputs."""
+    """Comparison with stored values; None if there are none, or no outputs."""
     notes: tuple[str, ...] = ()
     """Remarks for people; no decision depends on them."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Other measurements and counts, by names of the case's family: `tokens_per_second`, `splits`."""
+    """Other measurements and counts of the family, such as `tokens_per_second`, `splits`."""
 
     @property
     def detail(self) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.case.case import JSON
 
 Kind = Literal["numbers", "zeros", "not finite"]
-"""Kinds of errors: wrong numbers; zeros instead of other numbers; NaN or Inf instead of finite numbers."""
+"""Kind of error: wrong numbers; unexpected zeros; unexpected NaN or Inf."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds in order of severity."""
 _WORDS = {"numbers": "numbers", "zeros": "zeros", "not finite": "NaN or Inf"}

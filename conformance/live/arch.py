@@ -32,7 +32,7 @@ NAME = "arch"
 RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2, "unified": 1}}
 """Run name -> the id keys that it sets."""
 FEW = ("llama", "jamba", "mamba", "bert")
-"""Architectures of level smoke: KV cache (llama), cache and states (jamba), states (mamba), no memory (bert)."""
+"""Architectures of level smoke: with KV cache, cache and states, states, no memory."""
 NARROW = (
     *((arch, "attention.indexer.top_k:4") for arch in ("deepseek32", "glm-dsa")),
     *((arch, "attention.sliding_window:8") for arch in ("gemma3", "gpt-oss", "cohere2")),

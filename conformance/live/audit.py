@@ -46,11 +46,12 @@ CASES = (
     f"weight_placement/gemma2-{_TINY},w=q4_0,run=p5.d1@0",
     f"weight_placement/lfm2-{_TINY.replace('l=1', 'l=2')},w=q4_0,seqs=4,run=p5+3+4+2.d1@0",
 )
-"""Cases of level standard: decoders of many types, experts, softcaps, ALiBi (the only user of `max_bias`), and short
-convolutions of 4 sequences, whose products have sequences and tokens in different dimensions. Level smoke has the
-first."""
+"""Cases of level standard: decoders with many types and features; smoke has the first.
+
+Experts, softcaps, ALiBi (the only user of `max_bias`), and short convolutions of 4 sequences, whose products have
+sequences and tokens in different dimensions."""
 MOST_HUNG = 2
-"""Number of hung runs after which a buffer type is skipped, since each takes the whole time limit."""
+"""Number of hung runs, each of the time limit, after which a buffer type is skipped."""
 _HUNG = f"{MOST_HUNG} earlier ones in this buffer type did not answer in time"
 _DAMAGING = FAILURES | {Verdict.XFAIL}
 

@@ -18,10 +18,12 @@ F32 = NDArray[np.float32]
 TOLERANCE = 5e-4
 """Maximum NMSE of a step's logits, as for a free run against a recording."""
 CLOSE = 1e-5
-"""Maximum NMSE of two runs on a CPU: same kernels, sums in another order. `Comparison.worth` is added to it."""
+"""Maximum NMSE of two runs on a CPU: same kernels, sums in another order.
+
+`Comparison.worth` is added to it."""
 SILENT = "every result is 0"
 MASKED = -1e30
-"""Logits at or below this belong to tokens that a model never emits; their energy would hide all others."""
+"""Logits up to this are of tokens that are never emitted; they would hide all others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ _NVML = "libnvidia-ml.so.1"
 _NAMES = 96
 """`NVML_DEVICE_NAME_V2_BUFFER_SIZE`."""
 _HWMON = ("amdgpu", "amdxdna", "amd_energy", "i915", "xe", "nouveau")
-"""Drivers whose hwmon device measures a whole processor, GPU or NPU; others measure a rail or a fan."""
+"""Drivers whose hwmon device measures a whole processor, GPU or NPU, not a rail or fan."""
 _DISJOINT: tuple[frozenset[Kind], ...] = (
     frozenset({"RAPL", "NVML"}),
     frozenset({"hwmon"}),
@@ -59,7 +59,7 @@ class Energy:
     """Energy of a stretch of time, by counter."""
 
     joules: dict[str, float | None] = field(default_factory=dict)
-    """Counter -> joules; None if it did not change, because the time was too short or the counter is broken."""
+    """Counter -> joules; None if it did not change: too little time, or a broken counter."""
 
     @property
     def total(self) -> float | None:

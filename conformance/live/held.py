@@ -21,7 +21,7 @@ from .scenarios.harness import Harness
 _STATUS = Path("/proc/self/status")
 _LINES = 1 << 16
 _PROMPT, _STEPS = 32, 2
-"""Tokens of the prompt batch, and single-token batches after it, enough to make a backend compile its graphs."""
+"""Tokens of the prompt, and further single tokens, so that a backend compiles its graphs."""
 
 
 def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Device:
     environment: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     """Variables of its process that differ from our environment; None unsets one."""
     rpc: str = ""
-    """The RPC server of the device: `HOST:PORT`, or `loopback`, a server of the same build that the process starts."""
+    """RPC server of the device: `HOST:PORT`, or `loopback` to start one of this build."""
 
     @property
     def asked(self) -> dict[str, str]:

@@ -57,7 +57,7 @@ VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("qwen35", {}),  # snapshots of recurrent states
     ("lfm2", {"cache": "q8_0"}),
 )
-"""Architectures with other caches, head sizes and windows, for the scenarios of caches and states at `standard`."""
+"""Architectures with other caches, head sizes and windows, for scenarios of memory."""
 
 
 def ids_of(arch: str) -> list[str]:

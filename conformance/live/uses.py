@@ -162,8 +162,9 @@ MADE_UP: dict[str, Callable[[Tensor, int], Tensor]] = {
         new_tensor(F32, w.ne[0] - 1 + MADE_UP_TOKENS, w.ne[1], MADE_UP_SEQS, name="conv_x"), w
     ),
 }
-"""Op -> (weight, experts in use) -> the example node of `weight_buft_supported`. For frequency factors, sinks and
-others it uses a different op, or does not ask, so there is nothing to compare."""
+"""Op -> (weight, experts in use) -> the example node of `weight_buft_supported`.
+
+For frequency factors, sinks and others it uses a different op, or does not ask, so there is nothing to compare."""
 
 
 def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:

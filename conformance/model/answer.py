@@ -11,7 +11,7 @@ from .figures import Figures, Flip
 RIGHT, ROUNDING, WRONG, NOT_RUN = "right", "rounding", "wrong", "not run"
 """Verdicts."""
 SAME = 1e-6
-"""KL divergence in nats up to which two distributions are equal: float32 rounding of logits stays below it."""
+"""Maximum KL divergence in nats of equal distributions: above float32 rounding."""
 LARGE = 1e-3
 """KL divergence above which the cause of a difference is stated."""
 

@@ -44,13 +44,13 @@ from .locate import Found, Inspected, Lost
 
 F32 = NDArray[np.float32]
 FACTOR = 4.0
-"""Factor on the reference's own NMSE, as for a recording (`run.recorded`): another run rounds differently."""
+"""Factor on the reference's own NMSE, because another run rounds differently."""
 FLOAT32 = 1e-9
 """NMSE of logits that another summation order causes over a whole model."""
 GGML = "ggml"
 """The adapter whose libraries run llama.cpp."""
 COPIED = 1 << 30
-"""Bytes of weights up to which a ggml device also runs the graphs node by node, which copies the weights."""
+"""Maximum bytes of weights for a ggml device to run graphs node by node, too."""
 AROUND = "each node alone is right there, so the fault is in llama.cpp around them (scheduler, placement or "
 AROUND += "repacking of weights)"
 ROUNDED = "the logits differ by rounding alone"
@@ -84,8 +84,9 @@ class Check:
     """Return the device that llama.cpp uses for a spec of the adapter `ggml`."""
     isolation: Isolation = field(default_factory=Isolation)
     float64: float = 120.0
-    """Seconds of processor time for the reference in each arithmetic; rows beyond it are judged by the rounding of
-    earlier rows."""
+    """Seconds of processor time for the reference in each arithmetic.
+
+    Rows beyond it are judged by the rounding of earlier rows."""
     text: Text | None = None
     folder: Path | None = None
     """Folder for the shrunk case of a wrong backend; None to save nothing."""
@@ -371,7 +372,7 @@ class Check:
 
 
 Pair = tuple[F32, F32]
-"""Logits of two correct runs, `[rows, n_vocab]`, that differ only by rounding; one may have fewer rows."""
+"""Logits of two correct runs, `[rows, n_vocab]`; one may have fewer rows."""
 
 
 def worst(apart: Callable[[F32, F32], float], one: F32, other: F32) -> float:

@@ -37,7 +37,7 @@ class Figures:
     """The logits of a run compared with the reference's, row by row."""
 
     kl: F64
-    """KL divergence in nats from the reference's distribution; infinite if only one of them has a NaN or infinity."""
+    """KL divergence in nats; infinite if only one distribution has a NaN or infinity."""
     nmse: F64
     """NMSE of the logits."""
     margin: F64

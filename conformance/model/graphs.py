@@ -37,7 +37,7 @@ class Trajectory:
     outputs: list[Mapping[Tensor, Bytes]] = field(default_factory=list)
     """One mapping per step."""
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
-    """After the last step; empty if time ran out before, without caches that the backend cannot read."""
+    """Caches after the last step; empty if time ran out before it."""
     complete: bool = False
 
     def logits(self, case: Case) -> F32:
@@ -112,7 +112,7 @@ class StepRun:
     """One step as a backend ran it, with the value of every node."""
 
     case: Case
-    """A case of this step only, with the backend's caches as initial state and its values as recorded ones."""
+    """A case of this step, with the backend's caches at the start, and its values."""
     step: int
     """Its index in the whole run."""
 

@@ -38,9 +38,10 @@ Inspected = tuple[StepRun, Sequence[Judged]]
 """A step with the values of every node, and its wrong nodes."""
 WORDS = {Fault.NODE: "this node is wrong by itself", Fault.GRAPH: TOGETHER, Fault.STALE: STALE[Fault.STALE]}
 SHARE = 1e-2
-"""Minimum NMSE of a node, as a share of the run's largest for the node to be named first, or of the outputs' NMSE for
-it to explain that error if nodes could not be judged in place. The margin allows for nodes that make an error smaller
-or larger."""
+"""Minimum NMSE of a node, as a share of the largest, for the node to be named first.
+
+Also the minimum share of the outputs' NMSE that a node must have to explain it, if nodes could not be judged in
+place. The margin allows for nodes that make an error smaller or larger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ MARGIN = 1.02
 TRIALS = 1000
 SEED = 20_261_121
 DEMANDED: Sequence[tuple[float, float]] = ((0.05, 0.70), (0.10, 0.95))
-"""Slowdown and the rate at which gates must detect it; their false alarm rate may be `ERROR`."""
+"""Slowdown -> rate at which gates must detect it; `ERROR` limits false alarms."""
 _RECENT = 31
 _PATIENCE = 3
 """Factor by which a recording is extended if lives are too slow for `FEWEST` of them."""
@@ -79,7 +79,7 @@ class Life:
     base: tuple[float, ...]
     head: tuple[float, ...]
     cost: float
-    """Seconds that a gate takes for such a life: the start, and rounds that last at least as long."""
+    """Seconds of a gate for such a life: its start, and rounds of at least the same time."""
 
 
 @dataclass(frozen=True, slots=True)

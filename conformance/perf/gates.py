@@ -44,7 +44,7 @@ Kind = Literal["counter", "ratio", "absolute"]
 FAMILY = "gate"
 """Family in the ids of gates."""
 HELD = "memory.held"
-"""A counter that no witness has: a process's weights in memory, in percent of the model's (`perf.held`)."""
+"""A counter outside of witnesses: weights in memory, in percent of the model's."""
 BASELINE = "baseline"
 """`against` of a gate that compares a backend with the baseline that the user names."""
 BUDGET = 90.0
@@ -172,8 +172,9 @@ def _spec(text: str, where: str) -> Spec:
 
 
 Answer = Result | Missing
-"""Result of a gate: PASS, FAIL, UNSUPPORTED with the reason why it was not run, or the failure of its case. An
-undecided gate is missing, which makes the run incomplete."""
+"""Result of a gate: PASS, FAIL, UNSUPPORTED with the reason, or its case's failure.
+
+An undecided gate is missing, which makes the run incomplete."""
 
 
 def not_run(gate: Gate, reason: str) -> Result:

@@ -23,7 +23,7 @@ MODELS = (
     ("kv_growth/llama-l=1,embd=1024,heads=16,kv=4,head=64,ff={},vocab=32,w={},ctx=256,run=p9.d2@1", 256, 8192),
     ("weight_placement/product-d=2048,n=1,m={},w={}@1", 256, 8192),
 )
-"""A decoder, and matrix products for a backend that supports nothing else: id, a small and a large size."""
+"""A decoder, or matrix products if it is not supported: id, small and large size."""
 TYPES = ("q4_0", "q8_0")
 """Weight types with an allowance."""
 MARGIN = 0.5
@@ -36,8 +36,9 @@ MEASURED: dict[str, tuple[float, float]] = {
     "npu": (2.85, 1.5),
     "xdna2": (2.8, 2.0),
 }
-"""Adapter -> copies of weights of each of `TYPES` (docs/live.md): the bytes as written, the layout for computing, and
-copies that kernels of each program pack for themselves."""
+"""Adapter -> copies of weights of each of `TYPES` (docs/live.md).
+
+They are the bytes as written, the layout for computing, and copies that kernels of each program pack."""
 
 
 def allowance(spec: Spec, weight_type: str) -> float | None:

@@ -86,7 +86,7 @@ TABLES = (
     *(f"DROP TABLE IF EXISTS {table}"
       for table in ("cases", "timings", "counters", "gates", "causes", "hunts", "mutants")),
 )  # fmt: skip
-"""Statements that migrate versions 1 to 3, which had a table for each kind of row, to version 4."""
+"""Statements that migrate versions 1 to 3, with a table for each kind of row, to 4."""
 
 _UNIT, _GATE = "'perf/' || m.metric || '/' || m.subject || '@1'", "'gate/' || m.metric"
 _COUNTED = "'perf/' || substr(m.metric, 1, instr(m.metric, ': ') - 1) || '/' || m.subject || '@1'"
@@ -116,7 +116,7 @@ KINDS = (
     f"DELETE FROM results WHERE metric IN ({_OLD})",  # noqa: S608  # our own words
     "DELETE FROM metrics WHERE about IN ('unit', 'counter', 'gate')",
 )
-"""Statements that migrate version 4, which stored units, counters and gates apart from results, to this version."""
+"""Statements that migrate version 4, which had separate units, counters and gates."""
 
 Document = Mapping[str, JSON]
 PATIENCE = 60.0
@@ -352,7 +352,7 @@ _INSERT = f"""
         WHEN 'case' THEN CASE WHEN ? THEN excluded.verdict {_FAILING} OR results.verdict NOT {_FAILING}
             ELSE excluded.verdict {_FAILING} AND results.verdict NOT {_FAILING} END
         ELSE ? END"""  # noqa: S608  # our own words
-"""Insert a row; a stored failure is replaced only by a failure, and a failure always replaces other results."""
+"""Insert a row; a failure replaces other results, but only a failure replaces it."""
 
 ADVICE: dict[str, str] = {
     "locked": f"another program has held the history for more than {PATIENCE:.0f} s; try again when it is done",

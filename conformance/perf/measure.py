@@ -29,8 +29,9 @@ from .statistics import Measurements
 from .units import Unit
 
 LIFE = 0.5
-"""Minimum seconds of rounds in a life. The rounds also last as long as the start of the life, so that half of all time
-is used to measure."""
+"""Minimum seconds of rounds in a life.
+
+The rounds also last as long as the start of the life, so that half of all time is used to measure."""
 LIFE_ROUNDS = 4
 """Minimum rounds in a life."""
 Opener = Callable[[], Backend]

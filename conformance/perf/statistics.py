@@ -42,7 +42,7 @@ POWER = 0.95
 LOOKS = (0.125, 0.25, 0.5, 1.0)
 """Parts of the budget after which `decide` looks."""
 ERROR = 0.01
-"""Probability that a gate answers regressed, and that it answers fine, if the truth is exactly at its limit."""
+"""Probability of regressed, and of fine, if the truth is exactly at the limit."""
 FINE = "fine"
 REGRESSED = "regressed"
 UNDECIDED = "undecided"
@@ -60,7 +60,7 @@ class Interval:
     high: float
     """`low` is 0 and `high` infinite if there are too few lives."""
     detectable: float
-    """The relative change from a limit that such rounds detect in 95 of 100 tries: 0.03 is 3 %; may be infinite."""
+    """Change from a limit that is detected in 95 of 100 tries: 0.03 is 3 %; or infinite."""
 
 
 def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[int], error: float) -> Interval:

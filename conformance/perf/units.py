@@ -37,7 +37,7 @@ TOKENS = 8
 """Tokens decoded in one measurement; divides `BLOCK`."""
 SMALL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 MEDIUM = "llama-l=2,embd=1024,heads=16,kv=4,head=64,ff=2816,vocab=2048,w=q4_0"
-"""Two layers as wide as those of a model of half a billion parameters: the reference checks 4096 tokens in 30 s."""
+"""Two layers as in a model of half a billion parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Unit:
     """Work of one measurement, in units of `of`."""
     of: Of
     repeat: int = 1
-    """Repetitions of the timed steps in one measurement, so that it lasts long enough for the clock."""
+    """Repetitions of the timed steps in one measurement, for the clock's resolution."""
     first: int = 0
     """The first timed step; earlier ones run untimed."""
     fresh: bool = False

@@ -30,11 +30,11 @@ from conformance.testrun import TestRun
 from .target import Target
 
 LOCATING = 0.5
-"""Share of the time for causes that is spent on locating the first wrong node of each failure."""
+"""Share of the causes' time for locating the first wrong node of each failure."""
 LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
 """Sizes of a dimension above which kernels split it differently."""
 QUICK = 4.0
-"""Time limit of a request to a CPU in seconds, since its kernels are not compiled; causes get more time."""
+"""Time limit of a request to a CPU in seconds; causes get more time."""
 _SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
 _SUBJECT = re.compile(r"[^-(]*")
 
@@ -102,7 +102,7 @@ class Sweep:
     left: list[str]
     """Ids that have not run, in order."""
     hung: dict[str, list[str]] = field(default_factory=dict)
-    """Op that did not return -> ids of its other cases, which run last to leave time for other ops."""
+    """Op that did not return -> ids of its other cases, which run last."""
 
     def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
         """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last."""

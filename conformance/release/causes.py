@@ -17,7 +17,7 @@ from conformance.run.signature import innermost
 from .target import Target
 
 RIGHT = 3
-"""Runs of a cause's smallest case, each in a new process, to confirm its state; one run if the time is over."""
+"""Runs of a cause's smallest case, in new processes, to confirm it; one if late."""
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 

@@ -26,7 +26,7 @@ from .target import BESIDE, CPU, RPC, Target
 LEARNING = 1 / 3
 """Maximum share of the time for measuring."""
 LEARNING_BESIDE = 1 / 6
-"""The same with a base: an error that both builds have is not new, whatever a profile allows."""
+"""The same share with a base: an error that both builds have is not new."""
 _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
 

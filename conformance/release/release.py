@@ -31,8 +31,10 @@ _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 SMALL = (ops.NAME, tbo.NAME)
 """Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 FIRST_SHARE = 0.75
-"""Share of the cases' time for the first stage; each later stage gets half of the rest. If kernels take seconds to
-compile, single ops test more in that time than part of a trajectory, which needs the kernels of all its ops."""
+"""Share of the cases' time for the first stage; each later stage gets half of the rest.
+
+If kernels take seconds to compile, single ops test more in that time than part of a trajectory, which needs the
+kernels of all its ops."""
 LATE = "time limit (--budget)"
 RUNNING = 0.6
 """Share of the time for cases; the rest is for causes."""

@@ -12,7 +12,7 @@ from conformance.ggml.errors import UsageError
 
 ADAPTER = "ggml"
 THREADS = "8"
-"""More threads than most cases have heads or rows: past bugs needed 3 threads (more than heads) and 8 (chunks)."""
+"""Threads of a setup: bugs needed 3 (more than heads) and 8 (chunks)."""
 CPU = "CPU"
 RPC = "RPC0"
 """First device of an RPC server of the same build on this machine."""
@@ -25,12 +25,13 @@ KERNELS = frozenset({OPS})
 GRAPHS = frozenset({OPS, TRAJECTORIES})
 """Kinds of cases for a setup that llama.cpp cannot select."""
 BEHIND = frozenset({OPS, MODELS})
-"""Kinds of cases for a device that leaves small products to the CPU: no single arithmetic fits a trajectory of both,
-and weights are in the CPU's buffers, so there is nothing to audit."""
+"""Kinds of cases for a device that leaves small products to the CPU.
+
+No single arithmetic fits a trajectory of both, and weights are in the CPU's buffers, so there is nothing to audit."""
 META = f"{CPU}+{CPU}"
-"""The CPU twice behind a meta device, which computes each half of a tensor separately, as `-sm tensor` does."""
+"""The CPU twice behind a meta device, which splits tensors as `-sm tensor` does."""
 BESIDE = ("ACCEL",)
-"""Types of devices that compute a few ops beside the CPU, and so are reached only through a scheduler."""
+"""Types of devices that compute only a few ops, so they need a scheduler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class State(str, Enum):
     UNCOVERED = "lost coverage"
     """The case passed, and is UNSUPPORTED or not run now."""
     CHANGED = "changed"
-    """Another verdict or cause that none of the other states covers: a FAIL that is now a CRASH, or refused."""
+    """Any other verdict or cause, such as a FAIL that is now a CRASH or refused."""
     STILL = "still failing"
     """The case fails as before."""
     FIXED = "fixed"

@@ -321,7 +321,7 @@ Item = int
 """The number of a box; negative for a bend of an edge that crosses a layer."""
 
 SWEEPS = 12
-"""Passes over the layers that order and place boxes; more make no visible difference on decoder graphs."""
+"""Passes that order and place boxes; more make no visible difference."""
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 _MEANS_ITSELF = str.maketrans({**{c: f"\\{c}" for c in "\\`*_{}[]#|~@!"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 Section = tuple[str, Sequence[str], Sequence[str]]
-"""Heading, lines above the items, and the items, one block of text each; a section without items is omitted."""
+"""Heading, lines above the items, and items; a section without items is omitted."""
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Comparison | None = None) -> str:

@@ -31,11 +31,11 @@ ORDER: tuple[Verdict, ...] = (
 LONGEST = 300
 """Maximum characters of a reason."""
 _READ = 4000
-"""Maximum characters of a detail that are used for a reason: a detail may contain pages of stderr."""
+"""Maximum characters of a detail that are used for a reason; details may be long."""
 CSV_COLUMNS = ("backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name")
 """The columns of llama.cpp's docs/ops (`csv_printer` in tests/test-backend-ops.cpp)."""
 _FORMULA = ("=", "+", "-", "@")
-"""First characters of cells that spreadsheets evaluate; `printable` escapes a leading tab or carriage return."""
+"""First characters of cells that spreadsheets evaluate, except escaped ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

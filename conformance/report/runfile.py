@@ -36,7 +36,7 @@ from conformance.run.session.shard import LARGEST
 from .old import KINDS, todays
 
 JOURNAL = "journal"
-"""Kind of the first line of a journal (`report.journal`), which holds one JSON document per line."""
+"""Kind of the first line of a journal (`report.journal`), a file of JSON lines."""
 JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
 KILLED = "the run ended before it"
 WRITTEN = "%Y-%m-%dT%H:%M:%SZ"

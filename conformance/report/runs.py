@@ -27,7 +27,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "results": ("case", "backend"),
     "missing": ("case", "backend"),
 }
-"""List -> the fields that identify a row on one kind of machine; of two equal rows the newer one stays."""
+"""List -> fields that identify a row on one kind of machine; the newest row stays."""
 PER_SECOND = "_per_second"
 """Suffix of metrics that are rates."""
 MUCH = 1000
@@ -59,7 +59,7 @@ class Runs:
     superseded: tuple[Row[Result], ...]
     """Results with a newer one in `results`."""
     causes: tuple[Row[Cause], ...]
-    """Causes of current failures, each once: those of the newest file first, each file in its own order."""
+    """Causes of current failures, each once, those of the newest file first."""
     passed_over: tuple[Path, ...]
     """JSON files of a folder that are not run files."""
 

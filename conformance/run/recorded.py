@@ -33,7 +33,7 @@ from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, Oracle
 
 FACTOR = 4.0
-"""Allowed multiple of an arithmetic's measured error, a sample of few logits (docs/measurements/tolerances.md)."""
+"""Allowed multiple of an arithmetic's error, measured on few logits."""
 WHOLE_BYTES = 1 << 28
 """Maximum bytes of a step's values, to judge it node by node without recorded nodes."""
 

@@ -50,9 +50,9 @@ class Signature:
     op: str = ""
     """Op of the wrong or failing node; empty if unknown or not a single node."""
     kind: str = ""
-    """The fault of wrong numbers, with `NOT_FINITE` or `FLUSHED`; else how the process died or the innermost message,
-    without numbers, shapes, names of cases and wrappers.
-    """
+    """The fault of wrong numbers (with `NOT_FINITE` or `FLUSHED`), or the error.
+
+    The error is how the process died, or the innermost message without numbers, shapes, names of cases and wrappers."""
 
     def covers(self, other: Signature | None) -> bool:
         """Return True if `other` is the same failure, at the same op, or at any if `op` is empty.

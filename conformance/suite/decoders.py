@@ -41,11 +41,11 @@ _WINDOW: Keys = {"ctx": 1024, "ubatch": 64, "run": "at250.p10.d3.p300.d2.reset.p
 _SHIFT: Keys = {"run": "at250.d1.shift9.p30.d2.back4.d2"}
 """A full context removes its first tokens: K in the cache is rotated to the new positions."""
 _BLOCKS: Keys = {"ctx": 768, "run": "at200.p9.p20.d1.p250.d1.p240.d1"}
-"""Prompts of four sizes, and tokens in three blocks of cells; backends without a cache recompile."""
+"""Prompts of four sizes, and tokens in three blocks; recompiles without a cache."""
 _AGAIN: Keys = {"run": "at250.p3.d2.p33.d1.p5"}
-"""Prompt, token, prompt: weights that a product of one token repacked are used for many tokens."""
+"""Prompt, token, prompt: weights repacked for one token are used for many."""
 _EXPERTS_AGAIN: Keys = {"run": "at252.o3.d1.o5"}
-"""The same of experts: the last layer gives them only the tokens whose output is wanted."""
+"""The same for experts: the last layer gives them only the tokens whose output is requested."""
 _ALL = "p250.15(d12.p244).d6"
 """Zero to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"

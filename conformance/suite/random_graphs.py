@@ -51,7 +51,7 @@ CELLS = 32
 TRIES = 40
 """Number of consecutive moves that may fail before a plain one is used."""
 FEW = 8
-"""Minimum number of elements of a value: a single element may be nearly zero, and errors are relative."""
+"""Minimum number of elements of a value: a single one may be nearly zero."""
 SIZE = 1 << 13
 """Maximum number of elements of a value: small graphs find as many bugs in less time."""
 
@@ -65,8 +65,7 @@ class Facts:
     peak: float = 3.5
     """Approximate maximum magnitude."""
     spread: bool = True
-    """Elements of a row, and of a column, vary like random ones, so that a variance is not a difference of nearly equal
-    numbers."""
+    """True if elements of rows and columns vary, so that variances do not cancel."""
 
     def times(self, factor: float) -> Facts:
         """Return the estimates for the elements times `factor`."""

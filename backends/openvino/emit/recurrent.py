@@ -19,7 +19,7 @@ from conformance.backend.translating.sym import Sym
 from conformance.ggml.tensor import Tensor
 
 Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value]]
-"""`f(constants, state, inputs of one token, constant inputs) -> (output of the token, new state)`."""
+"""`f(constants, state, token inputs, constant inputs) -> (output, new state)`."""
 
 
 def scan(

@@ -103,8 +103,9 @@ def _theta(e: EmitContext, node: Tensor, angles: Angles, positions: Value, facto
 
 
 STEPS = (2.0**6, 2.0**12)
-"""Turns per position are split into multiples of 1 / 64, of 1 / 4096, and a rest: a position up to 2^18 times one of
-the first two is exact in float32."""
+"""Turns per position are split into multiples of 1 / 64, of 1 / 4096, and a rest.
+
+A position up to 2^18 times one of the first two is exact in float32."""
 
 
 def _split(turns: NDArray[np.float64]) -> list[NDArray[np.float64]]:

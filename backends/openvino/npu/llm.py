@@ -39,16 +39,19 @@ from .compile import DEVICE, WRAPPER, NpuCompiler
 from .decoder import Decoder, Form, Run, UnfitError, decoder, follow_step
 
 AT_ONCE = 8
-"""Maximum tokens of one run after the prompt: OpenVINO rounds up to 8. OpenVINO returns logits for as many tokens, also
-at the end of a prompt."""
+"""Maximum tokens of one run after the prompt: OpenVINO rounds up to 8.
+
+OpenVINO returns logits for as many tokens, also at the end of a prompt."""
 GRAIN = 64
 """OpenVINO rounds the sizes of prompts and answers up to a multiple of this."""
 SAMPLES = (AT_ONCE, AT_ONCE + 3)
 """Numbers of tokens from which the model is lifted."""
 LLM = {"NPU_USE_NPUW": "YES", "NPUW_LLM": "YES", "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": str(AT_ONCE)}
 ON_CPU = {**WRAPPER, "NPUW_FOLD": "NO", "KV_CACHE_PRECISION": "f32"}
-"""Options without an NPU. With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14. Caches are
-float16 by default; new rows already have the cache's type."""
+"""Options without an NPU.
+
+With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14. Caches are float16 by default; new rows
+already have the cache's type."""
 LOWEST = -65504.0
 """Mask value that hides a cell: the lowest number of float16, in which an NPU computes."""
 

@@ -24,7 +24,7 @@ from conformance.ggml.types import BF16, F16, F32, I32, I64
 TYPES = frozenset({F32, F16, BF16})
 """Types of caches whose every value is exact in float32."""
 MARK = 15
-"""Index of the op_param, otherwise unused by these ops, that is 1 in a node whose cache is a log."""
+"""Index of the unused op_param that is 1 in a node whose cache is a log."""
 NOTHING = -1
 """Table entry of a position without a cell, and of a cell without a position."""
 SPARE = 256
@@ -330,7 +330,7 @@ class Table:
     dead: int = 0
     """Number of positions without a cell."""
     endless: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 0), np.bool_))
-    """True where K or V is NaN or infinite: (streams or 1, number of positions that the host has checked)."""
+    """True where K or V is NaN or infinite: (streams or 1, checked positions)."""
 
     @classmethod
     def of(cls, cells: Cells, size: int) -> Table:

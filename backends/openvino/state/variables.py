@@ -35,12 +35,15 @@ from conformance.ggml.types import F16
 from .append_log import NOTHING, Appending, Logged, Table, is_logged, logs, to_load
 
 LOG = "log"
-"""Form of a cache stored as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
+"""Form of a cache stored as a log: float32 (streams, heads, positions, head size).
+
+Its -0 become +0, see `MINUS`."""
 MINUS = "-"
-"""Suffix of a form: a variable beside each float32 one, 1 where that has 0 and the cache has -0. The CPU plugin
-(2026.4.1) makes zeros and subnormals +0 whenever it loads a variable of float32. The plugin may convert a variable of
-float16 to float32, and then drops the rounding between the two. So there are no float16 variables, and values are
-rounded before they are written."""
+"""Suffix of a form: a variable beside each float32 one, with the signs of zeros.
+
+It is 1 where the other has 0 and the cache has -0. The CPU plugin (2026.4.1) makes zeros and subnormals +0 whenever
+it loads a variable of float32. The plugin may convert a variable of float16 to float32, and then drops the rounding
+between the two. So there are no float16 variables, and values are rounded before they are written."""
 FLOATS = ("<f4", "<f2")
 
 

@@ -26,8 +26,9 @@ from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
 from .sym import Assumption, assumptions
 
 LIFTS = 3
-"""Maximum number of times a template is lifted, each time with one more graph; after that its graphs are compiled one
-by one."""
+"""Maximum number of times a template is lifted, each time with one more graph.
+
+After that its graphs are compiled one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class TranslatingBackend(Backend):
     capacity: ClassVar[int] = 16
     """Size of the cache of compiled programs (least recently used out first)."""
     lifts: bool = False
-    """True if `translate` accepts plans with symbols, so that one program serves all graphs of a template."""
+    """True if `translate` accepts symbols, so that one program serves a whole template."""
     promises: tuple[str, ...] = ()
     """`Witness.promises`."""
 

@@ -30,7 +30,7 @@ Vec = tuple[int, ...]
 Product = tuple[int, tuple[int, ...]]
 """A factor and extents of inputs, by slot."""
 Relation = tuple[int, tuple[int, int, int]]
-"""Slot of an extent that another extent determines: slot, factor, slot of the other, summand."""
+"""An extent that depends on another: slot, factor, slot of the other, summand."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Facts:
     denied: set[tuple[int, int]] = field(default_factory=set)
     """(extent of a view, extent of an input) that differ, though their numbers are the same."""
     merged: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Extents of inputs that a rule derives from another: slot -> factor, the other's slot, summand."""
+    """Extents of inputs that a rule derives: slot -> factor, another's slot, summand."""
     hints: dict[int, tuple[Product, ...]] = field(default_factory=dict)
     """Extents of views that follow from what is copied into them, as sums of products."""
 

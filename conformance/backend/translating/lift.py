@@ -23,7 +23,7 @@ from .factor import SLOTS, factor
 from .sym import Assumption, Const, Expr, Sym, derived, evaluate, expr_of
 
 OFFSET_PARAMS = 2
-"""The first two `op_params` of a VIEW are its offset from `src[0]`: values, unlike all others."""
+"""Leading `op_params` of a VIEW that are its offset, which varies, unlike all others."""
 
 
 def values(tensors: Sequence[Tensor]) -> tuple[int, ...]:

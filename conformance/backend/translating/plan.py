@@ -13,7 +13,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
 Role = Literal["input", "weight", "cache"]
-"""Role of a leaf in a program: bound at every run, compiled in as a constant, or state that a step writes."""
+"""Role of a leaf: bound at every run, compiled as a constant, or state that is written."""
 Emitter = Callable[[Any, Tensor], None]
 """`f(context, node)`: translate `node`, and store its value in the context."""
 

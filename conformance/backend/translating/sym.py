@@ -52,7 +52,9 @@ class Op:
 
 Expr: TypeAlias = Symbol | Const | Op
 Poly: TypeAlias = Mapping[tuple[Expr, ...], int]
-"""Atoms in order -> nonzero coefficient: a sum of products. An atom is a symbol, `//` or `%`."""
+"""Atoms in order -> nonzero coefficient: a sum of products.
+
+An atom is a symbol, `//` or `%`."""
 
 
 def evaluate(expr: Expr, bindings: Sequence[int]) -> int:

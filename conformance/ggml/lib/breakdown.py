@@ -17,8 +17,10 @@ from .llama import Llama
 
 _SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MAP_WORDS, _NODE_WORDS = 6, 8
-"""libstdc++ words of a map: comparison, header colour, root, leftmost, rightmost, count; of a node: colour, parent,
-left, right, then the key and three sizes."""
+"""Words of a map and of a node in libstdc++.
+
+Map: comparison, header colour, root, leftmost, rightmost, count. Node: colour, parent, left, right, then the key and
+three sizes."""
 _MOST = 64
 """Upper bound for a plausible number of buffer types in the map."""
 _LINE = re.compile(r"(?P<buft>\S+) +(?P<what>model|KV|RS|compute) buffer size = +(?P<mib>[0-9.]+) MiB")

@@ -117,7 +117,7 @@ class Batch(ctypes.Structure):
 
 
 _SLACK = ("slack", ctypes.c_char * 256)
-"""Padding after each struct that a library fills, so that a larger one overwrites nothing else."""
+"""Padding after each struct that a library fills, in case its struct is larger."""
 
 
 _POINTERS = (
@@ -164,7 +164,7 @@ MODEL_PARAMS = history(
     ("tensor_split ", "tensor_split rpc_servers "),
     ("devices ", ""),  # b3889
 )  # fmt: skip
-"""`struct llama_model_params`, newest first; comments give the last build known without the change."""
+"""`struct llama_model_params`, newest first; comments: last build before the change."""
 CONTEXT_PARAMS = history(
     "llama_context_params",
     "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq n_threads n_threads_batch ctx_type "
@@ -242,9 +242,9 @@ DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "IGPU", "ACCEL", "META")
 OLDER_DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "ACCEL")
 """`enum ggml_backend_dev_type` where `struct ggml_backend_dev_props` is `OlderProps`."""
 FIRST_DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "CPU", "GPU")
-"""`enum ggml_backend_dev_type` of b3889, where the device CPU has type 2 (full capabilities)."""
+"""`enum ggml_backend_dev_type` of b3889, where the CPU has type 2 (full)."""
 OLDEST, EXPECTED = "b3889 (October 2024)", "0.26.0"
-"""Builds between which layouts were read from headers and libraries; newer ones fit as long as no field moves."""
+"""Builds whose layouts were checked; newer ones fit as long as no field moves."""
 
 _F16 = 1
 DEFAULTS: dict[str, tuple[Any, ...]] = {
@@ -260,8 +260,9 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "use_gpu": (1,), "device": (None,), "print_timings": (1,), "image_marker": (None,), "warmup": (1,),
     "image_min_tokens": (-1,), "image_max_tokens": (-1,), "batch_max_tokens": (1024,),
 }  # fmt: skip
-"""Parameter -> defaults that `llama_model_default_params`, `llama_context_default_params` and
-`mtmd_context_params_default` gave it in any version, if they distinguish layouts."""
+"""Parameter -> its defaults in any version, if they distinguish layouts.
+
+They come from `llama_model_default_params`, `llama_context_default_params` and `mtmd_context_params_default`."""
 
 
 def last_written(fill: Callable[[int], object], room: int) -> int:
@@ -377,7 +378,7 @@ def llama_functions(model_params: CType, context_params: CType) -> Signatures:
 
 
 LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (_P,))}
-"""`llama_*` that return a part of a context or a model; older versions take the context or model itself."""
+"""`llama_*` that return a part of an object; older versions take the object itself."""
 
 
 def llama_optional(model_params: CType) -> Signatures:
@@ -413,7 +414,9 @@ LLAMA_VERBS: Signatures = {
     "sampler_chain_add": (None, (_P, _P)), "sampler_init_greedy": (_P, ()),
     "set_sampler": (_B, (_P, _I, _P)), "get_sampled_token_ith": (_I, (_P, _I)),
 }
-"""`llama_*` for the API scenarios; a library may lack any. `llama_sampler_chain_params` is one bool: a register."""
+"""`llama_*` for the API scenarios; a library may lack any.
+
+`llama_sampler_chain_params` is one bool: a register."""
 
 
 OLDER_NAMES = {
@@ -425,7 +428,7 @@ OLDER_NAMES = {
     "llama_model_n_layer": ("llama_n_layer",), "llama_model_rope_type": ("llama_rope_type",),
     "llama_set_adapter_cvec": ("llama_apply_adapter_cvec",),
 }
-"""Symbol -> its former names, with the same arguments; `clear` had one fewer, which the C ABI tolerates."""
+"""Symbol -> its former names; `clear` had one argument fewer, which the ABI tolerates."""
 # fmt: on
 
 

@@ -48,7 +48,7 @@ from .layout import (
 from .since import unknown_use
 
 WHEEL = "xllamacpp"
-"""Wheel whose extension module exports all of ggml and llama.cpp; it is loaded, never imported."""
+"""Wheel whose extension module exports ggml and llama.cpp; loaded, never imported."""
 
 _NAMES = (
     r"lib{0}\.so", r"lib{0}\.so\..+", r"lib{0}\..+\.so", r"lib{0}-[0-9a-f]{{8}}\.so.*", r"lib{0}(\..+)?\.dylib",
@@ -64,7 +64,7 @@ _VARIANT = "ggml-cpu-"
 _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
 """A device library that auditwheel renamed."""
 _PLUGIN = re.compile(r"libggml-(?!base\b).+\.(so|dylib)")
-"""A device library that ggml loads itself; linked libraries have a version after `.so` or are among `parts`."""
+"""A device library that ggml loads itself; others have a version after `.so`."""
 
 _SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
 """Matches the description of a device that is emulated on the CPU."""
@@ -93,7 +93,7 @@ class Library:
     """
 
     parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
-    """Libraries of a split build; symbols are searched in this order, and the first also finds what it links."""
+    """Libraries of a split build, in the order in which symbols are searched."""
     beside: ClassVar[Sequence[str]] = ()
     """Optional libraries of a split build that link these."""
 
@@ -118,7 +118,7 @@ class Library:
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
         self.files = files_of([getattr(self.ggml, name) for name in GGML])
-        """Files that contain its functions, according to the loader; empty on a system that cannot tell."""
+        """Files with its functions, according to the loader; empty if the system cannot tell."""
         self._check_files()
         self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
         """Sentences on what this library lacks and what is therefore not tested."""

@@ -30,7 +30,7 @@ from .library import Library, part
 
 _P = ctypes.c_void_p
 _ARCH_NAME = "_Z13llm_arch_name8llm_arch"
-"""`const char * llm_arch_name(llm_arch)`, a C++ function: there is no C function that lists architectures."""
+"""The C++ function `llm_arch_name(llm_arch)`; no C function lists architectures."""
 
 
 class Llama(Library):

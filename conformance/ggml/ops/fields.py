@@ -11,7 +11,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor, bits_f32, f32_bits
 
 Vary = Callable[[Tensor, Any], Any]
-"""Function of a node and a parameter's value to another value that changes numbers but not the shape."""
+"""Function of a node and a value to another value, which changes numbers but no shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Field:
     members: type[IntEnum] | tuple[str, ...] | None = None
     """Members of an enumeration."""
     always: bool = False
-    """True if reports show it even if it is 0; an enumeration of names is shown without the parameter's name."""
+    """True if reports show it even if it is 0; names of an enumeration appear alone."""
     vary: Vary | None = None
     at: int = 0
     """Index of its first word."""

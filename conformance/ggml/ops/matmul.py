@@ -80,7 +80,7 @@ _PARAMS = (_PREC, enum("hint", OP_HINT), GAP, enum("prec_src1", PREC))
 _AFTER = (("prec_set_acc", "prec"), ("prec_set_src", "prec_src1", 1))
 _PRODUCTS = replace(DOTS, products=PRODUCT, by="mul_mat")
 AT_ONCE = 1 << 24
-"""Elements of weights that the reference converts at a time, 128 MiB of float64; large ones go in slices of rows."""
+"""Elements of weights that the reference converts at a time: 128 MiB of float64."""
 
 
 def _mul_mat_held(t: Tensor) -> int:

@@ -72,8 +72,10 @@ class Rounding:
     terms: Callable[[Tensor], int] = row_length
     """Returns K, the number of terms summed for one element of the result."""
     products: float = 0.0
-    """Allowed error, in squared roundoffs of the operands, of a device that rounds them first; 0 if none rounds this
-    op. A product has two operands, may nearly cancel, and may have 8-bit activations beside compressed weights."""
+    """Allowed error of a device that rounds operands first, in their squared roundoffs.
+
+    0 if no device rounds this op. A product has two operands, may nearly cancel, and may have 8-bit activations
+    beside compressed weights."""
     by: str = ""
     """Field of `Arithmetic` for how a device computes this op."""
 
@@ -123,7 +125,7 @@ class Form:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Parameters that it sets itself."""
     recover: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
-    """Argument that is neither a source nor a parameter -> function that returns its value for a node."""
+    """Argument that is no source or parameter -> function that computes it for a node."""
 
 
 DECLARATIONS: dict[str, Op] = {}

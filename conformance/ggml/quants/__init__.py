@@ -33,7 +33,7 @@ _VEC_DOT = {
     "q8_K": "q2_K q3_K q4_K q5_K q6_K tq1_0 tq2_0 iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_xs",
 }
 VEC_DOT_TYPE = {TYPES[name]: TYPES[to] for to, names in _VEC_DOT.items() for name in names.split()}
-"""ggml-cpu's `type_traits_cpu[].vec_dot_type`: the type that MUL_MAT converts `src[1]` to before it multiplies."""
+"""ggml-cpu's `vec_dot_type`, to which MUL_MAT converts `src[1]`."""
 
 
 def vec_dot_type(type_: GGMLType) -> GGMLType:

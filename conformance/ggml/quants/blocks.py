@@ -54,8 +54,9 @@ BLOCK: dict[GGMLType, np.dtype[Any]] = {
     t: np.dtype([(name, form, n) if n > 1 else (name, form) for name, form, n in fields])
     for t, fields in _FIELDS.items()
 }
-"""Fields of ggml, in ggml's order, without padding. IQ2_S and IQ3_XXS store two things in ggml's one `qs`; here the
-second has its own name."""
+"""Fields of ggml, in ggml's order, without padding.
+
+IQ2_S and IQ3_XXS store two things in ggml's one `qs`; here the second has its own name."""
 
 KVALUES_IQ4NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 """`kvalues_iq4nl`."""
@@ -95,7 +96,7 @@ def _ue4m3() -> F32Array:
 
 
 UE4M3_HALF = _ue4m3()
-"""Half of each UE4M3 number: `ggml_ue4m3_to_fp32`; bit 7 is ignored, 0x7f is 0 (but 0xff is not)."""
+"""Half of each UE4M3 number, `ggml_ue4m3_to_fp32`; 0x7f is 0, but 0xff is not."""
 
 
 def q3_scales(packed: NDArray[np.uint8]) -> NDArray[np.int32]:
@@ -131,10 +132,13 @@ _SCALES = {
     "q6_K iq4_xs": {"d": -13},
 }
 SCALES = {types.type_named(name): fields for names, fields in _SCALES.items() for name in names.split()}
-"""F16 fields and the exponent e of random ones: scales lie in [2**e, 2**(e + 1)), so the largest values of a block are
-about 0.5 to 4."""
+"""F16 fields and the exponent e of random ones: scales lie in [2**e, 2**(e + 1)).
+
+So the largest values of a block are about 0.5 to 4."""
 _MINS = frozenset({"m", "dmin"})
-"""Offset fields. Their sign centres the values: ggml adds `m`, so it is negative; it subtracts `dmin`."""
+"""Offset fields.
+
+Their sign centres the values: ggml adds `m`, so it is negative; it subtracts `dmin`."""
 
 
 def _f16(random: NDArray[np.uint16], exponent: int) -> NDArray[np.float16]:

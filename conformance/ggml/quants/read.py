@@ -237,14 +237,14 @@ READ: dict[GGMLType, Callable[[Blocks], F32Array]] = {
         for t in (types.IQ1_S, types.IQ1_M, types.IQ2_XXS, types.IQ2_XS, types.IQ2_S, types.IQ3_XXS, types.IQ3_S)
     },
 }
-"""Type -> reader. ggml has no `to_float` for Q8_1 and Q8_K (`dequantize_row_q8_K` does the same): quants times `d`."""
+"""Type -> reader; for Q8_1 and Q8_K, which lack `to_float`, quants times `d`."""
 
 _OFFSETS: dict[GGMLType, tuple[int, Callable[[Blocks], F32Array]]] = {
     **dict.fromkeys((types.Q4_1, types.Q5_1), (32, lambda b: _f32(b["m"])[:, None])),
     **dict.fromkeys((types.Q4_K, types.Q5_K), (32, lambda b: -_f32(b["dmin"])[:, None] * k4_scales(b["scales"])[1])),
     types.Q2_K: (16, lambda b: -_f32(b["dmin"])[:, None] * (b["scales"] >> 4)),
 }
-"""Type whose elements are `scale * quant + offset` -> elements per offset, and the offsets of its blocks."""
+"""Type with `scale * quant + offset` -> elements per offset, offsets of its blocks."""
 
 
 def offsets(type_: GGMLType, raw: NDArray[Any]) -> F32Array | None:

@@ -40,8 +40,10 @@ FORMS: dict[str, Form | None] = {
     "int8xrow": Form(8, 0, F32),
     "f16": None,
 }
-"""Name of a form -> its grid, or None for a float: `ExtraQuantType` Q4_0_128, Q8_0_C and F16 of ggml-openvino, and
-`int8xrow` for integer matrix engines: weights with a float32 scale per row, activations with one per token."""
+"""Name of a form -> its grid, or None for a float.
+
+`ExtraQuantType` Q4_0_128, Q8_0_C and F16 of ggml-openvino, and `int8xrow` for integer matrix engines: weights with a
+float32 scale per row, activations with one per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,12 @@ MODES: dict[str, Requant] = {
     ),
     "channel8": Requant(dict.fromkeys(("q5_K", "q6_K"), "q8_0xrow"), dict.fromkeys(_QUANTISED, "q8_0xrow")),
 }
-"""`ggml_openvino_get_requant_type` of ggml-openvino-extra.cpp: `npu` on the NPU, `channel8` on CPU and GPU. It finds
-the embedding and the output projection by name and stores every output projection as `q8_0xrow`. Here the embedding is
-what GET_ROWS reads; the output projection is assumed to be Q6_K, as llama-quantize makes it in every four-bit file. An
-output projection of another type is treated as any other weight."""
+"""Mode -> forms, as in `ggml_openvino_get_requant_type`: `npu`, or `channel8`.
+
+`channel8` is for CPU and GPU. ggml-openvino finds the embedding and the output projection by name and stores every
+output projection as `q8_0xrow`. Here the embedding is the weight that GET_ROWS reads; the output projection is
+assumed to be Q6_K, as llama-quantize makes it in every four-bit file. An output projection of another type is
+treated as any other weight."""
 
 
 def mode_named(name: str) -> Requant:

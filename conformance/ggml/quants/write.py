@@ -485,7 +485,7 @@ def _q6_k(y: Blocks, x: F32Array) -> None:
 
 _BORDER = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
 _NEAREST_IQ4NL = np.searchsorted(_BORDER, np.arange(-254, 227), side="right").astype(np.uint8)
-"""floor(2 x) + 254 -> index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
+"""floor(2 x) + 254 -> index of the nearest of `kvalues_iq4nl`; of a tie the upper one."""
 
 
 def _best_iq4nl(x: F32Array) -> U8Array:

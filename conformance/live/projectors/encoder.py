@@ -26,7 +26,7 @@ from .table import Modality
 F32 = NDArray[np.float32]
 Medium = Literal["whole", "odd", "large", "thin"]
 SAMPLES: dict[Medium, int] = {"whole": 16_000, "odd": 12_347, "large": 31 * 16_000 + 77, "thin": 403}
-"""Samples of each sound: one second, a length that no hop divides, more than a 30 s piece, one FFT window."""
+"""Samples of each sound: 1 s, no multiple of a hop, over 30 s, one FFT window."""
 _SAID, _UNKNOWN = re.compile(r"rror|ailed"), re.compile(r"(unknown|unexpected) .*projector type")
 TOO_MANY, OTHER_SHAPE = 2, 3
 """`mtmd_batch_add_chunk` returns one of these if the chunk does not fit the batch."""

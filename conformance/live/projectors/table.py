@@ -33,7 +33,9 @@ SYMBOLS = {
     "E": "embedding_length", "F": "feed_forward_length", "P": "projection_dim", "H": "attention.head_count",
     "p": "patch_size", "m": "num_mel_bins",
 }  # fmt: skip
-"""Symbol in a shape -> metadata key. Also `D` = E / H, and `N`, the number of patches of an image."""
+"""Symbol in a shape -> metadata key.
+
+Also `D` = E / H, and `N`, the number of patches of an image."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from conformance.suite.zoo.load import LacksError, new_context
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Kind = Literal["attention", "recurrent", "hybrid", "encoder", "encoder-decoder"]
-"""Memory of a model: KV cache, recurrent states, both, nothing, or a KV cache and an encoder's output. Models without
-memory give embeddings, or logits if they are diffusion models.
-"""
+"""Memory of a model: KV cache, states, both, none, or KV cache and encoder output.
+
+Models without memory give embeddings, or logits if they are diffusion models."""
 Seqs: TypeAlias = "int | tuple[int, ...]"
 """A sequence, or several that share tokens."""
 MROPE = (8, 40)

@@ -70,7 +70,7 @@ def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
 
 
 LEFT = "needed for sampler"
-"""Part of the line that llama.cpp logs if the device lacks an op of a sampler, which then runs on the host."""
+"""Part of llama.cpp's log line if the device lacks an op of a sampler."""
 
 
 def greedy(harness: Harness) -> Iterator[Comparison]:

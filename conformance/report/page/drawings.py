@@ -23,7 +23,7 @@ BOXES = 12_000
 CASES = 400
 """Maximum number of drawn cases, each built from its id or read from its saved file."""
 SECONDS = 6.0
-"""Time after which no further case is built: some ids run llama.cpp's own graph builder, which takes a second each."""
+"""Seconds after which no further case is built; some ids run llama.cpp for a second."""
 
 
 def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:

@@ -38,13 +38,13 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
     ),
     "units": ("unit model case backend of", "rate low high rounds", ""),
 }  # fmt: skip
-"""Table -> its columns of texts, of numbers and of objects; a field that is missing or of another type is empty."""
+"""Table -> its columns of strings, numbers and objects; missing fields are empty."""
 TAKEN = ("refused", "begun, not finished", "finished")
-"""Stages that a case reached on a backend: refused; accepted without an answer; answered, right or wrong."""
+"""Stages of a case on a backend: refused; accepted, no answer; answered."""
 RANK = ("architectures", "failed", "passed")
-"""Fields of a cause's `rank`: affected architectures of the zoo, failing cases, passing nodes that match its rule."""
+"""Fields of a cause's `rank`: architectures, failing cases, matching passing nodes."""
 LOST_COUNT = "lost"
-"""The count that a pair without a result increases; those of results are `report.matrix.counts`."""
+"""The count that a pair without a result increases."""
 NOTHING = -1
 """An index in `at` without a value."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
@@ -245,13 +245,13 @@ class Stored:
     """The part of a page that comes from a history."""
 
     units: Sequence[Row[Fields]] = ()
-    """One per point of each series: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
+    """Per point: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
     changes: Sequence[Mapping[str, JSON]] = ()
-    """Change points of nightly series: series, first run of the new rate, rates before and after."""
+    """Change points: series, first run of the new rate, rates before and after."""
     unasked: str = ""
     """Why no change points were computed; empty if they were."""
     good: Mapping[str, str | None] = field(default_factory=dict)
-    """Backend -> time of its newest run with passes and without failures; None if it has no such run."""
+    """Backend -> time of its newest run with passes and no failures, or None."""
 
 
 def read_history(path: Path) -> Stored:

@@ -43,7 +43,7 @@ WORTH = 2_000_000
 """Minimum operations of a cached step, by `cost`; below, computing is as fast as reading."""
 _REFERENCE = "cpu"
 _CHECK = 8
-"""Size of the CRC-32 in bytes; it is three times as fast as SHA-256, and neither detects forged values."""
+"""Size of the CRC-32 in bytes; three times as fast as SHA-256."""
 _PAGE = 4096
 """Minimum bytes of a file on disk."""
 _HOUR = 3600.0

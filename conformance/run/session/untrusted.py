@@ -21,14 +21,14 @@ from conformance.run.scheduler.backend import NAME as SCHED
 LONGEST = 300
 """Maximum characters of a file's text in a message."""
 _VALUE = re.compile(r"[A-Za-z0-9_+ -]{1,64}(\.[0-9]{1,5})?")
-"""Option values that a file may choose: words, numbers, words joined by `+`; no path, URL or library."""
+"""Option values that a file may choose: words and numbers; no path, URL or library."""
 _LARGE = re.compile(r"[0-9]{6}")
 _PLACES = frozenset(
     ("lib", "library", "plugin", "path", "paths", "file", "files", "dir", "folder", "cache", "model", "out", "output",
      "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec",
      "env", "environment")
 )  # fmt: skip
-"""Words in names of options that are paths or addresses, for adapters that do not declare `places`."""
+"""Words in names of options that are paths or addresses, without `places`."""
 
 
 def backends_of(file: Path, texts: Iterable[str], command: Sequence[str], typed: Iterable[str] = ()) -> dict[str, Spec]:

@@ -52,7 +52,7 @@ class Interrupted:
 
     backend: str
     path: Path
-    """Case file with one or more cases, one of which ended the run; all such files share `KEEP_BYTES`."""
+    """Case file with one or more cases, one of which ended the run."""
     cases: int
 
     def sentence(self) -> str:

@@ -48,7 +48,7 @@ from .cuts import Recorded, over, renamed, same_place
 Axis = tuple[Tensor, int]
 
 MANY = 14
-"""Maximum number of axes to try in all combinations; beyond it, only axes of equal size are combined."""
+"""Maximum number of axes for all combinations; else only equal sizes are combined."""
 TOGETHER = 4
 
 

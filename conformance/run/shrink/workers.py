@@ -16,7 +16,7 @@ from conformance.run.runner import Runner
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 MOST = 2
-"""Maximum number of workers; libraries have their own threads, so more would compete for processors."""
+"""Maximum number of workers; libraries also have their own threads."""
 
 
 class ShrinkWorkers:

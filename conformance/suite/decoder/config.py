@@ -19,7 +19,7 @@ NORMS = ("rms", "layer")
 FFNS = ("swiglu", "geglu", "swiglu_oai", "gelu")
 """Feed-forwards: three with a gate beside `up`, one without."""
 GATINGS = ("softmax", "sigmoid", "softmax_weight")
-"""Functions from router logits to weights, before experts are chosen; the last one, afterwards."""
+"""Functions from router logits to weights; the last one applies after the choice."""
 
 
 LLAMA_LABELS: Mapping[str, str | None] = {"Qcur_rope": "Qcur", "Kcur_rope": "Kcur"}

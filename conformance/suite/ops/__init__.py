@@ -33,7 +33,7 @@ __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 """Op, including its sub-op -> its cases."""
 ENOUGH = 64
-"""Number of elements that reveals most bugs; smoke has a smaller case only if no larger one has its properties."""
+"""Number of elements that reveals most bugs; smoke prefers cases of this size."""
 PAIRS = shipped.path("suite", "ops", "pairs.json")
 """Covering arrays, written by `ci/pairs.py`; existing rows retain their cases."""
 LAID = shipped.path("suite", "ops", "layouts.json")

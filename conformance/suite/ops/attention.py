@@ -22,11 +22,13 @@ from conformance.suite.grid import grid, operands, points, shapes
 from .bench import BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, Bench, Timed, cases, same
 
 _HIDE = "hide=causal|holes|bias|blind|junk|seen|some|finite"
-"""Key: what a mask hides. `causal`: the future. `holes`: also a third of the past. `bias`: the same, with finite values
-elsewhere. `blind`: all of one row. `junk`: the last cells, where K and V contain NaN and infinities, from every row.
-`some`: the same cells, from every second row. `seen`: the future; every row sees one infinity in V. `finite`: nothing;
-hidden cells have a large negative number instead of -inf, and every second row has only that. Products are integers
-then, which float32 represents exactly beside it."""
+"""Key: what a mask hides.
+
+`causal`: the future. `holes`: also a third of the past. `bias`: the same, with finite values elsewhere. `blind`: all
+of one row. `junk`: the last cells, where K and V contain NaN and infinities, from every row. `some`: the same cells,
+from every second row. `seen`: the future; every row sees one infinity in V. `finite`: nothing; hidden cells have a
+large negative number instead of -inf, and every second row has only that. Products are integers then, which float32
+represents exactly beside it."""
 _JUNK = 5
 """Number of cells that `junk` hides."""
 

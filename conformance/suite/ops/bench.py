@@ -298,7 +298,7 @@ class OpCases:
     full: Sequence[Row]
     """Further, large rows of level `full`."""
     smoke: Sequence[Row]
-    """Rows that are always in `smoke`, for ops of which few backends accept other rows, and some `wide` ones."""
+    """Rows that are always in `smoke`, if few backends accept others; some `wide` ones."""
     timed: Sequence[Timed]
     pairs: Sequence[Grid]
     """Grids of which enough rows run to cover each pair of values of two axes: `PAIRS`."""

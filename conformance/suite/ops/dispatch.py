@@ -20,10 +20,11 @@ _ROW = (
     "1 2 3 4 5 7 8 9 15 16 17 31 32 33 63 64 65 96 127 128 129 255 256 257 511 512 513 1023 1024 1025 2048 4097 8200 "
     "16392 16385"
 )
-"""Lengths of rows: around each power of two up to 1,024, then more than a workgroup, and a stride of 64 KiB, can
-hold."""
+"""Lengths of rows: around powers of two up to 1,024, then beyond a workgroup.
+
+The longest also exceed a stride of 64 KiB."""
 _NORMED = _ROW.removeprefix("1 2 3 4 5 ")
-"""Lengths of rows without the shortest, of which a norm leaves nothing and which have few orders."""
+"""Lengths of rows for norms and sorting, without the shortest."""
 _SHORT = "1 3 4 5 8 9 16 17 31 32 33 64 65 255 256 257 1023 1024 1025 16392"
 _TOKENS = "1 2 3 4 5 6 7 8 9 16 17 33 65 129"
 _ROWS = "7 8 16 32 33 64 65 128 129"

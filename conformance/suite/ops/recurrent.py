@@ -74,7 +74,7 @@ def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
 
 
 _STEPS = {"mid": (-4.0, 3.0), "large": (15.0, 25.0), "small": (-12.0, -6.0)}
-"""Ranges of dt before the softplus: typical for models, around its bend at 20, and near zero."""
+"""Ranges of dt before the softplus: typical, around its bend at 20, near zero."""
 
 
 def _unit(size: int) -> Fill:

@@ -91,8 +91,10 @@ _LEFT_OUT = {
     "SUM SUM_ROWS MEAN CUMSUM": "subnormal least curve large huge mixed",
     "NORM RMS_NORM L2_NORM": "subnormal least huge mixed",
 }
-"""Ops -> regimes in which their formula has no relative precision (`expf(x) - 1`, `logf(1 + expf(x))`, exp of a rounded
-product, sums that cancel) or overflows float32 (squares, and factors in unspecified order)."""
+"""Ops -> regimes in which their formula is imprecise or overflows float32.
+
+Imprecise: `expf(x) - 1`, `logf(1 + expf(x))`, exp of a rounded product, sums that cancel. Overflow: squares, and
+factors in unspecified order."""
 
 
 def _range(op: str, type_: GGMLType, *leaves: str) -> dict[str, Regime]:

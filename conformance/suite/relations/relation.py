@@ -55,8 +55,9 @@ class Run:
     """Runs with equal numbers share an open backend; 0 is the suite's regular one."""
     how: str = PLAIN
     options: Mapping[str, str] = field(default_factory=dict)
-    """Backend options for this opening, if its adapter has them; FOLDER stands for an initially empty folder that all
-    openings of the relation share."""
+    """Backend options for this opening, if its adapter has them.
+
+    FOLDER stands for an initially empty folder that all openings of the relation share."""
     at: int = 0
     """Step, relative to the run's first, after which `how` acts; omitted from the JSON if 0."""
 

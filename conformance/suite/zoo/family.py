@@ -63,7 +63,7 @@ class Request:
     n_ubatch: int = 512
     unified: bool = False
     swa_full: bool = True
-    """True if layers with a sliding window have as many cells as the others, llama.cpp's default."""
+    """True if sliding-window layers have as many cells as the others, as by default."""
     flash_attn: bool = True
     type_k: str = "f16"
     type_v: str = "f16"
@@ -179,7 +179,7 @@ TABLE: Table = {
         "llama-ctx=512,run=p253.d6",
     ),
 }
-"""Level -> ids without family and seed that it adds; `standard` also has every architecture that runs."""
+"""Level -> ids that it adds, without family and seed; `standard` adds all architectures."""
 
 
 def ids(level: Level) -> Sequence[str]:
