@@ -58,9 +58,9 @@ from conformance.report.runfile import write_text
 from .same import same
 
 HEAD = """\
-# Known failures. A run against this file fails where a cause is new or gone, where a known one has more cases or
-# larger errors, and where a case that passed is unsupported or did not run. Fill in each reason, and a link to where it
-# is dealt with. What each case gave is in the file beside this one; `conform triage --write-baseline` writes both.
+# Known failures. A run compared with this file fails if a cause is new or gone, if a known cause has more cases or
+# larger errors, or if a case that passed is unsupported or did not run. Fill in each reason, and a link to its issue.
+# The file beside this one has the result of each case; `conform triage --write-baseline` writes both.
 """
 BESIDE = ".cases"
 """Suffix that the cases file adds to the name of the causes file."""

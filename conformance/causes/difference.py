@@ -99,10 +99,10 @@ def _listed(cases: Sequence[str]) -> str:
 
 
 def _unasked(u: Unasked) -> str:
-    here = f"this run is of {u.here}" if u.here else "this run did not ask it"
+    here = f"this run has {u.here}" if u.here else "this run did not use it"
     return (
-        f"not compared: on {u.backend}: {len(u.cases):,} of {u.of:,} cases of the baseline were not asked for: "
-        f"the baseline is of {u.known or 'an unknown level'}, {here}"
+        f"not compared: on {u.backend}: {len(u.cases):,} of {u.of:,} cases of the baseline were not requested: "
+        f"the baseline has {u.known or 'an unknown level'}, {here}"
     )
 
 

@@ -47,7 +47,7 @@ def doctor() -> None:
     backends = [_backend(Spec(name)) for name in (*registry.names(), *registry.defined())]
     table([row for row, _ in backends], ["backend", "device", "loads"], maxcolwidths=[None, 60, 80])
     for extra, lacks in missing.items():
-        line(f"{extra}: without {', '.join(lacks)}: pip install '{PACKAGE}[{extra}]'")
+        line(f"extra {extra} lacks {', '.join(lacks)}: pip install '{PACKAGE}[{extra}]'")
     broken = [why for _, why in (*packages, *backends) if why]
     leave(Outcome.of(Why.FAILED, [f"{counted(len(broken), 'thing')} broken: {'; '.join(broken)}"] if broken else []))
 

@@ -81,7 +81,7 @@ def _backends(names: Sequence[str], json_path: Path | None) -> None:
         own = {"available": True, "default": runs, "buffer_types": [describe(b) for b in buffers]}
         document[str(spec)] = {**describe(info), **own}
     for name, named in ({} if names else registry.defined()).items():
-        by = f"{named.adapter}, by {settings_here().path}; opened where it is named"
+        by = f"{named.adapter}, defined in {settings_here().path}; opened only if named"
         rows.append((name, "if named", "not opened", by, ""))
         document[name] = {"opened": False, "adapter": named.adapter}
     heads = ["backend", "default", "device", "what executes", "buffer types"]

@@ -76,7 +76,7 @@ class Cause:
         counted, of = self.rank.get("counted", 0), self.rank.get("of", 0)
         n = self.rank["architectures"]
         if counted < of:
-            return f"{n} of {counted} counted architectures have such a node ({of} exist)"
+            return f"{n} of {counted} checked architectures have such a node ({of} in total)"
         return f"{n} {'architecture has' if n == 1 else 'architectures have'} such a node"
 
     def to_json(self) -> dict[str, JSON]:

@@ -101,7 +101,7 @@ def _test(r: Result, suite: str) -> Test:
         return Test(classname, r.case, r.seconds)
     if r.verdict not in FAILURES:
         return Test(classname, r.case, r.seconds, tag, str(r.verdict), f"{r.verdict}: {r.detail or 'no reason given'}")
-    if r.fresh:  # its seed is new: it is filed, and fails no run
+    if r.fresh:  # its seed is new: it is saved, and fails no run
         return Test(classname, r.case, r.seconds, "skipped", "saved", f"fresh case, saved: {r.sentence()}")
     again = f"{r.sentence()}\nReproduce: {command(r)}\n"
     return Test(classname, r.case, r.seconds, tag, str(r.verdict), r.detail or str(r.verdict), again)

@@ -45,7 +45,7 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Compar
     for heading, lines, items in _sections(runs, against):
         if items:
             text += _section(heading, lines, items, place, int((limit - len(text.encode()) - RESERVE) * SHARE))
-    return cut(text, limit, f"\n\n**The rest is left out here; all of it: {place}**\n")
+    return cut(text, limit, f"\n\n**The rest is omitted here; complete: {place}**\n")
 
 
 def cut(text: str, limit: int, note: str) -> str:
@@ -62,7 +62,7 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
     begun = "\n".join(["", f"## {heading}", "", *lines, ""])
     room -= len(begun.encode())
     if room < 0:
-        return f"\n## {heading}\n\n**All {len(items):,} are left out here; they are in: {place}**\n"
+        return f"\n## {heading}\n\n**All {len(items):,} are omitted here; see: {place}**\n"
     taken = 0
     for item in items:
         room -= len(item.encode()) + 1
@@ -70,7 +70,7 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
             break
         taken += 1
     left = len(items) - taken
-    note = f"\n\n**{left:,} more of {len(items):,} are left out here; all of them: {place}**" if left else ""
+    note = f"\n\n**{left:,} more of {len(items):,} are omitted here; complete: {place}**" if left else ""
     return begun + "\n".join(items[:taken]) + note + "\n"
 
 
@@ -113,12 +113,12 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     unexplained = " that no cause explains" if runs.causes else ""
     for fresh, title in (
         (False, f"Failures{unexplained} ({{n:,}})"),
-        (True, f"Fresh cases that failed{unexplained} ({{n:,}}): filed, no failure of this run"),
+        (True, f"Fresh cases that failed{unexplained} ({{n:,}}): saved, no effect on the exit code"),
     ):
         of = [r for r in failed if r.value.fresh is fresh]
         yield title.format(n=len(of)), [], [_group(g) for g in groups(of)]
     waivers = [w for d in runs.documents for w in d.body.get("waivers") or () if isinstance(w, str)]
-    yield "Waivers that need a look", [], [f"- {inline(w)}" for w in waivers]
+    yield "Waivers that need attention", [], [f"- {inline(w)}" for w in waivers]
     yield "Speed", *table(["unit", "backend", "rate", "95 % interval", "rounds"], _units(runs))
     yield "Not run", [], _not_run(runs)
     m = matrix(r for r in runs.results if r.value.case.startswith(f"{OPS}/"))
@@ -163,7 +163,7 @@ def _missing(runs: Runs) -> list[str]:
         asked.update(d.body.get("asked") or {})
     rows = [m.value for m in runs.missing]
     lines = [
-        f"- {code(backend)}: {n:,} cases of {asked[backend]:,} asked: {inline(why)}"
+        f"- {code(backend)}: {n:,} of {asked[backend]:,} requested cases: {inline(why)}"
         for (backend, why), n in Counter((m.backend, m.reason) for m in rows).most_common()
     ]
     return [*lines, *(f"  - {code(m.case)} on {code(m.backend)}" for m in rows)]

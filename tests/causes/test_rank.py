@@ -54,7 +54,7 @@ def test_architectures_are_laid_out_once(laid_out: list[str]) -> None:
 def test_as_many_as_fit_are_counted(laid_out: list[str]) -> None:
     """The number says of how many it is; the next call goes on."""
     few = {"architectures": 2, "counted": 2, "of": 3}
-    assert _count(seconds=3) == (few, "2 of 2 counted architectures have such a node (3 exist)")
+    assert _count(seconds=3) == (few, "2 of 2 checked architectures have such a node (3 in total)")
     assert _count()[0]["counted"] == 3
     assert len(laid_out) == 3
 

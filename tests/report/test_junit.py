@@ -91,10 +91,10 @@ def test_failure_says_what_and_how_again(tmp_path: Path) -> None:
     assert next(root.iter("testcase")).attrib["classname"] == "ggml?a=1.ops.ADD"
 
 
-def test_fresh_failure_is_filed(tmp_path: Path) -> None:
+def test_fresh_failure_is_saved(tmp_path: Path) -> None:
     """A new random case that fails does not fail the run, and is not hidden."""
     root = _read(tmp_path, document([result(ADD, "x", "FAIL", fresh=True)]))
-    assert "filed" in next(root.iter("skipped")).attrib["message"]
+    assert "saved" in next(root.iter("skipped")).attrib["message"]
 
 
 def test_backend_that_is_not_here(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_it_says_what_happened(tmp_path: Path) -> None:
     assert "| `x` | 2 | 1 | 0 | 2 | nothing checked |" in text
     assert "## Failures (2)" in text
     assert "  `conform run --case ops/ADD-f32-a=2@1 --backend x`" in text
-    assert "## Fresh cases that failed (1): filed" in text
+    assert "## Fresh cases that failed (1): saved" in text
     assert "- **FAIL** `gate/g` on `x`: it is FAIL\n  `conform perf gate --gate g`" in text
     assert "| perf/decode/llama-tiny\\@1 | `x` | 64 tokens/s | 64 to 64 | 7 |" in text
     assert "- `npu`: not available: no such device" in text
@@ -62,7 +62,7 @@ def test_it_stays_under_the_limit_and_counts_what_is_left_out(tmp_path: Path) ->
     text = markdown(_runs(tmp_path, document([*rows, *slow])), where="index.html")
     assert len(text.encode()) <= LIMIT == 50_000
     shown = len(re.findall(r"^- \*\*OVERCLAIM\*\*", text, re.MULTILINE))
-    (left,) = re.findall(r"\*\*([\d,]+) more of 20,000 are left out here; all of them: index\.html\*\*", text)
+    (left,) = re.findall(r"\*\*([\d,]+) more of 20,000 are omitted here; complete: index\.html\*\*", text)
     assert shown > 50
     assert shown + int(left.replace(",", "")) == 20_000
     assert text.count("64 tokens/s") > 50  # a section that comes later has its share
@@ -126,7 +126,7 @@ def test_causes_of_any_length_leave_room(tmp_path: Path) -> None:
     for what in ("Causes", "Failures that no cause explains"):
         section = text.partition(f"## {what} (1,000)")[2].partition("\n## ")[0]
         shown = len(re.findall(r"^- \*\*OVERCLAIM\*\*", section, re.MULTILINE))
-        (left,) = re.findall(r"\*\*([\d,]+) more of 1,000 are left out here; all of them: index\.html\*\*", section)
+        (left,) = re.findall(r"\*\*([\d,]+) more of 1,000 are omitted here; complete: index\.html\*\*", section)
         assert shown > 3
         assert shown + int(left.replace(",", "")) == 1000
 

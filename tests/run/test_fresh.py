@@ -1,4 +1,4 @@
-"""Seeds of the user's own, and fresh cases: the same from the printed seed, filed where they fail, never gating."""
+"""Seeds of the user's own, and fresh cases: the same from the printed seed, saved if they fail, never gating."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_fresh_failures_do_not_fail_a_run() -> None:
     assert judge([*results, Result("random/c@1", "x", Verdict.FAIL)]).exit_code == 1
 
 
-def test_a_fresh_failure_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_failure_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --save-failures it is kept in the default folder, listed, and the command succeeds."""
     monkeypatch.setattr("conformance.testrun.fresh_ids", lambda *_: [CRASHES])
     monkeypatch.chdir(tmp_path)

@@ -85,7 +85,7 @@ def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[
     fails = f"{counted(len(cause.cases), 'generated case')} fail{'s' * (len(cause.cases) == 1)}"
     passed = cause.rank.get("passed", 0)
     if clauses := [clause(c) for c in telling(cause.conditions)]:
-        others = f"{passed or 'no'} passing node{'s' * (passed > 1)} also meet{'s' * (passed < 2)} them"
+        others = f"{passed or 'no'} passing node{'s' * (passed > 1)} meet{'s' * (passed < 2)} them"
         yield f"{fails}. Conditions: {', '.join(code(c, 120) for c in clauses)} ({others})."
     else:
         yield f"{fails}; no condition separates failing from passing nodes."

@@ -99,11 +99,11 @@ def _limit(case: Case, result: Result) -> str:
     node = case.steps[where.step or 0].graph.nodes[where.node]
     allowed = limit_at(node)
     if not isfinite(result.nmse):
-        return "NaN, Inf, or numbers where zeros belong: test-backend-ops passes none of these."
+        return "NaN, Inf, or numbers instead of zeros: test-backend-ops would fail."
     if not result.nmse:
-        return "Only bits differ, such as the sign of a zero: test-backend-ops does not compare these."
-    verb = "would pass" if result.nmse <= allowed else "does not pass"
-    return f"test-backend-ops allows an NMSE of {allowed:.2g} for {node.op}; this error of {result.nmse:.2g} {verb} it."
+        return "Only bits differ, such as the sign of a zero: test-backend-ops does not compare them."
+    verb = "is within" if result.nmse <= allowed else "exceeds"
+    return f"test-backend-ops allows an NMSE of {allowed:.2g} for {node.op}; {result.nmse:.2g} {verb} this limit."
 
 
 def _is_reference(spec: Spec) -> bool:
