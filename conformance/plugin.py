@@ -302,7 +302,7 @@ def check(result: Result) -> None:
 def pytest_report_teststatus(
     report: pytest.TestReport | pytest.CollectReport, config: pytest.Config
 ) -> tuple[str, str, str] | None:
-    """Count what a backend does not support apart from skipped tests."""
+    """Count unsupported cases separately from skipped tests."""
     suite = config.stash.get(SUITE, None)
     if suite is None or not report.skipped or hasattr(report, "wasxfail") or suite.key_of(report.nodeid) is None:
         return None

@@ -97,7 +97,7 @@ class Chosen:
     elsewhere: bool = False
     """True if other machines run the cases: named backends may be unavailable here."""
     against: str | None = None
-    """Backend that runs the same cases, or path of an earlier record, to compare results with."""
+    """Backend that runs the same cases, or path of an earlier record, for a comparison."""
 
     @classmethod
     def of(cls, settings: Settings, values: Mapping[str, Any]) -> Chosen:
@@ -289,7 +289,7 @@ class TestRun:
         """Base and case -> its result."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
-        """None if not searched for."""
+        """None if there was no search for causes."""
         self.waiver_problems: tuple[list[str], list[str]] = [], []
         self.about: dict[str, JSON] = {}
         """Further entries of the record; its `environment` is merged into the record's."""
@@ -414,7 +414,7 @@ class TestRun:
         return self.runner.case(case) if isinstance(case, str) else case
 
     def pairs(self) -> list[Pair]:
-        """Return each result paired with the one to compare with."""
+        """Return each result, paired with that of the base."""
         known = self.before or {}
         return [Pair(r.case, r.backend, Side.of(known.get((r.backend, r.case))), Side.of(r)) for r in self.results]
 

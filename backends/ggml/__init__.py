@@ -57,7 +57,7 @@ class GgmlBackend(Backend):
     `on`: every tensor lies between guard bytes, and a write to them is an error (`GuardSession`). caches: `opaque` if
     the device stores them in its own state; their bytes are then not checked. uncomputed: `drop`: a scheduler's graph
     has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp builds no such nodes, unlike the llama.cpp of a
-    recording. products: type that the device rounds the operands of matrix products to; other than `float32`, the
+    recording. products: type to which the device rounds the operands of matrix products; other than `float32`, the
     tolerance is wider. profile: a file of `conform precision`: the measured precision profile of the device. requant:
     how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it. variant: the
     CPU library to load, such as `haswell`, of a build with several; the best one if empty. rpc: `HOST:PORT` of an RPC

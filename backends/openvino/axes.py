@@ -82,7 +82,7 @@ class AxisContext:
         self.rows: list[Tensor] = []
         counts = {operand(t).ne[1] for t in masks}
         if len(counts) != 1:
-            raise FixedError(f"one number of queries in all attentions with masks expected, {sorted(counts)} found")
+            raise FixedError(f"the same number of queries in all masked attentions expected, {sorted(counts)} found")
         n = counts.pop()
         self.tokens = Span("tokens", n, chunk if n > 1 else 1)
         self._writes(tensors)
@@ -108,7 +108,9 @@ class AxisContext:
                     capacities[t.ne[axis]].add(capacity)
         for n, sizes in capacities.items():
             if len(sizes) != 1:
-                raise FixedError(f"one capacity of caches expected for a mask of {n} cells, {sorted(sizes)} found")
+                raise FixedError(
+                    f"the same capacity of all caches expected for a mask of {n} cells, {sorted(sizes)} found"
+                )
         return {n: Span("cells", n, sizes.pop()) for n, sizes in capacities.items()}
 
     def cells_of(self, t: Tensor) -> tuple[int, int]:
@@ -131,7 +133,7 @@ class AxisContext:
             self.axes[t] = leaf
         axes = self.axes[t]
         if t.op == "NONE" and t not in self.persistent and axes != leaf:
-            raise FixedError(f"{t}: two nodes read it, one by tokens and one not")
+            raise FixedError(f"{t}: two nodes read it, one along tokens and one not")
         return axes
 
     def tokens_where(self, t: Tensor, axis: int) -> Axes:

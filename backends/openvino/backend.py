@@ -282,7 +282,7 @@ def _multiplies(case: Case, weight: Tensor) -> bool:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 MOVES = frozenset({"CPY", "CONT", "DUP", "CONCAT", "REPEAT"})
 STORED = frozenset({F32, F16, BF16, I32, *BLOCKS})
-"""Types that the translation can round values to."""
+"""Types to which the translation can round values."""
 
 
 def _strides(node: Tensor) -> str:

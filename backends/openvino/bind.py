@@ -200,7 +200,7 @@ class Request(Program):
                     self._rows[i] = fixed.data
 
     def bind(self, bindings: tuple[int, ...]) -> None:
-        """Compute what depends on the template's symbols."""
+        """Compute the data that depends on the template's symbols."""
         if bindings != self._bindings:
             self._values[:] = [evaluate(e, bindings) for e in self._symbols]
             self._bindings = bindings

@@ -19,7 +19,7 @@ from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 """Properties for f32 throughout."""
 PROPERTIES: dict[str, dict[str, Any]] = {"accuracy": ACCURACY, "default": {}}
-"""Value of the option `precision` -> properties that a model is compiled with."""
+"""Value of the option `precision` -> properties with which a model is compiled."""
 MOST_THREADS = 1 << 15
 FUSION = ("auto", "on", "off")
 UNFUSED = {"SNIPPETS_MODE": "DISABLE"}

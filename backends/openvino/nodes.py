@@ -105,7 +105,7 @@ class Constants:
         return self.shaped(x, shape)
 
     def source(self, x: Value) -> Value:
-        """Return what `x` was reshaped from, or `x` itself."""
+        """Return the node of which `x` is a reshape, or `x` itself."""
         return self._sources.get(id(x), x)
 
 
@@ -120,7 +120,7 @@ def origin(x: Value) -> Node:
 
 
 def ancestors(nodes: Iterable[Node]) -> set[str]:
-    """Return the names of `nodes` and of all that they are computed from."""
+    """Return the names of `nodes` and of all nodes on which they depend."""
     names: set[str] = set()
     stack = list(nodes)
     while stack:

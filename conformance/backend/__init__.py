@@ -1,1 +1,1 @@
-"""Backends: the interface, the registry, and base classes that make an adapter short."""
+"""Backends: the interface, the registry, and base classes for short adapters."""

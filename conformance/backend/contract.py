@@ -291,7 +291,7 @@ def supports_op(s: Subject) -> Iterator[str]:
 
 
 def supports_each(s: Subject) -> Iterator[str]:
-    """`supports` must answer for each node as `supports_op` does, whatever the other nodes."""
+    """`supports` must answer for each node as `supports_op` does, independent of other nodes."""
     nodes = nodes_of_many_ops(s.shape)
     alone = map(s.backend.supports_op, nodes)
     other = (n for n, a, b in zip(nodes, s.backend.supports(Graph(nodes)), alone, strict=True) if a.ok is not b.ok)
@@ -315,7 +315,7 @@ def _answer_fault(s: Subject, node: Tensor) -> str:
     if answer.ok is not again.ok:
         return f"answered {node} differently when it was asked again; it must judge by the node alone."
     if answer and node.op == TOMORROW:
-        return f"accepts {node}, an op that does not exist; accept by name what it has kernels for."
+        return f"accepts {node}, an op that does not exist; accept by name only ops for which it has kernels."
     return ""
 
 

@@ -38,7 +38,7 @@ YES = Support(True)
 
 
 def no(reason: str) -> Support:
-    """Refuse with a reason: what the node has, and what the backend supports."""
+    """Refuse with a reason: the property of the node, and what the backend supports."""
     return Support(False, reason)
 
 
@@ -106,7 +106,7 @@ class Witness:
     counters: dict[str, int] = field(default_factory=dict)
     """Other counters of a device, such as `columns` in use, or `least_rows` of a kernel."""
     promises: list[str] = field(default_factory=list)
-    """Cost properties that the backend declares, whatever ran: `case.demands` lists them."""
+    """Cost properties that the backend always declares: `case.demands` lists them."""
     libraries: list[str] = field(default_factory=list)
     """Libraries that computed: each with its version or path.
 
@@ -172,7 +172,7 @@ class Session(AbstractContextManager["Session"], ABC):
 API_VERSION = 1
 """Version of this interface; a change that adapters must follow increments it."""
 API_CHANGES: Mapping[int, str] = {}
-"""Version -> what an adapter of the version before must change, in one sentence."""
+"""Version -> change that an adapter for the previous version needs, in one sentence."""
 
 
 class Backend(ABC):
@@ -183,7 +183,7 @@ class Backend(ABC):
     """
 
     api_version: ClassVar[int] = 1
-    """The `API_VERSION` that the adapter was written for, as a literal."""
+    """The `API_VERSION` for which the adapter was written, as a literal."""
     batch: ClassVar[int] = 1
     """Number of one-step cases to merge into one graph, for backends whose cost is per graph."""
     stages: ClassVar[tuple[str, ...]] = ("run",)
@@ -270,7 +270,7 @@ class Backend(ABC):
         return option in inspect.signature(type(self)).parameters
 
     def renew(self) -> None:  # noqa: B027  # where it has a process of its own, that is replaced
-        """Forget what a fault may have damaged."""
+        """Drop all state that a fault may have damaged."""
 
     def close(self) -> None:  # noqa: B027  # most backends hold nothing
         """Release the device; called once."""

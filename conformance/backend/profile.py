@@ -68,7 +68,7 @@ class Profile:
         return key in self.refused or (key in self.entries and set(self.entries[key].cases) <= set(ids))
 
     def arithmetic(self, name: str) -> Arithmetic:
-        """Return the arithmetic that the reference computes in, called `name`."""
+        """Return the arithmetic in which the reference computes, called `name`."""
         return Arithmetic(
             name,
             roundings={k: e.rounding for k, e in self.entries.items()},

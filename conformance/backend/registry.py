@@ -223,7 +223,7 @@ def names() -> list[str]:
 
 
 def defaults() -> list[str]:
-    """Return the names of the adapters that a run without `--backend` takes."""
+    """Return the names of the adapters that a run without `--backend` uses."""
     return [n for n in names() if n not in ON_REQUEST]
 
 

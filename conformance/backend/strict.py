@@ -41,7 +41,7 @@ def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
         return shortened(str(value))
     if isinstance(value, (Mapping, list, tuple)):
         if len(value) > MAX_ENTRIES or not depth:
-            raise BackendError(f"{where}: {MAX_ENTRIES} entries in {MAX_DEPTH} levels at most expected, more found")
+            raise BackendError(f"{where}: at most {MAX_ENTRIES} entries in {MAX_DEPTH} levels expected, more found")
         if not isinstance(value, Mapping):
             return [v if _easy(v) else plain(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
         return {

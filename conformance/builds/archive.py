@@ -61,7 +61,7 @@ class Entry:
     target: str | None = None
     """Target of a symbolic link."""
     same: str | None = None
-    """The earlier file that a hard link refers to."""
+    """The earlier file to which a hard link refers."""
     data: IO[bytes] | None = None
     """Contents of a file."""
 

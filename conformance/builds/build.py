@@ -50,7 +50,7 @@ class Build:
     llama: bool
     """True if its llama.cpp can run models, as the live family `arch` does."""
     left_out: tuple[str, ...]
-    """Messages: what it lacks and what is therefore not tested."""
+    """Messages about missing functions and the tests that are skipped for that reason."""
     variants: tuple[str, ...] = ()
     """CPU libraries that run on this machine, such as `haswell`, if there are several."""
     meta: bool = False

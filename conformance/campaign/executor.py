@@ -37,7 +37,7 @@ AHEAD = 2
 LIVES = 3
 """Deaths of workers that count as a CRASH of a case; machines can also fail by themselves."""
 PATIENCE = 60.0
-"""Seconds to wait for a worker that can run what is left."""
+"""Seconds to wait for a worker that can run the remaining cases."""
 QUIET = 5.0
 """Seconds of waiting before a message; a worker that died is back by then."""
 LOOK = 1.0
@@ -132,7 +132,7 @@ class Executor:
         self._results = {(s, i): run.take(s, i) for s, ids in asked.items() for i in ids}
         self._backends = {s: _Backend(s, deque(i for i in ids if not self._results[s, i])) for s, ids in asked.items()}
         self._chunks: dict[int, tuple[Chunk, frozenset[str]]] = {}
-        """Running tasks, and the workers that they are bound to, if any."""
+        """Running tasks, and the workers to which they are bound, if any."""
         self._numbers = 0
         self._alone: Counter[tuple[Spec, str]] = Counter()
         """Deaths of workers that ran one case."""

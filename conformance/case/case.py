@@ -83,7 +83,7 @@ class Case:
 
     A backend with one kind of memory may ignore it; results never depend on it."""
     file: str = ""
-    """Case file that it was read from; empty if it was generated."""
+    """Case file from which it was read; empty if it was generated."""
 
     def caches(self) -> list[Tensor]:
         """Return the persistent tensors that a step writes."""

@@ -82,7 +82,7 @@ _EXPECTED = re.compile(r"s[0-9]{1,9}/[ec][0-9]{1,9}")
 def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
     """Write one case, or a bundle, to `path`, atomically; equal cases give equal bytes.
 
-    Links to the model files that weights stay in are made beside `path`.
+    Links to the model files with the weights are created beside `path`.
 
     Raises:
         CaseFileError: no case, a duplicate id, a field that JSON cannot represent, or `path` cannot be written.
@@ -229,7 +229,9 @@ def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: S
         if case_id is None and len(file.ids) != 1:
             raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found; name one, such as {file.ids[0]!a}")
         if case_id is not None and case_id not in file.ids:
-            raise CaseFileError(IDS, f"no case {case_id!a} in this file of {len(file.ids)}, such as {file.ids[0]!a}")
+            raise CaseFileError(
+                IDS, f"no case {case_id!a} among the {len(file.ids)} of this file, such as {file.ids[0]!a}"
+            )
         return file.case(0 if case_id is None else file.ids.index(case_id))
 
 
@@ -316,7 +318,7 @@ class _File:
     folders: tuple[Path, ...]
     """Folders to search for model files."""
     recipes: Memory = field(default_factory=lambda: Memory(MAX_BYTES, 0))
-    """Memory limit of recipes, whatever the file's size."""
+    """Memory limit of recipes, independent of the file's size."""
     views: dict[int, Bytes] = field(default_factory=dict)
     """Index of a tensor -> its bytes."""
 

@@ -18,7 +18,7 @@ _NAME = re.compile(re.escape(_PREFIX) + r"([0-9]{1,9})-.*")
 def prefix(folder: Path) -> str:
     """Return the prefix of temporary names in `folder`, which has our process id.
 
-    The first call of a process for a folder removes what dead processes left in it.
+    The first call of a process for a folder removes the files that dead processes left in it.
     """
     _sweep(folder.absolute(), os.getpid())
     return f"{_PREFIX}{os.getpid()}-"

@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 30
 """Maximum bytes for the recipes of a file, including working memory for one of them."""
 
 MAKEABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K", "mxfp4"})
-"""Types that recipe values can be rounded to."""
+"""Types to which recipe values can be rounded."""
 _LIMIT = 2.0**64
 
 

@@ -136,7 +136,7 @@ class Stream:
     def choice(self, rows: int, n: int, k: int) -> NDArray[np.int64]:
         """Draw `k` distinct numbers of 0..n-1 in random order per row, shape (rows, k)."""
         if k > n:
-            raise UsageError(f"choice: {k} distinct numbers of {n} asked for")
+            raise UsageError(f"choice: {k} distinct numbers of {n} requested")
         return self.permutations(rows, n)[:, :k]
 
     def sprinkle(self, x: NDArray[Any], values: Sequence[float]) -> None:

@@ -187,7 +187,7 @@ def ran(results: Iterable[Result], causes: Iterable[Cause], selected: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Known causes and the verdicts of the run they were found in."""
+    """Known causes, and the verdicts of the run in which they were found."""
 
     path: str
     entries: tuple[Known, ...] = ()

@@ -30,7 +30,7 @@ class Wider:
     why: str
     """Such as `CRASH where it was FAIL` or `zeros instead of numbers`."""
     cause: str = ""
-    """Id of the known cause it is grouped with; empty if there is none."""
+    """Id of the known cause with which it is grouped; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

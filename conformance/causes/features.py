@@ -125,7 +125,7 @@ def _is_written_before(graph: Graph, node: Tensor, src: Tensor) -> bool:
 
 
 def root_of(case: Case, k: int, t: Tensor) -> str:
-    """Return what owns the bytes of `t` in step `k`: a node, an input, a weight or a cache."""
+    """Return the kind of owner of `t`'s bytes in step `k`: node, input, weight or cache."""
     graph = case.steps[k].graph
     if t.root in graph.nodes:
         return "a node"

@@ -66,7 +66,7 @@ class Rule:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Ops the rule applies to; empty if there is no single failing node."""
+        """Ops to which the rule applies; empty if there is no single failing node."""
         return tuple(next((c.value.split(ANY_OF) for c in self.conditions if c.key == OP), ()))
 
     @property

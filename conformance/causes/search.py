@@ -307,7 +307,7 @@ class Search:
         return found, small.finished
 
     def _outside(self, needs: Needs, case: Case, result: Result) -> bool:
-        """Return True if no known rule explains the failure of `case` and it has what it needs."""
+        """Return True if no known rule explains `case` and it has the necessary conditions."""
         failure = failure_of(case, result)
         if failure is None or self._explaining(failure, needs) is not None:
             return False

@@ -26,7 +26,7 @@ _OPERANDS = {
     "shared buffer": "lies in a buffer that an earlier node writes",
     "tail of a block": "has rows that end within a block",
 }  # fmt: skip
-"""Property of an operand -> what a clause says after the operand."""
+"""Property of an operand -> text of a clause after the operand."""
 _OTHERS = {
     ("in place", "yes"): "it runs in place",
     ("in place", "no"): "it does not run in place",

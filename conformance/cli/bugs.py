@@ -132,7 +132,7 @@ def _difference(
 @click.command()
 @click.argument("file", type=CasePath)
 @click.argument("case_id", metavar="[CASE]", required=False)
-@click.option("--backend", metavar="NAME[?KEY=VALUE]", help="Backend; default: the one the case was saved for.")
+@click.option("--backend", metavar="NAME[?KEY=VALUE]", help="Backend; default: the one in the case file.")
 @config_option
 @click.option("-o", "--output", type=File, metavar="OUT.gguf", help="Output file; default: FILE with -small added.")
 @BUDGET.click(default="2m", show_default=True)

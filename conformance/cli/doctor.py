@@ -92,7 +92,7 @@ def _extras() -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
 
 
 def _backend(spec: Spec) -> tuple[tuple[str, str, str], str]:
-    """Return the row of a backend, and what is broken."""
+    """Return the row of a backend, and the reason if it is broken."""
     try:
         with closing(open_backend(spec)) as backend:
             info = backend.info()

@@ -109,7 +109,7 @@ def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path |
 
 
 def _builds(names: Sequence[str], json_path: Path | None) -> None:
-    """Print version, devices and features of each build, and what it lacks."""
+    """Print version, devices, features and missing functions of each build."""
     if not names:
         raise UsageError("list builds: BUILD expected, such as a folder of libraries or pypi:NAME==VERSION")
     fit: list[Build] = []

@@ -1,4 +1,4 @@
-"""`conform capture`: records what llama.cpp builds and runs as a case."""
+"""`conform capture`: records the graphs that llama.cpp builds and runs as a case."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(sig
 @SEED.click(help="Seed of generated cases; default: a new one.")
 @SHARD.click()
 @BUDGET.click(help="Time for fresh random cases: 90s, 30m, 2h.", default="15m", show_default=True)
-@click.option("--against", metavar="NAME", help="Backend that performance gates compare with.")
+@click.option("--against", metavar="NAME", help="Baseline backend of the performance gates.")
 def nightly(
     file: Path | None,
     folder: Path | None,

@@ -145,7 +145,7 @@ def outcome_of(runs: Runs) -> Outcome:
     old = {r.document for r in runs.superseded} - current
     waivers = [text for d in runs.documents if d not in old for text in d.body.get("waivers") or ()]
     unlisted = [
-        f"no result for {counted(n, 'case')} on {backend}: {d.path} does not list what it was asked for"
+        f"no result for {counted(n, 'case')} on {backend}: {d.path} does not list the requested cases"
         for d, backend, n in runs.unlisted()
     ]
     results = [r.value for r in runs.results]

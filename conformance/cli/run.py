@@ -148,12 +148,11 @@ def run(
 @click.argument("file", type=CasePath)
 @chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
 @click.option("--debug", is_flag=True,
-              help="Print the process id of the backend, and wait for a debugger or Enter; without limits, and "
-              "without locating a failure.")  # fmt: skip
+              help="Print the backend's process id, and wait for a debugger or Enter; limits are off.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
     """Run the cases of FILE again, and compare the results with the saved ones.
 
-    Default backend: the one that each case was saved for.
+    Default backend: the one for which each case was saved.
     """
     cases = read_cases(file)
     chosen = replace(chosen, cases=cases, files=[str(file)])
@@ -428,7 +427,7 @@ def _first(cases: Sequence[Case | str], ids: Collection[str]) -> list[Case | str
 
 
 def _total(totals: Totals, missing: int, began: float) -> str:
-    """Return the counts of verdicts, of what did not run, and the wall time since `began`."""
+    """Return the counts of verdicts and of cases that did not run, and the time since `began`."""
     words = [totals.verdicts, f"{missing:,} not run" if missing else ""]
     return f"{', '.join(filter(None, words)) or 'no cases ran'} in {elapsed(time.monotonic() - began)}"
 

@@ -246,7 +246,7 @@ def _forms(type_name: str) -> list[str]:
 
 
 def key_of(node: Tensor) -> str:
-    """Return what a device's rounding may depend on, such as `MUL_MAT-q4_0+f32@9`.
+    """Return the properties that may affect a device's rounding: `MUL_MAT-q4_0+f32@9`.
 
     The key has op and sub-op; the types of the required sources, and of a result that is neither F32 nor the first
     type; for a product the lower bound of its token bucket, `batch` if it has several matrices, `view` with the

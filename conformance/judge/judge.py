@@ -166,7 +166,7 @@ class Chain:
         self._carried = left
 
     def _sum(self, t: Tensor) -> tuple[list[Tensor], Noise, Noise]:
-        """Return the nodes of the step that `t` depends on, their noise, and that of caches read."""
+        """Return the nodes of the step on which `t` depends, their noise, and that of caches read."""
         reached = [n for n in self._reach(t) if n in self._noise or n in self._carried]
         nodes = [n for n in reached if n in self._noise]
         own = sum((self._noise[n] for n in nodes), _NONE)

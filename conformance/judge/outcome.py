@@ -60,7 +60,7 @@ class Why(str, enum.Enum):
     TIME_LIMIT = "time limit"
     INTERRUPTED = "interrupted"
     STOPPED = "stopped"
-    """Stopped after the number of failures that the user asked for."""
+    """Stopped after the number of failures that the user set."""
     UNDECIDED = "undecided"
     """A measurement that gave no decision within its time."""
     UNEXECUTED = "unexecuted"

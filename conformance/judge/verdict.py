@@ -245,7 +245,7 @@ class MissingCause(str, enum.Enum):
     INTERRUPTED = "interrupted"
     """The user ended the run first."""
     STOPPED = "stopped"
-    """The run ended after the number of failures that the user asked for."""
+    """The run ended after the number of failures that the user set."""
     UNDECIDED = "undecided"
     """The measurement gave no decision within its time."""
 

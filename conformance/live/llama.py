@@ -64,7 +64,7 @@ class Device:
 
     @property
     def judge(self) -> Device:
-        """The CPU to compare with: the same library's, or the wheel's if the device is a CPU.
+        """The CPU for the comparison: of the same library, or of the wheel if the device is a CPU.
 
         The wheel's CPU also shows bugs in code that all devices of a build share.
         """

@@ -156,7 +156,7 @@ def measure(request: Request, device: Device) -> Held:
     Raises:
         BackendCrashError: it dies.
         BackendTimeoutError: it does not answer in time.
-        UnavailableError: there is no such device, or the system does not say what a process holds.
+        UnavailableError: there is no such device, or the system does not report the memory of a process.
     """
     variables = {**os.environ, **ENVIRONMENT, **device.environment}
     env = {k: v for k, v in variables.items() if v is not None}

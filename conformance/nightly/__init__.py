@@ -279,7 +279,7 @@ class Ended:
     seconds: float
     timed_out: bool
     tail: str
-    """The end of what it printed."""
+    """The end of its output."""
 
     @property
     def last_line(self) -> str:

@@ -7,8 +7,8 @@ In the same lives the second instance is also slowed down: it burns processor ti
 A thousand gates of 90 s would take a day, so a *trial* replays a gate with whole measured lives in random order; for A
 against A the two sides are also swapped at random. No life is replayed twice before all were replayed, because repeated
 values distort a bootstrap and do not occur in real lives. No time is simulated or scaled, and a life takes as much of a
-trial's time as of a gate's. But trials share the lives that they are drawn from, and a disturbance that occurs once an
-hour is in them only if it occurred.
+trial's time as of a gate's. But trials share the same recorded lives, and a disturbance that occurs once an hour is in
+them only if it occurred during the recording.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _results(runs: Runs) -> Iterator[ET.Element]:
 
 
 def _classname(suite: str, case_id: str) -> str:
-    """Return a class name of backend, family and op; Jenkins makes a tree of its dots."""
+    """Return a class name of backend, family and op; Jenkins shows a tree of its dotted parts."""
     what = operation(case_id)
     return ".".join(w.replace(".", "_") for w in (suite, what.family, what.op) if w)
 

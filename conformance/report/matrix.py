@@ -65,7 +65,7 @@ def operation(case_id: str) -> Operation:
 
 
 def operation_of(result: Result) -> Operation:
-    """Return the operation that a result counts for.
+    """Return the operation for which a result counts.
 
     A failure of a single op's case counts for the op of its first wrong node, with the types of the case. Without a
     known wrong node, and for other results, it is the op in the id, or the family.
@@ -202,6 +202,6 @@ def csv_ops(results: Iterable[Row[Result]]) -> str:
 
 
 def _csv_cell(text: str) -> str:
-    """Return one line, with an apostrophe before what a spreadsheet would evaluate."""
+    """Return one line, with an apostrophe before text that a spreadsheet would evaluate."""
     text = printable(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -144,8 +144,8 @@ class Probe:
     def named(self, judged: Judged) -> Judged | None:
         """Return a node that is wrong also if no other node is an output; `judged` if unknown.
 
-        Return None if being an output is what makes it wrong: it is right if no other node is one, or if it ends its
-        graph, and wrong once the next node reads it.
+        Return None if it is wrong only because it is an output: it is right if no other node is an output, or if it
+        ends its graph, and wrong once the next node reads it.
         """
         k, t = judged.step, judged.tensor
         if t in self.case.steps[k].outputs:

@@ -517,7 +517,7 @@ class Runner:
 
     @contextmanager
     def _fresh_backend(self, spec: Spec, arithmetic: Arithmetic) -> Iterator[Backend]:
-        """Open another backend of `spec`, the reference in `arithmetic`; close it at the end."""
+        """Open another backend of `spec` (the reference: in `arithmetic`); close it at the end."""
         backend = self._open(spec, own=False)
         try:
             yield backend.computing_in(arithmetic) if resolve(spec).name == REFERENCE else backend
@@ -536,11 +536,11 @@ class Runner:
         return self.oracle.expect_second(cases)
 
     def _declared(self, spec: Spec, backend: Backend) -> Arithmetic:
-        """Return the arithmetic in which a backend is tested, apart from what a case changes."""
+        """Return the arithmetic in which a backend is tested, apart from changes by a case."""
         return (self.oracle.second_opinion() if resolve(spec).name == REFERENCE else backend).arithmetic()
 
     def _referee(self, spec: Spec, backend: Backend, case: Case) -> Backend:
-        """Return the backend to compare with: the reference, or for the reference the real ggml."""
+        """Return the other side of the comparison: the reference, or for it the real ggml."""
         if resolve(spec).name == REFERENCE:
             return self.oracle.second_opinion()
         return self.oracle.reference_in(backend.arithmetic_in(case))

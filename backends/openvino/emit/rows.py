@@ -118,7 +118,7 @@ def _row_ids(e: EmitContext, node: Tensor) -> Value:
 
 
 def _set_rows(e: EmitContext, node: Tensor) -> None:
-    """Replace rows `ids` of the destination, which `node` is a view of, by rows of src[0]."""
+    """Replace rows `ids` of the destination, of which `node` is a view, by rows of src[0]."""
     if is_empty(src(node, 0)):
         return
     rows, ids = e.number(src(node, 0)), _row_ids(e, node)

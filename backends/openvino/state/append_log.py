@@ -52,7 +52,7 @@ class Logged:
     tokens: int
     """New rows per stream."""
     first: int
-    """First stream attended to."""
+    """First stream to which queries attend."""
     streams: int
     size: int
     """Cells per stream."""
@@ -246,7 +246,7 @@ def _view(x: Tensor, ne: Dims, offset: int) -> Tensor:
 
 
 def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """Return `tensors` and everything that they read or are views of."""
+    """Return `tensors` and everything that they read or view."""
     seen: set[Tensor] = set()
     stack = list(tensors)
     while stack:
@@ -299,7 +299,7 @@ def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> list[list[int]] |
     starts = range(log.first * log.size, (log.first + log.streams) * log.size, log.size)
     cells = [[r - start for r in rows[0][i * log.tokens : (i + 1) * log.tokens]] for i, start in enumerate(starts)]
     if any(min(own) < 0 or max(own) >= log.size for own in cells):
-        return "rows are written outside the streams attended to"
+        return "rows are written outside the streams of the attention"
     if any(len(set(own)) < len(own) for own in cells):
         return "a cell is written twice"
     return cells

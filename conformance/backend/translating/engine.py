@@ -1,7 +1,7 @@
 """Base of backends that compile a whole cgraph before it runs.
 
 An adapter provides a table op -> emitter, a memory for persistent tensors, and `translate`, which turns a `Plan` into a
-`Program`. The engine makes plans, caches programs by everything that they depend on, and runs them. It compiles a
+`Program`. The engine makes plans, caches programs by everything on which they depend, and runs them. It compiles a
 template's first graph as it is, the next one with symbols, so that one program serves all its graphs.
 """
 
@@ -316,7 +316,7 @@ class TranslatingSession(Session):
                 self._prepare(step.graph, step.outputs)
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
-        """Compute what depends on the graph only."""
+        """Compute the data that depends only on the graph."""
         self._fingerprint(self._planned(graph, outputs))
 
     def _check(self, tensor: Tensor) -> None:

@@ -44,7 +44,7 @@ class Facts:
     merged: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Extents of inputs that a rule derives: slot -> factor, another's slot, summand."""
     hints: dict[int, tuple[Product, ...]] = field(default_factory=dict)
-    """Extents of views that follow from what is copied into them, as sums of products."""
+    """Extents of views that follow from the tensors copied into them, as sums of products."""
 
     def count(self) -> int:
         """Return the number of facts, which only grows."""
@@ -329,7 +329,7 @@ class Factoring:
         self._settle(i, t)
 
     def _derive(self, t: Tensor) -> None:
-        """Set the layout by the op's rule, and learn from what the rule asserts."""
+        """Set the layout by the op's rule, and learn from its assertions."""
         rule = DECLARATIONS[t.op]
         with assumptions() as asserted:
             try:

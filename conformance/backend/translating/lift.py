@@ -38,7 +38,7 @@ def values(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Hashable, ...]:
-    """Return what a template fixes of each tensor; edges are indices into `tensors`."""
+    """Return the fixed part of each tensor in a template; edges are indices into `tensors`."""
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(tensors)}
     index[None] = -1
     computed = set(nodes)
@@ -66,7 +66,7 @@ def kinds(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
 
 
 def row_selectors(tensors: Sequence[Tensor]) -> set[Tensor]:
-    """Return leaves that only select rows of a computed tensor, and what depends on them.
+    """Return leaves that only select rows of a computed tensor, and their dependents.
 
     Rows are computed independently, so a single row needs no template of its own; if an op or an emitter treats it
     differently, guards detect that.
@@ -201,7 +201,7 @@ class Template:
     """Field that introduced each symbol, such as `tensors[3].ne[1]` of `Graph.tensors()`."""
     structure: tuple[Hashable, ...]
     samples: tuple[tuple[int, ...], ...]
-    """`values` of the graphs that it was lifted from."""
+    """`values` of the graphs from which it was lifted."""
     inputs: frozenset[int]
     tensors: tuple[Tensor, ...]
     """Copies of the first graph's tensors, with symbols."""

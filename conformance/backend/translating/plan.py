@@ -20,7 +20,7 @@ Emitter = Callable[[Any, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A graph with everything that its translation may depend on."""
+    """A graph with everything on which its translation may depend."""
 
     graph: Graph
     tensors: list[Tensor]

@@ -354,7 +354,7 @@ LEFT_OUT = {
     "glu_op_name": "it exports no ggml_glu_op_name, so no GLU node runs on it",
     "set_abort_callback": "it exports no ggml_set_abort_callback, so ggml's last message is on stderr only",
 }
-"""Optional function -> what is not tested if a library lacks it."""
+"""Optional function -> test that is skipped if a library lacks it."""
 
 GGUF: Signatures = {"init_from_file": (_P, (_S, GgufInitParams))}
 """`gguf_*`."""

@@ -121,7 +121,7 @@ class Library:
         """Files with its functions, according to the loader; empty if the system cannot tell."""
         self._check_files()
         self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
-        """Sentences on what this library lacks and what is therefore not tested."""
+        """Sentences about missing functions and the tests that are skipped for that reason."""
         self._log_callback = LOG_CALLBACK(self._logged)
         self.ggml.log_set(ctypes.cast(self._log_callback, _P), None)
         self._probe()
@@ -542,7 +542,7 @@ def unary_ids(library: Library) -> dict[str, int]:
 
 
 def marks_computed(library: Library) -> bool:
-    """Return True if ggml computes only nodes that it set FLAG_COMPUTE on, not all of a graph."""
+    """Return True if ggml computes only nodes with FLAG_COMPUTE, not all of a graph."""
     g, overhead = library.ggml, library.layout.overhead
     ctx = g.init(InitParams(8 * overhead + g.graph_overhead_custom(4, False), None, True))
     try:

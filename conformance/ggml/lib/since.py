@@ -18,7 +18,7 @@ from conformance.ggml.types import F16
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """A use of an op that came later than the op."""
+    """A use of an op that was added later than the op."""
 
     use: str
     """Name of the use, such as `a bias`."""

@@ -293,7 +293,7 @@ class Attention:
         set_param(a, "prec", prec)
 
     def flash_attn_ext_set_n_kv_max(self, a: Tensor, n_kv_max: int) -> None:
-        """Set how many keys the longest sequence can attend to; 0 if unknown."""
+        """Set the number of keys to which the longest sequence can attend; 0 if unknown."""
         expect(a, "FLASH_ATTN_EXT")
         if n_kv_max < 0:
             raise failed("n_kv_max >= 0", (a,), op=a.op, n_kv_max=n_kv_max)

@@ -189,7 +189,7 @@ class MatMul:
         return True
 
     def prec_set_src(self, a: Tensor, prec: int, idx: int) -> bool:
-        """Set the lowest precision `src[idx]` may be converted to; False if the op has none for it."""
+        """Set the lowest precision to which `src[idx]` may be converted; False if there is none."""
         if not 0 <= idx < MAX_SRC:
             raise failed("idx >= 0 && idx < GGML_MAX_SRC", (a,), op=a.op, idx=idx)
         if f"prec_src{idx}" not in FIELDS[a.op]:

@@ -407,8 +407,8 @@ Assertion = tuple[str, Term]
 def assertions(text: str, let: str, src: Sequence[str], n_src: int, fields: Sequence[Field]) -> tuple[Assertion, ...]:
     """Parse assertions in ggml's C, as `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
 
-    Each is both the condition and the text of the error. One that names an absent source is not checked. One that takes
-    a remainder by 0, where ggml would crash, does not hold. ValueError if one cannot be parsed.
+    Each is both the condition and the text of the error. An assertion that names an absent source is not checked. An
+    assertion with a remainder by 0, where ggml would crash, fails. ValueError if one cannot be parsed.
     """
     names: dict[str, Term] = {s: lambda t, i=i: operand(t, i) for i, s in enumerate(src)}  # type: ignore[misc]  # i is an int
     names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
@@ -516,7 +516,7 @@ def set_param(t: Tensor, name: str, value: object) -> None:
 
 
 def fit_name(name: str) -> str:
-    """Cut `name` to what fits `ggml_tensor.name`: 63 bytes, never half a character."""
+    """Cut `name` to fit `ggml_tensor.name`: 63 bytes, never half a character."""
     if len(name) * 4 < MAX_NAME:
         return name
     raw = name.encode()

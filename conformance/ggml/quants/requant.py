@@ -48,7 +48,7 @@ float32 scale per row, activations with one per token."""
 
 @dataclass(frozen=True, slots=True)
 class Requant:
-    """Form that a mode converts weights of each type to; other types are unchanged."""
+    """Form to which a mode converts weights of each type; other types are unchanged."""
 
     weights: Mapping[str, str] = field(default_factory=dict)
     """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> form."""

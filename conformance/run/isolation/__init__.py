@@ -1,1 +1,1 @@
-"""Isolate a backend: workers, limits and checks of what it loads."""
+"""Isolate a backend: workers, limits, and checks of the files that it loads."""

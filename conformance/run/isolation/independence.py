@@ -43,7 +43,7 @@ class Independence:
             sys.addaudithook(self._hear)
 
     def declare(self, backend: Backend) -> None:
-        """Store what `backend` declares to compute for it."""
+        """Store the delegates that `backend` declares."""
         self._delegates = frozenset(backend.delegates)
 
     def check(self) -> None:

@@ -253,11 +253,11 @@ class IsolatedBackend(Backend):
         return option in self._options
 
     def info(self) -> DeviceInfo:
-        """Return what the adapter described when it was opened."""
+        """Return the description that the adapter gave when it was opened."""
         return self._info
 
     def arithmetic(self) -> Arithmetic:
-        """Return what the adapter described when it was opened."""
+        """Return the description that the adapter gave when it was opened."""
         return self._arithmetic
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
@@ -277,7 +277,7 @@ class IsolatedBackend(Backend):
         return self._declared[1]
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """Return what the adapter described when it was opened."""
+        """Return the description that the adapter gave when it was opened."""
         return self._buffer_types
 
     def supports_op(self, node: Tensor) -> Support:

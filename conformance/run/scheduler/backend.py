@@ -25,7 +25,7 @@ _MAX_PLANS = 8
 
 
 class SchedBackend(Composed):
-    """Several backends in order of priority; the last takes what no other accepts.
+    """Several backends in order of priority; the last runs nodes that no other accepts.
 
     `devices` is parsed by `read_devices`, `buffers` by `memory_of`; UsageError for an invalid value.
     """

@@ -150,7 +150,7 @@ HEADER = ("split", "device", "node", "op", "name", "shape", "copied before the s
 
 
 def rows(graph: Graph, shared: Shared, labels: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return a row per computing node, with its split and device, and what a split copies first."""
+    """Return a row per computing node, with its split and device, and copies before a split."""
     out: list[tuple[str, ...]] = []
     for k, split in enumerate(shared.assignment.splits):
         copied = ", ".join(t.name or t.op for t in split.inputs)

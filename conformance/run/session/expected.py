@@ -1,9 +1,9 @@
 """Expected values on disk, so that later runs, of any backend, need not compute them again.
 
-A file's name is the digest of all that its values depend on: the content of the case (graphs, strides, parameters and
-bytes, not its id), the arithmetic, and the code that computes (`code`). After a change of a kernel no old file is
-found. A file begins with a checksum; if it does not match (a partial write, a full disk), values are computed again.
-Files are renamed into place, so any number of processes may share the folder.
+A file's name is the digest of everything on which its values depend: the content of the case (graphs, strides,
+parameters and bytes, not its id), the arithmetic, and the code that computes (`code`). After a change of a kernel no
+old file is found. A file begins with a checksum; if it does not match (a partial write, a full disk), values are
+computed again. Files are renamed into place, so any number of processes may share the folder.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _listed(place: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def key(case: Case, arithmetic: Arithmetic) -> str:
-    """Return the digest of all that the values of `case` depend on."""
+    """Return the digest of everything on which the values of `case` depend."""
     steps = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
     doc, blobs = codec.dump(replace(_BARE, persistent=case.persistent, steps=steps))
     said = [code(), describe(arithmetic), doc, [[name, data.nbytes] for name, data in blobs.items()]]

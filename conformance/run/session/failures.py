@@ -22,7 +22,7 @@ _STEM = 94
 """Maximum characters of a file name without suffix."""
 NUMBERS = ("budget_used", "nmse")
 CLOSE = 1e-6
-"""Maximum relative difference of equal numbers; last bits of accelerators vary."""
+"""Maximum relative difference of numbers that count as equal."""
 
 LONGEST = 300
 """Maximum characters of a file's text in a line."""

@@ -37,7 +37,7 @@ FAMILY = "testfile"
 POSITIONS = 512
 """Upper limit of ROPE positions, unless the op has its context size."""
 WRITES = {"SET_ROWS": 2, "CPY": 1, "SET": 0, "ACC": 0}
-"""Op -> the source that it may write into, which then is a cache."""
+"""Op -> the source into which it may write, which then is a cache."""
 
 Rule = Callable[[Line], Fill]
 

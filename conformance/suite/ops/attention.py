@@ -22,7 +22,7 @@ from conformance.suite.grid import grid, operands, points, shapes
 from .bench import BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, Bench, Timed, cases, same
 
 _HIDE = "hide=causal|holes|bias|blind|junk|seen|some|finite"
-"""Key: what a mask hides.
+"""Key: the cells that a mask hides.
 
 `causal`: the future. `holes`: also a third of the past. `bias`: the same, with finite values elsewhere. `blind`: all
 of one row. `junk`: the last cells, where K and V contain NaN and infinities, from every row. `some`: the same cells,

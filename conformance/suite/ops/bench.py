@@ -102,7 +102,7 @@ class Bench:
         self.persistent: dict[Tensor, Bytes] = {}
         self.inputs: dict[Tensor, Bytes] = {}
         self.suffix = ""
-        """Suffix of leaf names: the regime that the graph is currently built for."""
+        """Suffix of leaf names: the regime for which the graph is currently built."""
         self.regime: Regime = {}
         self.layouts = dict(layouts or {})
         self.laid: dict[Tensor, str] = {}

@@ -94,7 +94,7 @@ _ODD = frozenset({"data", "special", "hint", "computed"})
 
 @dataclass(slots=True)
 class Survey:
-    """Layouts covered by built cases, and the cases to derive further ones from."""
+    """Layouts covered by built cases, and the cases from which further ones are derived."""
 
     layouts: set[tuple[Source, str]] = field(default_factory=set)
     classes: set[tuple[Source, str]] = field(default_factory=set)
@@ -102,7 +102,7 @@ class Survey:
     """Source -> number of dimensions -> the best such base case: its rank, then its id."""
 
     def add(self, case_id: str) -> None:
-        """Build a case and record what it covers."""
+        """Build a case and record the layouts that it covers."""
         op_id = parse(case_id, KNOWN)
         bench, outputs = built(op_id)
         inplace = bool(op_id.given.get("inplace"))

@@ -30,7 +30,7 @@ HOW: dict[str, str] = {
     PROCESS: "in a separate process",
     THREADS: "with the number of threads in `options`, if the backend has that option",
     RESTORED: "caches saved after step `at`, and written back after the next, as llama_state_set_data does",
-    WRITTEN: "weights and caches written after step `at`, with the bytes that the first run starts with",
+    WRITTEN: "weights and caches written after step `at`, with the initial bytes of the first run",
     UNREAD: "no cache is read before the end",
     HANDED_OVER: "like UNREAD; after step `at` every other cache is overwritten with its bytes in the first run",
     BY_NODE: "each computing node in its own graph and session, from the values of earlier nodes",
