@@ -65,7 +65,7 @@ class Suite:
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
         self.session: pytest.Session | None = None
-        """None after its end."""
+        """The pytest session; None after its end."""
 
     def begin(self, session: pytest.Session, keys: Iterable[Key]) -> None:
         """Set the required results, before anything runs."""

@@ -62,7 +62,7 @@ class Chosen:
     """The selection made on either command line; a field is an option's `dest` (`cli.options`)."""
 
     backends: Sequence[str] = ()
-    """Empty for the default backends (`registry.defaults`)."""
+    """Names of the backends; empty for the default ones (`registry.defaults`)."""
     stage: str | None = None
     families: Sequence[str] = ()
     globs: Sequence[str] = ()
@@ -289,7 +289,7 @@ class TestRun:
         """Base and case -> its result."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
-        """None if there was no search for causes."""
+        """Causes of the failures; None if there was no search for them."""
         self.waiver_problems: tuple[list[str], list[str]] = [], []
         self.about: dict[str, JSON] = {}
         """Further entries of the record; its `environment` is merged into the record's."""

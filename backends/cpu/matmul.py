@@ -57,7 +57,7 @@ class Activations:
     ) -> None:
         self._arithmetic = arithmetic
         self.error: Values | None = None
-        """For weights with an offset: the error of each block's sum, (..., k / 32)."""
+        """Error of each block's sum, (..., k / 32), for weights with an offset."""
         name = to.get(weights.name, arithmetic.operands)
         if name == Q8_1.name and weights in _OFFSET_TYPES:
             stored = raw if type_ is Q8_1 else quants.quantizer(arithmetic.quantize)(Q8_1, load(type_, raw))

@@ -56,7 +56,7 @@ class Plan:
     buffer: int = 0
     """Compute buffer, 0 if no node needs memory."""
     guarded: Guarded | None = None
-    """Replaces the compute buffer in a `GuardSession`."""
+    """Guarded memory in place of the compute buffer, in a `GuardSession`."""
 
     def free(self) -> None:
         """Free the graph."""

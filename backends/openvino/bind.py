@@ -167,7 +167,7 @@ class Request(Program):
         self._resized = any(isinstance(n, Sym) for c in emitted.commits for n in c.extents)
         """True if caches of other sizes can be served."""
         self.otherwise: Callable[[Plan, HostMemory], Request] | None = None
-        """Makes the program for a plan whose indices point beyond a window."""
+        """Function that makes the program for a plan with indices beyond a window."""
         self._other: tuple[Hashable, Request] | None = None
         """Such a program, and the key of its plan."""
         self._request: Any = None if compiled is None else compiled.create_infer_request()

@@ -33,7 +33,7 @@ class Order:
     extents: tuple[int, ...]
     """Shape of the cache in ggml's order: cells first."""
     axes: tuple[int, ...]
-    """Its axes in memory order."""
+    """Axes of the cache in memory order."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -162,9 +162,10 @@ def _floats(node: Node) -> bool:
 def language_model() -> Node:
     """Return a sink that makes a model a language model for the CPU plugin (2026.4.1).
 
-    Such a model has attention and a variable. Only in it does the plugin's product read F16 and BF16 weights as they
-    are and widen them on the way; in others it packs a float32 copy of each, twice as many bytes to store and to read
-    per token. The attention has constant operands and is folded away; the remaining nodes assign one constant.
+    Such a model has attention and a variable. In such a model the plugin's product reads F16 and BF16 weights as they
+    are and widens them on the way. In other models it packs a float32 copy of each weight, with twice as many bytes to
+    store and to read per token. The attention has constant operands and is folded away; the remaining nodes assign one
+    constant.
     """
     info = VariableInfo()
     info.data_shape, info.data_type, info.variable_id = PartialShape([1]), Type.f32, "language model"

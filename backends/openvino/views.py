@@ -72,7 +72,7 @@ class Factors:
     counts: list[int]
     """First unit and number of units, per axis of that shape."""
     order: list[int]
-    """Its axes in the order of the region's shape."""
+    """Axes of the slice in the order of the region's shape."""
 
 
 @dataclass(frozen=True, slots=True)

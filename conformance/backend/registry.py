@@ -28,7 +28,7 @@ ON_REQUEST = frozenset({"xdna2"})
 
 `xdna2` supports only MUL_MAT, so nearly every case is UNSUPPORTED."""
 VARIABLE = "env."
-"""Begins the option that sets an environment variable of the backend's process."""
+"""Prefix of options that set an environment variable of the backend's process."""
 DISTRIBUTION = "ggml-conformance"
 """Our distribution, whose adapters are not third-party."""
 

@@ -56,9 +56,9 @@ class Needs:
     """Conditions of the failing node that experiments showed to be necessary."""
 
     some_of: tuple[frozenset[Condition], ...] = ()
-    """At least one condition of each set is necessary: without the set the case passes."""
+    """Sets of conditions of which at least one is necessary: without the set the case passes."""
     idle: frozenset[Condition] = frozenset()
-    """The case fails as before without any one of these, and without all of them."""
+    """Conditions without which, and without all of which, the case fails as before."""
     right: tuple[Features, ...] = ()
     """Nodes of the op in passing cases that differ only in where operands are stored."""
     known: bool = False

@@ -192,7 +192,7 @@ class Baseline:
     path: str
     entries: tuple[Known, ...] = ()
     runs: tuple[Ran, ...] = ()
-    """One per backend; empty for a file of an older version."""
+    """Verdicts of the run, one entry per backend; empty for a file of an older version."""
 
     def where(self, entry: Known) -> str:
         """Return the location of an entry, for messages."""

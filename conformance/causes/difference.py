@@ -53,7 +53,7 @@ class Unasked:
     """Number of cases in the baseline."""
     known: Selection | None
     here: Selection | None
-    """None if the run did not use the backend."""
+    """Selection of this run; None if it did not use the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,16 @@ class Difference:
     """How a run differs from a baseline."""
 
     new: tuple[Cause, ...]
-    """In the order of the run."""
+    """New causes, in the order of the run."""
     gone: tuple[Known, ...]
-    """In the order of the baseline."""
+    """Causes of the baseline that no longer occur, in its order."""
     known: tuple[Cause, ...]
     wider: tuple[Wider, ...] = ()
-    """Sorted by backend and cause."""
+    """Cases that are worse than in the baseline, sorted by backend and cause."""
     lost: tuple[Lost, ...] = ()
-    """Sorted by backend and reason."""
+    """Lost coverage, sorted by backend and reason."""
     unasked: tuple[Unasked, ...] = ()
-    """At most one per backend."""
+    """Cases that the run did not request, at most one entry per backend."""
 
     def outcome(self) -> Outcome:
         """Return one reason per finding, with equal cases combined; no reasons if nothing differs."""

@@ -186,7 +186,7 @@ def _but_for_types(rule: Rule) -> frozenset[Condition]:
 
 
 Over = Callable[["Group", "Group", Nodes], Rule | None]
-"""Returns the rule that covers two groups; None if they are different causes."""
+"""Function that returns the rule for two groups; None if they are different causes."""
 Apart = set[tuple[int, Rule, int, Rule]]
 """Pairs of groups, with their rules, that cannot be joined."""
 

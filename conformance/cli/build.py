@@ -48,7 +48,7 @@ PATIENCE = 1 / 20
 LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
-"""Makes ggml-vulkan list drivers that run on the CPU; it hides them by default."""
+"""Environment in which ggml-vulkan lists drivers that run on the CPU."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
 """The default file of backtests, in the checkout.
 

@@ -92,7 +92,7 @@ class Option:
     """An option of both command lines."""
 
     name: str
-    """With its dashes; `--x/--no-x` for a flag that may be unset (None)."""
+    """Name with its dashes; `--x/--no-x` for a flag that may be unset (None)."""
     dest: str
     """Parameter of the command, and pytest's `dest`."""
     help: str

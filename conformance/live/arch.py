@@ -79,7 +79,7 @@ class Run:
     """The outputs of one run."""
 
     results: list[NDArray[np.float32]]
-    """One array per batch."""
+    """Results of the run, one array per batch."""
     notes: dict[str, float]
     """Number of nodes and splits of the graph, from llama.cpp's log."""
     choices: Path | None = None

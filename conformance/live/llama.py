@@ -46,7 +46,7 @@ class Device:
     lib: str = ""
     """The library with llama.cpp; empty for the wheel's."""
     device: str = ""
-    """Its `ggml_backend_dev_name`; "" for the CPU alone."""
+    """`ggml_backend_dev_name` of the device; "" for the CPU alone."""
     environment: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     """Variables of its process that differ from our environment; None unsets one."""
     rpc: str = ""

@@ -109,7 +109,7 @@ class Copies:
     held: float
     """Copies after loading; 1 as for llama.cpp's own CPU."""
     peak: float
-    """At peak."""
+    """Copies of the weights at peak."""
 
 
 def copies(growth: Growth, cpu: Growth) -> Copies:

@@ -28,7 +28,7 @@ from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
 ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
-"""Makes llama.cpp builds of summer 2025 reuse graphs; later builds always do."""
+"""Environment in which llama.cpp builds of summer 2025 reuse graphs, as later ones do."""
 TRIED = 3
 """Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
 

@@ -28,7 +28,7 @@ class Answer:
     """The backend's most likely token after each of the reference's tokens."""
     flips: list[Flip] = field(default_factory=list)
     reading: Figures | None = None
-    """For a given text, compared with llama.cpp on its CPU; not judged."""
+    """Comparison with llama.cpp on its CPU for a given text; it is not judged."""
     perplexity: float | None = None
     """The perplexity of that text."""
     wrong: str = ""

@@ -35,7 +35,7 @@ class Trajectory:
     """A backend's results for the graphs, each started from the caches of the previous one."""
 
     outputs: list[Mapping[Tensor, Bytes]] = field(default_factory=list)
-    """One mapping per step."""
+    """Outputs of each step."""
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
     """Caches after the last step; empty if time ran out before it."""
     complete: bool = False
@@ -114,7 +114,7 @@ class StepRun:
     case: Case
     """A case of this step, with the backend's caches at the start, and its values."""
     step: int
-    """Its index in the whole run."""
+    """Index of the step in the whole run."""
 
     def wrong(self, reference: Backend, found: Mapping[Tensor, Bytes] | None = None) -> list[Judged]:
         """Return the nodes that are wrong for the recorded inputs, in order.

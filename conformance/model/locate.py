@@ -33,7 +33,7 @@ from . import graphs
 from .graphs import Say, StepRun, caches_of, compute, inspect
 
 Reopen = Callable[[], AbstractContextManager[Backend]]
-"""Opens a fresh backend, and closes it."""
+"""Context manager that opens a fresh backend, and closes it."""
 Inspected = tuple[StepRun, Sequence[Judged]]
 """A step with the values of every node, and its wrong nodes."""
 WORDS = {Fault.NODE: "this node is wrong by itself", Fault.GRAPH: TOGETHER, Fault.STALE: STALE[Fault.STALE]}
@@ -52,7 +52,7 @@ class Found:
     """Judged in the only step of `run`."""
     run: StepRun
     fault: Fault | None
-    """None if there is no fault, only `tie`."""
+    """Fault of the step; None if there is only a `tie`."""
     tie: str = ""
     """Description of the expert choice."""
     similar: int = 0
@@ -262,7 +262,7 @@ class Saved:
 
     path: Path
     words: str
-    """Its size and the command that runs it."""
+    """Size of the saved case, and the command that runs it."""
 
 
 def save(spec: Spec, found: Found, case: Case, folder: Path, isolation: Isolation, budget: float, say: Say) -> Saved:

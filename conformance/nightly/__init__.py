@@ -103,7 +103,7 @@ class Done:
     why: Why | None = Why.INTERRUPTED
     """Why it did not succeed; None if it did."""
     says: str = ""
-    """Its last line, or why it could not run."""
+    """Last line of the part's output, or why it could not run."""
     seconds: float = 0.0
     command: str = ""
 
@@ -275,7 +275,7 @@ class Ended:
     """How a command ended."""
 
     code: int
-    """Its exit code; 128 + the signal that ended it."""
+    """Exit code of the command; 128 + the signal that ended it."""
     seconds: float
     timed_out: bool
     tail: str

@@ -57,9 +57,9 @@ class Weights:
     nbytes: int
     """Bytes of weights that the large model has beyond the small one."""
     held: float
-    """After the run; 1 as in a file."""
+    """Copies of the weights after the run; 1 as in a file."""
     peak: float
-    """At peak."""
+    """Copies of the weights at peak."""
 
 
 def weights_held(spec: Spec, opener: Opener, weight_type: str) -> Weights:

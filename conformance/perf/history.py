@@ -136,7 +136,7 @@ class Cells(NamedTuple):
     unit: str
     """`cases` of a cause; else empty."""
     verdict: str | None
-    """None for a metric or a counter."""
+    """Verdict of a case or cause; None for a metric or a counter."""
     value: float | None
     low: float | None = None
     high: float | None = None

@@ -148,7 +148,7 @@ class Measured:
         self.error: Exception | None = None
         """The failure that ended a measurement."""
         self._clocks: list[tuple[float, float]] = []
-        """For each measurement: seconds charged, and seconds that passed in this process."""
+        """Seconds charged, and seconds that passed in this process, for each measurement."""
         self.subject = Subject(name, self.run, None if unit.fresh else self._renew)
         self._case, self._opener = case, opener
         self._before, self._timed = case.steps[: unit.first], case.steps[unit.first :]

@@ -44,7 +44,7 @@ class Wire:
         self, incoming: IO[bytes], outgoing: IO[bytes], look: Callable[[], None] | None = None, interval: float = inf
     ) -> None:
         self.deadline = inf
-        """In terms of `time.monotonic`."""
+        """Deadline of the current request, as `time.monotonic`."""
         self._look = look
         self._interval = interval if look is not None else inf
         self._next = time.monotonic() + self._interval

@@ -27,7 +27,7 @@ from .causes import Causes, Found, Kind, difference, fails
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
-"""Matches the messages with which ggml aborts."""
+"""Pattern for the messages with which ggml aborts."""
 SMALL = (ops.NAME, tbo.NAME)
 """Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 FIRST_SHARE = 0.75

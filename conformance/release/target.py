@@ -42,7 +42,7 @@ class Target:
     """Name, such as `CPU threads=8`."""
     build: Spec
     base: Spec | None
-    """None if there is no base, or it lacks the device."""
+    """Backend of the base; None if there is no base, or it lacks the device."""
     runs: frozenset[str] = ALL
     """Kinds of cases that run on it: single ops, trajectories, whole models."""
     software: bool = False

@@ -115,7 +115,7 @@ class Comparison:
 
     base: Runs
     pairs: tuple[Pair, ...]
-    """In the order of `State`, and within a state in the order of the runs."""
+    """Compared pairs, sorted by `State`, and within a state as in the runs."""
     sentences: Mapping[tuple[str, str], str]
     """Cause and backend -> the cause's sentence."""
 

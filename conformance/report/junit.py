@@ -48,7 +48,7 @@ class Test:
     tag: str | None = None
     type: str = ""
     message: str = ""
-    """One line of text."""
+    """Message in one line."""
     text: str = ""
 
 

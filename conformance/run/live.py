@@ -49,11 +49,11 @@ class LiveFamily(Family):
     """A family whose cases have no steps."""
 
     player: Callable[[Spec, Isolation, Path | None], Player]
-    """Opens a player on a backend; the folder, if any, is for files of failing cases."""
+    """Function that opens a player on a backend, with a folder for files of failing cases."""
     columns: Sequence[str] = ()
     """Globs of the metrics in the terminal's table, in order."""
     unlisted: Callable[[str], Sequence[str]] = lambda _: ()
-    """Returns ids that are in no level and match a glob."""
+    """Function that returns ids that are in no level and match a glob."""
 
 
 def is_live(case_id: str) -> bool:

@@ -411,7 +411,7 @@ def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution
 
 TOGETHER = "the step alone is equally wrong, so its nodes together (fusion, shared memory) are the cause"
 FreshBackend = Callable[[], AbstractContextManager[Backend]]
-"""Opens another backend and closes it."""
+"""Context manager that opens another backend and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ class Replay:
 
     steps: Sequence[StepValues]
     before: Sequence[Mapping[Tensor, Bytes]]
-    """Per step: its initial persistent tensors that are caches or were overwritten."""
+    """Initial caches of each step, and other persistent tensors that were overwritten."""
 
 
 def replay(reference: Backend, case: Case, before: Callable[[Session, int], None] = nothing) -> Replay:

@@ -45,7 +45,7 @@ class Recording(Expectation):
     declared: Arithmetic
     """Arithmetic of the backend under test."""
     worth: list[dict[Tensor, Budget]] | None
-    """Per step: error of both arithmetics in each tensor; None if the recorder's is unknown."""
+    """Error of both arithmetics by step and tensor; None if the recorder's is unknown."""
     reference: list[StepValues] | None
     """The reference in the backend's arithmetic; None if the reference is under test."""
 

@@ -51,7 +51,7 @@ class Runner:
     locates = True
     """Run a failing case again to find its first wrong node and stage."""
     checks_stale_state = True
-    """Also run it on a fresh backend, to separate kernel bugs from stale state."""
+    """True to run it also on a fresh backend, to separate kernel bugs from stale state."""
 
     def __init__(
         self,

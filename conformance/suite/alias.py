@@ -106,13 +106,13 @@ DIFFERS: dict[str, Traits] = {
 }
 """Difference between A and B -> B's traits."""
 _OWN = frozenset({"type", "float", "weight", "norm", "cache", "src"})
-"""Differences in weights and caches, which A and B then cannot share."""
+"""Differences in weights and caches; with one of these A and B cannot share them."""
 SHARED = tuple([what for what in DIFFERS if what not in _OWN])
 
 PRODUCTS = ("edge", "tokens", "type", "float", "branch", "weight")
-"""Differences that a graph of three products can have."""
+"""Differences for graphs of three products."""
 DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "sub_op": "ffn=geglu"}
-"""Differences that a decoder can have -> B's key."""
+"""Difference for decoders -> the key of graph B."""
 
 KEYS = keys(f"differs={'|'.join(DIFFERS)}|all tokens=3 order=abab|ab|ba|aab k=0 shared=0|1 of=sublayer|decoder")
 

@@ -216,7 +216,7 @@ class Turning:
     """Operands of a rotation."""
 
     x: Value
-    """As many elements as (tokens, heads, size), in this order."""
+    """Input with the elements of (tokens, heads, size), in this order."""
     cos: Value
     """(tokens, pairs), like `sin`."""
     sin: Value

@@ -81,7 +81,7 @@ class OpenVinoNpu(OpenVinoStateless):
         return fits(case)
 
     def emitters(self) -> Mapping[str, Emitter]:
-        """Return the base's emitters, none with dynamic sizes."""
+        """Return the base's emitters, with those for static sizes."""
         from backends.openvino.emit.rope import STATIC  # noqa: PLC0415  # as above
 
         return {**super().emitters(), **STATIC}

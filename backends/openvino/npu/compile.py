@@ -11,7 +11,7 @@ from conformance.ggml.errors import BackendError, UnavailableError
 
 DEVICE = "NPU"
 WRAPPER = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
-"""Runs a model through the plugin's wrapper on the CPU.
+"""Properties that run a model through the plugin's wrapper on the CPU.
 
 Only its pipelines NONE and JUST are correct (2026.4.1): the others were silently wrong for decoders of 1 to 3
 layers."""

@@ -58,7 +58,7 @@ class Form:
     tokens: Tensor
     positions: Tensor
     key: Hashable
-    """Equal for two steps exactly if the same decoder computes them."""
+    """Key that is equal for two steps exactly if the same decoder computes them."""
 
 
 @dataclass(frozen=True, slots=True)

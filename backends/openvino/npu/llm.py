@@ -148,7 +148,7 @@ class LlmSession(OpenVinoSession):
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Set the bytes of a weight; BackendError after the first step, and for a cache."""
         if tensor in self.opaque() or self._machine is not None:
-            raise BackendError(f"{tensor}: NPUW_LLM takes weights with its model only, and no contents of caches")
+            raise BackendError(f"{tensor}: NPUW_LLM takes weights only with its model, and cannot set caches")
         super().write(tensor, data)
 
     def compute(

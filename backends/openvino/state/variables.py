@@ -374,7 +374,7 @@ class StatefulRequest(Request):
     def __init__(self, compiled: CompiledModel | None, emitted: EmittedGraph, peak: int | None = None) -> None:
         super().__init__(compiled, emitted, peak)
         self.holds: dict[int, Tensor] = {}
-        """Index of a cache in a plan -> the cache of `owner` in its variables."""
+        """Index of a cache in a plan -> cache whose contents are in the variables."""
         self._owner: ReferenceType[StateMemory] | None = None
         self._variables = emitted.variables
         self._written = emitted.written

@@ -26,7 +26,7 @@ SLOTS = 9
 ROUNDS = 16
 """Maximum number of rounds that apply new facts about inputs."""
 Vec = tuple[int, ...]
-"""One number in each of the graphs."""
+"""The values of one number in all graphs."""
 Product = tuple[int, tuple[int, ...]]
 """A factor and extents of inputs, by slot."""
 Relation = tuple[int, tuple[int, int, int]]

@@ -30,7 +30,7 @@ class Plan:
     """Leaf that owns its bytes -> role."""
     outputs: tuple[Tensor, ...]
     key: Hashable
-    """Equal for two plans exactly if one program serves both."""
+    """Key that is equal for two plans exactly if one program serves both."""
     caches: tuple[Tensor, ...] = field(init=False)
     """Tensors with the role `cache`, in order."""
 

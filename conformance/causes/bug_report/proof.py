@@ -34,7 +34,7 @@ DRAWS = 4
 MOST_LINES = 60
 """Maximum lines of a `test_case`."""
 Run = Callable[[Case], Result]
-"""Runs a case on the backend."""
+"""Function that runs a case on the backend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,7 +435,7 @@ OLDER_NAMES = {
 _LIMIT = 256
 _LONGEST = 64
 _FAR = 1 << 26
-"""Without `dladdr`: names of one library are never this many bytes apart."""
+"""Maximum distance in bytes between names of one library, if there is no `dladdr`."""
 _NEAR = 1 << 20
 """Distance in bytes within which the next addresses are expected."""
 _NAME = re.compile(rb"[A-Z][A-Z0-9_]*")

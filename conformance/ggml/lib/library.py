@@ -67,7 +67,7 @@ _PLUGIN = re.compile(r"libggml-(?!base\b).+\.(so|dylib)")
 """A device library that ggml loads itself; others have a version after `.so`."""
 
 _SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
-"""Matches the description of a device that is emulated on the CPU."""
+"""Pattern for the description of a device that is emulated on the CPU."""
 
 _P = ctypes.c_void_p
 _ENVIRONMENT = {
@@ -81,7 +81,7 @@ _REFUSAL = re.compile(
     r"ncompatible|ailed to (?:load|init)|nsupported (?:GPU|device)|not support|is required|not available|"
     r"(?:\b[Nn]o|find any)(?: \S+)? devices?\b"
 )
-"""Matches a log line that explains why there is no device."""
+"""Pattern for a log line that explains why there is no device."""
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 

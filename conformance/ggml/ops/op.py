@@ -70,7 +70,7 @@ class Rounding:
     per_k: float = 0.0
     why: str = ""
     terms: Callable[[Tensor], int] = row_length
-    """Returns K, the number of terms summed for one element of the result."""
+    """Function that returns K, the number of terms summed for one element of the result."""
     products: float = 0.0
     """Allowed error of a device that rounds operands first, in their squared roundoffs.
 
@@ -698,12 +698,12 @@ def is_padded_1d(t: Tensor) -> bool:
 
 
 def can_mul_mat(a: Tensor, b: Tensor) -> bool:
-    """Return `ggml_can_mul_mat(a, b)`: rows of equal length, matrices of `b` a multiple."""
+    """Return `ggml_can_mul_mat(a, b)`: equal row lengths; `b` has a multiple of `a`'s matrices."""
     return a.ne[0] == b.ne[0] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
 
 
 def can_out_prod(a: Tensor, b: Tensor) -> bool:
-    """Return `ggml_can_out_prod(a, b)`: columns of equal length, matrices of `b` a multiple."""
+    """Return `ggml_can_out_prod(a, b)`: equal columns; `b` has a multiple of `a`'s matrices."""
     return a.ne[1] == b.ne[1] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
 
 

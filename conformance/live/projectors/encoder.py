@@ -68,7 +68,7 @@ class Encoder:
     library: Mtmd
     load: Load
     device: str
-    """Its `ggml_backend_dev_name`; "" for the CPU alone."""
+    """`ggml_backend_dev_name` of the device; "" for the CPU alone."""
     contexts: list[int] = field(default_factory=list)
     """`mtmd_context *` of every context; freed by `clean`."""
     _chunks: list[int] = field(default_factory=list)

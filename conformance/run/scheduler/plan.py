@@ -53,7 +53,7 @@ class Plan:
     home: Home
     graphs: Mapping[Graph, Shared]
     cases: Sequence[Case | None]
-    """Per device: the case to open, whose steps are its splits; None if it has no split."""
+    """Case to open on each device, whose steps are its splits; None without a split."""
     arithmetic: Arithmetic
 
 

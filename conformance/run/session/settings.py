@@ -72,7 +72,7 @@ class Settings:
         """
         if given is not None:
             if len(specs) != 1:
-                raise UsageError(f"--waivers {given}: waivers are of one backend; name one with --backend")
+                raise UsageError(f"--waivers {given}: a waiver file is for one backend; name one with --backend")
             return {specs[0]: read_waivers(given)}
         files = {s: self.waivers.get(str(s)) or self.waivers.get(s.name) for s in specs}
         return {s: read_waivers(file) for s, file in files.items() if file is not None}

@@ -63,7 +63,7 @@ class Hparams:
     qkv_bias: bool = False
     out_bias: bool = False
     fused_qkv: bool = False
-    """One weight `attn_qkv`; Q, K and V are views of its product."""
+    """True for one weight `attn_qkv`; Q, K and V are views of its product."""
     qk_norm: bool = False
     """RMS norm of each head of Q and K before rotation."""
     scaled_q: bool = False

@@ -27,8 +27,8 @@ _HIDE = "hide=causal|holes|bias|blind|junk|seen|some|finite"
 `causal`: the future. `holes`: also a third of the past. `bias`: the same, with finite values elsewhere. `blind`: all
 of one row. `junk`: the last cells, where K and V contain NaN and infinities, from every row. `some`: the same cells,
 from every second row. `seen`: the future; every row sees one infinity in V. `finite`: nothing; hidden cells have a
-large negative number instead of -inf, and every second row has only that. Products are integers then, which float32
-represents exactly beside it."""
+large negative number instead of -inf, and every second row has only that. Then products are integers, which float32 can
+add to that number exactly."""
 _JUNK = 5
 """Number of cells that `junk` hides."""
 

@@ -276,7 +276,7 @@ class Timed(NamedTuple):
     tokens: int
     """Number of tokens that the op processes."""
     repeat: int
-    """Runs per measurement, so that it lasts long enough for the clock."""
+    """Number of runs per measurement, so that it lasts long enough for the clock."""
     level: family.Level = "standard"
     """`smoke` is part of `standard`, which is part of `full`."""
 

@@ -50,9 +50,9 @@ class Run:
     """Description for messages."""
     first: int
     last: int
-    """Its steps are `steps[first:last]` of the case."""
+    """End of the run's steps: `steps[first:last]` of the case."""
     opening: int = 0
-    """Runs with equal numbers share an open backend; 0 is the suite's regular one."""
+    """Number of the opened backend that runs share; 0 is the suite's regular one."""
     how: str = PLAIN
     options: Mapping[str, str] = field(default_factory=dict)
     """Backend options for this opening, if its adapter has them.
@@ -68,7 +68,7 @@ class Place:
 
     run: int
     step: int
-    """Relative to the run's first step."""
+    """Index of the step, relative to the run's first step."""
     kind: str
     """`output` or `cache`."""
     index: int
