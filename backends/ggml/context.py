@@ -31,7 +31,7 @@ class Arena:
 class Context:
     """A `ggml_context` for `n` tensors and `graphs` graphs of `graph_size` nodes.
 
-    `struct` can address its memory: in `arena`, whose last context must be freed, or ggml's own.
+    Its memory, which `struct` can address, is in `arena`, whose last context must be freed, or allocated by ggml.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class CacheWrite:
     ids: int
     """Result with the positions along `axis`; if `given`, the leaf of the plan with them."""
     rows: int
-    """Result with the rows."""
+    """The result that contains the rows."""
     given: bool = False
     exact: bool = False
     """True if the rows are rounded to the cache's type already."""
@@ -169,7 +169,7 @@ class Request(Program):
         self.otherwise: Callable[[Plan, HostMemory], Request] | None = None
         """Function that makes the program for a plan with indices beyond a window."""
         self._other: tuple[Hashable, Request] | None = None
-        """Such a program, and the key of its plan."""
+        """The program for whole caches, and the key of its plan."""
         self._request: Any = None if compiled is None else compiled.create_infer_request()
         self._set: dict[int, OvTensor] = {}
         self._taken: dict[int, NDArray[Any]] = {}

@@ -259,11 +259,11 @@ class Whole:
         return self._compiled[0].get_property(name)
 
     def get_runtime_model(self) -> Whole:
-        """Return itself, which lists the layers of both."""
+        """Return itself, which lists the layers of both models."""
         return self
 
     def get_ordered_ops(self) -> list[Node]:
-        """Return the layers of both."""
+        """Return the layers of both models."""
         return [node for c in self._compiled for node in c.get_runtime_model().get_ordered_ops()]
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor

@@ -53,8 +53,8 @@ def tile(n: int) -> int:
 def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
     """Return `activations @ weights^T`, summed in int32, (n, m), as one run of a kernel.
 
-    Weights (m, k), activations (n, k), n a multiple of the tile or `LEAST_N`. A product of float64 is exact here: K at
-    most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17 below int32.
+    Weights are (m, k), activations (n, k); n is a multiple of the tile or `LEAST_N`. A product of float64 is exact
+    here: K at most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17 below int32.
     """
     out = np.zeros((len(activations), len(weights)), np.int32)
     filled = int(np.flatnonzero(activations.any(axis=1)).max(initial=-1)) + 1  # padding is zeros and stays so

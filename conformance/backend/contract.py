@@ -250,7 +250,7 @@ class Subject:
 
 
 def wrong(s: Subject, data: Bytes, node: Tensor, want: NDArray[Any]) -> Iterator[str]:
-    """Yield a sentence if `data` is not `want`, packed, as float32."""
+    """Yield a sentence if `data` is not the packed float32 of `want`."""
     expected: Values = np.ascontiguousarray(want, np.float32).reshape(-1)
     values = data.view(np.float32)
     right = np.abs(values - expected) <= TOLERANCE * np.abs(expected).max()  # False for NaN

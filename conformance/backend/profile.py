@@ -87,7 +87,7 @@ class Profile:
             )
 
     def to_toml(self) -> str:
-        """Return the content of its file."""
+        """Return the content of the profile's file."""
         versions = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in self.versions.items())
         head = f"suite = {_quoted(self.suite)}\ndevice = {_quoted(self.device)}\n"
         head += f"description = {_quoted(self.description)}\nversions = {{ {versions} }}\n"
@@ -109,7 +109,7 @@ def _value(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a TOML string: as JSON, except a character that JSON leaves unescaped."""
+    """Quote a TOML string: as in JSON, and escape the character that JSON does not escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -91,7 +91,7 @@ class Named:
     where: str = ""
     """Place of its definition, for messages."""
     chosen: bool = False
-    """True if the user named its file.
+    """True if the user named the settings file.
 
     Else the file was in the current directory, and only `--backend` opens the name."""
 

@@ -23,7 +23,7 @@ MAX_MESSAGE = 2000
 
 
 def shortened(text: str) -> str:
-    """Cut `text` to its first `MAX_TEXT` characters and its size; idempotent."""
+    """Cut `text` to its first `MAX_TEXT` characters and append its size; idempotent."""
     if len(text) <= MAX_TEXT + _MARGIN:
         return text
     size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"

@@ -44,7 +44,7 @@ class DaskPool:
         self.ended: queue.Queue[tuple[int, Reply | Exception]] = queue.Queue()
         self._address = address
         self._name = f"conform-{uuid.uuid4().hex[:12]}"
-        """New for each start: a task of an earlier one may still run."""
+        """Part of task names, new for each start, because tasks of an earlier one may still run."""
         self._futures: dict[int, Any] = {}
         self.client = Client.__new__(Client)
         try:

@@ -1,6 +1,6 @@
 """References to weights in a model file; a case file has its name and their digests.
 
-`references` in a case's document, beside `blobs`; `codec` never sees it:
+`references` in a case's document, beside `blobs`; `codec` does not read it:
 
     [{"persistent": index, "file": name, "offset": int, "size": int, "sha256": str}]
 

@@ -52,9 +52,9 @@ class Seen:
     words: str
     """`always`, `k of n` or `after CASE`."""
     failed: int
-    """Failed tries, alone."""
+    """Number of failed tries of the case alone."""
     runs: int
-    """All tries, alone."""
+    """Number of all tries of the case alone."""
     after: str = ""
     """Id of the case that damages the process; empty if unknown."""
 

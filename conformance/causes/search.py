@@ -423,7 +423,7 @@ def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def _may_hide(failure: Failure) -> bool:
-    """Return True if the case has nodes beside the first wrong one and they ran."""
+    """Return True if the case has other nodes than the first wrong one, and they ran."""
     if failure.result.verdict is not Verdict.FAIL or relation.applies(failure.case):
         return False
     return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1

@@ -168,7 +168,7 @@ def _begin(prompt: Sequence[int], words: Sequence[str], decoded: Decoded, case: 
 
 
 def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
-    """Print the answer, and the backend's text if it differs."""
+    """Print the answer, and the text that the backend generated if it differs."""
     line(f"{answer.backend}: {answer.sentence()}")
     if answer.cause:
         line(f"  {answer.cause}")

@@ -34,7 +34,7 @@ from .units import Unit
 
 BASE, HEAD = "base", "head"
 SAME = 0.0
-"""Slowdown of A against A."""
+"""Key for the comparison of a unit with itself, without a slowdown."""
 SLOWDOWNS = (0.03, 0.05, 0.10, 0.20)
 MARGIN = 1.02
 """The default limit: the slowdown above which a build counts as regressed."""

@@ -37,7 +37,7 @@ NAMES = (
         nightly INTEGER NOT NULL, machine TEXT NOT NULL, system TEXT NOT NULL, cpu TEXT NOT NULL, cores INTEGER,
         python TEXT, packages TEXT NOT NULL)""",
 )
-"""Unique names of cases and backends; and runs. Unchanged since version 1."""
+"""Tables of unique names (of cases and backends) and of runs. Unchanged since version 1."""
 
 RESULTS = (
     """CREATE TABLE metrics (

@@ -32,9 +32,9 @@ FAMILY = "perf"
 """Family in the ids of work units."""
 Of = Literal["tokens", "cases", "steps"]
 BLOCK = 256
-"""Cells: llama.cpp reads and allocates a KV cache in multiples of it."""
+"""Number of cells of which the size and the read part of a KV cache are multiples."""
 TOKENS = 8
-"""Tokens decoded in one measurement; divides `BLOCK`."""
+"""Number of tokens decoded in one measurement; it divides `BLOCK`."""
 SMALL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 MEDIUM = "llama-l=2,embd=1024,heads=16,kv=4,head=64,ff=2816,vocab=2048,w=q4_0"
 """Two layers as in a model of half a billion parameters."""

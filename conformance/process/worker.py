@@ -224,7 +224,7 @@ class Tail:
 
     @property
     def lines(self) -> list[str]:
-        """Its last non-empty lines."""
+        """The last non-empty lines of the stream."""
         return [stripped for line in self.text.splitlines() if (stripped := line.strip())][-LINES:]
 
 

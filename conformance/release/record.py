@@ -24,7 +24,7 @@ RESULTS, PAGE, SUMMARY = "run.json", "index.html", "summary.md"
 
 
 def write(folder: Path, release: Release) -> Iterator[Path]:
-    """Write run file, page and summary; yield each path. UsageError if that fails."""
+    """Write run file, page and summary; yield each path. UsageError if a file cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:

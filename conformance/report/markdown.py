@@ -16,11 +16,11 @@ from .runs import Row, Runs, budget_used, command, pace, refusals
 LIMIT = 50_000
 """Maximum bytes of UTF-8; the page and the run files have the rest."""
 FIRST = 3
-"""Cases listed for each group of failures."""
+"""Maximum number of cases listed for each group of failures."""
 NAMES = 8
-"""Ops and backends listed for each group."""
+"""Maximum number of ops and backends listed for each group."""
 DOCUMENTS = 12
-"""Run files listed."""
+"""Maximum number of run files listed."""
 LONGEST = 600
 """Maximum characters of one text; an abort may print pages."""
 RESERVE = 8_000

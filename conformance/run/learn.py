@@ -171,7 +171,7 @@ def _small(m: Measured, d: Difference, name: str) -> bool:
 
 
 def _uneven(m: Measured, d: Difference, name: str) -> str:
-    """Return why a product's error is not rounding: in few elements, or a scale of all of them."""
+    """Return why a product's error is not rounding: it is in few elements, or all are scaled."""
     n, noise = nelements(m.node), math.sqrt(d.nmse)
     if _small(m, d, name) or n < PEAK * PEAK:
         return ""

@@ -173,7 +173,7 @@ class Probe:
     def traced(self, wrong: Judged) -> Judged | None:
         """Return the first wrong node behind a wrong value; None if there is none or it is unknown.
 
-        It is wrong as the end of a graph, and its sources are right as ends of theirs.
+        The node is wrong at the end of a graph, while its sources are right at the ends of their graphs.
         """
         k, nodes = wrong.step, self.case.steps[wrong.step].graph.nodes
         last = next((n for n in reversed(nodes) if computes(n) and n.root is wrong.tensor.root), None)

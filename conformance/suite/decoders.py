@@ -146,7 +146,7 @@ _SCORES = "softcap=3 sinks=1 softcap=3,sinks=1"
 """A softcap of the same order as the logits, so that it has an effect."""
 _SLOPED = "rope=none,alibi=8"
 _EXACT: Keys = {"ctx": 300, "run": "at290.p3.d2"}
-"""All cells of the context, not a multiple of 256."""
+"""A context that is filled, and whose size is not a multiple of 256."""
 
 _GQA: Table = {
     "smoke": (

@@ -218,7 +218,7 @@ class Turning:
     x: Value
     """Input with the elements of (tokens, heads, size), in this order."""
     cos: Value
-    """(tokens, pairs), like `sin`."""
+    """Cosines of shape (tokens, pairs), like `sin`."""
     sin: Value
     tokens: int
     heads: int

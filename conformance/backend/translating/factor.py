@@ -111,7 +111,7 @@ class Symbols:
         return self._inputs[slot]
 
     def known(self, vec: Vec, slot: int, *, exact: bool = False) -> int | None:
-        """Express `vec` as a constant, a symbol, its multiple or (extents) it plus a constant.
+        """Express `vec` as a constant, a multiple of a symbol or (extents) a symbol plus a constant.
 
         None if it is neither. A position plus a constant is not tried: from 255 to 256 tokens n_kv grows by 256, and so
         does the offset of a row of 256 elements.

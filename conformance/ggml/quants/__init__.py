@@ -148,7 +148,8 @@ def from_float_cpu(type_: GGMLType, x: NDArray[Any]) -> Raw:
     """Store values in a type as ggml-cpu's x86 code: `from_float` of its type_traits_cpu.
 
     Only Q8_0 and Q8_1 differ from `from_float`: they multiply by 127 / amax (the reference by 1 / (amax / 127)) and
-    round halves to even (the reference away from zero). ggml keeps the payload of a NaN in F16; this does not.
+    round halves to even (the reference away from zero). ggml keeps the payload of a NaN in F16, which this function
+    does not.
     """
     return _store(type_, x, WRITE_SIMD)
 

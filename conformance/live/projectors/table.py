@@ -4,7 +4,7 @@
 (`parts`), and for each projector its `type` (`clip.projector_type`; default: its name), changed keys (`set`, null
 removes a key; `i32` for keys that libmtmd reads as signed), its weights (`tensors`; the pattern `f16` marks those that
 must be F16), the tile size in pixels (`tile`, if it is not `image_size`), and its text model (`text`, `text_set`). Keys
-lack their root, `clip.`. An entry of `tensors` is one of
+are written without their prefix `clip.`. An entry of `tensors` is one of
 
 - `NAME NE…`: a weight and its `ne`, each a sum of products of numbers and `SYMBOLS`;
 - `linear NAME IN OUT`: `NAME.weight` and `NAME.bias`; `norm NAME N`: the same, one row each;

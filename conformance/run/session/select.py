@@ -256,7 +256,7 @@ def stage_hint(verdict: Verdict, translation: Result) -> str:
 
 
 def case_name(case: Case | str) -> str:
-    """Return the id of a case or id."""
+    """Return the id of a case; an id is returned unchanged."""
     return case if isinstance(case, str) else case.id
 
 

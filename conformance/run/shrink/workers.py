@@ -70,6 +70,6 @@ class ShrinkWorkers:
 
 
 def shrink_workers(spec: Spec, make: Callable[[], Runner]) -> ShrinkWorkers | None:
-    """Return a worker per processor, at most `MOST`; None for one processor, or not isolated."""
+    """Return a worker per processor, at most `MOST`; None for one processor, or no isolation."""
     n = min(MOST, os.cpu_count() or 1)
     return ShrinkWorkers(make() for _ in range(n)) if n > 1 and not runs_here(spec) else None

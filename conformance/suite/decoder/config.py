@@ -12,7 +12,7 @@ ROLES = (
     "token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output",
     "attn_qkv", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "in_proj", "out_proj",
 )  # fmt: skip
-"""Weights of configurable type, by last part of the name; norms, biases and so on are F32."""
+"""Weights of configurable type, by the last part of their name; others are F32."""
 
 ROPES = ("NORMAL", "NEOX", "NONE")
 NORMS = ("rms", "layer")
