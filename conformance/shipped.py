@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conformance.ggml.errors import UsageError
 
-AGAIN = "this installation lacks it; install ggml-conformance again, from a whole wheel or a checkout"
+AGAIN = "this installation lacks it; install ggml-conformance again, from a complete wheel or a checkout"
 """Advice for a missing file."""
 PREFIX = "package:"
 """Prefix in settings for a path inside the package, as in `package:waivers/ggml.toml`."""

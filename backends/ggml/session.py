@@ -220,7 +220,7 @@ class GgmlSession(Session):
         try:
             return self._at[tensor]
         except KeyError:
-            raise GraphError(f"{tensor} is no persistent tensor of the case that this session opened") from None
+            raise GraphError(f"{tensor} is not a persistent tensor of the case that this session opened") from None
 
     def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
         size = nbytes(t)
@@ -237,7 +237,7 @@ class GgmlSession(Session):
         return data if is_contiguous(t) else pack(data, t, 0)
 
     def _retire(self) -> None:
-        """Free the last plan, or on close if its memory must not be reused."""
+        """Free the last plan now; or on close, if its memory must not be reused."""
         if self._plan is not None:
             if self._arenas[0] is None:
                 self._kept.append(self._plan)

@@ -291,7 +291,7 @@ def _strides(node: Tensor) -> str:
             continue
         size = t.type.type_size
         if any(x % size for x in (*t.nb[1:], t.view_offs)) or (t.type.blck_size == 1 and t.nb[0] % size):
-            return f"strides {t.nb} at offset {t.view_offs} of {t} are no multiples of its type's {size} bytes"
+            return f"strides {t.nb} at offset {t.view_offs} of {t} are not multiples of its type's {size} bytes"
     return ""
 
 

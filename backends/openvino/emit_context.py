@@ -52,11 +52,11 @@ class Held:
     """Current contents of a root."""
 
     parts: dict[str, Value]
-    """Parts of its type (`storage`), or the numbers of a leaf that is only read.
+    """Parts of the root's type (`storage`), or the numbers of a leaf that is only read.
 
     Numbers are float32 or int32, of any shape in the order of `ne[::-1]`."""
     rounded: bool = True
-    """True if its numbers are already rounded to the root's type, so reads need not round."""
+    """True if the numbers are already rounded to the root's type, so reads need not round."""
     pending: list[Written] = field(default_factory=list)
     """Writes that are not yet in `parts`."""
     log: list[Written] | None = None

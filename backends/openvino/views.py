@@ -93,7 +93,7 @@ def region(t: Tensor, *, blocks: bool) -> Region:
     """
     size, blck = t.type.type_size, t.type.blck_size
     if any(x % size != 0 for x in (*t.nb[1:], t.view_offs, *t.nb[: blck == 1])):
-        raise BackendError(f"{t}: strides {t.nb} at {t.view_offs} are no multiples of the type's {size} bytes")
+        raise BackendError(f"{t}: strides {t.nb} at {t.view_offs} are not multiples of the type's {size} bytes")
     unit = 1 if blocks else blck
     ne0 = t.ne[0] // blck if blocks else t.ne[0]
     nb0 = t.nb[0] // size if blck == 1 else 1
@@ -194,7 +194,7 @@ def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
 
 
 def arranged(c: Constants, new: Value, r: Region, where: Rows, order: list[int], width: int = 0) -> Value:
-    """Arrange `new`, the units of `r` in order, as `where` requires."""
+    """Arrange `new` (the units of `r`, in order) as `where` requires."""
     tail = (width,) if width else ()
     if not order:
         rest = where.extents[1:]

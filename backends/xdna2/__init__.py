@@ -155,7 +155,7 @@ class Xdna2Backend(KernelBackend):
         columns: columns of one context, of the array's 16: 4 are a wide one, so that four are loaded at a time.
 
     Raises:
-        UsageError: an option that is no number, too many slots, or more columns than there are.
+        UsageError: an option is not a number, there are too many slots, or more columns than there are.
     """
 
     name = "xdna2"

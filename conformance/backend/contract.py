@@ -448,7 +448,7 @@ def writes_caches(s: Subject) -> Iterator[str]:
         elif np.array_equal(after, before):
             what = "CPY into a view of a cache left it as it was; it must write into the bytes of the view's root"
         else:
-            what = "CPY into row 2 of a cache wrote other bytes or other values; it must write that row, and it only"
+            what = "CPY into row 2 of a cache wrote other bytes or other values; it must write that row only"
         yield f"{s.name}: {what}."
 
 

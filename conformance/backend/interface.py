@@ -289,8 +289,8 @@ def class_faults(adapter: object, name: str) -> Iterator[str]:
     """Yield a sentence for each fault that makes `adapter` an unusable adapter class."""
     if not (isinstance(adapter, type) and issubclass(adapter, Backend)):
         yield (
-            f"{name} is no class that derives from conformance.backend.interface.Backend; derive it from that, or from "
-            "conformance.backend.kernel.KernelBackend, which needs a table of kernels only."
+            f"{name} is not a class that derives from conformance.backend.interface.Backend; derive it from that, or "
+            "from conformance.backend.kernel.KernelBackend, which needs a table of kernels only."
         )
         return
     written_for: object = adapter.api_version

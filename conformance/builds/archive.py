@@ -172,7 +172,7 @@ def _place(path: Path, folder: Path, name: str) -> Path:
     """Return the path of an entry; files come before links, so no part of it is a link."""
     pure = PurePosixPath(name)
     if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or "\0" in name:
-        raise _refusal(path, f"a name inside it is no path below its folder: {_short(name)}")
+        raise _refusal(path, f"a name inside it is not a path below its folder: {_short(name)}")
     if len(name) > _LONGEST_PATH or len(pure.parts) > _DEEPEST:
         raise _refusal(path, f"a name inside it is longer than {_LONGEST_PATH} or deeper than {_DEEPEST} folders")
     place = folder.joinpath(*pure.parts)

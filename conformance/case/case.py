@@ -110,7 +110,7 @@ class Case:
                 raise GraphError(f"persistent: {t} must be a leaf that owns its bytes")
         for t in self.placement:
             if t not in self.persistent:
-                raise GraphError(f"placement: {t} is no persistent tensor")
+                raise GraphError(f"placement: {t} is not a persistent tensor")
         for k, step in enumerate(self.steps):
             self._check_step(step, f"steps[{k}]")
 
@@ -129,10 +129,10 @@ class Case:
             _check_bytes(t, data, nbytes(t), f"{where}: input")
         for t in step.outputs:
             if t not in tensors or t in step.inputs or t in self.persistent:
-                raise GraphError(f"{where}: output {t} is no node of the graph")
+                raise GraphError(f"{where}: output {t} is not a node of the graph")
         for t, data in step.expected.items():
             if t not in tensors and t not in self.persistent:
-                raise GraphError(f"{where}: expected {t} is in no graph of the step")
+                raise GraphError(f"{where}: expected {t} is not in a graph of the step")
             _check_bytes(t, data, packed_nbytes(t), f"{where}: expected")
 
 

@@ -139,7 +139,7 @@ class _Bundle:
             raise CaseFileError(where, f"{case.id!a} has a value that JSON cannot hold: {e}") from None
         if [json.loads(line) for line in lines] != parts:
             raise CaseFileError(
-                where, f"{case.id!a} has values that JSON changes, such as a tuple or a key that is no text"
+                where, f"{case.id!a} has values that JSON changes, such as a tuple or a key that is not a string"
             )
         self.documents.append("\n".join(lines).encode("ascii"))
 

@@ -237,7 +237,7 @@ def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str
         by_index: dict[int, Bytes] = {}
         for t, data in values.items():
             if t not in ids:
-                raise GraphError(f"steps[{k}]: {field}: {t} is no tensor of the step")
+                raise GraphError(f"steps[{k}]: {field}: {t} is not a tensor of the step")
             by_index[ids[t]] = data
         if by_index:
             entry[field] = sorted(by_index)  # independent of dict order: equal cases, equal documents

@@ -175,7 +175,7 @@ def build_bisect(
     Exit code 3: the cause is in all builds, or in none.
     """
     if len(names) < 2:
-        raise UsageError("build bisect: two builds or more expected, from old to new")
+        raise UsageError("build bisect: at least two builds expected, from old to new")
     known = causes_of(path)
     found = next((c for c in known if c.id == cause), None)
     if found is None:

@@ -119,8 +119,8 @@ def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: flo
     try:
         return LlamaProcess(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
     except UsageError as e:
-        known = "; conform capture lists the architectures that it knows, --lib BUILD takes another llama.cpp"
-        hint = known if arch not in architectures() else "; is the file whole?" if "cannot load" in str(e) else ""
+        known = "; conform capture lists the architectures that it knows, --lib BUILD selects another llama.cpp"
+        hint = known if arch not in architectures() else "; is the file complete?" if "cannot load" in str(e) else ""
         raise UsageError(f"{model}: {e}{hint}") from None
 
 
@@ -153,7 +153,7 @@ def _text(llama: LlamaProcess, file: Path) -> Text:
     """Run llama.cpp on the first tokens of a text; UsageError for fewer than two."""
     tokens = llama.tokens(_utf8(file))[:READ]
     if len(tokens) < 2:
-        raise UsageError(f"{file}: two tokens at least expected for a perplexity, {len(tokens)} found")
+        raise UsageError(f"{file}: at least two tokens expected for a perplexity, {len(tokens)} found")
     return Text(tokens, *llama.record(tokens, every=True))
 
 

@@ -71,7 +71,7 @@ def nightly(
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UsageError(f"-o {where}: cannot be made: {e.strerror}") from e
+        raise UsageError(f"-o {where}: cannot be created: {e.strerror}") from e
     held = hold(where)
     try:
         night = Night.begin(where, asked, seed)

@@ -130,7 +130,7 @@ def end(error: OSError, record: str = "") -> NoReturn:
     if isinstance(error, BrokenPipeError):
         sys.exit(CLOSED)
     with suppress(OSError):
-        line(f"conform: stdout cannot be written: {error.strerror or error}{record}", err=True)
+        line(f"conform: cannot write to stdout: {error.strerror or error}{record}", err=True)
     sys.exit(UNWRITABLE)
 
 

@@ -104,7 +104,7 @@ class _Copying:
         self.copies: dict[Tensor, Tensor] = {}
 
     def add(self, node: Tensor) -> None:
-        """Append a copy of `node` after the tensors it needs from outside."""
+        """Append copies of the missing tensors that `node` reads, then a copy of `node`."""
         if node.op == "NONE":  # still a leaf: ggml_build_forward_expand puts a parameter among the nodes
             self.nodes.append(self._copy(node))
             return

@@ -68,7 +68,9 @@ _PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
 ROUNDED = {to: PRODUCT * unit for to, unit in _PRODUCTS.items()}
 """`Arithmetic.products` -> NMSE that rounding the operands may add to one matrix product."""
 ABOVE_UPSTREAM = {
-    **dict.fromkeys(("ROPE", "ROPE_BACK"), "rounds what turns, its sines and its result; 1.3e-5 measured in BF16"),
+    **dict.fromkeys(
+        ("ROPE", "ROPE_BACK"), "rounds the rotated values, the sines and the result; 1.3e-5 measured in BF16"
+    ),
     **dict.fromkeys(
         ("SSM_SCAN", "RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET"),
         "a product that feeds a state; 2.3e-5 measured in BF16",
@@ -143,7 +145,7 @@ def _distance(node: Tensor) -> tuple[float, str]:
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":
-        return (3.4e-6 if node.params.ext_factor else 4e-7), "angles multiplied up in float32"
+        return (3.4e-6 if node.params.ext_factor else 4e-7), "angles computed by repeated multiplication in float32"
     if by == "tables":
         return 1e-6, "a table of F16 on one side"
     weights = operand(node, 1) if by == "flash_attn" else operand(node)

@@ -45,7 +45,7 @@ class Difference:
 
     def __str__(self) -> str:
         if not self.raw:
-            return "equal to the bit"
+            return "bit-identical"
         where = f"at {list(self.index)}: {self.expected:.9g} expected, {self.found:.9g} found"
         special = f", {self.special} NaN/Inf out of place" if self.special else ""
         return f"{where} (NMSE {self.nmse:.2g}{special})"

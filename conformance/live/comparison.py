@@ -104,7 +104,7 @@ def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> 
         tolerance = 0.0 if exact else (CLOSE if on_cpu else TOLERANCE) + each.worth
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
         if error > tolerance:
-            must = "equality to the bit" if exact else f"at most {tolerance:.2g}"
+            must = "a bit-exact result" if exact else f"at most {tolerance:.2g}"
             what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(each)
             return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{each.what}: {what}", name)
     return Result("", "", Verdict.PASS, used, worst, steps=len(comparisons))

@@ -76,7 +76,7 @@ def device(spec: Spec) -> Device:
     whole = resolve(spec)
     options = dict(whole.options)
     if whole.name != GGML:
-        raise UnavailableError(f"{spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {GGML}")
+        raise UnavailableError(f"{spec}: llama.cpp runs on ggml's own backends only: --backend with the adapter {GGML}")
     lib = llama_of(options.get("lib"))
     return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""))
 

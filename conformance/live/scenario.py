@@ -115,7 +115,7 @@ class Player:
         if request.stream != self._model:
             self._model, self._died = request.stream, []
         if self._died is not None and len(self._died) >= TRIED:
-            raise UnavailableError(f"it dies with {', '.join(self._died)}, so no more were tried")
+            raise UnavailableError(f"its process dies with {', '.join(self._died)}, so no further scenarios were tried")
         try:
             result = self._play(name, request)
         except (BackendCrashError, BackendTimeoutError):

@@ -43,7 +43,7 @@ class Owner:
         self.tensors = [g.new_tensor_4d(self._context, library.types["f32"], *NE, 1, 1) for _ in range(n)]
         self.buffer = g.backend_alloc_ctx_tensors_from_buft(self._context, buft)
         if not self.buffer:
-            raise UnavailableError(f"the {name} buffer type allocates no {n * SIZE} bytes")
+            raise UnavailableError(f"the {name} buffer type cannot allocate {n * SIZE} bytes")
         self.expected = [random.integers(0, 256, SIZE, np.uint8) for _ in range(n)]
         for tensor, data in zip(self.tensors, self.expected, strict=True):
             library.set(tensor, data)

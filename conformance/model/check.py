@@ -187,7 +187,9 @@ class Check:
         say("looking for the first wrong node")
         first = locate.first(backend, reference, self.case, inspected, partial(self._opened, spec), say)
         if first is None and found is not None and hints and not chained:
-            answer.notes.append("some rows that float64 did not reach differ more from llama.cpp; each step is right")
+            answer.notes.append(
+                "some rows that were not computed in float64 differ more from llama.cpp; each step is right"
+            )
             return [], None
         if first is None:
             return wrong, None
@@ -298,7 +300,7 @@ class Check:
         worth = allowance(*pairs)
         if len(exact) < len(reference):
             answer.notes.append(
-                f"float64 reached {len(exact)} of {len(reference)} rows in {self.float64:g} s of processor time"
+                f"computed in float64: {len(exact)} of {len(reference)} rows in {self.float64:g} s of processor time"
             )
         over = {int(row) for row in np.flatnonzero(~(every.nmse <= worth))} | {f.row for f in flips if not f.near}
         steps = self._steps()

@@ -134,8 +134,8 @@ class Night:
         was = {**night.asked, "seed": night.seed}
         for key, value in now.items():
             if was.get(key) != value:
-                text = f"was asked for {key} {was.get(key)!r}, this one {value!r}"
-                raise UsageError(f"{folder}: the night there {text}; choose another folder with -o")
+                text = f"was started with {key} {was.get(key)!r}, this one with {value!r}"
+                raise UsageError(f"{folder}: the nightly in this folder {text}; choose another folder with -o")
         return night
 
     @classmethod

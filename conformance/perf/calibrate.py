@@ -137,7 +137,7 @@ def record_subjects(
             b, h = rounds.seconds[BASE], rounds.seconds[HEAD]
             lives[share].append(Life(tuple(b), tuple(h), opening + max(opening, rounds.spent)))
     if len(lives[SAME]) < FEWEST:
-        raise UsageError(f"at least {FEWEST} lives expected, {len(lives[SAME])} measured; allow more time")
+        raise UsageError(f"at least {FEWEST} processes expected, {len(lives[SAME])} measured; allow more time")
     return Recording(lives, {share: median(s.lost) for share, s in slow.items()})
 
 

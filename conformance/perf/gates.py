@@ -230,7 +230,7 @@ def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]
     a, b = now.metrics, before.metrics
     ends = [m.get(f"seconds.{end}") for m in (a, b) for end in ("low", "high")]
     if None in ends:
-        why = "undecided: six rounds on either side expected, fewer found"
+        why = "undecided: at least six rounds of each side expected, fewer found"
         return Missing(now.backend, gate.id, why, MissingCause.UNDECIDED)
     low, high = a["seconds.low"] / b["seconds.high"], a["seconds.high"] / b["seconds.low"]
     answer = REGRESSED if low > gate.limit else FINE if high <= gate.limit else UNDECIDED

@@ -91,7 +91,7 @@ def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
     backend: Backend = opener()
     try:
         if (own := process_of(backend)) is None:
-            raise UnavailableError(f"{spec}: its own process expected, and one only, whose memory can be measured")
+            raise UnavailableError(f"{spec}: exactly one process of its own expected, whose memory can be measured")
         if not all(all(backend.supports(s.graph)) for s in case.steps) or not backend.supports_case(case):
             return None
         own.watch()

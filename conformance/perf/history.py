@@ -356,9 +356,9 @@ _INSERT = f"""
 
 ADVICE: dict[str, str] = {
     "locked": f"another program has held the history for more than {PATIENCE:.0f} s; try again when it is done",
-    "full": "the disk is full; nothing of this was stored, and what was stored before is still there",
+    "full": "the disk is full; this run was not stored, and earlier runs are unchanged",
     "readonly": "the history cannot be written to; nothing was changed",
-    "unable to open": "the history cannot be opened or made there; its folder must exist and take files",
+    "unable to open": "the history cannot be opened or created; its folder must exist and be writable",
     "": "the history is damaged and nothing was changed. Keep the file: SQLite's `.recover` reads what is left of it, "
     "or import the run files into a new one",
 }

@@ -132,12 +132,12 @@ class Causes:
             return state, "not run again (time limit)"
         alone = own is not None and not cause.seen.startswith(AFTER)
         if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
-            return State.CHANGED, f"{cause.smallest} was right {len(ran)} times of {len(ran)} by itself"
+            return State.CHANGED, f"{cause.smallest} passed {len(ran)} times of {len(ran)} when it ran alone"
         ran = [] if other is None else list(self._again(kind, other, cause))
         if any(ran):
             side = "base" if state is State.NEW else "build"
             times = f"{sum(ran)} times of {len(ran)}"
-            return State.STILL, f"{cause.smallest} failed on the {side} as well, {times} by itself"
+            return State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone"
         return state, ""
 
     def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[bool]:

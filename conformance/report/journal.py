@@ -96,7 +96,7 @@ class Journal:
         if not newline:
             begun = min(len(torn), len(JOURNAL_BEGINS))
             if torn[:begun] != JOURNAL_BEGINS[:begun]:
-                raise self._error("no journal of a run")
+                raise self._error("not a journal of a run")
             head: dict[str, JSON] = {**header(JOURNAL), "asked": asked, "seed": new_seed()}
             os.ftruncate(self._descriptor, 0)
             self._append([head])
@@ -104,10 +104,10 @@ class Journal:
         rows = [self._row(n, line) for n, line in enumerate(whole.split(b"\n"), 1)]
         head = rows[0]
         if head.get("kind") != JOURNAL or head.get("schema") != SCHEMA:
-            raise self._error("no journal of a run")
+            raise self._error("not a journal of a run")
         checked(self.path, "line 1", partial(convert, head, Begun))
-        self._check("was asked for", head.get("asked"), asked, asked)
-        self._check("had", head.get("environment"), header(JOURNAL)["environment"], SAME)
+        self._check(head.get("asked"), asked, asked)
+        self._check(head.get("environment"), header(JOURNAL)["environment"], SAME)
         os.ftruncate(self._descriptor, len(raw) - len(torn))
         return head, rows[1:]
 
@@ -121,14 +121,13 @@ class Journal:
             raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to start again")
         return row
 
-    def _check(self, word: str, was: JSON, now: Mapping[str, JSON], keys: Iterable[str]) -> None:
+    def _check(self, was: JSON, now: Mapping[str, JSON], keys: Iterable[str]) -> None:
         if not isinstance(was, dict):
-            raise self._error("no journal of a run")
+            raise self._error("not a journal of a run")
         for k in keys:
             if was.get(k) != now[k]:
-                raise self._error(
-                    f"its run {word} {k} {_short(was.get(k))}, this one {_short(now[k])}; remove it to start again"
-                )
+                found = f"{k} {_short(was.get(k))}, this one with {_short(now[k])}"
+                raise self._error(f"its run was started with {found}; remove it to start again")
 
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
         results: dict[tuple[str, str], deque[Result]] = defaultdict(deque)

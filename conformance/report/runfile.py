@@ -311,17 +311,15 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
 def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, JSON]]) -> None:
     """Check the causes of a record.
 
-    UsageError for two causes with one id on one backend, a smallest case that is not the first of its cause, or a
-    result whose cause is not in the file.
+    UsageError if two causes of one backend have the same id, if `smallest` is not the first case of its cause, or if
+    the cause of a result is not in the file.
     """
     known: set[tuple[str, str]] = set()
     for i, (c, row) in enumerate(zip(record.causes, rows, strict=True)):
         if (c.id, c.backend) in known:
-            raise UsageError(
-                f"{path}: causes[{i}].id: one that no other cause of its backend has expected, {_short(c.id)} found"
-            )
+            raise UsageError(f"{path}: causes[{i}].id: a unique id within its backend expected, {_short(c.id)} found")
         if c.verdict not in FAILURES:
-            raise UsageError(f"{path}: causes[{i}].verdict: that of a failure expected, {c.verdict} found")
+            raise UsageError(f"{path}: causes[{i}].verdict: the verdict of a failure expected, {c.verdict} found")
         if row.get("smallest") != c.smallest:
             what = f"the first of its cases expected, {_short(row.get('smallest'))} found"
             raise UsageError(f"{path}: causes[{i}].smallest: {what}")
@@ -329,7 +327,7 @@ def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, J
     for i, r in enumerate(record.results):
         if r.cause is not None and (r.cause, r.backend) not in known:
             raise UsageError(
-                f"{path}: results[{i}].cause: the id of a cause of this file and backend, or null expected, "
+                f"{path}: results[{i}].cause: null or the id of a cause of this file and backend expected, "
                 f"{_short(r.cause)} found"
             )
 
@@ -368,8 +366,8 @@ def _requested_cases(head: Mapping[str, JSON]) -> Request:
         return Request(convert(head["asked"]["cases"], dict[str, list[str]]))
     except (KeyError, TypeError, ValidationError):
         raise CaseFileError(
-            "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
-            "`conform run` again, which goes on from there and writes --json)"
+            "line 1", "the requested cases expected (this may be a journal of --journal: start the same "
+            "`conform run` again with --json, which continues from it)"
         ) from None  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def execute(
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in read}))
         witness = session.witness()
     if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
-        witness.notes.append("one buffer type, so nothing is placed elsewhere")
+        witness.notes.append("the backend has only one buffer type for weights")
     return Execution(steps, witness, time.perf_counter() - start, opaque)
 
 

@@ -156,7 +156,7 @@ def _fault(measured: Sequence[Measured], name: str, limit: float) -> str:
     if kind is not None and kind.kind == "i":
         return f"{worst.case.id}: whole numbers differ, {d}"
     if d.nmse > limit:
-        return f"{worst.case.id}: NMSE {d.nmse:.2g}, beyond {limit:.2g}, what upstream's own test allows"
+        return f"{worst.case.id}: NMSE {d.nmse:.2g}, beyond {limit:.2g}, the limit of upstream's test"
     if worst.node.op not in WEIGHTS:
         return ""  # errors of a function or an angle vary with its arguments
     typical = median(d.nmse for _, d in each)

@@ -281,4 +281,4 @@ def _with_nodes(result: Result, judged: list[Judged], case: Case) -> Result:
     how = Wrong.worst(w for w in (result.wrong, how_wrong(judged)) if w is not None)
     fed = "recorded values" if has_nodes(case) else "the reference's values"
     found = replace(result, verdict=Verdict.FAIL, wrong=how, where=locate.describe(wrong, case), notes=())
-    return found.noted(f"fed from {fed}")
+    return found.noted(f"inputs: {fed}")

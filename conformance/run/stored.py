@@ -118,7 +118,7 @@ def judge(
     expectation: Expectation,
     execution: Execution,
 ) -> Result:
-    """Compare a free run with stored values, and these with the recomputed reference.
+    """Compare a free run with stored values, and these values with the recomputed reference.
 
     Args:
         result: result of the comparison with the recomputed reference.
@@ -182,7 +182,7 @@ def _distance(theirs: Mapping[Tensor, Bytes], declared: Mapping[Tensor, Bytes]) 
     for t, value in theirs.items():
         d = compare(t, value, declared[t], unordered=t.op == "TOP_K")
         if isfinite(d.nmse) and isfinite(d.element):
-            found[t] = Budget(MARGIN * d.nmse, MARGIN * d.element, "the distance of the two arithmetics")
+            found[t] = Budget(MARGIN * d.nmse, MARGIN * d.element, "the difference between the two arithmetics")
     return found
 
 

@@ -129,7 +129,7 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
             f"{values['k']} found, with {values['differs']}"
         )
     if values["shared"] == "1" and values["differs"] in _OWN:
-        raise UsageError(f"case {case_id!r}: shared=1 goes with differs={'|'.join(SHARED)}")
+        raise UsageError(f"case {case_id!r}: shared=1 requires differs={'|'.join(SHARED)}")
     if values["of"] == "decoder" and not (values["differs"] in DECODERS and given.keys() <= {"differs", "of"}):
         raise UsageError(f"case {case_id!r}: of=decoder goes with differs={'|'.join(DECODERS)} and no other key")
     if values["differs"] == "all" and not given.keys() <= {"differs", "tokens"}:
@@ -277,7 +277,7 @@ TABLE: Table = {
 
 FAMILY = Family(
     NAME,
-    "two graphs of the same names that differ in one thing, run in turn",
+    "two graphs with the same names and one difference, run alternately",
     ids_of(TABLE, lambda body: with_seed(NAME, body)),
     build,
 )

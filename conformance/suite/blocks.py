@@ -278,7 +278,7 @@ def _is_plain(t: Tensor, data: Bytes) -> bool:
 
 
 def _with_seed(body: str) -> str:
-    """Return the id of a row; blocks of one model have one seed, and so one model."""
+    """Return the id of a row with a seed; rows of one model get the same seed."""
     return with_seed(NAME, body, without(body, KEYS)[0])
 
 

@@ -232,7 +232,7 @@ def _lacks() -> str:
 
 FAMILY = Family(
     "captured",
-    "trajectories that llama.cpp ran, compared with the recorded values",
+    "recorded runs of llama.cpp, compared with the recorded values",
     _ids,
     _build,
     seeded=False,

@@ -687,4 +687,4 @@ def ids(level: Level) -> Sequence[str]:
     return tuple(with_seed(NAME, row, f"{i} {row}") for i, row in enumerate(rows))
 
 
-FAMILY = Family(NAME, "legal graphs grown at random, run in several sizes over living caches", ids, build)
+FAMILY = Family(NAME, "random valid graphs, run in several sizes with persistent caches", ids, build)

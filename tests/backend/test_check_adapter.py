@@ -252,8 +252,8 @@ class Absent(Right):
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "no class": (CpuBackend(), "is no class that derives from conformance.backend.interface.Backend"),
-    "no backend": (dict, "dict is no class that derives"),
+    "no class": (CpuBackend(), "is not a class that derives from conformance.backend.interface.Backend"),
+    "no backend": (dict, "dict is not a class that derives"),
     "no open": (
         type("NoOpen", (Backend,), {"info": Right.info, "supports_op": Right.supports_op}),
         "has no method `open`",
@@ -306,7 +306,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "one output buffer": (with_session(compute=_one_buffer), "each output must be a new array"),
     "transpose as it lies": (with_session(compute=_transposed_as_it_lies), "packed from its strides"),
     "forgets caches": (with_session(compute=_forgets_caches), "CPY into a view of a cache left it as it was"),
-    "writes all rows": (with_session(compute=_writes_all_of_a_cache), "it must write that row, and it only"),
+    "writes all rows": (with_session(compute=_writes_all_of_a_cache), "it must write that row only"),
     "computes what is not flagged": (with_session(compute=_computes_all), "a CPY without FLAG_COMPUTE wrote"),
     "outputs at the end": (with_session(compute=_outputs_at_the_end), "as it was right after its node ran"),
     "sessions share": (with_session(write=_shared_write, read=_shared_read), "a write in one session changed another"),

@@ -166,7 +166,7 @@ def test_arrays_cannot_be_written(tmp_path: Path) -> None:
     [
         ({"params": {"a": math.nan}}, "cases[0]"),
         ({"params": {"a": (1, 2)}}, "tuple"),
-        ({"params": {1: 2}}, "key that is no text"),
+        ({"params": {1: 2}}, "key that is not a string"),
         ({"provenance": {"a": {1, 2}}}, "not JSON serializable"),
         ({"id": "a/\ud800@0"}, "cases[0]"),
     ],

@@ -124,7 +124,7 @@ def test_what_ggml_does_not_know_stays_a_number() -> None:
     assert isinstance(t.params.prec, PREC)
     t.op_params = (7, *t.op_params[1:])
     assert type(t.params.prec) is int
-    with pytest.raises(GraphError, match=r"prec=7 is no ggml_prec \(DEFAULT=0, F32=10"):
+    with pytest.raises(GraphError, match=r"prec=7 is not a ggml_prec \(DEFAULT=0, F32=10"):
         B.build_forward_expand(t).validate()
 
 

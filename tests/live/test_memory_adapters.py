@@ -102,7 +102,7 @@ def test_what_cannot_be_measured_of_an_adapter_is_said(tmp_path: Path) -> None:
     model = f"model={tmp_path}/m.gguf"
     for spec, keys, said in (
         ("cpu", "w=iq2_xs", "set copies=N in the id"),
-        ("sched?devices=cpu,xdna2", "w=q4_0", "its own process expected"),
+        ("sched?devices=cpu,xdna2", "w=q4_0", "process of its own expected"),
         ("cpu", model, "m.gguf is for llama.cpp"),
     ):
         done = conform_here("run", "-v", "--backend", spec, "--case", f"memory/{keys}@1")

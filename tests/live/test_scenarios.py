@@ -155,7 +155,7 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
         except BackendCrashError:
             tried.append(i)
         except UnavailableError as e:
-            assert "so no more were tried" in str(e)  # noqa: PT017  # another error is the other branch
+            assert "so no further scenarios were tried" in str(e)  # noqa: PT017  # another error is the other branch
     assert tried == ids[:3]
     alive.add(names[1])
     player._model = ""

@@ -127,7 +127,7 @@ def test_symbols_are_the_sizes_of_the_last_step() -> None:
 
 
 def test_views_are_counted_by_how_they_were_read() -> None:
-    """A view along its parent's dimensions is a slice; one with strides that are no multiples of them is a gather."""
+    """A view along its parent's dimensions is a slice; one with strides that are not multiples of them is a gather."""
     a = new_tensor(F32, 12, 6)
     along = B.cont(B.view_2d(a, 4, 5, a.nb[1], 2 * WORD))
     across = B.cont(B.view_2d(a, 3, 9, 7 * WORD, WORD))

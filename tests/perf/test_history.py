@@ -166,7 +166,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     large = document([(f"ops/ADD-f32+f32-a={i}@1", "x", "PASS") for i in range(2000)], run="2" * 32)
     with closing(History(path, create=True)) as h:
         h.query(f"PRAGMA max_page_count = {path.stat().st_size // 4096 + 3}")
-        with pytest.raises(UsageError, match="the disk is full; nothing of this was stored"):
+        with pytest.raises(UsageError, match="the disk is full; this run was not stored"):
             h.add(large)
         assert [(r.run, r.rows) for r in runs(h)] == [("1" * 32, 1)]
         h.query("PRAGMA max_page_count = 100000")

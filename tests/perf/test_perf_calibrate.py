@@ -84,7 +84,7 @@ def test_slow_lives_get_more_time_but_not_any() -> None:
     patient = record_subjects(machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
     assert len(patient.lives[SAME]) == FEWEST
     machine = Machine(1, opening=30.0)
-    with pytest.raises(UsageError, match="time for 8 lives expected"):
+    with pytest.raises(UsageError, match="at least 8 processes expected"):
         record_subjects(machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
 
 

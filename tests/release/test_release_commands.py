@@ -26,7 +26,7 @@ TOML = '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\
         (["test", "nowhere"], "/nowhere: no such file or folder"),
         (["test", "pypi:xllamacpp"], "with an exact version"),
         (["test", "{file}"], "cannot be loaded"),
-        (["bisect", "{file}", "ADD", "a"], "two builds or more expected, from old to new"),
+        (["bisect", "{file}", "ADD", "a"], "at least two builds expected, from old to new"),
         (["bisect", "{file}", "SUB-1", "a", "b"], "no cause SUB-1; it has ADD"),
         (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{toml}", "ADD", "a", "b"], "past.toml"),

@@ -96,7 +96,7 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, conten
     """What is no journal is one line, and not a byte of it changes."""
     path = tmp_path / "mine"
     path.write_text(content)
-    with pytest.raises(UsageError, match=r"no journal of a run|one line of JSON expected"):
+    with pytest.raises(UsageError, match=r"not a journal of a run|one line of JSON expected"):
         Journal(path, ASKED)
     assert path.read_text() == content
 
@@ -117,7 +117,7 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.
     """Results of other options or packages do not mix with this run's; the message names what differs."""
     path = tmp_path / "j"
     Journal(path, ASKED).close()
-    with pytest.raises(UsageError, match=r"was asked for seed null, this one 7"):
+    with pytest.raises(UsageError, match=r"was started with seed null, this one with 7"):
         Journal(path, {**ASKED, "seed": 7})
     other = {
         **header("journal"),

@@ -113,7 +113,7 @@ def test_ggml_places_what_it_can_and_says_what_not() -> None:
 def test_a_backend_with_one_kind_of_memory_says_so() -> None:
     """The witness of the reference tells that nothing was placed."""
     ran = execute(open_backend(Spec("cpu")), weight_placement.build(_PLACED))
-    assert ran.witness.notes == ["one buffer type, so nothing is placed elsewhere"]
+    assert ran.witness.notes == ["the backend has only one buffer type for weights"]
 
 
 @pytest.mark.parametrize(

@@ -150,11 +150,11 @@ def test_every_preset_is_legal(arch: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ("heads=3", "no multiple"),
+        ("heads=3", "not a multiple"),
         ("head=15", "even head size"),
         ("fa=0,cache=q8_0,head=32", "requires flash_attn"),
         ("cache=q8_0", "do not fill blocks"),
-        ("run=p9.at3", "only come first"),
+        ("run=p9.at3", "must be the first part"),
         ("run=x3", "'x3' found"),
         ("run=p600", "no 512 free cells|no 88 free cells"),
         ("run=back1", "at least one p, o or d"),

@@ -156,7 +156,7 @@ def test_model_files_are_recorded(tmp_path: Path) -> None:
         (["llama", "--set", "block_count"], "KEY=VALUE expected"),
         (["llama", "--run", "p5.fly"], "'fly' found"),
         (["llama", "--run", "at9.d1"], "cannot start with generated caches"),
-        (["llama", "--run", "p300"], "a batch of 300 tokens, where there are 256 cells"),
+        (["llama", "--run", "p300"], "a batch of 300 tokens, but only 256 cells"),
         (["mamba", "--run", "p9.back3.d1"], "cannot remove"),
         (["zoo/llama@0", "--nodes", "1"], "--nodes: only with a model file or an architecture"),
     ],

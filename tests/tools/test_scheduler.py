@@ -416,7 +416,7 @@ def test_state_is_the_same_whichever_device_holds_it() -> None:
         with pytest.raises(GraphError, match="graphs of the opened case only"):
             session.compute(Graph([]), {}, ())
         stranger = next(iter(case.steps[0].inputs))
-        with pytest.raises(GraphError, match="no persistent tensor"):
+        with pytest.raises(GraphError, match="not a persistent tensor"):
             session.read(stranger)
 
 

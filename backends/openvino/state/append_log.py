@@ -120,7 +120,7 @@ def _grouped(
         }
         rows = {nelements(writers[t].src[0] or t) for t in caches}  # the caches' rows have the same size
         if any(rows != {a.ne[2] * streams * heads * head_size} for a in attentions):
-            return f"{node}: not every query has a row of its own in the cache"
+            return f"{node}: some queries have no row of their own in the cache"
         written = tuple(writers[t] for t in caches)
         shape = heads, head_size, node.ne[2], first, streams, size
         out.append(Logged(caches, written, tuple(places.values()), tuple(attentions), mask, *shape))
@@ -176,9 +176,9 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
     if node.params.max_bias or node.params.logit_softcap:
         return f"{node}: has ALiBi slopes or a softcap"
     if q.root is k.root or q.type is not F32 or roles.get(k.root) != "cache" or roles.get(v.root) != "cache":
-        return f"{node}: K or V is no cache"
+        return f"{node}: K or V is not a cache"
     if roles.get(mask) != "input" or mask.type not in (F16, F32) or mask.ne[2] != 1 or mask.ne[3] not in (1, q.ne[3]):
-        return f"{node}: the mask is no input, or differs from head to head"
+        return f"{node}: the mask is not an input, or differs from head to head"
     extent = _extent(k)
     fits = extent is not None and extent == _extent(v) and extent[3] == q.ne[3]
     return "" if fits else f"{node}: K and V are not the first cells of the queries' streams"

@@ -40,7 +40,7 @@ class Facts:
     frozen: set[int] = field(default_factory=set)
     """Extents of inputs that a rule fixes to a constant."""
     denied: set[tuple[int, int]] = field(default_factory=set)
-    """(extent of a view, extent of an input) that differ, though their numbers are the same."""
+    """Pairs (extent of a view, extent of an input): equal numbers, but not the same extent."""
     merged: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Extents of inputs that a rule derives: slot -> factor, another's slot, summand."""
     hints: dict[int, tuple[Product, ...]] = field(default_factory=dict)

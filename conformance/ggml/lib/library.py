@@ -618,8 +618,8 @@ def rpc_server(folder: Path) -> Path | None:
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
     """Load the libraries with RTLD_LOCAL, so that two versions of ggml can live in one process.
 
-    The loader searches its own path for linked libraries before their folder, unless they are loaded already. So the
-    folder's `ggml-base` and `ggml-cpu` are loaded first.
+    For linked libraries, the loader searches its own path before the folder. It does not search for libraries that are
+    already loaded, so the folder's `ggml-base` and `ggml-cpu` are loaded first.
     """
     folder = path if path.is_dir() else path.parent
     whole, *others = (part(folder, stem) for stem in parts)

@@ -1,8 +1,8 @@
 """Later uses of an op: an older library silently computes something else.
 
 A row names the new use and a symbol that was added with it, such as the constructor for such nodes. Version numbers are
-not used. A use without its own symbol has the next symbol that was added after it, so a build between the two counts as
-older than it is.
+not used. If no symbol was added with a use, the row names the next symbol that was added later; so a build between the
+two counts as one without the use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SINCE: dict[str, tuple[Since, ...]] = {
     "FLASH_ATTN_EXT": (
         Since("sinks", "ggml_flash_attn_ext_add_sinks", _has(4)),
         Since("a mask of several matrices", "ggml_glu_op_name", _stacked(3)),
-        Since("V of other rows than K", "ggml_is_contiguously_allocated", _other_rows),
+        Since("V with other row sizes than K", "ggml_is_contiguously_allocated", _other_rows),
     ),
     "ROPE": _ROPE,
     "ROPE_BACK": _ROPE,
@@ -83,7 +83,7 @@ SINCE: dict[str, tuple[Since, ...]] = {
         Since("antialias", "ggml_pad_ext_circular", lambda t: bool(t.params.mode & SCALE_FLAG.ANTIALIAS)),
     ),
     "SSM_SCAN": (
-        Since("rows of states by ids", "ggml_set_abort_callback", _has(6)),
+        Since("selected rows of states", "ggml_set_abort_callback", _has(6)),
         Since("more than one state kept", "ggml_rope_set_offset", lambda t: t.params.K > 1),
     ),
     "GATED_DELTA_NET": (Since("its states in this order", "ggml_col2im_1d", lambda _: True),),

@@ -216,7 +216,7 @@ DSV4_HC_COMB = Op(
     "DSV4_HC_COMB",
     src="mixes scale base",
     layout=_hc_comb,
-    rounding=Rounding(256, why="exp, and sums of four made one over and over"),
+    rounding=Rounding(256, why="exp, and repeated normalisation of sums of four"),
     params=(f32("eps", to(0.5)), i32("n_iter", plus(1))),
     work=Work(operations=lambda t: t.params.n_iter * (10 * LOOP + PASSES * nelements(t))),
 )

@@ -49,7 +49,7 @@ class Field:
             return f"{self.name}={word} is none of the {len(self.members)} sub-ops"
         if isinstance(self.members, type) and word not in list(self.members):
             legal = ", ".join(f"{m.name}={m.value}" for m in self.members)
-            return f"{self.name}={word} is no {c_enum(self.members)} ({legal})"
+            return f"{self.name}={word} is not a {c_enum(self.members)} ({legal})"
         return ""
 
     def text(self, words: tuple[int, ...]) -> str:

@@ -43,11 +43,11 @@ def _mul_mat_limits(t: Tensor) -> None:
     if t.params.hint == OP_HINT.NONE:
         return
     if t.op != "MUL_MAT":
-        raise GraphError(f"only MUL_MAT has a ggml_op_hint, {t.params.hint} found")
+        raise GraphError(f"only MUL_MAT has a ggml_op_hint; {t.params.hint} found")
     n, rows = operand(t).ne[:2]
     if n != rows or n & (n - 1):
         raise GraphError(
-            f"op_params[1]={t.op_params[1]} is no ggml_op_hint of a src[0] of {n} x {rows}: ggml transforms rows in "
+            f"op_params[1]={t.op_params[1]} is not a ggml_op_hint of a src[0] of {n} x {rows}: ggml transforms rows in "
             "place, so a square matrix is expected whose order is a power of two"
         )
 

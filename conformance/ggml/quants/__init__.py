@@ -45,7 +45,7 @@ def vec_dot_type(type_: GGMLType) -> GGMLType:
         return VEC_DOT_TYPE[type_]
     except KeyError:
         raise GraphError(
-            f"vec_dot_type: ggml-cpu multiplies no {type_}; one of {list(VEC_DOT_TYPE)} expected"
+            f"vec_dot_type: ggml-cpu has no product for {type_}; one of {list(VEC_DOT_TYPE)} expected"
         ) from None
 
 

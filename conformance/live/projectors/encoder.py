@@ -100,7 +100,9 @@ class Encoder:
         put(params, n_gpu_layers=0)
         model = from_metadata(self.library, self.load.text, lambda *_: None, params)
         if not model:
-            raise UsageError(f"llama.cpp cannot make the text model {self.load.architecture}: {self.library.reason()}")
+            raise UsageError(
+                f"llama.cpp cannot create the text model {self.load.architecture}: {self.library.reason()}"
+            )
         return model
 
     @cached_property

@@ -67,7 +67,7 @@ def reversed_(e: Encoder) -> Iterator[Comparison]:
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
     if len(chunks) < 2:
-        raise RefusedError("a large one is not divided")
+        raise RefusedError("a large image or sound is not divided")
     forth = [e.encode(context, c) for c in chunks]
     back = [e.encode(context, c) for c in reversed(chunks)][::-1]
     yield from _same("the last first", back, forth, exact=True)
@@ -89,7 +89,7 @@ def tiles(e: Encoder) -> Iterator[Comparison]:
     context = e.context()
     chunks = e.chunks(context, e.medium("large"))
     if len(chunks) < 3:
-        raise RefusedError("a large one is not divided")
+        raise RefusedError("a large image or sound is not divided")
     chunks = chunks[:-1] if e.encode(context, chunks[0]).shape != e.encode(context, chunks[-1]).shape else chunks
     alone = [e.encode(context, c) for c in chunks]
     yield from _same("in a batch", e.batch(context, chunks), alone)
@@ -102,7 +102,7 @@ def frames(e: Encoder) -> Iterator[Comparison]:
     e.mergeable(image, other)
     merged = e.chunks(context, image, image, between="")
     if len(merged) > 1:
-        raise RefusedError("frames are not merged")
+        raise RefusedError("this projector does not merge frames")
     alone = e.look(context, image)
     yield from _same("two equal frames", [e.encode(context, merged[0])], alone)
     film = e.chunks(context, image, other, between="")

@@ -60,7 +60,7 @@ def asked(harness: Harness) -> Iterator[Comparison]:
 def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
     """Compare pooled results with the same pooling computed on the host, for two sequences."""
     if not harness.request.embeddings:
-        raise RefusedError("this model gives logits")
+        raise RefusedError("this model gives logits, not embeddings")
     spans = [(seq, harness.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
     pooled = harness.context(2, more={"pooling_type": pooling_type}).feed(*spans)
     rows = harness.context(2, more={"pooling_type": NONE}).feed(*spans, every=True)

@@ -235,7 +235,7 @@ class IsolatedBackend(Backend):
         if not 1 <= batch <= MOST:
             raise BackendError(f"batch: a whole number from 1 to {MOST} expected, {batch} found")
         if not buffers:
-            raise BackendError("buffer_types: one at least expected, the default, none found")
+            raise BackendError("buffer_types: at least one expected (the default), none found")
         self._info = _record(DeviceInfo, hello.get("info"), "info")
         self._arithmetic = _arithmetic(hello.get("arithmetic"))
         self._buffer_types = [_record(BufferType, b, f"buffer_types[{i}]") for i, b in enumerate(buffers)]
@@ -424,7 +424,7 @@ class _IsolatedSession(Session):
         own = self._case.steps[k].inputs
         for t in (*inputs, *outputs):
             if t not in index:
-                raise GraphError(f"{self._case.id}: steps[{k}]: {t} is no tensor of its graph")
+                raise GraphError(f"{self._case.id}: steps[{k}]: {t} is not a tensor of its graph")
         fresh = [t for t, data in inputs.items() if own.get(t) is not data]
         header: dict[str, JSON] = {
             "do": "compute",
@@ -461,7 +461,7 @@ class _IsolatedSession(Session):
         try:
             return self._persistent[tensor]
         except KeyError:
-            raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None
+            raise GraphError(f"{self._case.id}: {tensor} is not a persistent tensor of the opened case") from None
 
     def _ask(
         self, header: dict[str, JSON], blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()

@@ -261,7 +261,7 @@ class _SchedSession(Watched):
         try:
             return self._holders[tensor]
         except KeyError:
-            raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None
+            raise GraphError(f"{self._case.id}: {tensor} is not a persistent tensor of the opened case") from None
 
 
 def _shown(session: Session, tensors: Iterable[Tensor]) -> dict[Tensor, Bytes]:

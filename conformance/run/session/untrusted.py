@@ -79,7 +79,7 @@ def _refusal_in_sched(key: str, value: str) -> str:
         return _refusal_of_option(key, value, None)
     devices = read_devices(value)
     if any(d.name == SCHED for d in devices):
-        return "a scheduler is no device of another"
+        return "a scheduler cannot be a device of another scheduler"
     return next(filter(None, map(_refusal, devices)), "")
 
 
@@ -90,5 +90,5 @@ def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> s
     if named:
         return f"its option {printable(key, 40)} names a file, folder or address"
     if not _VALUE.fullmatch(value) or _LARGE.search(value) or Path(value).exists():
-        return f"its option {printable(key, 40)} is no short word or number"
+        return f"its option {printable(key, 40)} is not a short word or number"
     return ""

@@ -152,7 +152,7 @@ class Hparams:
         if min(counts) < 1:
             raise UsageError(f"decoder: sizes of at least 1 expected, {counts} found")
         if self.n_head % self.n_head_kv:
-            raise UsageError(f"decoder: {self.n_head} heads are no multiple of {self.n_head_kv} KV heads")
+            raise UsageError(f"decoder: {self.n_head} heads are not a multiple of {self.n_head_kv} KV heads")
         if self.n_embd_head % 2:
             raise UsageError(f"decoder: an even head size expected, {self.n_embd_head} found: pairs are rotated")
         if self.n_shortconv and self.n_shortconv < 2:

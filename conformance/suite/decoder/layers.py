@@ -307,7 +307,7 @@ def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
     """Build LFM2's short convolution (`build_rs`) over B * x; `in_proj` gives B, C and x."""
     h, rows = g.h, g.place.recr
     if rows is None:
-        raise UsageError("decoder: a short convolution without states")
+        raise UsageError("decoder: a short convolution needs recurrent states")
     n_seqs = len(g.ubatch.seq_ids)
     n = g.ubatch.n_tokens // n_seqs
     d_conv, n_embd = h.n_shortconv - 1, h.n_embd

@@ -185,7 +185,7 @@ class Cells:
         order = np.r_[head : self.n_ctx, 0:head]
         result: I64Array = order[(empty | self._passed(s))[order]][:n]
         if len(result) < n:
-            raise UsageError(f"stream {s}: no {n} free cells of {self.n_ctx}; take a larger n_ctx")
+            raise UsageError(f"stream {s}: no {n} free cells of {self.n_ctx}; set a larger n_ctx")
         return result
 
     def _passed(self, s: int) -> BoolArray:

@@ -211,4 +211,4 @@ def ids(level: Level) -> Sequence[str]:
     return (*_ids(level), *(f"{NAME}/apart-graph=tbo,{row.name}@0" for row in tbo.fusions(level)))
 
 
-FAMILY = Family(NAME, "two runs that must give the same: a backend against itself", ids, build)
+FAMILY = Family(NAME, "two runs of one backend that must give the same result", ids, build)

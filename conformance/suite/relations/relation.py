@@ -166,7 +166,7 @@ def _check(case: Case, relation: Relation) -> None:
     if relation.equal not in {BITS, BUDGET}:
         raise ValueError(f"equal: {BITS} or {BUDGET} expected, {relation.equal!r} found")
     if not relation.runs or not (relation.whole or relation.links):
-        raise ValueError("runs, and something to compare, expected")
+        raise ValueError("runs and comparisons expected")
     for r in relation.runs:
         if r.how not in HOW or not 0 <= r.first < r.last <= len(case.steps) or not 0 <= r.at < r.last - r.first:
             raise ValueError(f"run {r} does not fit this case of {len(case.steps)} steps")

@@ -94,7 +94,7 @@ def unread(case_id: str, case: Case, seed: int) -> Case:
     """Compare runs that read no cache before the end, or write unread ones, with full reads."""
     n = len(case.steps)
     if n < 2 or not case.caches():
-        raise UsageError("unread: caches, and two steps or more, expected")
+        raise UsageError("unread: caches and at least two steps expected")
     runs = [Run("every cache read after every step", 0, n), Run("no cache read before the end", 0, n, how=UNREAD)]
     if len(case.caches()) > 1:
         at = (n - 1) // 2

@@ -149,5 +149,5 @@ def new_context(
         params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
     context = library.llama.init_from_model(model, params)
     if not context:
-        raise UsageError(f"llama.cpp cannot make a context: {library.reason()}")
+        raise UsageError(f"llama.cpp cannot create a context: {library.reason()}")
     return int(context)

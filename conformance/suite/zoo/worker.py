@@ -94,7 +94,7 @@ class Drive(Player):
         self._begin(function)
         n = b.n_tokens
         if n > self._n_ctx:
-            raise UsageError(f"run: a batch of {n} tokens, where there are {self._n_ctx} cells; take a larger ctx")
+            raise UsageError(f"run: a batch of {n} tokens, but only {self._n_ctx} cells; set a larger ctx")
         tokens, pos, ids = (np.ascontiguousarray(a, np.int32) for a in (b.tokens, b.pos, b.seqs))
         pointers = (ids.ctypes.data + 4 * np.arange(n, dtype=np.uint64)).astype(np.uint64)
         arrays: list[NDArray[Any]] = [tokens, pos, np.ones(n, np.int32), pointers, b.outputs.astype(np.int8)]

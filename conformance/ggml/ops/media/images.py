@@ -125,7 +125,7 @@ def _win_unpart(t: Tensor) -> Layout:
 def _win_unpart_limits(t: Tensor) -> None:
     a, w = operand(t), t.params.w
     if w < 1 or a.ne[1:] != (w, w, -(-t.ne[1] // w) * -(-t.ne[2] // w)):
-        raise GraphError(f"windows of {w} that make {list(t.ne[1:3])} expected, {list(a.ne)} found")
+        raise GraphError(f"windows of {w} for a result of {list(t.ne[1:3])} expected, {list(a.ne)} found")
 
 
 def _get_rel_pos(t: Tensor) -> Layout:
