@@ -254,7 +254,7 @@ class Executor:
         return b
 
     def _died(self, number: int, chunk: Chunk, why: str) -> None:
-        """Run a chunk whose worker died again, in halves; a case alone at most `LIVES` times."""
+        """Run the halves of a chunk whose worker died; run a single case at most `LIVES` times."""
         b = self._end(number, replace(chunk, cases=()))
         self.deaths += 1
         half = (len(chunk.cases) + 1) // 2

@@ -35,7 +35,7 @@ class Row:
     unit: Unit
     backend: Spec
     result: Result
-    """Result of the unit; of its case until the unit is measured."""
+    """Result of the unit; before the unit is measured, the result of its case."""
     seconds: list[float] = field(default_factory=list)
     """Seconds of each round, without warm-up."""
 

@@ -90,7 +90,7 @@ def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
 
 
 def _results(case: Case, step: Step) -> int:
-    """Return the bytes of outputs and caches of a step, once; three versions of them exist."""
+    """Return the bytes of a step's outputs and caches, counted once; there are three versions."""
     return sum(map(packed_nbytes, case.caches())) + sum(map(packed_nbytes, step.outputs))
 
 

@@ -211,9 +211,9 @@ class Probe:
         return result.noted("nodes are wrong only if each is an output")
 
     def lost(self, judged: Judged) -> Judged | None:
-        """Return a wrong output, or the node it views, that is right as the end of a graph.
+        """Return a wrong output, or the node that it views, if it is right as the last node.
 
-        It is computed and then lost. None if it is right, computed wrongly or unknown.
+        Such an output is computed and then lost. None if it is right, computed wrongly or unknown.
         """
         k, t = judged.step, judged.tensor
         node = t.root if t.op in VIEW_OPS else t

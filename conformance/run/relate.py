@@ -89,7 +89,7 @@ def judge(
     check: Callable[[Result, Sequence[Side]], Result] = lambda result, _sides: result,
     failed: Callable[[BackendError, Side], Result] | None = None,
 ) -> Result:
-    """Run all sides of a relation and compare them; UNSUPPORTED without such a choice.
+    """Run all sides of a relation and compare them; UNSUPPORTED if the backend lacks an option.
 
     `open_` opens further backends, `check` searches the cause of a difference, `failed` makes the result of a failed
     run. ConformanceError if the relation is malformed, or, without `failed`, a run failed.

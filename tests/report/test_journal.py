@@ -124,7 +124,7 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.
         "environment": {"machine": "m", "python": "3", "packages": {"openvino": "1"}},
     }
     monkeypatch.setattr(journals, "header", lambda _: other)
-    with pytest.raises(UsageError, match=r"had machine"):
+    with pytest.raises(UsageError, match=r"was started with machine"):
         Journal(path, ASKED)
 
 

@@ -48,7 +48,7 @@ def _conv_2d(node: Tensor, a: Values, b: Values) -> Values:
 
 
 def _conv_3d(node: Tensor, a: Values, b: Values) -> Values:
-    """Split the axis that channels and filters share, and that of channels and volumes."""
+    """Split ne[3] of `a` into filters and channels, and of `b` into volumes and channels."""
     p = node.params
     a, b = a.reshape(p.oc, p.c, *a.shape[1:]), b.reshape(p.n, p.c, *b.shape[1:])
     return _convolved(a, b, node.shape[1:], node).reshape(node.shape)

@@ -20,7 +20,7 @@ from conformance.ggml.tensor import Tensor
 from .matmul import grouped
 
 LOWEST = float(np.finfo(np.float32).min) / 2
-"""Stands for minus infinity, of which a difference would be NaN: half the lowest float."""
+"""Half the lowest float, in place of minus infinity: a difference of infinities is NaN."""
 
 
 def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

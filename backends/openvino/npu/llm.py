@@ -59,7 +59,7 @@ LOWEST = -65504.0
 # -- a case as one sequence -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A case as one sequence that one decoder follows."""
+    """A case that is one sequence of tokens, computed by one decoder."""
 
     decoders: Mapping[Graph, Decoder]
     """Decoder of each step's graph."""

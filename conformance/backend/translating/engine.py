@@ -114,7 +114,7 @@ class Fingerprint:
 def lift_program(
     state: TemplateState, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]
 ) -> Program | None:
-    """Lift the template of `plan`, with values `row`, to serve it too; None if impossible."""
+    """Return a program, lifted from the template, that also serves `plan`; None if impossible."""
     if state.reason or state.lifts >= LIFTS:
         return None
     state.lifts += 1

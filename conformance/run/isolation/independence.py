@@ -35,7 +35,7 @@ class Independence:
         self._heard: list[str] = []
         """Libraries that Python loaded, which may be unloaded again."""
         self._libraries: dict[str, None] = {}
-        """Libraries of ggml among them."""
+        """Libraries of ggml that were found, in order."""
         if self._watched:
             self._folders = _folders()
             self._others = {p: names for p, names in adapters_of_ours().items() if p != REFERENCE}

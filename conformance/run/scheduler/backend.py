@@ -276,7 +276,7 @@ def _read(share: Share) -> list[Tensor]:
 
 
 def _results(share: Share, values: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-    """Return the bytes after the split by root of the whole graph, where `values` has them."""
+    """Return the bytes after the split, by root of the whole graph, as far as `values` has them."""
     last = {root: n for n in share.part.graph for root in written(n)}
     own = {n: values[copy] for n, copy in share.made.items() if last.get(copy) is copy and copy in values}
     return own | {root: values[node] for node, root in share.passed.items()}

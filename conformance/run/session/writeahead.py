@@ -248,7 +248,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _take(lock: Path) -> int | None:
-    """Take the lock of a run that ended; return its descriptor, -1 if none, None if it lives.
+    """Take the lock of a run that ended: its descriptor, -1 without locks, None if it lives.
 
     The caller holds it until the folder is removed, so that two recoveries do not report the same run.
     """

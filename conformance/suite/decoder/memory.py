@@ -248,9 +248,9 @@ class Cells:
 def split(batch: Ubatch, n_ubatch: int, *, unified: bool, equal: bool = False) -> list[Ubatch]:
     """Return the ubatches into which llama.cpp splits a batch.
 
-    One stream: `n_ubatch` tokens at a time (`split_simple`). A stream per sequence: sequences with adjacent ids, and of
-    each as many tokens as the shortest still has (`split_equal`). With `equal`, this also applies to one stream, for
-    any ids.
+    With one stream: `n_ubatch` tokens at a time (`split_simple`). With one stream per sequence: sequences with adjacent
+    ids, with the same number of tokens of each, as many as the shortest has left (`split_equal`). With `equal`, this
+    also applies to one stream, for any ids.
     """
     if unified and not equal:
         return [_take(batch, range(i, min(i + n_ubatch, batch.n_tokens))) for i in range(0, batch.n_tokens, n_ubatch)]

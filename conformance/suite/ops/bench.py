@@ -194,7 +194,7 @@ class Bench:
     def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str, pick: str = "") -> Tensor:
         """Add index lists, one per row, each with distinct numbers from 0..n-1.
 
-        `pick`: `last` puts n - 1 into each list, `twice` its first number at its end again.
+        `pick`: `last` puts n - 1 into each list, `twice` repeats the first number of a list at its end.
 
         UsageError if the layout does not keep axis 0, or a row is longer than `n`.
         """

@@ -207,7 +207,7 @@ _ids = ids_of(TABLE, lambda body: with_seed(NAME, body))
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """Return the ids of the table and `apart` of test-backend-ops' fusions, at `full` of all."""
+    """Return the ids of the table, and `apart` of fusions of test-backend-ops (`full`: of all)."""
     return (*_ids(level), *(f"{NAME}/apart-graph=tbo,{row.name}@0" for row in tbo.fusions(level)))
 
 

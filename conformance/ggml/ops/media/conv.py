@@ -90,7 +90,7 @@ def _volume(t: Tensor) -> int:
 
 
 def _reached(t: Tensor) -> int:
-    """Return the elements of a transposed filter, all channels of which may meet in one result."""
+    """Return the number of terms of a result: elements of a transposed filter, in all channels."""
     a = operand(t)
     return prod(a.ne) // max(1, t.ne[2] if t.op == "CONV_TRANSPOSE_2D" else t.ne[1])
 
