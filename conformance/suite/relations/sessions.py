@@ -114,7 +114,7 @@ def reused(case_id: str, case: Case, seed: int) -> Case:
     steps = [s if k % 2 == 0 else replace(s, outputs=()) for k, s in enumerate(case.steps)]
     runs = (
         Run("a graph for each step", 0, n),
-        Run("one graph for all steps in which it is equal", 0, n, how=REUSED),
+        Run("one graph for all steps that it is equal in", 0, n, how=REUSED),
         Run("the same, asked for outputs in every other step", n, 2 * n, how=REUSED),
     )
     links = [link for r in (1, 2) for k in range(n) for link in _links(case, k, r, k) if steps[k].outputs or r == 1]
