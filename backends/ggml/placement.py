@@ -191,7 +191,7 @@ def _refused(
     """Return tensors that cannot lie where they should, in the order of `special`, and why."""
     if not special:
         return {}
-    why = {t: "as graphs write it" for t in special if t in caches}
+    why = {t: "because graphs write it" for t in special if t in caches}
     used: set[Tensor] = set()
     with _empty(library, special.values()) as empty:
         for t, at in _each_tensor(library, case):
@@ -203,4 +203,4 @@ def _refused(
                     why.setdefault(w, f"which refuses {t.op} on it")
                 elif objection := _objection(library, device, t, i, at, empty[special[w]]):
                     why.setdefault(w, objection)
-    return {t: why.get(t, "as no node reads it") for t in special if t in why or t not in used}
+    return {t: why.get(t, "because no node reads it") for t in special if t in why or t not in used}

@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A dimension that runs over a span, with `times` neighbours for each position of it."""
+    """A dimension with `times` adjacent elements for each position of a span."""
 
     span: Span
     times: int = 1

@@ -149,7 +149,7 @@ and sizes."""
 _QUANT_STEP = {"q4_0": 1.0, "q4_1": 1.0, "iq4_nl": 1.0, "q5_0": 0.5, "q5_1": 0.5, "q8_0": 0.125}
 """Block type -> quantisation step relative to 4 bits, as in upstream's CPY test.
 
-`test_cpy` and `test_set_rows` of test-backend-ops estimate it so."""
+`test_cpy` and `test_set_rows` of test-backend-ops use the same estimate."""
 
 
 def _moves(node: Tensor) -> bool:

@@ -152,7 +152,7 @@ class Result:
 
 
 def readable_result(row: JSON) -> JSON:
-    """Prepare a result of any age for msgspec; msgspec.ValidationError for invalid evidence."""
+    """Prepare a result of any version for msgspec; msgspec.ValidationError for invalid evidence."""
     if not isinstance(row, dict):
         return row
     row = dict(renewed(row))

@@ -87,7 +87,7 @@ class Recording:
     """Lives of a unit against itself."""
 
     lives: dict[float, list[Life]]
-    """Slowdown of the second side -> lives."""
+    """Slowdown of the second side -> measured lives (pairs of processes)."""
     lost: dict[float, float]
     """Slowdown -> actual loss, the median of all rounds."""
 

@@ -99,7 +99,7 @@ class Gates:
         """Return the gates that match any of `globs` (default: all); UsageError if a glob has none."""
         for glob in globs:
             if not any(fnmatchcase(g.name, glob) for g in self.gates):
-                raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in self.gates)}")
+                raise UsageError(f"no gate matches {glob!r}; known: {', '.join(g.name for g in self.gates)}")
         return [g for g in self.gates if not globs or any(fnmatchcase(g.name, x) for x in globs)]
 
 

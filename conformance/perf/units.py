@@ -172,5 +172,5 @@ def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
     for g in globs:
         if not any(fnmatchcase(u.name, g) for u in every):
             names = ", ".join(u.name for u in every)
-            raise UsageError(f"no unit of level {level} matches {g!r}; there are {names}")
+            raise UsageError(f"no unit of level {level} matches {g!r}; known: {names}")
     return [u for u in every if not globs or any(fnmatchcase(u.name, g) for g in globs)]

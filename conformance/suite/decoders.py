@@ -7,9 +7,9 @@ cgraph for the sizes they first see; here those sizes change.
 another size than K, ALiBi, softcap and sinks; prefill and decode, masked cells among others, n_kv equal to the number
 of cells (300) and a multiple of 256.
 
-`multi_sequence`: up to eight sequences of different lengths in one graph that join, leave and share. With a stream per
-sequence, a graph reads the streams from the first to the last of its sequences, and a batch of non-adjacent sequences
-becomes two graphs; in one stream the cells of all sequences are interleaved.
+`multi_sequence`: up to eight sequences of different lengths in one graph; they start, end and share cells. With a
+stream per sequence, a graph reads the streams from the first to the last of its sequences, and a batch of non-adjacent
+sequences becomes two graphs; in one stream the cells of all sequences are interleaved.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ SIZE = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Estimates for a value's elements."""
+    """Estimated magnitudes and the number of a value's elements."""
 
     std: float = 1.0
     """Approximate root mean square."""

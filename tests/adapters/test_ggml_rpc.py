@@ -85,7 +85,7 @@ def test_why_a_server_ended_is_said_before_what_that_led_to(tmp_path: Path, capf
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"variant": "haswell"}, r"variant=haswell: .*libggml-cpu-haswell.so expected; there are none"),
+        ({"variant": "haswell"}, r"variant=haswell: .*libggml-cpu-haswell.so expected; found: none"),
         ({"rpc": "loopback", "device": "RPC0"}, r"no ggml-rpc-server or rpc-server there"),
         ({"rpc": "127.0.0.1:1", "device": "RPC0"}, r"rpc: .* has no RPC device"),
     ],

@@ -45,7 +45,7 @@ def test_a_file() -> None:
     assert (str(r.backend), str(r.against), r.limit, r.unit.name) == ("cpu", "ggml", 0.5, "load")
     assert (a.machine, a.limit, a.against) == ("0123456789ab", 2.0, None)
     assert gates.matching(["[cr]"]) == [c, r]
-    with pytest.raises(UsageError, match=r"no gate matches 'x'; there are c, r, a"):
+    with pytest.raises(UsageError, match=r"no gate matches 'x'; known: c, r, a"):
         gates.matching(["x"])
 
 

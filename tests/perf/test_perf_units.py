@@ -153,7 +153,7 @@ def test_levels_grow_and_globs_choose() -> None:
     assert set(UNITS["standard"]) <= set(UNITS["full"])
     assert {u.name for u in UNITS["smoke"]} <= {u.name for u in UNITS["standard"]}
     assert [u.name for u in units("smoke", ["mem*", "load"])] == ["load", "memory"]
-    with pytest.raises(UsageError, match=r"no unit of level smoke matches 'prefil'; there are op/.*prefill@n=32"):
+    with pytest.raises(UsageError, match=r"no unit of level smoke matches 'prefil'; known: op/.*prefill@n=32"):
         units("smoke", ["prefil"])
 
 

@@ -341,7 +341,7 @@ class Library:
         path = self.plugins / f"lib{_VARIANT}{name}.so"
         if not path.is_file() or self.ggml.backend_load is None:
             there = sorted(p.name for p in self.plugins.glob(f"lib{_VARIANT}*.so"))
-            raise UsageError(f"ggml: variant={name}: {path} expected; there are {', '.join(there) or 'none'}")
+            raise UsageError(f"ggml: variant={name}: {path} expected; found: {', '.join(there) or 'none'}")
         if "CPU" in self.devices():
             raise UsageError(f"ggml: variant={name}: {self.title} has a CPU already, which it cannot unload")
         if not _runs_here(path) or not self.ggml.backend_load(os.fsencode(path)):

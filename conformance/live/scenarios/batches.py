@@ -71,7 +71,7 @@ def ubatch_several(harness: Harness) -> Iterator[Comparison]:
     context, calm = harness.context(3, n_ubatch=6), harness.context(3)
     yield Comparison("the prompts", context.feed(*spans), calm.feed(*spans))
     for seq in range(3):
-        yield Comparison(f"sequence {seq} after it", context.steps(seq), calm.steps(seq))
+        yield Comparison(f"sequence {seq} after the batch", context.steps(seq), calm.steps(seq))
 
 
 def chunks(harness: Harness) -> Iterator[Comparison]:
@@ -91,7 +91,7 @@ def unified(harness: Harness) -> Iterator[Comparison]:
     one, each = harness.context(3, unified=True), harness.context(3)
     yield Comparison("the prompts", one.feed(*spans), each.feed(*spans))
     for seq in range(3):
-        yield Comparison(f"sequence {seq} after it", one.steps(seq), each.steps(seq))
+        yield Comparison(f"sequence {seq} after the batch", one.steps(seq), each.steps(seq))
 
 
 def sets(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
