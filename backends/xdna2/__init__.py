@@ -213,7 +213,7 @@ class Xdna2Backend(KernelBackend):
         n, is_weight = nrows(x), bool(weight_form(node, ARITHMETIC.weights, {}))
         in_f32 = x.type is F32 and node.type is F32
         rules = (
-            (w.ne[0] in self._slots, f"K={w.ne[0]} has no kernel slot, K is {self._spelled}"),
+            (w.ne[0] in self._slots, f"K={w.ne[0]} has no kernel slot; supported: K={self._spelled}"),
             (is_weight, f"src[0] must be a weight, which is stored as int8 once; {w} found"),
             (w.ne[2] * w.ne[3] == 1, f"one matrix of weights expected, {list(w.ne)} found"),
             (in_f32, f"activations and result in f32 expected, {x.type} and {node.type} found"),

@@ -82,8 +82,8 @@ class Profile:
         found = (info.device, info.description)
         if found != (self.device, self.description):
             raise UsageError(
-                f"{where}: a profile of {info.device}, {info.description!r}, expected, one of {self.device}, "
-                f"{self.description!r}, found; `conform precision` writes one"
+                f"{where}: a profile of {info.device} ({info.description!r}) expected, one of {self.device} "
+                f"({self.description!r}) found; `conform precision` writes one"
             )
 
     def to_toml(self) -> str:

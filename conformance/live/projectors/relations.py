@@ -23,7 +23,7 @@ def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = Fal
     """Yield a comparison per chunk, or one that fails if the numbers of chunks differ."""
     if len(found) != len(expected):
         actual, wanted = (np.ones((len(context), 1), np.float32) for context in (found, expected))
-        yield Comparison(f"{what}: as many chunks", actual, wanted)
+        yield Comparison(f"{what}: the same number of chunks", actual, wanted)
         return
     for i, (rows, others) in enumerate(zip(found, expected, strict=True)):
         yield Comparison(f"{what}, chunk {i} of {len(found)}", rows, others, exact=exact)
