@@ -19,7 +19,7 @@ from conformance.suite.family import with_seed
 from conformance.suite.grid import DIGITS, Grid
 from conformance.suite.ops import NAME, PAIRS, build, size
 from conformance.suite.ops.bench import TABLES
-from conformance.suite.ops.dispatch import DISPATCH, LARGEST
+from conformance.suite.ops.dispatch import DISPATCH, FURTHER, LARGEST
 
 Row = tuple[int, ...]
 Cell = tuple[tuple[int, int], ...]
@@ -112,7 +112,7 @@ def main() -> None:
     """Write the file again; grids that are already in it keep their rows."""
     kept = json.loads(PAIRS.read_text(encoding="ascii")) if PAIRS.is_file() else {}
     table = {}
-    for grid in (*(each for t in TABLES for each in t.pairs), *DISPATCH):
+    for grid in (*(each for t in TABLES for each in t.pairs), *DISPATCH, *FURTHER):
         name = str(grid)
         if name not in kept:
             rows = values_first(cover(grid.sizes, axes_of(grid), name, cache(partial(is_legal, grid))))

@@ -58,6 +58,7 @@ TABLE: Table = {
         grid("llama", **_TINY, variant=points(_POSITIONS), **_RUN, block="attention"),
         grid("llama", **_TINY | {"head": 64}, cache="q8_0", rot="0 1", **_RUN, block="attention"),
         grid("llama", **_TINY, experts=4, gating="softmax sigmoid", **_RUN, block="feedforward"),
+        grid("llama", **_TINY | {"l": 1}, experts="6 8 576", used="2 4", **_RUN, block="feedforward"),
         grid("qwen3", **_TINY, fa="1 0", **_RUN, block="attention"),
         grid("gemma2", **_TINY, layer="0 1", **_RUN, block="post_attention_norm attention feedforward"),
         grid("gemma2", **_TINY, **_RUN, block="head"),

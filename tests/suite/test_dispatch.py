@@ -14,10 +14,10 @@ from conformance.suite.family import with_seed
 from conformance.suite.grid import DIGITS, Grid
 from conformance.suite.ops import PAIRS, build, ids, size
 from conformance.suite.ops.bench import TABLES
-from conformance.suite.ops.dispatch import BORDERS, DISPATCH, LARGEST
+from conformance.suite.ops.dispatch import BORDERS, DISPATCH, FURTHER, LARGEST
 
 ROWS: dict[str, str] = json.loads(PAIRS.read_text())
-GRIDS = {str(each): each for each in (*(each for t in TABLES for each in t.pairs), *DISPATCH)}
+GRIDS = {str(each): each for each in (*(each for t in TABLES for each in t.pairs), *DISPATCH, *FURTHER)}
 TRIED = 40
 """Rows into which a missing combination is put, drawn by its name."""
 
@@ -92,7 +92,7 @@ def test_borders_separate_values() -> None:
     for (op, name), ends in borders.items():
         values = {
             int(value)
-            for grid in DISPATCH
+            for grid in (*DISPATCH, *FURTHER)
             if op in grid.heads[0].values
             for axis in (*grid.axes, *grid.free)
             if axis.name == name

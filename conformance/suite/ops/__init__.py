@@ -26,7 +26,7 @@ from . import matmul, attention, rope, rows, elementwise, recurrent, views, wind
 
 # isort: on
 from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse, sources
-from .dispatch import DISPATCH
+from .dispatch import DISPATCH, FURTHER
 
 __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 
@@ -130,7 +130,7 @@ def tabled(level: Level) -> Sequence[str]:
         once = _ids(body for each in DISPATCH for body in each.rows(_with_new_values(_paired()[str(each)])))
         chosen = always | once
         return _bysize(chosen.union(_cross_section(_bysize(standard), chosen)))
-    grids = (*(each for table in TABLES for each in table.pairs), *DISPATCH)
+    grids = (*(each for table in TABLES for each in table.pairs), *DISPATCH, *FURTHER)
     paired = _ids(body for each in grids for body in each.rows(_paired()[str(each)]))
     return _bysize(always | standard | paired | wide | (full if level == "full" else set()))
 
@@ -148,7 +148,7 @@ def _with_new_values(table: str) -> str:
 
 @cache
 def _paired() -> dict[str, str]:
-    """Map each grid of `OpCases.pairs` and `DISPATCH` to its rows that run, for `Grid.rows`."""
+    """Map each grid of `OpCases.pairs`, `DISPATCH` and `FURTHER` to its rows that run."""
     kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
     return kept
 

@@ -119,6 +119,69 @@ DISPATCH: tuple[Grid, ...] = (
 )  # fmt: skip
 """Grids of which level `standard` has a covering array, and `smoke` each value once."""
 
+FURTHER: tuple[Grid, ...] = (
+    grid("MUL_MAT", "f32+f32", a="{n}x{n}", b="{n}x{t}", hint="SRC0_IS_HADAMARD").where(
+        n="2 32 64 128 256 512 1024", t="1 3 33"
+    ),
+    grid("MUL_MAT", "f16+f32", a="64x{m}x2", b="64x{n}x{h}",
+         layout=points("- va=p0213,vb=p0213 va=pad va=p0213")).where(m="7 8 512 513", n="1 2 9", h="2 4 16 18")
+    .triple("layout", "n", "h"),
+    grid("MUL_MAT_ID", operands("f32 f16 q4_0 q8_0 q4_K", "f32"), as_="256x{m}x{e}",
+         n_used="1 2 3 4 5 6 7 8 9 15 16 17 31 32", n_tokens="1 9 33").where(m="8 32", e="1 32 64 65"),
+    grid("FLASH_ATTN_EXT", same("f16 f32 q8_0"), q="{d}x{n}x{h}", k="{d}x{kv}x1", mask="{kv}x{n} -").where(
+        d="36 48 60 104 512", n="1 3 33 65", kv="32 256", h="1 4 8"
+    ),
+    grid("FLASH_ATTN_EXT", same("f16 q8_0"), q="64x{n}x{h}", k="64x{kv}x1", mask="{kv}x{n} -").where(
+        n="1 2 20", h="1 5 8", kv="1024 1025 2048 2049 4096 8191 8192"
+    ),
+    grid("FLASH_ATTN_EXT", same("f16 f32 q8_0"), q="32x{n}x{h}", k="32x{kv}x1", mask="{kv}x{n}", hide="causal holes")
+    .where(n="127 128 256 511 512 1023 1024", h="1 2", kv="96 256 288"),
+    grid("FLASH_ATTN_EXT", same("f16 f32 q8_0"), q="64x{n}x4x{s}", k="64x{kv}x2x{t}", mask="{kv}x{n} {kv}x{n}x1x{s} -")
+    .where(n="1 4 33 65", s="2 3", t="1 2 3", kv="255 256 512"),
+    grid("FLASH_ATTN_EXT", same("f16 q8_0"), q="{d}x{n}x{h}", k="{d}x{kv}x1", mask="{kv}x{n}", dims=points(
+        "mla=1,dv=512 dv=256"))
+    .where(d="320 576", n="1 4 5 9", h="16 20 32", kv="256 1024 16384 16640"),
+    grid("SOFT_MAX", "f32", ne="{c}x{n}", mask="{c}x{n} -", scale="- 0.5").where(
+        c="4095 4096 8191 8192 12256 12257 16385 32768", n="1 2"
+    ),
+    grid("GROUP_NORM", "f32", ne="31x33x4 32x32x4 25x41x4 96x64x4", groups="2 4", vne="- pad"),
+    grid("SUM_ROWS MEAN CUMSUM", "f32", ne="{c}x{n}").where(
+        c="31 1023 1024 1025 4096 8200 32768 32769 65537", n="1 2 256"
+    ).triple("what", "c", "n"),
+    grid("ARGSORT", "f32", ne="{c}x{n}", order="ASC DESC").where(c="7 33 1000 1024 1025 16385", n="1 2"),
+    grid("TOP_K", "f32", ne="{c}x{n}", k="31 32 33 512 1023 1024").where(c="1024 1025 4097", n="1 2"),
+    grid("ADD MUL", "f32+f32 f16+f16", a="2x1x{z}", b="- 2 1x1x{z}").where(z="255 65535 65536 65537"),
+    grid("ADD SUB", "f32+f32 f16+f16", a="{c}x5x2", b="- {c}", chain="2 3 4 5 6 7 8 9").where(c="13 64"),
+    grid("MUL DIV", "f32+f32", a="{c}x5x2", b="- {c}", chain="2 3 4 5 6 7 8 9").where(c="13 64"),
+    grid("SIN", "f32 f16", ne="{c}x{n}", form="snake").where(c="7 64", n="1 5 33"),
+    grid("LEAKY_RELU ADD1", "f32 f16", ne="7x5 64x5 1024x5", c="0.1 2.0"),
+    grid("ROPE", "f32 f16", ne="{d}x2x{n}", mode=points(_ROPE_MODES), n_dims="- 64", ff="- 1").where(
+        d="768 896 898 1024", n="1 3 33"
+    ),
+    grid("SSM_CONV", "f32+f32", out="{c}x{n}", d_conv="3 4 5 6 8 9 14 15 16").where(c="33 128", n="1 4 32 33"),
+    grid("SSM_SCAN", "f32", x="1x{h}x{n}x{s}").where(h="8 64 128", n="1 2 3 4 5 6 7 8 9", s="1 2"),
+    grid("SSM_SCAN", "f32", x="{d}x{h}x{n}", d_state="64 128 256", a=1, n_group="1 2").where(
+        d="16 24 64", h="2 4", n="1 127 128 129 257"
+    ),
+    grid("GATED_DELTA_NET", "f32", ne="{d}x2x{n}", kda="- 1").where(d="128 144 256", n="1 5 33"),
+    grid("LIGHTNING_INDEXER", "f32 f16 bf16 q8_0 q4_0", q="128x{h}x{n}", n_kv="16 33").where(
+        h="31 32 33 63 64 65", n="1 4"
+    ),
+    grid("SOLVE_TRI", "f32", ne="{n}x{k}{z}").where(
+        n="16 63 64 65", k="1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 31 32 33 64 65 128 129", z="- x3"
+    ),
+    grid("CONV_2D", "f32+f32 f16+f32 f16+f16", a="{s}x{s}x2x{o}", b="{w}x{h}x2", k="1x1x0x0x1x1 1x1x1x1x1x1").where(
+        s="1 3", o="31 32 33 64 65 96 128", w="8 17 64", h="4 8 32"
+    ),
+    grid("POOL_2D", "f32 f16", ne="24x9x3", op="MAX AVG", k="3x3x1x1x1x1 3x3x1x1x2x2 5x4x2x2x2x2 5x4x2x2x3x3"),
+    grid("CONCAT", "i8 f16 i32 i64", a="12x6x4", dim="0 1 2 3", n="1 7"),
+    grid("REPEAT_BACK", "f32", ne="4x6 4x6x2 4x2x32768 4x2x32769", to="2x2 4x1"),
+    grid("CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK", "f32", ne="{c}x{n}").where(
+        c="12256 12257 12288 12289 16385", n="1 2"
+    ),
+)  # fmt: skip
+"""Grids with a covering array in `standard` alone: few backends branch at their sizes."""
+
 
 class Border(NamedTuple):
     """Two neighbouring sizes for which a backend uses different kernels."""
@@ -172,5 +235,58 @@ BORDERS: tuple[Border, ...] = (
     *_borders("SSM_SCAN", "n", "1|2 2|3 3|4 4|5 5|6 6|7 7|8 8|9: ggml-cuda/ssm-scan.cu"),
     *_borders("GATED_DELTA_NET", "n", "6|7 64|65: ggml-cuda/gated_delta_net.cu"),
     *_borders("ROPE", "d", "256|257: ggml-cuda/rope.cu"),
+    *_borders("MUL_MAT", "n", "1|2: ggml-cpu/ggml-cpu.c", "1|2: ggml-cpu/kleidiai/kleidiai.cpp",
+              "8|9: ggml-cuda/ggml-cuda.cu", "63|64 256|257: ggml-cuda/mmq.cu",
+              "1|2 2|3 3|4 4|5 5|6 8|9: ggml-cuda/mmvf.cu", "1|2: ggml-hexagon/htp/matmul-ops.c",
+              "1|2 4|5 5|6: ggml-metal/ggml-metal-ops.cpp", "31|32: ggml-opencl/ggml-opencl.cpp",
+              "32|33: ggml-sycl/ggml-sycl.cpp", "32|33 64|65: ggml-vulkan/ggml-vulkan.cpp",
+              "4|5: ggml-webgpu/ggml-webgpu-shader-lib.hpp"),
+    *_borders("MUL_MAT", "m", "16|17: ggml-cpu/ggml-cpu.c", "512|513: ggml-cuda/mmvf.cu",
+              "127|128 511|512: ggml-opencl/ggml-opencl.cpp"),
+    *_borders("MUL_MAT_ID", "n_tokens", "1|2: ggml-cpu/ggml-cpu.c", "1|2 8|9: ggml-cuda/ggml-cuda.cu",
+              "128|129: ggml-cuda/mmf.cu", "32|33: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("MUL_MAT_ID", "e", "63|64 64|65: ggml-cuda/mmq.cu", "1|2: ggml-openvino/ggml-openvino.cpp"),
+    *_borders("MUL_MAT_ID", "n_used", "1|2 2|3 3|4 4|5 5|6 6|7 7|8 8|9 15|16 16|17: ggml-cuda/mmid.cu"),
+    *_borders("MUL_MAT", "k", "32|33: ggml-cann/aclnn_ops.cpp",
+              "63|64 64|65 127|128 128|129 255|256 256|257 511|512 512|513: ggml-cuda/fwht.cu",
+              "31|32: ggml-metal/ggml-metal-device.cpp"),
+    *_borders("FLASH_ATTN_EXT", "d",
+              "39|40 40|41 63|64 64|65 79|80 80|81 96|97 111|112 112|113 128|129 255|256 320|321: ggml-cuda/fattn.cu",
+              "512|513: ggml-cuda/fattn.cu", "64|65 255|256: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("FLASH_ATTN_EXT", "kv", "8191|8192 16384|16385: ggml-cuda/fattn.cu",
+              "2048|2049: ggml-metal/ggml-metal-ops.cpp", "1023|1024: ggml-sycl/fattn.cpp",
+              "1023|1024: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("FLASH_ATTN_EXT", "n", "1|2: ggml-cann/aclnn_ops.cpp", "1023|1024: ggml-cuda/fattn-common.cuh",
+              "31|32: ggml-metal/ggml-metal-ops.cpp", "31|32: ggml-sycl/fattn.cpp",
+              "1|2 2|3 3|4 8|9 63|64: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("SOFT_MAX", "c",
+              "31|32 32|33 63|64 64|65 127|128 128|129 255|256 256|257 511|512: ggml-cuda/softmax.cu",
+              "1023|1024 1024|1025 2047|2048 2048|2049 4095|4096 12256|12257: ggml-cuda/softmax.cu",
+              "1024|1025: ggml-sycl/softmax.cpp"),
+    *_borders("TOP_K", "c", "1024|1025: ggml-cuda/top-k.cu", "1024|1025: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("ARGSORT", "c", "512|513: ggml-cuda/topk-moe.cu", "16384|16385: ggml-hexagon/ggml-hexagon.cpp",
+              "1024|1025: ggml-metal/ggml-metal-ops.cpp", "1024|1025: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("SSM_CONV", "d_conv", "2|3 3|4 4|5 5|6 8|9 9|10 14|15 15|16: ggml-cuda/ssm-conv.cu"),
+    *_borders("SSM_SCAN", "d_state", "16|17 127|128 128|129: ggml-cuda/ssm-scan.cu"),
+    *_borders("SSM_SCAN", "n", "128|129: ggml-cuda/ssm-scan.cu"),
+    *_borders("GATED_LINEAR_ATTN", "d", "63|64 64|65: ggml-cuda/gla.cu"),
+    *_borders("RWKV_WKV6 RWKV_WKV7", "d", "63|64 64|65: ggml-cuda/wkv.cu"),
+    *_borders("GATED_DELTA_NET", "d", "16|17 31|32 32|33 64|65 128|129: ggml-cuda/gated_delta_net.cu",
+              "128|129: ggml-hexagon/ggml-hexagon.cpp"),
+    *_borders("CUMSUM", "c", "1024|1025: ggml-cuda/cumsum.cu", "1024|1025: ggml-metal/ggml-metal-ops.cpp",
+              "512|513: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("SOLVE_TRI", "n", "63|64 64|65: ggml-cuda/solve_tri.cu"),
+    *_borders("SOLVE_TRI", "k", "1|2 2|3 3|4 4|5 5|6 6|7 7|8 8|9 9|10 10|11 11|12 12|13: ggml-cuda/solve_tri.cu",
+              "13|14 14|15 15|16 16|17 31|32 32|33: ggml-cuda/solve_tri.cu", "64|65: ggml-sycl/ggml-sycl.cpp",
+              "128|129: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("MEAN", "c", "32768|32769: ggml-cuda/mean.cu"),
+    *_borders("ARGMAX", "c", "32|33 1024|1025: ggml-cuda/argmax.cu"),
+    *_borders("CROSS_ENTROPY_LOSS", "c", "12288|12289: ggml-cuda/cross-entropy-loss.cu"),
+    *_borders("LIGHTNING_INDEXER", "h", "63|64 64|65: ggml-cuda/lightning-indexer.cu"),
+    *_borders("MUL_MAT_ID", "m", "32|33: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("TOP_K", "k", "32|33: ggml-sycl/ggml-sycl.cpp", "32|33 1023|1024: ggml-vulkan/ggml-vulkan.cpp"),
+    *_borders("MUL_MAT_ID", "k", "63|64: ggml-metal/ggml-metal-ops.cpp"),
+    *_borders("NORM", "c", "1023|1024: ggml-sycl/norm.cpp"),
+    *_borders("ROPE", "d", "896|897: ggml-cann/ggml-cann.cpp"),
 )  # fmt: skip
 """Sizes at which a kernel changes, from the sources of ggml 0.16 to 0.26."""

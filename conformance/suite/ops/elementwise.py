@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, GLU_OPS, I32, UNARY_OPS, type_named
 from conformance.suite.data import Fill, away_from_zero, integers, normal, uniform, with_edges
@@ -19,7 +20,7 @@ _ARITHMETIC = "ADD SUB MUL DIV"
 
 @cases(
     "ADD SUB MUL DIV",
-    keys=f"a=SHAPE b=SHAPE? va= vb= {INPLACE} cast=|f32 special=|edge|nan data=|range|both",
+    keys=f"a=SHAPE b=SHAPE? va= vb= {INPLACE} cast=|f32 chain=1 special=|edge|nan data=|range|both",
     types="a b",
     standard=(
         grid(_FLOATS2, a="13x5x3x2"),
@@ -70,7 +71,10 @@ def _binary(bench: Bench) -> Sequence[Tensor]:
     b = bench.operand("b", bench.types[1], v["b"] or v["a"], with_edges(fill_b, v["special"]), v["vb"])
     if v["cast"]:
         return (bench.b.add_cast(a, b, type_named(v["cast"])),)
-    return bench.outputs(a, bench.build(op)(a, b))
+    out = bench.build(op)(a, b)
+    for i in range(1, v["chain"]):  # backends fuse up to eight
+        out = bench.build(op)(out, bench.operand(f"b{i}", bench.types[1], b.ne, fill_b, v["vb"]))
+    return bench.outputs(a, out)
 
 
 @cases(
@@ -317,7 +321,7 @@ _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform
 
 @cases(
     "LOG SIN COS SUM CUMSUM",
-    keys=f"ne=SHAPE vne= {INPLACE} data=|range",
+    keys=f"ne=SHAPE vne= {INPLACE} form=|snake data=|range",
     wide=(grid("LOG", "f32 f16", ne="67x4", data="range"), grid("SUM CUMSUM", "f32", ne="67x4", data="range")),
     standard=(
         grid("LOG SIN COS", "f32 f16", ne="17x5x3x2 256x3"),
@@ -340,4 +344,16 @@ def _map(bench: Bench) -> Sequence[Tensor]:
     if op == "LOG" and bench.v["inplace"] == "mid":
         fill = uniform(-20.0, -0.05)  # the previous node negates it
     a = bench.first("a", "ne", fill)
+    if bench.v["form"]:
+        return (_snake(bench, a),)
     return bench.outputs(a, bench.build(op.lower())(a))
+
+
+def _snake(bench: Bench, x: Tensor) -> Tensor:
+    """Build `x + op(a x)² / b` of audio decoders, which backends fuse; `a` and `b` are per row."""
+    b, op = bench.b, bench.id.op
+    if op not in {"SIN", "COS"}:
+        raise UsageError(f"case {bench.id.id!r}: form=snake is of SIN and COS")
+    a, scale = (bench.leaf(name, F32, (1, x.ne[1], 1, 1), uniform(0.2, 2.0), keep=True) for name in ("a", "inv_b"))
+    wave = bench.build(op.lower())(b.mul(x, a))
+    return b.add(x, b.mul(b.sqr(wave), scale))
