@@ -118,7 +118,7 @@ TABLE: Table = {
         grid("unread", **_TINY, run="p9.d3"),
         grid("reused", **_TINY, run="p9.d4"),
         "memory-graph=alias,differs=eps,shared=1",
-        grid("threads", **_TINY, borders=points("run=p9.d2 ctx=1024,run=at700.d2")),
+        grid("threads", **_TINY, borders=points("w=f16,run=p9.d2 ctx=1024,run=at700.d2")),
         grid("weights", **_TINY, w="q8_0", run="p9.d2"),
     ),
     "standard": (
@@ -182,6 +182,7 @@ TABLE: Table = {
         grid("unread", graph="alias", differs="eps offset cache"),
         grid("reused", variant=points("fa=0 fa=1 cache=q8_0,head=32 seqs=3,unified=0 seqs=3,unified=1"), run="p9.d4"),
         grid("reused", arch="gemma2 gpt-oss lfm2", run="p9.d4"),
+        grid("threads", **_TINY, run="p9.d2"),
         grid("threads", fa="0 1", groups=points("heads=4 heads=7,kv=7"), run="p33.d2"),
         grid("threads", seqs=3, cache=points("cache=f16 cache=q8_0,head=32"), run="p5+9+2.d2"),
         grid("threads", variant=points("fa=0 fa=1,cache=f32 cache=q8_0,head=32"), ctx=1024, run="at700.d2"),
