@@ -183,7 +183,7 @@ def _problem(t: Tensor) -> str | None:
 
 BEYOND = re.compile(
     r"rows of \d+ of \d+ batches|"
-    r"of a block type must be|ne\[0\] must be a multiple|data_size \+ view_offs|n_dims|n_offs|no ggml_|sections"
+    r"of a block type must be|ne\[0\] must be a multiple|data_size \+ view_offs|n_dims|n_offs|not a ggml_|sections"
     r"|is_contiguous\(src0\)|src0->type|src1->type|nb10|nbytes\(dst\)|ggml_op_pool|op_params\[4\]"
     r"|swapped is|only XIELU|has no op_params|must be 0|sub-ops"
     r"|windows of|ggml_can_repeat\(b, a\)|weights, gradient"

@@ -359,7 +359,7 @@ def test_waivers_are_of_one_backend(tmp_path: Path) -> None:
     path.write_text(_entry(PASSES))
     two = _conform("run", "--backend", "ggml", "--backend", "cpu", "--case", PASSES, "--waivers", str(path))
     assert two.exit_code == 2
-    assert "waivers are of one backend" in two.output
+    assert "a waiver file is for one backend" in two.output
     config = tmp_path / "c.toml"
     config.write_text('[backend.x]\nadapter = "ggml"\nwaivers = "w.toml"\n')
     both = _conform("run", "--config", str(config), "--backend", "x", "--backend", "ggml", "--case", PASSES)

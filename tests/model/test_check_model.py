@@ -260,7 +260,7 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         (tmp_path, "this is a folder"),
         (tmp_path / "none", "there is no such file"),
         (text, "convert_hf_to_gguf.py"),
-        (short, "whole"),
+        (short, "is the file complete?"),
         (strange, "conform capture"),
     ):
         ran = CliRunner().invoke(main, ["check-model", str(path), "--backend", "ggml"])

@@ -372,7 +372,9 @@ def test_bytes_that_cases_share_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     casefile.write(path, [case, replace(case, id=f"{case.id}1")])
     _damage(path, [EXACT])
-    with pytest.raises(CaseFileError, match=r"expected value of node_0 \(s0/e[0-9]+\) and 1 more: its bytes are not"):
+    with pytest.raises(
+        CaseFileError, match=r"expected value of node_0 \(s0/e[0-9]+\) and 1 more: its bytes are damaged"
+    ):
         casefile.read(path)
 
 

@@ -69,7 +69,8 @@ def test_a_finished_night_says_the_same_again(tmp_path: Path) -> None:
     assert len((tmp_path / "imported").read_text().splitlines()) == 1
     seed = Night.read(tmp_path).seed
     assert f"{tmp_path}: --seed {seed}" in first.stdout
-    for more, says in ((["--level", "smoke"], "level 'standard', this one 'smoke'"), (["--seed", "5"], f"seed {seed}")):
+    level = "level 'standard', this one with 'smoke'"
+    for more, says in ((["--level", "smoke"], level), (["--seed", "5"], f"seed {seed}")):
         refused = night(tmp_path, "failing", more=more)
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
     assert night(tmp_path / "b", "fine", more=["--seed", "5"]).returncode == 0
