@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import click
 
-from conformance.cli.output import table
+from conformance.cli.output import Group, table
 from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import ids
@@ -31,7 +31,7 @@ LEVEL = click.option("--level", type=click.Choice(get_args(Level)), default="smo
 SEED = click.option("--seed", default=0, show_default=True, help="Seed of the draw.")
 
 
-@click.group()
+@click.group(cls=Group)
 def main() -> None:
     """Check that the suite notices bugs."""
 

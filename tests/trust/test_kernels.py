@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from trust.__main__ import main
 from trust.kernels import theirs
 from trust.kernels.page import page
 from trust.kernels.places import KINDS, edits
@@ -221,3 +223,21 @@ def test_areas_name_files_of_ggml() -> None:
     """Each has a pattern; none stands twice."""
     patterns = [p for area in AREAS.values() for p in area]
     assert len(patterns) == len(set(patterns))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["page", "{}"], "a folder of `kernels build` expected"),
+        (["build", "{}/a.txt", "{}/out"], "a source package of llama-cpp-python expected"),
+        (["repeat", "{}/tree", "9"], "mutant 9 is unknown; known: 1 to 6"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+    """It says what was expected, with exit code 2."""
+    (tmp_path / "a.txt").write_text("no archive")
+    (tmp_path / "tree").mkdir()
+    _tree(tmp_path / "tree")
+    done = CliRunner().invoke(main, ["kernels", *(w.format(tmp_path) for w in words)])
+    assert (done.exit_code, says in done.output) == (2, True), done.output
+    assert "Traceback" not in done.output

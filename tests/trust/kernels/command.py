@@ -20,7 +20,7 @@ _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Pa
 
 @click.group()
 def kernels() -> None:
-    """Mutants of ggml's own kernels, judged by this suite and by test-backend-ops."""
+    """Mutate ggml's own kernels; judge them by this suite and test-backend-ops."""
 
 
 @kernels.command("build")
@@ -30,9 +30,11 @@ def kernels() -> None:
 @click.option("--seed", default=0, show_default=True, help="Seed of the draw.")
 @click.option("--area", "areas", multiple=True, metavar="AREA", help=f"Only these, repeatable: {', '.join(AREAS)}.")
 def build_command(package: Path, folder: Path, n: int, seed: int, areas: Sequence[str]) -> None:
-    """Unpack PACKAGE, a source package of llama-cpp-python, into FOLDER and build it clean and with mutants.
+    """Build PACKAGE in FOLDER, clean and with mutants.
 
-    `pip download --no-deps --no-binary :all: llama-cpp-python` gets one. By default every area but openvino.
+    PACKAGE is a source package of llama-cpp-python:
+
+    `pip download --no-deps --no-binary :all: llama-cpp-python`. The default is every area except openvino.
     """
     chosen = areas or [a for a in AREAS if a != "openvino"]
     tree = build(package, folder, n, seed, chosen, os.cpu_count() or 1)
@@ -45,7 +47,7 @@ def build_command(package: Path, folder: Path, n: int, seed: int, areas: Sequenc
 @click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
 @click.option("--suite", "suites", multiple=True, type=click.Choice(SUITES), help="Only by this; default: both.")
 def run(folder: Path, n: int, seed: int, suites: Sequence[Suite]) -> None:
-    """Judge the mutants of FOLDER by both suites; what an earlier run judged stays."""
+    """Judge the mutants of FOLDER; continue an earlier run."""
     scores = Scores(Tree.read(folder))
     mutants = scores.tree.mutants
     scores.run(sample(mutants, n or len(mutants), seed), suites or SUITES, click.echo)
@@ -54,7 +56,7 @@ def run(folder: Path, n: int, seed: int, suites: Sequence[Suite]) -> None:
 @kernels.command()
 @_FOLDER
 def alone(folder: Path) -> None:
-    """Print the cases of `smoke` that alone notice a mutant of FOLDER: without them it would be missed."""
+    """Print the cases of `smoke` that alone notice a mutant."""
     for found in Scores(Tree.read(folder)).alone(lambda line: click.echo(line, err=True)):
         if len(found.cases) == 1:
             click.echo(f"{found.cases[0]}: mutant {found.number}")
@@ -75,7 +77,7 @@ def page_command(folder: Path) -> None:
 @click.option("--case", "globs", multiple=True, metavar="GLOB", help="Only cases that match, repeatable.")
 @click.option("--options", default="", help="Options of the adapter, such as `threads=4` or `mode=sched`.")
 def sanitize(package: Path, folder: Path, sanitizer: str, globs: Sequence[str], options: str) -> None:
-    """Build the unchanged ggml of PACKAGE with a sanitizer, run `smoke` on it and print what is reported."""
+    """Run `smoke` on PACKAGE built with a sanitizer; print reports."""
     library = sanitized(package, folder, sanitizer, os.cpu_count() or 1)
     found = 0
     for report in reports(library, sanitizer, case_ids((), globs, "smoke"), options):
@@ -88,7 +90,7 @@ def sanitize(package: Path, folder: Path, sanitizer: str, globs: Sequence[str], 
 @_FOLDER
 @click.argument("number", type=int)
 def repeat(folder: Path, number: int) -> None:
-    """Judge one mutant of FOLDER again, and print its row beside the stored one."""
+    """Judge one mutant again; print its row beside the stored one."""
     scores = Scores(Tree.read(folder))
     mutant = next((m for m in scores.tree.mutants if m.number == number), None)
     if mutant is None:

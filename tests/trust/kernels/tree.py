@@ -226,7 +226,8 @@ def _unpack(package: Path, folder: Path) -> Path:
                 wanted = [m for m in archive.getmembers() if "/vendor/llama.cpp/" in m.name and _is_needed(m.name)]
                 archive.extractall(folder, wanted, filter="data")
         except (OSError, tarfile.TarError) as e:
-            raise UsageError(f"{package}: a source package of llama-cpp-python expected: {e}") from None
+            why = str(e).partition(":")[0]
+            raise UsageError(f"{package}: a source package of llama-cpp-python expected: {why}") from None
     found = next(folder.glob("*/vendor/llama.cpp"), None)
     if found is None:
         raise UsageError(f"{package}: a source package of llama-cpp-python expected; it holds no vendor/llama.cpp")
