@@ -21,6 +21,7 @@ from .tree import Mutant, Tree
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CASE = re.compile(r"(?P<name>[A-Z0-9_]+\(.*\)): .*?(?P<verdict>OK|FAIL|not supported)")
+_HANG = "hang"
 _SLACK = 60.0
 """Seconds beyond five times the clean run, after which an op hangs."""
 
@@ -69,11 +70,12 @@ class Theirs:
         ops = sorted((c for c in clean.values() if mutant.number in c.seen), key=lambda c: (c.seconds, c.op))
         end = time.monotonic() + seconds
         for ran, c in enumerate(ops):
-            if time.monotonic() > end:
+            hangs, left = 5 * c.seconds + _SLACK, end - time.monotonic()
+            if left <= 0:
                 return "", ran
-            verdicts, died = self._run(c.op, mutant.number, 5 * c.seconds + _SLACK, known=c.failing)
+            verdicts, died = self._run(c.op, mutant.number, min(hangs, left), known=c.failing)
             failed = [n for n, v in verdicts.items() if v == "FAIL" and n not in c.failing]
-            if failed or (died and not c.died):
+            if failed or (died and not c.died and not (died == _HANG and left < hangs)):
                 return failed[0] if failed else f"{c.op}: {died}", ran + 1
         return "", len(ops)
 
@@ -99,7 +101,7 @@ class Theirs:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
         if late == "late":
-            return verdicts, "hang"
+            return verdicts, _HANG
         if late == "failed":
             return verdicts, ""
         return verdicts, "" if child.returncode in {0, 1} else _how(child.returncode)
