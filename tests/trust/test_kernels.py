@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from conformance.backend.registry import Spec
+from conformance.judge.verdict import Result, Verdict
 from trust.__main__ import main
-from trust.kernels import theirs
+from trust.kernels import sanitize, theirs
 from trust.kernels.page import page
 from trust.kernels.places import KINDS, edits
 from trust.kernels.score import SUITES, Answer, Score, Scores, Suite, sample
@@ -241,3 +243,38 @@ def test_wrong_input_is_one_line(tmp_path: Path, words: list[str], says: str) ->
     done = CliRunner().invoke(main, ["kernels", *(w.format(tmp_path) for w in words)])
     assert (done.exit_code, says in done.output) == (2, True), done.output
     assert "Traceback" not in done.output
+
+
+def test_each_report_of_a_sanitizer_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the addresses; what opening the backend reports, also after a death, is left out."""
+    log = tmp_path / "logs" / "log.1"
+    texts = {
+        "a": "SUMMARY: AddressSanitizer: overflow at 0x12 x.c:3",
+        "b": "SUMMARY: AddressSanitizer: overflow at 0x99 x.c:3",
+    }
+
+    class Fake:
+        opened = 0
+
+        def __init__(self, **_: object) -> None: ...
+
+        def backend(self, _: Spec) -> None:
+            Fake.opened += 1
+            log.write_text("SUMMARY: AddressSanitizer: in opening")
+
+        def case(self, case_id: str) -> str:
+            return case_id
+
+        def run(self, _: Spec, cases: list[str]) -> list[Result]:
+            log.write_text(texts.get(cases[0], ""))
+            return [Result(cases[0], "ggml", Verdict.CRASH if cases[0] == "b" else Verdict.PASS)]
+
+        def restart(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(sanitize, "Runner", Fake)
+    monkeypatch.setattr(sanitize, "_runtime", lambda name: name)
+    found = list(sanitize.reports(tmp_path / "libmutant.so", "address", ["a", "b", "c"]))
+    assert [(r.case, r.summary.partition(":")[0]) for r in found] == [("a", "SUMMARY"), ("b", "CRASH")]
+    assert Fake.opened == 2

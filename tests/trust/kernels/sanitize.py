@@ -56,7 +56,10 @@ def reports(library: Path, sanitizer: str, cases: Sequence[str], options: str = 
                         known.add(plain)
                         yield Report(case_id, summary, text)
             if result.verdict not in {Verdict.PASS, Verdict.UNSUPPORTED}:
-                yield Report(case_id, f"{result.verdict.name}: {result.sentence()}", "")
+                yield Report(case_id, f"{result.verdict.name}: {result.detail}", "")
+                runner.restart()
+                runner.backend(spec)
+                list(_taken(logs))
     finally:
         runner.close()
 
