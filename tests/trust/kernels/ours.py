@@ -142,18 +142,24 @@ class Ours:
                 yield from zip(batch, (r.verdict.name for r in results), strict=True)
 
     def differs(self, mutant: Mutant, reached: Sequence[Reach], most: int) -> str:
-        """Return the first case, of at most `most`, of which an output or a cache has other bytes; "" if none."""
+        """Return the first of at most `most` cases in which a byte of an output or a cache differs; "" if none.
+
+        A case that only the mutant fails to compute differs.
+        """
         cases = sorted((r for r in reached if r.passes), key=lambda r: (r.seconds, r.case))
         step = max(1, len(cases) // most)
         with _runner() as runner:
             for row in cases[::step]:
                 case = runner.case(row.case)
                 clean, changed = (runner.backend(self.spec(row.way, n)) for n in (0, mutant.number))
+                expected = execute(clean, case).steps
                 try:
-                    values = [execute(backend, case).steps for backend in (clean, changed)]
+                    found = execute(changed, case).steps
                 except BackendError:
-                    continue
-                if any(not np.array_equal(a.all[t], b.all[t]) for a, b in zip(*values, strict=True) for t in a.all):
+                    return row.case
+                if any(
+                    not np.array_equal(a.all[t], b.all[t]) for a, b in zip(expected, found, strict=True) for t in a.all
+                ):
                     return row.case
         return ""
 
