@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.process import Child, end_group, spawn_command
+
 from .journal import appending, rows
 from .ours import Seen
 from .tree import Mutant, Tree
@@ -92,14 +94,12 @@ class Theirs:
             env["MUTANT_SEEN"] = os.fspath(seen)
         words = [os.fspath(self._tree.test_backend_ops), "-b", "MUTANT", "-o", op]
         verdicts: dict[str, str] = {}
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, start_new_session=True
-        ) as child:
+        child = spawn_command(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with child:
             try:
                 late = _lines(child, limit, verdicts, known)
             finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
+                end_group(child)
         if late == "late":
             return verdicts, _HANG
         if late == "failed":
@@ -111,7 +111,7 @@ def _how(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def _lines(child: subprocess.Popen[bytes], limit: float, verdicts: dict[str, str], known: Sequence[str] | None) -> str:
+def _lines(child: Child, limit: float, verdicts: dict[str, str], known: Sequence[str] | None) -> str:
     """Read until the end, the first new failure (`failed`) or the limit (`late`)."""
     assert child.stdout is not None
     end = time.monotonic() + limit
