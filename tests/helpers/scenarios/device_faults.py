@@ -183,7 +183,7 @@ def mask_by_count() -> Fault:
 
 
 def window_open(size: int) -> Callable[[], Fault]:
-    """Of a window of so many cells, a kernel for one row also sees the cells before it."""
+    """A kernel for one row also attends to the cells before a window of at most `size` cells."""
 
     def make() -> Fault:
         def before(node: Node) -> None:

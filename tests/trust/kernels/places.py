@@ -75,7 +75,10 @@ def parse(source: bytes) -> Node:
 
 
 def edits(source: bytes, is_compiled: Callable[[int], bool]) -> Iterator[Edit]:
-    """Yield every change that can be made, in the order of the file; `is_compiled` tells it of a line, from 1."""
+    """Yield every possible edit, in file order.
+
+    `is_compiled` returns True if the compiler sees a line, counted from 1.
+    """
     yield from _below(parse(source), "", is_compiled)
 
 

@@ -1,4 +1,4 @@
-"""Judge mutants by both suites; the journals in the tree's folder go on where they were cut."""
+"""Judge mutants by both suites; the journals in the tree's folder let a run continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUITES: tuple[Suite, ...] = get_args(Suite)
 PATIENCE = 300.0
 """Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
 FEW = 24
-"""A mutant that more cases of `smoke` reach is not the business of one of them."""
+"""`alone` skips a mutant that more cases of `smoke` reach."""
 COMPARED = 200
 """Cases whose outputs are compared byte by byte, of a mutant that nothing noticed."""
 
@@ -36,27 +36,27 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one suite says of one mutant."""
+    """The result of one suite for one mutant."""
 
     number: int
     suite: Suite
     reaching: int
     """Cases (`ours`) or ops (`theirs`) that reach it."""
     by: str = ""
-    """What noticed it: a case, after its verdict if it is of ours, or how the process died; empty if nothing did."""
+    """The case that noticed it (`ours`: verdict and case), or how the process died; empty if none did."""
     level: str = ""
-    """Level of that case, of ours."""
+    """Level of that case (`ours`)."""
     ran: int = 0
     """Cases or ops that ran."""
     seconds: float = 0.0
-    """Processor time; of ours with the reference's."""
+    """Processor time; for `ours`, including the reference."""
     differs: str = ""
-    """Of ours, if nothing noticed it: a case with other bytes."""
+    """`ours`, if no case noticed it: a case whose output bytes differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What both suites say of one mutant."""
+    """The results of both suites for one mutant."""
 
     ours: Answer
     theirs: Answer
