@@ -51,12 +51,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """The first case that fails, and what was run until then."""
+    """The first case that fails."""
 
     case: str
     verdict: str
     level: str
-    ran: int
 
 
 class Seen:
@@ -115,10 +114,10 @@ class Ours:
         end = time.monotonic() + seconds
         for row, verdict in self._verdicts(mutant, cases):
             if row is None:
-                return Noticed("", verdict, "smoke", 0), 0
+                return Noticed("", verdict, "smoke"), 0
             ran += 1
             if verdict in _FAILURES:
-                return Noticed(row.case, verdict, row.level, ran), ran
+                return Noticed(row.case, verdict, row.level), ran
             if time.monotonic() > end:
                 break
         return None, ran
