@@ -99,5 +99,14 @@ function commitText(e) {
 
 function settingsText(v) {
   if (v === null || v === undefined || v === "") return "";
-  return typeof v === "string" ? v : show(v) === "–" ? "" : show(v);
+  if (typeof v !== "object") return String(v);
+  const { file, names, levels, waivers, ...others } = v;
+  const list = (value) => (value !== null && typeof value === "object" ? Object.entries(value) : []);
+  return [
+    file || "",
+    list(names).length ? `names: ${list(names).map(([, name]) => String(name)).join(", ")}` : "",
+    ...list(levels).map(([name, level]) => `level of ${name}: ${String(level)}`),
+    ...list(waivers).map(([name, w]) => `waivers of ${name}: ${String(w?.file)} (${plural(Number(w?.known) || 0, "known failure")})`),
+    Object.keys(others).length ? show(others) : "",
+  ].filter(Boolean).join("; ");
 }
