@@ -45,6 +45,15 @@ def _run(runner: Copies, spec: Spec, ids: Sequence[str]) -> Iterator[Result]:
         yield from runner.run(spec, [runner.case(i) for i in ids[at : at + BATCH]])
 
 
+def _failing(runner: Copies, fault: Fault, ids: Sequence[str]) -> Iterator[str]:
+    """The cases that fail with `fault`: the search for a wrong node, which may pass a case, runs only for those."""
+    for at in range(0, len(ids), BATCH):
+        cases = [runner.case(i) for i in ids[at : at + BATCH]]
+        with runner.quick(locates=False, checks_stale_state=False):
+            failed = [c for c, r in zip(cases, runner.run(fault.spec, cases), strict=True) if r.verdict in FAILURES]
+        yield from (c.id for c in failed if next(iter(runner.run(fault.spec, [c]))).verdict in FAILURES)
+
+
 def _groups(runner: Copies, spec: Spec, results: Sequence[Result]) -> list[Group]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, (runner.case(r.case) for r in results if r.verdict is Verdict.PASS))
@@ -76,7 +85,7 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
     hunter = Copies(chosen)
     failed = [r.case for r in results if r.verdict in FAILURES]
     ids = list(dict.fromkeys([*failed, *IDS]))  # what fails together fails alone, mostly
-    by = {f: next((r.case for r in _run(hunter, f.spec, ids) if r.verdict in FAILURES), "") for f in chosen}
+    by = {f: next(_failing(hunter, f, ids), "") for f in chosen}
     noticed = [f for f in chosen if by[f]]
     owners = _one_to_one([[f for f in noticed if _fails(hunter, f, g)] for g in groups])
     lines = [f"seed {seed}, {seconds:.0f} s, {len(failed)} failures: {', '.join(f.name for f in noticed)}"]
@@ -97,7 +106,7 @@ def _changes(fault: Fault, chosen: Sequence[Fault], together: Mapping[str, Resul
     """Whether any case that `fault` alone makes fail has another result with the others than with all."""
     others = Bundle("others", tuple(f for f in chosen if f is not fault))
     runner = _Runner([others, fault])
-    alone = [r.case for r in _run(runner, fault.spec, IDS) if r.verdict in FAILURES]
+    alone = list(_failing(runner, fault, IDS))
     return any(_said(r) != _said(together[r.case]) for r in _run(runner, others.spec, alone))
 
 
