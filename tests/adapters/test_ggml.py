@@ -36,7 +36,7 @@ from conformance.judge.verdict import Verdict
 from conformance.run.execute import Memory, Reuse, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.suite import alias, captured
+from conformance.suite import alias, captured, ops
 
 pytestmark = needs_wheel
 
@@ -300,6 +300,22 @@ def test_an_output_is_what_the_node_held_right_after_it_ran(backend: GgmlBackend
     assert found[stored] == [100, 101, 102, 103]
     assert found[doubled] == [20, 40, 60, 80, 1000, 1010, 1020, 1030]
     assert run(backend, case, [doubled])[doubled].view("<f4").tolist() == found[doubled]
+
+
+def test_an_output_between_two_results_touches_both(backend: GgmlBackend, library: Library) -> None:
+    """The allocator puts the op's result of `dst=between` right behind one output and right before another."""
+    sample = [i for i in ops.ids("standard") if i.rpartition("@")[0].endswith("dst=between")][::9]
+    for case_id in sample:
+        case = ops.build(case_id)
+        (step,) = case.steps
+        below, above, _, dst = step.outputs
+        if not all(backend.supports(step.graph)):
+            continue
+        with backend.open(case) as session:
+            session.compute(step.graph, step.inputs, step.outputs)
+            at = {t: library.struct(session._plan.at[t]).data for t in (below, above, dst)}  # type: ignore[attr-defined]
+        assert (at[dst] - at[below], at[above] - at[dst]) == (nbytes(below), nbytes(dst)), case_id
+    assert len(sample) > 40
 
 
 def test_the_same_graph_with_other_outputs(backend: GgmlBackend) -> None:

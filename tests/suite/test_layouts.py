@@ -97,7 +97,9 @@ def test_full_has_each_layout_that_ggml_takes_and_standard_each_class() -> None:
                 lacking.append(f"full: {source}: {body}")
             if not source.inplace and class_ != DENSE and (source, class_) not in standard.classes:
                 lacking.append(f"standard: {source}: {class_}: {body}")
+    lacking += [f"standard: {body}" for body in standard.between_lacking()]
     assert lacking == []
+    assert len({op for op, *_ in standard.between}) > 100
     for op, at, inplace, layouts in LEFT_OUT:
         there = {layout for s, layout in full.layouts if (s.op, s.at, s.inplace) == (op, at, inplace)}
         assert set(layouts.split()) <= there, op
@@ -111,6 +113,16 @@ def test_each_source_is_asked_for() -> None:
     }
     assert {s.op for s in sources() if s.inplace} == {op for t in TABLES for op in t.ops if "inplace" in t.keys}
     assert all((op in DECLARATIONS and name in DECLARATIONS[op].src and why) for (op, name), why in EXCEPTIONS.items())
+
+
+def test_an_output_between_two_results_is_the_only_one() -> None:
+    """`dst=between` needs a graph with one result, and changes neither the op's operands nor its parameters."""
+    with pytest.raises(ConformanceError, match="a graph with one result, which is no view, expected"):
+        build("ops/SCALE-f32-ne=8x5x3x2,inplace=mid,dst=between@1")
+    plain, between = (build(f"ops/MUL_MAT-f32+f32-a=64x7,b=64x8{key}@1") for key in ("", ",dst=between"))
+    nodes = [case.steps[0].graph.nodes for case in (plain, between)]
+    assert [n.op for n in nodes[1]] == ["UNARY", "UNARY", "UNARY", "SUM", "MUL_MAT"]
+    assert [(t.name, t.ne) for t in nodes[0][-1].src if t] == [(t.name, t.ne) for t in nodes[1][-1].src if t]
 
 
 def test_what_ggml_refuses_is_no_case() -> None:

@@ -25,7 +25,7 @@ from conformance.suite.grid import Row, ids_of_rows
 from . import matmul, attention, rope, rows, elementwise, recurrent, views, windows, media, training  # noqa: F401
 
 # isort: on
-from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse, sources
+from .bench import DST, NAME, TABLES, Bench, OpCases, OpId, Timed, parse, sources
 from .dispatch import DISPATCH, FURTHER
 
 __all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
@@ -181,6 +181,8 @@ def built(op_id: OpId) -> tuple[Bench, Sequence[Tensor]]:
         if sources(op_id):
             bench = bench.laid_out(outputs)
             outputs = bench.outputs_of(KNOWN[op_id.op].make)
+        if op_id.values[DST]:
+            outputs = bench.between(outputs)
     except GraphError as e:
         raise UsageError(f"case {op_id.id!r}: ggml has no such op: {e}") from None
     return bench, outputs

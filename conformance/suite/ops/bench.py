@@ -19,10 +19,20 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError, unknown
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, is_contiguous, new_tensor, strided
-from conformance.ggml.types import TYPES, GGMLType
+from conformance.ggml.tensor import (
+    FLAG_INPUT,
+    Bytes,
+    Dims,
+    Tensor,
+    contiguous_nb,
+    is_contiguous,
+    nbytes,
+    new_tensor,
+    strided,
+)
+from conformance.ggml.types import F32, TYPES, GGMLType
 from conformance.suite import family
-from conformance.suite.data import Fill, chosen, encode, with_last, with_repeat
+from conformance.suite.data import Fill, chosen, encode, whole, with_last, with_repeat
 from conformance.suite.grid import Axis, Grid, Row
 
 from .regimes import Regime, regimes
@@ -55,6 +65,10 @@ INPLACE = "inplace=|leaf|mid|input"
 LAYOUTS = "pad, off, rows, slab, part, flat or nothing; then permutes like p0213, joined by dots"
 SOURCE = "src"
 """Prefix of keys such as `src1=pad`, which set the layout of a source without its own key."""
+DST = "dst"
+"""Key: `between` places the output between two live results, to find writes out of bounds."""
+ALIGNMENT = 32
+"""Multiple in bytes to which ggml's CPU pads the size of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
 class Bench:
     """Builds one case; weights and caches are persistent (`keep`), other leaves are inputs."""
 
-    __slots__ = ("b", "id", "inputs", "laid", "layouts", "persistent", "regime", "suffix", "types", "v")
+    __slots__ = ("b", "first_nodes", "id", "inputs", "laid", "layouts", "persistent", "regime", "suffix", "types", "v")
 
     def __init__(self, op_id: OpId, layouts: Mapping[str, str] | None = None) -> None:
         """Create a bench; `layouts` maps leaf names to the layouts of operands that replace them."""
@@ -107,6 +121,8 @@ class Bench:
         self.layouts = dict(layouts or {})
         self.laid: dict[Tensor, str] = {}
         """Operand -> its layout."""
+        self.first_nodes: tuple[Tensor, ...] = ()
+        """Nodes that the graph computes first, in this order."""
 
     def leaf(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, *, keep: bool = False) -> Tensor:
         """Add a tensor that owns its bytes, filled from its own random stream."""
@@ -240,6 +256,27 @@ class Bench:
         nodes = [n for n in self.b.build_forward_expand(*outputs) if n.op == op]
         return [s for n in nodes for s in n.src[i : i + 1] if s is not None]
 
+    def only_result(self, outputs: Sequence[Tensor]) -> Tensor | None:
+        """Return the output if no other node of its graph has memory of its own."""
+        results = [n for n in self.b.build_forward_expand(*outputs) if n.view_src is None]
+        return results[0] if len(results) == 1 and results == list(outputs) else None
+
+    def between(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Compute a result of the output's size between two others, then free it for the output.
+
+        UsageError if the output is not the graph's only result.
+        """
+        if (dst := self.only_result(outputs)) is None:
+            raise UsageError(f"case {self.id.id!r}: {DST}: a graph with one result, which is no view, expected")
+        words = -(-nbytes(dst) // 4)
+        below, freed, above = (
+            self.b.neg(self.leaf(name, F32, (n, 1, 1, 1), whole(-9, 10)))
+            for name, n in (("below", 8), ("freed", words), ("above", 8))
+        )
+        user = self.b.sum(freed)
+        self.first_nodes = below, freed, above, user
+        return below, above, user, *outputs
+
     def outputs_of(self, make: Make) -> Sequence[Tensor]:
         """Build the graph, once per regime of the key `data`; return the tensors to check."""
         outputs: list[Tensor] = []
@@ -251,7 +288,7 @@ class Bench:
 
     def case(self, outputs: Sequence[Tensor]) -> Case:
         """Return the finished case, whose graph computes `outputs`."""
-        graph = self.b.build_forward_expand(*outputs)
+        graph = self.b.build_forward_expand(*self.first_nodes, *outputs)
         step = Step(graph, self.inputs, tuple(outputs))
         params = {"op": self.id.op, "types": [t.name for t in self.types], **self.id.given}
         seed = self.id.seed
@@ -336,7 +373,7 @@ def cases(
 
     def declare(make: Make) -> Make:
         n_src = max(len(DECLARATIONS[op.partition(".")[0]].src) for op in names)
-        declared = family.keys(keys) | {f"{SOURCE}{i}": family.text() for i in range(n_src)}
+        declared = family.keys(f"{keys} {DST}=|between") | {f"{SOURCE}{i}": family.text() for i in range(n_src)}
         tables = rows(standard), rows(wide), rows(full), rows(smoke), timed, [*map(whole, pairs)]
         TABLES.append(OpCases(names, tuple(types.split()), declared, make, *tables))
         return make

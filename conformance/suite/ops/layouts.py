@@ -1,23 +1,24 @@
 """Derive the layouts in which each op source is tested from its declaration and cases.
 
 A source is tested in each layout of `LAYOUTS` in which its op can be built: the declaration rejects what ggml rejects.
-`full` has every layout, also for in-place variants; `standard` has one case per class of the resulting strides. Ids
-missing from the rows of the tables are in `layouts.json`, which `ci/layouts.py` writes.
+`full` has every layout, also for in-place variants; `standard` has one case per class of the resulting strides, and
+one with `dst=between` per op and types. Ids missing from the rows of the tables are in `layouts.json`, which
+`ci/layouts.py` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import Tensor, is_contiguous, nelements
+from conformance.ggml.tensor import Tensor, is_contiguous, nbytes, nelements
 from conformance.ggml.types import F32
 
 from . import KNOWN, built, size
-from .bench import SOURCE, TABLES, OpId, parse
+from .bench import ALIGNMENT, DST, SOURCE, TABLES, Bench, OpId, parse
 
 DENSE = "dense"
 OFFSET = "offset"
@@ -100,6 +101,10 @@ class Survey:
     classes: set[tuple[Source, str]] = field(default_factory=set)
     bases: dict[Source, dict[int, tuple[Any, ...]]] = field(default_factory=dict)
     """Source -> number of dimensions -> the best such base case: its rank, then its id."""
+    alone: dict[tuple[str, ...], tuple[Any, ...]] = field(default_factory=dict)
+    """Op and types -> the best case with an output without padding: its rank, then its id."""
+    between: set[tuple[str, ...]] = field(default_factory=set)
+    """Ops and types with a case of `dst=between`."""
 
     def add(self, case_id: str) -> None:
         """Build a case and record the layouts that it covers."""
@@ -107,6 +112,7 @@ class Survey:
         bench, outputs = built(op_id)
         inplace = bool(op_id.given.get("inplace"))
         plain = not bench.laid and not _ODD & op_id.given.keys()
+        self._add_output(op_id, bench, outputs, plain=plain)
         for i in range(len(DECLARATIONS[op_id.op.partition(".")[0]].src)):
             for t in bench.sources(outputs, i):
                 leaf = t.op == "NONE" and t.view_src is None
@@ -120,6 +126,22 @@ class Survey:
                     rank = _rank(op_id, t)
                     bases = self.bases.setdefault(source, {})
                     bases[n] = min(bases.get(n, (*rank, case_id)), (*rank, case_id))
+
+    def _add_output(self, op_id: OpId, bench: Bench, outputs: Sequence[Tensor], *, plain: bool) -> None:
+        kind = op_id.op, *(t.name for t in op_id.types)
+        if op_id.given.get(DST):
+            self.between.add(kind)
+            return
+        dst = bench.only_result(outputs)
+        if plain and dst is not None and nbytes(dst) % ALIGNMENT == 0:
+            rank = *_rank(op_id, dst), op_id.id
+            self.alone[kind] = min(self.alone.get(kind, rank), rank)
+
+    def between_lacking(self) -> Iterator[str]:
+        """Yield an id with `dst=between` for each op and types that have none."""
+        for kind, (*_, case_id) in self.alone.items():
+            if kind not in self.between:
+                yield f"{case_id.rpartition('@')[0]},{DST}=between"
 
     def accepted(self, source: Source) -> Iterator[tuple[str, str, str]]:
         """Yield each layout that ggml accepts for a source, with its stride class and an id."""
@@ -169,4 +191,4 @@ def lacking(standard: Survey, full: Survey) -> tuple[list[str], list[str]]:
                 small.append(body)
             elif (source, layout) not in full.layouts:
                 rest.append(body)
-    return small, rest
+    return [*small, *standard.between_lacking()], rest
