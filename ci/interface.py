@@ -51,6 +51,7 @@ RUNS = {
     "access": ["--family", "access", "--backend", "ggml"],
     "zoo": ["--case", "zoo/llama-seqs=2,run=p5.d2,set=block_count:1@1", "--backend", "ggml"],
     "arch": ["--case", "arch/llama-real=1@1", "--case", "arch/mamba-real=1@1", "--backend", "ggml?device=CPU"],
+    "ref": ["--level", "smoke", "--case", "ops/FLASH_ATTN_EXT-f32*", "--backend", "ggml?ref=on"],
     "audit": ["--level", "smoke", "--case", "audit/*", "--backend", "ggml"],
 }
 """Name of a recorded run -> arguments of `conform run`."""

@@ -39,6 +39,7 @@ CHOICES = {
     "caches": ("read", "opaque"),
     "uncomputed": ("keep", "drop"),
     "products": ("float32", "bf16", "f16"),
+    "ref": ("off", "on"),
 }
 """Option -> its values, default first."""
 
@@ -61,7 +62,8 @@ class GgmlBackend(Backend):
     tolerance is wider. profile: a file of `conform precision`: the measured precision profile of the device. requant:
     how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it. variant: the
     CPU library to load, such as `haswell`, of a build with several; the best one if empty. rpc: `HOST:PORT` of an RPC
-    server, whose devices are `RPC0` and on; `loopback` starts one of the same build, which computes on its CPU.
+    server, whose devices are `RPC0` and on; `loopback` starts one of the same build, which computes on its CPU. ref:
+    `on` calls `ggml_backend_cpu_set_use_ref`: no fusion, no tiles in FLASH_ATTN_EXT.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -89,11 +91,12 @@ class GgmlBackend(Backend):
         variant: str = "",
         rpc: str = "",
         profile: str = "",
+        ref: str = "off",
     ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
         for (option, values), value in zip(
-            CHOICES.items(), (memory, mode, guard, caches, uncomputed, products), strict=True
+            CHOICES.items(), (memory, mode, guard, caches, uncomputed, products, ref), strict=True
         ):
             if value not in values:
                 raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
@@ -101,8 +104,9 @@ class GgmlBackend(Backend):
             raise UsageError(
                 "ggml: profile= has the rounding of the device: products and requant cannot be combined with it"
             )
-        if mode == "sched" and guard == "on":
-            raise UsageError("ggml: guard=on needs mode=graph: a scheduler allocates nodes itself")
+        if mode == "sched" and "on" in {guard, ref}:
+            raise UsageError("ggml: guard=on and ref=on need mode=graph: a scheduler has its own memory and backends")
+        self._ref = ref == "on"
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
         self._drop = uncomputed == "drop"
         self._products, self._stored = products, requantising(requant)
@@ -131,7 +135,7 @@ class GgmlBackend(Backend):
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         self.fragile = library.software(self._device)
         if mode == "graph":
-            self._backend = library.start(self._device, self.threads)
+            self._backend = library.start(self._device, self.threads, ref=self._ref)
 
     def info(self) -> DeviceInfo:
         """Return the library's version, its device, and the CPU features it uses."""
@@ -163,7 +167,7 @@ class GgmlBackend(Backend):
         if self._profile is not None:
             return self._profile
         if self._server is not None or self._library.device_type(self._device) == "CPU":
-            return cpu_arithmetic(self._library)
+            return cpu_arithmetic(self._library, ref=self._ref)
         if self._products == EXACT.products:
             return UNDECLARED if self._stored == EXACT else self._stored
         return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
@@ -291,14 +295,14 @@ def profile_of(path: str, backend: Backend) -> Arithmetic:
     return profile.arithmetic(f"profile {path}")
 
 
-def cpu_arithmetic(library: Library) -> Arithmetic:
+def cpu_arithmetic(library: Library, *, ref: bool = False) -> Arithmetic:
     """Return the rounding of this library's CPU device, from its own tables and functions.
 
     MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising is
     `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. Which rows
-    FLASH_ATTN_EXT sums in F32 is computed (`probe`).
+    FLASH_ATTN_EXT sums in F32 is computed (`probe`); none with `ref`.
     """
-    step = flash_attn_step(library, library.device("CPU"), GGML_CPU.flash_attn_tile)
+    step = 0 if ref else flash_attn_step(library, library.device("CPU"), GGML_CPU.flash_attn_tile)
     base = replace(GGML_CPU, flash_attn_tile=GGML_CPU.flash_attn_tile if step else 0, flash_attn_step=step or 1)
     traits = library.cpu_traits()
     if not traits:

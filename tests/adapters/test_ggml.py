@@ -302,6 +302,22 @@ def test_an_output_is_what_the_node_held_right_after_it_ran(backend: GgmlBackend
     assert run(backend, case, [doubled])[doubled].view("<f4").tolist() == found[doubled]
 
 
+def test_reference_kernels_have_no_tiles(backend: GgmlBackend) -> None:
+    """`ref=on` leaves FLASH_ATTN_EXT's tiles, whose sums differ in the last bits, and says so in its arithmetic."""
+    case = ops.build("ops/FLASH_ATTN_EXT-f16+f16-q=64x130x2,k=64x256x2,mask=256x130,hide=causal@1")
+    ref = GgmlBackend(ref="on")
+    try:
+        (own,), (other,) = (run(b, case).values() for b in (backend, ref))
+        assert (backend.arithmetic().flash_attn_tile > 0, ref.arithmetic().flash_attn_tile) == (True, 0)
+    finally:
+        ref.close()
+    assert own.tobytes() != other.tobytes()
+    np.testing.assert_allclose(own.view("<f4"), other.view("<f4"), rtol=1e-2, atol=1e-3)
+    assert Runner().run(Spec.parse("ggml?ref=on"), [case])[0].verdict is Verdict.PASS
+    with pytest.raises(UsageError, match="ref=on need mode=graph"):
+        GgmlBackend(ref="on", mode="sched")
+
+
 def test_an_output_between_two_results_touches_both(backend: GgmlBackend, library: Library) -> None:
     """The allocator puts the op's result of `dst=between` right behind one output and right before another."""
     sample = [i for i in ops.ids("standard") if i.rpartition("@")[0].endswith("dst=between")][::9]

@@ -375,15 +375,21 @@ class Library:
         fill(device, ctypes.addressof(props))
         return props
 
-    def start(self, device: int, threads: int | None = None) -> int:
+    def start(self, device: int, threads: int | None = None, *, ref: bool = False) -> int:
         """Return a new `ggml_backend_t` of the device with `threads` threads, or its default.
 
-        UnavailableError if it cannot be initialised; UsageError for several threads if it has no setting for them.
+        UnavailableError if it cannot be initialised; UsageError if it has no setting for several threads, or for `ref`.
         """
         backend: int | None = self.ggml.backend_dev_init(device, None)
         name = self.ggml.backend_dev_name(device).decode()
         if not backend:
             raise UnavailableError(f"ggml: device {name} of {self.title} cannot be initialised")
+        if ref:
+            use_ref = self.device_function(device, "ggml_backend_cpu_set_use_ref", None, _P, ctypes.c_bool)
+            if use_ref is None:
+                self.ggml.backend_free(backend)
+                raise UsageError(f"ggml: device {name} has no ggml_backend_cpu_set_use_ref, ref=on found")
+            use_ref(backend, True)
         if threads is None:
             return backend
         set_threads = self.device_function(device, "ggml_backend_set_n_threads", None, _P, ctypes.c_int)
