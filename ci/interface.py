@@ -29,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from conformance.ggml.lib import library
-from conformance.ggml.lib.layout import Signatures
+from conformance.ggml.lib.layout import CType, Signatures
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -206,6 +206,10 @@ def trace() -> None:
                 if (function := getattr(to, name)) is not None:
                     setattr(to, name, Traced(function, prefix + name, note))
             return lacking
+
+        def registry_function(self, registry: int, name: str, result: CType, *arguments: CType) -> CType:
+            function = super().registry_function(registry, name, result, *arguments)
+            return Traced(function, name, note) if function else None
 
     library.Library = Watched  # type: ignore[misc]  # what is imported later takes it from there
 
