@@ -21,7 +21,16 @@ from conformance.ggml.types import F16, F32
 
 from .matmul import Activations, narrowed
 from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Table, Takes
-from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, rounded, store
+from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
+
+_SUMS = 1 << 15
+"""Elements of sums that stay in a core's cache."""
+_FEW = 1 << 11
+"""Elements below which a cast to F16 is faster than `_in_f16`."""
+_EXPONENT, _SIGN = np.uint32(0x7F800000), np.uint32(0x80000000)
+_NORMAL, _LARGE = (np.float32(2.0**e).view(np.uint32) for e in (-14, 15))
+"""Bits of the smallest normal F16 and of its largest power of 2."""
+_SHIFT = np.float32(1.5 * 2**13)
 
 
 def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDArray[np.bool_] | None]:
@@ -64,52 +73,79 @@ def _meet(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_
     return rows.astype(np.float64) @ cells.astype(np.float64) > 0
 
 
-def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: str) -> Values:
-    """Compute exp(kq - max) V by cell, rounding the sum to `keep`: ggml-cpu's online softmax.
+def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
+    """Compute exp(kq - max) V by cell, rounding the sum to F16: ggml-cpu's online softmax.
 
     As in `ggml_compute_forward_flash_attn_ext_f16_one_chunk`, a new maximum first scales the sum so far, and that is
     rounded too. Intermediate values are float32, as in ggml.
     """
     batch, heads, tokens, n_kv = kq.shape
-    groups = v.shape[1]
     top = np.maximum.accumulate(kq, axis=-1)
     before = np.concatenate([np.full_like(top[..., :1], -np.inf), top[..., :-1]], axis=-1)
     weight = np.exp(kq - top)
     scale = np.exp(before - top)
     if hidden is not None:
         weight, scale = np.where(hidden, 0.0, weight), np.where(hidden, 1.0, scale)
-    shape = (batch, groups, heads // groups, tokens, 1)
-    scales, weights = (_by_cell(a.astype(np.float32).astype(np.float64), shape) for a in (scale, weight))
-    scaled, added = ((a != same).reshape(n_kv, -1).any(-1) for a, same in ((scales, 1), (weights, 0)))
-    seen = None if hidden is None else _by_cell(np.broadcast_to(~hidden, kq.shape), shape)
-    total = np.zeros((*shape[:-1], v.shape[-1]))
+    v = np.repeat(v, batch // v.shape[0], axis=0).reshape(-1, n_kv, v.shape[-1])
+    groups, width = len(v), v.shape[-1]
+    weights, scales = (_by_cell(a.astype(np.float32).astype(np.float64), groups) for a in (weight, scale))
+    seen = None if hidden is None else _by_cell(np.broadcast_to(~hidden, kq.shape), groups)
+    rows = weights.shape[2]
+    total = np.zeros((groups, rows, width))
+    whole, some = max(1, _SUMS // (rows * width)), max(1, _SUMS // width)
     with np.errstate(over="ignore", invalid="ignore"):
-        for cell in range(n_kv):
-            if scaled[cell]:
-                total = _kept(total * scales[cell], keep)
-            if added[cell]:
-                more = _kept(total + v[:, :, None, None, cell] * weights[cell], keep)
-                total = more if seen is None or seen[cell].all() else np.where(seen[cell], more, total)
-    return total.reshape(batch, heads, tokens, -1)
+        for g in range(0, groups, whole):
+            for r in range(0, rows, some):
+                at = np.s_[..., g : g + whole, r : r + some]
+                block = total[g : g + whole, r : r + some]
+                _add_up(block, weights[at], scales[at], v[g : g + whole], None if seen is None else seen[at])
+    return total.reshape(batch, heads, tokens, width)
 
 
-def _by_cell(a: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Move cells of scores `(…, n_kv)` to the front; each has `shape`."""
-    return np.moveaxis(a, -1, 0).reshape(-1, *shape)
+def _add_up(total: Values, weights: Values, scales: Values, v: Values, seen: NDArray[np.bool_] | None) -> None:
+    """Add `weights` (n_kv, groups, rows) times V to `total` (groups, rows, ne0 of V), in place."""
+    more = np.empty_like(total)
+    changing = ((weights != 0) | (scales != 1)).reshape(len(weights), -1)
+    for cell in np.flatnonzero(changing.any(-1)):
+        rows = scales[cell] != 1
+        if rows.any():
+            total[rows] = _in_f16(total[rows] * scales[cell][rows][:, None])
+        if weights[cell].any():
+            np.multiply(v[:, cell, None], weights[cell][..., None], out=more)
+            more += total
+            np.copyto(total, _in_f16(more), where=True if seen is None else seen[cell][..., None])
 
 
-def _kept(x: Values, keep: str) -> Values:
-    """Round as `rounded`, but without ggml's bits of a NaN."""
-    return x.astype(np.float32).astype(np.float16).astype(np.float64) if keep == "f16" else rounded(x, keep)
+def _by_cell(a: NDArray[Any], groups: int) -> NDArray[Any]:
+    """Return scores `(batch, heads, tokens, n_kv)` as `(n_kv, groups, rows)`, contiguous."""
+    return np.ascontiguousarray(np.moveaxis(a.reshape(groups, -1, a.shape[-1]), -1, 0))
+
+
+def _in_f16(x: Values) -> NDArray[np.float32]:
+    """Round to float32, then to F16, faster than a cast.
+
+    2^13 times the power of 2 in a value, added and subtracted, rounds it to the bits that F16 holds.
+    """
+    y = x.astype(np.float32)
+    power = y.view(np.uint32) & _EXPONENT
+    if y.size < _FEW or power.max() >= _LARGE:
+        return y.astype(np.float16).astype(np.float32)
+    sign = y.view(np.uint32) & _SIGN
+    shift = np.maximum(power, _NORMAL, out=power).view(np.float32)
+    shift *= _SHIFT
+    y += shift
+    y -= shift
+    y.view(np.uint32)[...] |= sign  # a zero loses its own
+    return y
 
 
 def attend(
-    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, keep: str | None = None
+    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, *, in_f16: bool = False
 ) -> Values:
     """Compute FLASH_ATTN_EXT from `kq`, its Q K^T: shape `(ne3, n_tokens, heads, ne0 of V)`.
 
-    Heads of Q share heads of V in runs (`iq2 / rv2`); the mask repeats over heads and batch by modulo. `keep` is the
-    type that the sum is rounded to after each cell, None for an exact sum.
+    Heads of Q share heads of V in runs (`iq2 / rv2`); the mask repeats over heads and batch by modulo. `in_f16`:
+    round the sum to F16 after each cell.
     """
     heads = kq.shape[1]
     kq, hidden = _scores(node, kq, mask)
@@ -121,24 +157,24 @@ def attend(
     total = p.sum(-1, keepdims=True)
     if sink is not None:
         total += np.exp(sink - top)
-    if keep is None:
-        out = _weighted(p, v, hidden)
-    else:
+    if in_f16:
         last = kq.max(-1, keepdims=True)
-        out = _added_up(kq, v, hidden, keep) * np.where(np.isneginf(last), 0.0, np.exp(last - top))
+        out = _added_up(kq, v, hidden) * np.where(np.isneginf(last), 0.0, np.exp(last - top))
+    else:
+        out = _weighted(p, v, hidden)
     return np.where(total == 0, 0.0, out / total).swapaxes(1, 2)
 
 
 def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     (q, q_raw), (k, k_raw), (v, v_raw) = (operand(node, src, i) for i in range(3))
-    to, keep = arithmetic.flash_attn, arithmetic.flash_attn_sum.get(v.type.name)
+    to, in_f16 = arithmetic.flash_attn, arithmetic.flash_attn_sum.get(v.type.name) == F16.name
     tiled = 0 < arithmetic.flash_attn_tile <= q.ne[1] and v.ne[0] % arithmetic.flash_attn_step == 0
     if tiled and k.type is v.type and k.type in (F32, F16):
-        to, keep = {}, None
+        to, in_f16 = {}, False
     kq = Activations(arithmetic, to, k.type, q.type, q_raw).times(k.type, k_raw)
     mask, sinks = optional(node, src, 3), optional(node, src, 4)
     values = narrowed(arithmetic, v.type, load(v.type, v_raw))
-    store(node.type, dst, attend(node, kq, values, mask, sinks, keep))
+    store(node.type, dst, attend(node, kq, values, mask, sinks, in_f16=in_f16))
 
 
 def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:
