@@ -33,7 +33,7 @@ from conformance.suite.tbo import Row, rows
 OPS = ("MUL_MAT", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "GET_ROWS")
 LARGEST = 64 << 20
 """Bytes of a case."""
-TINY = "ops/ADD-f32+f32-a=7x5@1"
+TINY = "tbo/CONT(type=f16,ne=[2,1,1,1],use_view_slice=0,permute=[0,0,0,0])@0"
 
 
 def drawn(op: str, count: int, seed: int) -> list[Row]:
