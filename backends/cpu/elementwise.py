@@ -91,7 +91,7 @@ def gelu_quick(x: Values) -> Values:
 
 
 def relu(x: Values) -> Values:
-    """Return zero for NaN, as ggml's comparison."""
+    """Return zero for NaN, as ggml's comparison does."""
     return np.where(x > 0, x, 0.0)
 
 

@@ -27,7 +27,7 @@ _I32_MIN = -(2.0**31)
 
 
 def load(type_: GGMLType, raw: Raw) -> Values:
-    """Return the elements of `raw` as a new C-ordered float64 array, exact but I64 beyond 2^53."""
+    """Return the elements of `raw` as a new C-ordered float64 array; I64 is exact up to 2^53."""
     if type_.dtype is not None:
         return np.array(raw, np.float64, order="C")
     return quants.to_float(type_, raw).astype(np.float64)

@@ -56,9 +56,9 @@ class GgmlBackend(Backend):
     `fresh`, at addresses that no graph of the session had. mode: `graph`: the device computes each graph and owns all
     memory; `sched`: as llama.cpp runs it, with `ggml_backend_sched` over the device and the CPU (`sched.py`). guard:
     `on`: every tensor lies between guard bytes, and a write to them is an error (`GuardSession`). caches: `opaque` if
-    the device stores them in its own state; their bytes are then not checked. uncomputed: `drop`: a scheduler's graph
-    has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp builds no such nodes, unlike the llama.cpp of a
-    recording. products: type to which the device rounds the operands of matrix products; other than `float32`, the
+    the device stores them in its own state; their bytes are then not checked. uncomputed: `drop` if nodes without
+    FLAG_COMPUTE are left out of a scheduler's graph, for a library whose llama.cpp, unlike that of a recording, builds
+    no such nodes. products: type to which the device rounds the operands of matrix products; other than `float32`, the
     tolerance is wider. profile: a file of `conform precision`: the measured precision profile of the device. requant:
     how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it. variant: the
     CPU library to load, such as `haswell`, of a build with several; the best one if empty. rpc: `HOST:PORT` of an RPC
@@ -219,7 +219,7 @@ class GgmlBackend(Backend):
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """Return `supports` while `tensor` lies in an empty buffer of the type, as in llama.cpp.
 
-        UnavailableError if this version of ggml cannot have a tensor of `graph`.
+        UnavailableError if this version of ggml cannot represent a tensor of `graph`.
         """
         if reason := next(filter(None, (refusal(self._library, t) for t in graph.tensors())), ""):
             raise UnavailableError(reason)
@@ -233,7 +233,7 @@ class GgmlBackend(Backend):
     def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
         library, tensors = self._library, graph.tensors()
         lacking: dict[Tensor, str] = {}
-        """Tensor that this library cannot have -> the reason."""
+        """Tensor that this library cannot represent -> the reason."""
         for t in tensors:
             below = (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking)
             if reason := refusal(library, t) or library.too_old(t) or next(below, ""):
@@ -246,7 +246,7 @@ class GgmlBackend(Backend):
     def open(self, case: Case) -> Session:
         """Allocate and fill weights and caches, placed by `Case.placement` if the device can.
 
-        BackendError for no memory, or a tensor that this version of ggml cannot have.
+        BackendError for no memory, or a tensor that this version of ggml cannot represent.
         """
         if self._cpu:
             return self._scheduled(SchedSession, case)
@@ -299,8 +299,8 @@ def cpu_arithmetic(library: Library, *, ref: bool = False) -> Arithmetic:
     """Return the rounding of this library's CPU device, from its own tables and functions.
 
     MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising is
-    `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. Which rows
-    FLASH_ATTN_EXT sums in F32 is computed (`probe`); none with `ref`.
+    `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. `probe` finds the
+    rows that FLASH_ATTN_EXT sums in F32; with `ref` there are none.
     """
     step = 0 if ref else flash_attn_step(library, library.device("CPU"), GGML_CPU.flash_attn_tile)
     base = replace(GGML_CPU, flash_attn_tile=GGML_CPU.flash_attn_tile if step else 0, flash_attn_step=step or 1)

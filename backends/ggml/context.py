@@ -31,7 +31,7 @@ class Arena:
 class Context:
     """A `ggml_context` for `n` tensors and `graphs` graphs of `graph_size` nodes.
 
-    Its memory, which `struct` can address, is in `arena`, whose last context must be freed, or allocated by ggml.
+    Its memory is in `arena`, whose previous context must have been freed; without an arena ggml allocates it.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from .context import Context
 LOOKED_AT = 4
 """Number of sources whose buffers the CPU device checks (`supports_op`).
 
-It accepts a repacked weight after them, such as the sinks of FLASH_ATTN_EXT, which then crashes."""
+It accepts a repacked weight in a later source, such as the sinks of FLASH_ATTN_EXT, and the op then crashes."""
 USAGES = {"any": USAGE_ANY, "weights": USAGE_WEIGHTS}
 """Usage of a case's placement -> `enum ggml_backend_buffer_usage`."""
 CACHE_WRITERS = (*VIEW_OPS, "SET_ROWS", "CPY")
@@ -77,9 +77,9 @@ def sched_homes(
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Return where llama.cpp would place each persistent tensor for a device and the CPU.
 
-    `bufts` are the device's buffer types, `weights` the one for weights. Only `must` of the case's own placement
-    counts. Returns the homes, and one note for each weight that is not on the device. BackendError if the device itself
-    refuses a use of a tensor that must be where the case requires.
+    `bufts` are the device's buffer types, `weights` the one for weights. Entries of the case's own placement count
+    only if they have `must`. Returns the homes, and one note for each weight that is not on the device. BackendError if
+    the device itself refuses a use of a tensor that must be where the case requires.
     """
     g = library.ggml
     here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
@@ -117,7 +117,7 @@ def sched_homes(
 def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
     """Return `ggml_backend_dev_supports_op` per node while `tensor` is in an empty buffer.
 
-    BackendError if this version of ggml cannot have a tensor of `graph`.
+    BackendError if this version of ggml cannot represent a tensor of `graph`.
     """
     with _empty(library, [buft]) as empty, addresses(library, graph.tensors()) as at:
         for t, pointer in at.items():

@@ -14,7 +14,7 @@ from conformance.ggml.types import F16, F32
 from .session import GgmlSession
 
 CELLS = 4096
-"""Twice as many as F16 counts by ones."""
+"""Twice the number at which an F16 sum of ones stops growing."""
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 """SIMD register sizes in elements; every kernel supports the last as row length."""
 

@@ -1,7 +1,7 @@
 """Run a case as llama.cpp does: `ggml_backend_sched` over a device and the CPU.
 
-As in `llama_context`, weights lie in the device's buffer with usage WEIGHTS unless the device refuses a node that reads
-them, weights that only GET_ROWS reads in the CPU's, caches in the device's. Inputs are flagged INPUT, outputs OUTPUT.
+As in `llama_context`, caches and weights lie in the device's buffers, weights with usage WEIGHTS. Weights lie in the
+CPU's if only GET_ROWS reads them or the device refuses a node that does. Inputs are flagged INPUT, outputs OUTPUT.
 Every graph is made in the memory of the previous one; before each step the scheduler is reset and the graph allocated.
 The CPU backend uses the device's host buffer type if there is one. A session has its own backends.
 """

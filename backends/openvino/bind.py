@@ -36,9 +36,9 @@ class CacheWrite:
     """Shape of the cache for this write."""
     axis: int
     ids: int
-    """Result with the positions along `axis`; if `given`, the leaf of the plan with them."""
+    """Index of the result, or if `given` of the plan's leaf, with the positions along `axis`."""
     rows: int
-    """The result that contains the rows."""
+    """Index of the result with the rows."""
     given: bool = False
     exact: bool = False
     """True if the rows are rounded to the cache's type already."""
@@ -91,7 +91,7 @@ class HostMemory(Memory):
         self._bytes = dict(case.persistent)  # the case's own arrays, until others are written
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         self.stamp = object()
-        """Replaced whenever a cache becomes another OpenVINO tensor."""
+        """An object that is replaced whenever a cache becomes another OpenVINO tensor."""
         self._orders: dict[tuple[Tensor, str], Order] = {}
         """Axis order of cache parts that differs from ggml's."""
         self.moved = 0
@@ -178,7 +178,7 @@ class Request(Program):
         """Results of new rows, written to memory of the host."""
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
-        """Stamp of the memory, and its caches, that are bound."""
+        """The memory's stamp when its caches were last bound, and these caches."""
         self._targets: list[Target] = []
         """Destinations of new rows."""
         leaves = {c.ids for c in emitted.commits if c.given} | {index for index, _ in emitted.inside}

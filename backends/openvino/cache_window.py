@@ -75,7 +75,7 @@ class Window:
 
 
 def windows(plan: Plan) -> dict[Tensor, Window]:
-    """Return caches of which all nodes of `plan` read the same first cells, and write whole."""
+    """Return cache -> window, if all nodes read the same first cells and write whole rows."""
     uses: dict[Tensor, list[tuple[Tensor, Tensor]]] = {t: [] for t in plan.caches if t.type in NUMBERS}
     for node in plan.graph:
         for s in node.src if computes(node) else ():
@@ -102,7 +102,7 @@ def _window(plan: Plan, t: Tensor, uses: list[tuple[Tensor, Tensor]]) -> Window 
 
 
 def _first(s: Tensor) -> tuple[Order, int] | None:
-    """Return the axis order and cell count of view `s`, if it has the whole first cells."""
+    """Return axis order and cell count of view `s`; None unless it is the first cells, whole."""
     f = factored(region(s, blocks=False))
     if f is None or any(isinstance(n, Sym) for n in f.extents) or not all(same(n, 0) for n in f.starts):
         return None

@@ -52,10 +52,10 @@ class Compiler:
     ) -> CompiledModel:
         """Make a model of nodes and compile it, or interpret it at stage `translate`.
 
-        Results and parameters are in the order of outputs and inputs; sinks assign variables. `served`: the model has
-        its weights. For a model that only tests ops, fusing kernels would take 40 % of the time; `fusion` decides for
-        all models if it is not `auto`. `halves`: the model multiplies by weights of 16-bit floats, which the CPU plugin
-        must not convert. BackendError if the device's compiler refuses it.
+        Results and parameters are in the order of outputs and inputs; sinks assign variables. `served`: the model
+        contains weights. In a model without any, which tests ops, fusing kernels would take 40 % of the time; `fusion`
+        decides for all models if it is not `auto`. `halves`: the model multiplies by weights of 16-bit floats, which
+        the CPU plugin must not convert. BackendError if the device's compiler refuses it.
         """
         from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
 

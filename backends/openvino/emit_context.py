@@ -119,7 +119,7 @@ class EmitContext:
         return self.c.shaped(o.convert(x, Type.f32), shape) if p.dtype == "<f2" else x
 
     def _leaf(self, root: Tensor, *, whole: bool) -> Held:
-        """Return the initial value of a leaf: `whole` to be written or moved, else to compute with."""
+        """Return a leaf's first value: as stored if `whole` (to write or move it), else as numbers."""
         log: list[Written] | None = [] if self._plan.roles[root] == "cache" else None
         if whole or root.type in NUMBERS or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
             return Held({p.name: self._part(root, p) for p in parts(root.type)}, log=log)

@@ -101,7 +101,7 @@ def _constant(nodes: list[Node]) -> set[str]:
 
 
 def _after(nodes: list[Node], constant: set[str]) -> set[str]:
-    """Return names of products, and of nodes that depend on them, constants and masks as given."""
+    """Return names of products, and of nodes that depend only on these, constants and inputs."""
     before, after = set(constant), set[str]()
     for node in nodes:
         kind, name = node.get_type_name(), node.get_name()
@@ -116,7 +116,7 @@ def _after(nodes: list[Node], constant: set[str]) -> set[str]:
 def _stored(nodes: list[Node]) -> set[str]:
     """Return the names of nodes that reach a variable without a product in between.
 
-    An RMS layer has no mark, and gives the hint's type unless a result of the model depends on it: here there is none.
+    An RMS layer has no mark; it returns the hint's type unless a result of the model depends on it. Here none does.
     """
     names: set[str] = set()
     for node in reversed(nodes):

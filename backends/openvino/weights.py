@@ -72,7 +72,7 @@ class Encoding:
     dtype: str
     group: int
     unit: Mapping[str, Any]
-    """Fields of a block that make its values its quants: scale 1, minimum 0."""
+    """Fields with which a block's values equal its quants: scale 1, minimum 0."""
     scales: Callable[[Blocks], Scales]
 
 
@@ -99,7 +99,7 @@ def _k6(b: Blocks) -> Scales:
 
 _ONE = {"d": 1}
 _K4_ONE = {"d": 1, "dmin": 0, "scales": np.array([1] * 4 + [0] * 4 + [1] * 4, np.uint8)}
-"""`get_scale_min_k4` gives 1 and 0 for each of the eight."""
+"""With these `get_scale_min_k4` returns scale 1 and minimum 0 for all eight sub-blocks."""
 ENCODINGS: dict[GGMLType, Encoding] = {
     Q4_0: Encoding("i4", 32, _ONE, _d),
     Q4_1: Encoding("u4", 32, {"d": 1, "m": 0}, _d_m),
@@ -123,7 +123,7 @@ def _nibbles(dtype: str, q: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
-    """Return the quants: values of the blocks with all scales 1, minima 0, exact in float32."""
+    """Return the quants: the blocks' values if all scales are 1 and minima 0, exact in float32."""
     bare = blocks.copy()
     for field, one in e.unit.items():
         bare[field] = one

@@ -311,7 +311,7 @@ def _answer_fault(s: Subject, node: Tensor) -> str:
     if not isinstance(answer, Support):
         return f"returned {kind(answer)} for {node}; it must return YES or no('the reason')."
     if not answer and not answer.reason:
-        return f"refuses {node} without a reason; say no('…') with what it would take."
+        return f"refuses {node} without a reason; return no('the reason')."
     if answer.ok is not again.ok:
         return f"answered {node} differently when it was asked again; it must judge by the node alone."
     if answer and node.op == TOMORROW:

@@ -36,7 +36,7 @@ def trim() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """Memory growth of a process in bytes; None if the system does not tell."""
+    """Memory growth of a process in bytes; None if the system does not report it."""
 
     held: int | None
     """Growth of its own memory, from start to end."""

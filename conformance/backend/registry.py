@@ -268,7 +268,7 @@ def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backe
     try:
         parameters = inspect.signature(cls).parameters
     except (TypeError, ValueError) as e:
-        raise UnavailableError(f"{spec.name}: its constructor does not say what it takes: {e}") from e
+        raise UnavailableError(f"{spec.name}: the parameters of its constructor cannot be read: {e}") from e
     given = dict(spec.options)
     options = dict(resolve(spec).options)
     for key in options:

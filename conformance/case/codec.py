@@ -132,7 +132,7 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
         for key, (kind, default) in _CASE.items()
     }
     if not head["id"]:
-        raise CaseFileError("id", "text family/params@seed expected, nothing found")
+        raise CaseFileError("id", "an id family/params@seed expected, nothing found")
     for key in ("seed", "generator"):
         _int(head[key], _INT, key)
     for key, value in head["tolerance"].items():

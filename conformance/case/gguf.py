@@ -209,7 +209,7 @@ def _tensor_size(walk: _Walk, field: str) -> int:
     for k in ne:
         n *= k
         if not 0 < n < 2**63:  # tensors without elements are not stored
-            raise CaseFileError(f"{field}.ne", f"{list(ne)} is not the shape of something stored")
+            raise CaseFileError(f"{field}.ne", f"{list(ne)} is not the shape of a stored tensor")
     if ne[0] % type_.blck_size:
         raise CaseFileError(f"{field}.ne", f"ne[0] must be a multiple of {type_}'s block of {type_.blck_size}: {ne[0]}")
     size = n // type_.blck_size * type_.type_size

@@ -58,7 +58,7 @@ class Needs:
     some_of: tuple[frozenset[Condition], ...] = ()
     """Sets of conditions of which at least one is necessary: without the set the case passes."""
     idle: frozenset[Condition] = frozenset()
-    """Conditions without which, and without all of which, the case fails as before."""
+    """Conditions whose removal, one by one and all together, does not change the failure."""
     right: tuple[Features, ...] = ()
     """Nodes of the op in passing cases that differ only in where operands are stored."""
     known: bool = False
@@ -74,7 +74,7 @@ class Needs:
         return all(any(meets(c, found) for c in some) for some in self.some_of)
 
     def conflicts(self, other: Needs) -> bool:
-        """Return True if one passes without a layout property and the other fails without it."""
+        """Return True if one case passes without a layout property, and the other fails without it."""
         mine, theirs = ({property_of(c) for c in n.alone} & PLACES for n in (self, other))
         return bool(mine & {property_of(c) for c in other.idle} or theirs & {property_of(c) for c in self.idle})
 

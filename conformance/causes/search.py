@@ -286,7 +286,7 @@ class Search:
         return rule if finished or not self.nodes.separates(loose, rule) else loose
 
     def _smallest(self, failure: Failure, outside: Callable[[Case, Result], bool]) -> tuple[Failure, bool]:
-        """Shrink `failure`; return a smallest case that fails alike when fresh, and if it finished.
+        """Shrink `failure`; return a smallest case that fails alike when fresh, True if finished.
 
         Wrong numbers and memory corruption depend on what ran before, so a smallest case that passes alone is no proof.
         """

@@ -115,8 +115,7 @@ def run(
     """Run cases on backends; select them by family, glob and level, or name FILES.
 
     Exit codes: 0 success, 1 failures or cases without a result, 2 bad input, 3 no cases ran, or none passed on a
-    backend that was named (or is available, for a whole level), 5 stopped by --budget or Ctrl-C: see
-    docs/exit-codes.md.
+    backend that was named or ran a whole level, 5 stopped by --budget or Ctrl-C: see docs/exit-codes.md.
     """
     cases = [c for f in files for c in read_cases(f)] + _ops(test_files)
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))

@@ -100,7 +100,7 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     nmse = (row.base + row.per_k * row.terms(node) + cancellation) * U2
     why, profile, arithmetic = row.why, _profile(node, arithmetic), arithmetic.at(node)
     if cancellation:
-        why = f"{why}, of two sums that cancel"
+        why = f"{why}; difference of two sums that nearly cancel"
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why

@@ -1,4 +1,4 @@
-"""Size of a failure's error, and if it became much larger than the known one.
+"""Size of a failure's error, compared with the size of a known one.
 
 Baselines and waivers use it: accepting an error of 1 % does not excuse zeros.
 """

@@ -36,7 +36,7 @@ class Answers:
     error: str = ""
     """Error raised instead of an answer."""
     absent: str = ""
-    """Reason why this version of the library cannot have such a tensor at all."""
+    """Reason why this version of the library cannot represent such a tensor at all."""
     hung: bool = False
 
     @property

@@ -103,7 +103,7 @@ class Check:
 
     @property
     def choices(self) -> slice:
-        """The rows of logits that choose a token."""
+        """The rows of logits by which a token is chosen."""
         return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
 
     def close(self) -> None:
@@ -266,10 +266,10 @@ class Check:
         if resolve(spec).name == REFERENCE:
             return "it is the reference itself"
         if refused:
-            return f"it does not take {refused}"
+            return f"it does not support {refused}"
         weights = sum(data.nbytes for data in self.case.persistent.values())
         if resolve(spec).name == GGML and weights > COPIED:
-            return f"its process would hold {weights >> 20} MiB a second time"
+            return f"its process would have a second copy of {weights >> 20} MiB of weights"
         return ""
 
     # -- the logits ------------------------------------------------------------------------------------------------

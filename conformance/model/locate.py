@@ -49,7 +49,7 @@ class Found:
     """The first wrong node, cache or output."""
 
     judged: Judged
-    """Judged in the only step of `run`."""
+    """Its error and budget in the only step of `run`."""
     run: StepRun
     fault: Fault | None
     """Fault of the step; None if there is only a `tie`."""
@@ -81,12 +81,12 @@ class Lost:
     """A node whose value changes if other outputs are requested: its output gets lost."""
 
     judged: Judged
-    """Judged with every node of the step requested; right if requested alone."""
+    """Its error with every node of the step requested; right if requested alone."""
     run: StepRun
     ends: bool
     """True if it is right only in a graph that ends with it."""
     named: Judged | None = None
-    """Judged when requested alone, if it is wrong there, too, but with another error."""
+    """Its error if it is requested alone and is wrong there, too, but differently."""
     minor: Sequence[Judged] = ()
     """Nodes that are wrong when run alone, but whose error is too small to explain the result."""
 

@@ -79,7 +79,7 @@ class Life:
     base: tuple[float, ...]
     head: tuple[float, ...]
     cost: float
-    """Seconds of a gate for such a life: its start, and rounds of at least the same time."""
+    """Seconds of a gate for such a life: its start, and rounds that last at least as long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ RESULTS = (
 
 
 def _moved(table: str, about: str, metric: str, cells: str) -> tuple[str, str]:
-    """Return statements that move a table of version 3 into `metrics` and `results`.
+    """Return SQL statements that move a table of version 3 into `metrics` and `results`.
 
     Args:
         table: its name in version 3.
@@ -94,7 +94,7 @@ _COUNTER = "substr(m.metric, instr(m.metric, ': ') + 2)"
 
 
 def _as_results(about: str, case: str, metric: str, cells: str) -> tuple[str, ...]:
-    """Return statements that turn rows of version 4 into rows of cases, or of their metrics."""
+    """Return SQL that turns rows of version 4 into rows of cases, or of their metrics."""
     old = f"FROM metrics AS m WHERE about = '{about}'"
     made = "'case', 'budget_used'" if metric == "" else f"'metric', {metric}"
     return (
@@ -213,7 +213,7 @@ class History:
         """Store one run file's content atomically.
 
         A stored row stays, unless this document of the same run was written later. But a failing result always replaces
-        one that does not fail and is never replaced by one: a clock that was set back hides no failure.
+        any other, and only a failing one replaces it: a clock that was set back hides no failure.
 
         Args:
             document: checked already (`report.runfile.read_document`).
@@ -355,7 +355,7 @@ _INSERT = f"""
 """Insert a row; a failure replaces other results, but only a failure replaces it."""
 
 ADVICE: dict[str, str] = {
-    "locked": f"another program has held the history for more than {PATIENCE:.0f} s; try again when it is done",
+    "locked": f"another program has locked the history for more than {PATIENCE:.0f} s; try again when it is done",
     "full": "the disk is full; this run was not stored, and earlier runs are unchanged",
     "readonly": "the history cannot be written to; nothing was changed",
     "unable to open": "the history cannot be opened or created; its folder must exist and be writable",

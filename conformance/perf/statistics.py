@@ -4,7 +4,7 @@ Three disturbances separate a round from the true time; each is handled before t
 
 1. Bursts, modes and drift of the machine: only times of one round are compared, as the logarithm of their ratio.
 2. Order: a subject that runs twice in a row finds its data in the cache, and is several percent faster. The medians of
-   the rounds of either order are averaged.
+   the rounds in each order are averaged.
 3. Differences between lives: memory placement at start can slow down one of two equal subjects by several percent as
    long as it lives. So subjects are restarted many times, and each life gives one value. Rounds of one life are not
    independent; lives are.
@@ -42,7 +42,7 @@ POWER = 0.95
 LOOKS = (0.125, 0.25, 0.5, 1.0)
 """Parts of the budget after which `decide` looks."""
 ERROR = 0.01
-"""Probability of regressed, and of fine, if the truth is exactly at the limit."""
+"""Probability of `REGRESSED`, and of `FINE`, if the true value is exactly at the limit."""
 FINE = "fine"
 REGRESSED = "regressed"
 UNDECIDED = "undecided"
@@ -91,7 +91,7 @@ def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> In
 
 
 def life_values(logs: NDArray[np.float64], lives: Sequence[int]) -> NDArray[np.float64]:
-    """Return one value for each life that has rounds of either order."""
+    """Return one value for each life that has rounds in both orders."""
     parts = np.split(logs, lives[1:])
     return np.array([(np.median(p[::2]) + np.median(p[1::2])) / 2 for p in parts if len(p) > 1])
 
@@ -129,7 +129,7 @@ class Measurements(ABC):
         self.seconds: dict[str, list[float]] = {s: [] for s in subjects}
         """Subject -> seconds, one per round; the lists are of one length."""
         self.lives: list[int] = []
-        """The first round of each life."""
+        """Index of the first round of each life."""
         self.spent = 0.0
         """Seconds of measuring so far, with restarts, warm-up and everything else untimed."""
 

@@ -1,7 +1,7 @@
 """The child side of a `Worker` and the frame protocol; imports only the standard library.
 
 A frame is a `<u4` header length, the header (JSON in UTF-8) and its blobs; `blobs` in the header lists their sizes in
-bytes. There is no pickle. A reply with `error` (a class of `ggml.errors`) and `message` is raised in the caller.
+bytes. Pickle is not used. A reply with `error` (a class of `ggml.errors`) and `message` is raised in the caller.
 
 `perf/compare_worker.py` loads this file by path, under the Python of another build of this package.
 """

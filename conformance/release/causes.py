@@ -17,7 +17,7 @@ from conformance.run.signature import innermost
 from .target import Target
 
 RIGHT = 3
-"""Runs of a cause's smallest case, in new processes, to confirm it; one if late."""
+"""Runs of a cause's smallest case, in new processes, to confirm it; one if time is short."""
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 
@@ -103,7 +103,7 @@ class Causes:
                 self._known |= dict.fromkeys(own, found)
 
     def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
-        """Return `results` without failures that another device's cause explains; extends it."""
+        """Return `results` without failures of causes known from other devices; extend these causes."""
         fresh: list[Result] = []
         for r in results:
             known = self._known.get(_key(target, state, r)) if fails(r) else None
@@ -141,7 +141,7 @@ class Causes:
         return state, ""
 
     def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[bool]:
-        """Yield whether a cause's smallest case fails alone, `RIGHT` times or once.
+        """Run a cause's smallest case alone, up to `RIGHT` times; yield True for a failure.
 
         `until`: stop at the first failure.
         """
@@ -186,7 +186,7 @@ def _key(target: Target, state: State, result: Result) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Results of a target by difference of the builds, each with passes to separate causes."""
+    """Results of a target, by how the builds differ; passes in them help to separate causes."""
 
     new: list[Result]
     """Results of the build, without failures that the base also has."""

@@ -157,7 +157,7 @@ class Release:
         return "library" if host or not software.issuperset(found.devices) else "library or its software driver"
 
     def _left(self) -> Iterator[tuple[Target, str, list[str], str]]:
-        """Yield a target, a stage or an op of it, the ids that did not run, and why."""
+        """Yield a target, its stage or an op in that stage, the ids that did not run, and why."""
         late = "interrupted" if self.interrupted else LATE
         for w in self.work:
             yield w.target, w.stage, w.left, late

@@ -12,7 +12,7 @@ from conformance.ggml.errors import UsageError
 
 ADAPTER = "ggml"
 THREADS = "8"
-"""Threads of a setup: bugs needed 3 (more than heads) and 8 (chunks)."""
+"""Threads of a setup. Bugs occurred with more threads than heads (3), and with 8 (chunks)."""
 CPU = "CPU"
 RPC = "RPC0"
 """First device of an RPC server of the same build on this machine."""

@@ -68,7 +68,7 @@ class Side:
 
     @property
     def fails(self) -> bool:
-        """True if it fails its run."""
+        """True if this result fails its run."""
         return self.verdict in _FAILING
 
 

@@ -224,12 +224,12 @@ class Probe:
         return None
 
     def _off(self, k: int, t: Tensor, last: Tensor) -> Difference | None:
-        """Return the error of `t` in step `k` as only output of a graph up to `last`; None if right."""
+        """Return the error of `t` in step `k` as the only output of a graph up to `last`, or None."""
         judged = self.judged(k, t, last)
         return judged.difference if judged is not None else None
 
     def judged(self, k: int, t: Tensor, last: Tensor | None = None) -> Judged | None:
-        """Judge `t` of step `k` as only output of a graph up to `last`, or itself; None if right."""
+        """Judge `t` of step `k` as the only output of a graph up to `last` or `t`; None if right."""
         case = self._up_to(k, t, last or t)
         found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
         chain = Chain(self.reference.arithmetic())

@@ -79,7 +79,7 @@ class Oracle:
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
         self._known: Cache[tuple[Case, str], list[StepValues]] = Cache()
-        """Values for the next backend; for a trajectory, they include its caches for each step."""
+        """Values for the next backend; those of a trajectory include the caches after each step."""
         self._second: Backend | None = None
         self._second_reason = ""
         waivers = shipped.path("waivers", f"{SECOND_OPINION}.toml")

@@ -78,7 +78,7 @@ class Side:
     ran: Sequence[StepValues]
     """Values of its steps; empty if it failed."""
     before: Callable[[Backend], Before]
-    """Given a fresh backend, returns the function to call before each step, for the same writes."""
+    """Returns, for a fresh backend, the function that repeats the writes before each step."""
 
 
 def judge(
@@ -197,7 +197,7 @@ class _Runs:
         return execute(backend, alone)
 
     def _outside(self, alone: Case, r: Run) -> Before:
-        """Return what writes persistent tensors between steps of run `r`, whose case is `alone`."""
+        """Return the function that writes tensors between steps of run `r`, whose case is `alone`."""
         caches = alone.caches()
         given: dict[Tensor, Bytes] = {}
         written_at = r.at + 1

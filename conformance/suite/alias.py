@@ -1,8 +1,8 @@
 """The family `alias`: two graphs with equal tensor names and one difference, run in turn.
 
 `alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, where A and B have separate weights, caches and
-inputs under the same names. A backend whose cache key for a compiled graph lacks a part of the graph (only names,
-shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of one
+inputs under the same names. A backend whose cache key for a compiled graph lacks a part of the graph (and has only
+names and shapes) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of one
 model do, so that only the difference itself distinguishes them. With `of=decoder` they are whole decoders with the
 weights and cache of one model, and run a prompt and decodes in turn: graphs that a backend fuses, or runs at other
 sizes. `alias/differs=all` runs A, B, A, C, A, D and so on through every difference: this compiles half as many graphs

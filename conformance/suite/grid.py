@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, product
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-"""Digits of a row: one per part of a grid with alternatives."""
+"""Digits that encode a row, one for each part of the grid that has alternatives."""
 
 
 @dataclass(frozen=True, slots=True)

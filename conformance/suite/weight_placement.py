@@ -135,7 +135,7 @@ class _Bench:
         return self.weight("w.weight", self.w, self.d, self.m)
 
     def input(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
-        """Add a leaf of order 1, filled per step."""
+        """Add a leaf with values of order 1, filled per step."""
         t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
         self.inputs[t] = random_bytes(type_, self.stream(name), nelements(t), 1.0)
         return t

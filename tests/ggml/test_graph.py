@@ -173,10 +173,10 @@ def _attention(kv: int = 5, dims: Dims = (5, 3, 1, 1)) -> Tensor:
 
 
 INSANE: dict[str, tuple[Tensor, str]] = {
-    "unary sub-op": (_set(B.silu(x(4)), 0, 22), "none of the 22 sub-ops"),
-    "negative unary sub-op": (_set(B.silu(x(4)), 0, -1), "none of the 22 sub-ops"),
+    "unary sub-op": (_set(B.silu(x(4)), 0, 22), "not one of the 22 sub-ops"),
+    "negative unary sub-op": (_set(B.silu(x(4)), 0, -1), "not one of the 22 sub-ops"),
     "unary parameters": (_set(B.silu(x(4)), 1, 5), "only XIELU has parameters"),
-    "glu sub-op": (_set(B.swiglu(x(4)), 0, 7), "none of the 7 sub-ops"),
+    "glu sub-op": (_set(B.swiglu(x(4)), 0, 7), "not one of the 7 sub-ops"),
     "glu swapped": (_set(B.swiglu(x(4)), 1, 2), "swapped must be 0 or 1"),
     "glu swapped with two src": (_set(B.swiglu_split(x(4), x(4)), 1, 1), "swapped is 0 with two src"),
     "glu parameters": (_set(B.swiglu(x(4)), 2, 9), "has no op_params alpha"),

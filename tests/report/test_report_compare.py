@@ -126,7 +126,8 @@ def test_the_page_counts_what_python_counts(at: Driver, runs: Runs, base: Runs) 
         assert [pair for pair in ask(at, shown) if pair[0] in set(map(str, State))] == [
             [str(s), counts[s]] for s in State if counts[s]
         ]
-    rows = ask(at, "return all('[aria-label=\"Compared by cause\"] tbody tr').map((tr) => [...tr.cells].map(numeral))")
+    cells = "tbody tr').map((tr) => [...tr.cells].map(numeral))"
+    rows = ask(at, f'return all(\'[aria-label="Differences by cause"] {cells}')
     told = [p for p in held.pairs if p.cause and p.state not in {State.SAME, State.ADDED}]
     assert sum(sum(row[1:]) for row in rows) == len(told) > 0
     assert [row[1] for row in rows] == sorted((row[1] for row in rows), reverse=True)

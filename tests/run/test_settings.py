@@ -104,7 +104,7 @@ def test_a_backend_with_options_has_a_table_of_its_own(here: Path) -> None:
         ("[backend.x]\nadapter = ['ggml']\n", "[backend.x] adapter: one of"),
         (
             '[backend.cpu]\nadapter = "ggml"\n',
-            "[backend.cpu]: level and waivers only, or a name that no installed",
+            "[backend.cpu]: another name, or only level and waivers in the table",
         ),
         ('[backend."a?b"]\nadapter = "ggml"\n', "[backend.a?b]: a name of letters"),
         ('[backend."a?b"]\nlevel = "full"\n', "[backend.a?b]: NAME?key=value, as the run prints it, expected"),

@@ -16,7 +16,7 @@ from conformance.ggml.types import F16
 
 
 def _repeat_back(node: Tensor, a: Values) -> Values:
-    """Split each dimension into repetitions and the repeated size, and sum the former."""
+    """Split each dimension into repetitions and the repeated size, and sum the repetitions."""
     shape = [n for have, want in zip(a.shape, node.shape, strict=True) for n in (have // max(1, want), want)]
     y: Values = a.reshape(shape).sum((0, 2, 4, 6))
     return y

@@ -68,7 +68,7 @@ class Decoder:
     stored: Graph
     """Graph with all writes into caches as SET_ROWS."""
     rows: dict[Tensor, Bytes]
-    """Inputs that this added."""
+    """Inputs that were added to replace CPY by SET_ROWS."""
     spans: Spans
     leaves: Leaves
     """Leaves of `stored`."""

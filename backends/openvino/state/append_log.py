@@ -172,7 +172,7 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
         return f"{node}: FLASH_ATTN_EXT expected, as it reads a cache"
     q, k, v, mask, sinks = (*node.src, None, None)[:5]
     if q is None or k is None or v is None or mask is None or sinks is not None:
-        return f"{node}: has sinks or no mask"
+        return f"{node}: has sinks, or has no mask"
     if node.params.max_bias or node.params.logit_softcap:
         return f"{node}: has ALiBi slopes or a softcap"
     if q.root is k.root or q.type is not F32 or roles.get(k.root) != "cache" or roles.get(v.root) != "cache":

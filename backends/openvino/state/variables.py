@@ -382,7 +382,7 @@ class StatefulRequest(Request):
         self._states = {} if self._request is None else {s.name: s for s in self._request.query_state()}
 
     def variables(self, t: Tensor) -> dict[str, Any]:
-        """Return form -> the variable with `t` in it."""
+        """Return form -> the variable that stores `t` in this form."""
         return {f.form: self._states[name(f)] for f in self._variables if self.holds[f.index] is t}
 
     def pull(self, t: Tensor) -> Arrays:

@@ -70,7 +70,7 @@ class TemplateState:
     kinds: set[Hashable] = field(default_factory=set)
     """`lift.kinds` of its graphs so far."""
     split: bool = False
-    """True if each other kind of graphs has its own `TemplateState`."""
+    """True if graphs of every other kind have a `TemplateState` of their own."""
 
 
 class TemplateKey:

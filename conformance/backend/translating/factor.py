@@ -178,7 +178,7 @@ class Learner:
         self._bound: list[Relation] = []
 
     def learn(self, t: Tensor, a: Assumption) -> None:
-        """Learn that the rule of `t` found two numbers equal which differ as expressions."""
+        """Learn from a rule of `t` that compared two numbers whose expressions differ."""
         zero = derived(a.expr, self._symbols.bindings[0])
         if set(self._symbols.at(zero)) != {0} or a.held is (a.op == "<"):
             return

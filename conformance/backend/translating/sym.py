@@ -129,7 +129,7 @@ def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, 
 
 
 def _arithmetic(op: Operator, *, swap: bool = False) -> Callable[[Sym, int], int]:
-    """Return a method of `Sym`: `self op other`, or `other op self` to `swap`."""
+    """Return a method of `Sym`: `self op other`, or `other op self` if `swap`."""
 
     def method(self: Sym, other: int) -> int:
         left, right = (other, self) if swap else (self, other)

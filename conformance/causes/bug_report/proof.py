@@ -116,7 +116,7 @@ def _beyond_both(case: Case, result: Result, wanted: Sequence[Wanted], seen: str
     if relation.applies(case):
         yield "two runs must agree here, and no value is wrong by itself"
     if options.get("guard") == "on":
-        yield "what is wrong is memory beside a tensor, which only guard=on watches"
+        yield "memory beside a tensor is wrong, which only guard=on detects"
     if seen.startswith("after ") or (is_stale(result) and len(case.steps) == 1 and seen != ALWAYS):
         yield "it fails only after other cases of the same process"
     if not wanted:
@@ -131,7 +131,7 @@ def _beyond_test_case(case: Case, result: Result, spec: Spec, allowed: float) ->
     if is_scheduled(spec):
         yield "no device alone fails like this, and a test_case runs on one device"
     if dict(resolve(spec).options).get("buffer") or any(p.buffer for p in case.placement.values()):
-        yield "weights lie in another buffer type than the device's default, the only one there"
+        yield "weights lie in another buffer type than the device's default, which a test_case cannot choose"
     if result.verdict is Verdict.FAIL and result.nmse is not None and result.nmse <= allowed:
         yield f"its NMSE of {result.nmse:.2g} is within the {allowed:.2g} that test-backend-ops allows"
 

@@ -266,7 +266,7 @@ They come from `llama_model_default_params`, `llama_context_default_params` and 
 
 
 def last_written(fill: Callable[[int], object], room: int) -> int:
-    """Return how many bytes `fill` writes at an address, up to the last within `room`."""
+    """Return how far `fill` writes from an address on, in bytes; `room` bytes are observed."""
     last = 0
     for poison in (0x5A, 0xA5):
         buffer = ctypes.create_string_buffer(bytes([poison]) * room, room)

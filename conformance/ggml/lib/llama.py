@@ -36,8 +36,8 @@ _ARCH_NAME = "_Z13llm_arch_name8llm_arch"
 class Llama(Library):
     """A loaded llama.cpp and its ggml: `llama.decode(...)` calls `llama_decode(...)`.
 
-    `where` is as for `Library`, with all of llama.cpp or `libllama`. UnavailableError as for `Library`, or if its
-    parameters fit no known layout.
+    `where` is as for `Library`; it must contain all of llama.cpp, or `libllama`. UnavailableError as for `Library`, or
+    if llama.cpp's parameters fit no known layout.
     """
 
     parts: ClassVar = ("llama", *Library.parts)

@@ -67,7 +67,7 @@ class Expansion:
         return Graph(self.nodes)
 
     def _enter(self, t: Tensor, compute: bool) -> tuple[Tensor, Iterator[Tensor], bool]:
-        """Visit as `ggml_visit_parents_graph`: the tensor, sources to visit, if it is new."""
+        """Visit as `ggml_visit_parents_graph`: return `t`, its sources to visit, True if it is new."""
         if compute and t.op != "NONE":
             t.flags |= FLAG_COMPUTE
         if t not in self._visited:

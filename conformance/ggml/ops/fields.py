@@ -46,7 +46,7 @@ class Field:
         if self.read is bool and word not in (0, 1):
             return f"{self.name} must be 0 or 1, {word} found"
         if isinstance(self.members, tuple) and not 0 <= word < len(self.members):
-            return f"{self.name}={word} is none of the {len(self.members)} sub-ops"
+            return f"{self.name}={word} is not one of the {len(self.members)} sub-ops"
         if isinstance(self.members, type) and word not in list(self.members):
             legal = ", ".join(f"{m.name}={m.value}" for m in self.members)
             return f"{self.name}={word} is not a {c_enum(self.members)} ({legal})"

@@ -208,7 +208,7 @@ class MatMul:
 
     @TRI.constructor
     def tri(self, a: Tensor, type_: int) -> None:
-        """Return one triangle of `a`'s square matrices; `type_` is of `TRI_TYPE`."""
+        """Return one triangle of `a`'s square matrices; `type_` is a member of `TRI_TYPE`."""
 
     diag = DIAG.of_a()
 

@@ -122,7 +122,7 @@ ROPE = Op(
 
 
 class Rope:
-    """Constructors of rotary position embedding; `mode` is of `ROPE_TYPE`."""
+    """Constructors of rotary position embedding; `mode` is a member of `ROPE_TYPE`."""
 
     @ROPE.constructor
     def rope_ext(

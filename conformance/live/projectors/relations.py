@@ -145,7 +145,7 @@ RELATIONS = {
         Relation("media-batch", "3 media in a batch, and each alone", batch, _VISION),
         Relation("tiles-batch", "the tiles of an image in a batch, and each alone", tiles, _VISION),
         Relation("tiles-back", "the tiles of an image, or the pieces of a sound, in reverse order", reversed_),
-        Relation("frames", "2 equal frames, where frames are merged, are one image", frames, _VISION),
+        Relation("frames", "2 equal frames become one image, if frames are merged", frames, _VISION),
         Relation("media-flash-attn", "without flash attention", without_flash),
         Relation("media-threads", "with 3 threads", threads),
     )

@@ -120,7 +120,7 @@ _ROWS = (
     Scenario("embeddings-in", "rows of the token embedding in place of tokens", _MEMORY, outputs.embeddings_in),
     Scenario("embeddings-out", "embeddings are enabled, then disabled", _MEMORY, outputs.asked),
     Scenario("outputs", "outputs of all tokens, of a few, of the last", _MEMORY, outputs.every),
-    *(Scenario(f"pooling-{name}", f"pooling {name} is the same on the host", ("encoder",),
+    *(Scenario(f"pooling-{name}", f"pooling {name} on the device, and computed on the host", ("encoder",),
            partial(outputs.pooling, pooling_type=kind))
       for name, kind in (("mean", outputs.MEAN), ("cls", outputs.CLS), ("last", outputs.LAST))),
     Scenario("sampler", "a greedy sampler on the device", _MEMORY, outputs.greedy),

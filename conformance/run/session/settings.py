@@ -130,7 +130,7 @@ def _is_spec(text: str) -> bool:
 def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
     installed = registry.names()
     expect(_NAME.fullmatch(name) is not None, where, "a name of letters, digits, _ . + -", name)
-    what = f"{' and '.join(OWN)} only, or a name that no installed adapter has"
+    what = f"another name, or only {' and '.join(OWN)} in the table of an installed adapter,"
     expect(not registry.is_taken(name), where, what, name)
     only(table, KEYS, where)
     adapter = table.get("adapter")

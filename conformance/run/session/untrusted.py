@@ -28,7 +28,7 @@ _PLACES = frozenset(
      "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec",
      "env", "environment")
 )  # fmt: skip
-"""Words in names of options that are paths or addresses, without `places`."""
+"""Words in the names of options that are paths or addresses, if an adapter lacks `places`."""
 
 
 def backends_of(file: Path, texts: Iterable[str], command: Sequence[str], typed: Iterable[str] = ()) -> dict[str, Spec]:

@@ -243,7 +243,7 @@ def measure(case: Case) -> tuple[int, ...]:
 
 
 def _is_smaller(case: Case, than: tuple[int, ...]) -> bool:
-    """Return True if `case` is smaller `than` a size; plainness, which is slow, breaks ties."""
+    """Return True if `case` is smaller than the size `than`; only ties need the slow plainness."""
     rough = _rough(case)
     return rough < than[:-1] or (rough == than[:-1] and _plainness(case) < than[-1])
 

@@ -15,8 +15,8 @@ An id is `family/ARCH-key=value,key=value@seed`; an omitted key has its architec
 | `qkvbias outbias ffnbias` | biases |
 | `qkv` | `split`, or `fused`: one weight, Q, K and V are views |
 | `qknorm scaledq softcap sinks` | norm of Q and K, Q scaled by a node, softcap of logits, attention sinks |
-| `swa swaperiod` | sliding window in tokens, in every layer but each such |
-| `conv convperiod` | taps of a short convolution, in every layer but each such |
+| `swa swaperiod` | sliding window in tokens; each `swaperiod`-th layer has none |
+| `conv convperiod` | taps of a short convolution; each `convperiod`-th layer has attention |
 | `ffn` | `swiglu`, `geglu`, `swiglu_oai` or `gelu` |
 | `experts used gating expertnorm expertscale probsbias` | mixture of experts |
 | `postnorm residualfirst embdscale logitcap hidden` | other properties of Gemma, LFM2 and gpt-oss |

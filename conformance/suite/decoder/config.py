@@ -74,12 +74,12 @@ class Hparams:
     n_swa: int = 0
     """Tokens in the sliding window, including the current one; 0 for no window."""
     swa_period: int = 2
-    """Every layer but each `swa_period`-th has the window (`set_swa_pattern`); 0: all have."""
+    """All layers except each `swa_period`-th have the window (`set_swa_pattern`); 0: all."""
 
     n_shortconv: int = 0
     """Taps of the short convolution that replaces attention; 0 for none."""
     conv_period: int = 2
-    """Every layer but each `conv_period`-th is a short convolution."""
+    """All layers except each `conv_period`-th are short convolutions."""
 
     ffn: str = "swiglu"
     """One of `FFNS`."""
@@ -234,7 +234,7 @@ def _but_each(period: int, il: int) -> bool:
 
 
 _LFM2 = "model.layers.{}."
-"""llama.cpp leaves the braces unformatted."""
+"""Prefix of LFM2's node names; llama.cpp itself leaves the braces in them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ BLOCKS = f"{BLOCKS_32} {BLOCKS_256}"
 PLAIN = f"{FLOATS} {BLOCKS}"
 RARE_STORED = "iq4_nl q1_0 q2_0 nvfp4 tq1_0 tq2_0 iq4_xs"
 RARE = f"{RARE_STORED} iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s"
-"""Other block types, for rows of a multiple of 256; ggml's CPU can quantise the former."""
+"""Other block types, for rows of a multiple of 256; ggml's CPU can quantise `RARE_STORED`."""
 
 
 def same(types: str) -> str:

@@ -353,7 +353,7 @@ def _snake(bench: Bench, x: Tensor) -> Tensor:
     """Build `x + op(a x)² / b` of audio decoders, which backends fuse; `a` and `b` are per row."""
     b, op = bench.b, bench.id.op
     if op not in {"SIN", "COS"}:
-        raise UsageError(f"case {bench.id.id!r}: form=snake is of SIN and COS")
+        raise UsageError(f"case {bench.id.id!r}: form=snake applies only to SIN and COS")
     a, scale = (bench.leaf(name, F32, (1, x.ne[1], 1, 1), uniform(0.2, 2.0), keep=True) for name in ("a", "inv_b"))
     wave = bench.build(op.lower())(b.mul(x, a))
     return b.add(x, b.mul(b.sqr(wave), scale))

@@ -159,8 +159,8 @@ def _check_hadamard(bench: Bench) -> None:
     n, rows, _, _ = bench.v["a"]
     if n != rows or n & (n - 1) or bench.types[0] is not F32 or bench.v["va"]:
         raise UsageError(
-            f"case {bench.id.id!r}: with hint=SRC0_IS_HADAMARD a is of f32, contiguous, and its matrices are square "
-            "of an order that is a power of two, such as a=64x64x2"
+            f"case {bench.id.id!r}: hint=SRC0_IS_HADAMARD needs a contiguous f32 a of square matrices whose order is "
+            "a power of two, such as a=64x64x2"
         )
 
 

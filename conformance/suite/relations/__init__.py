@@ -1,10 +1,10 @@
 """The family `relations`: pairs of runs that must give the same result.
 
-`relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: the relation, then the parameters of its two runs. These are a
-decoder (`arch`, and keys of a decoder), or for those that apply to any graph, such as `renamed` and `memory`, with
-`graph=random` or `graph=alias` a graph of that family (its keys), with `graph=tbo` one by its name there, with
-`graph=product` a matrix product (keys of `weight_placement`); `after` takes the keys of the family `alias`.
-docs/suite.md describes each.
+`relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: the relation, then the parameters of its two runs. These
+describe a decoder (`arch`, and keys of a decoder). Relations of any graph, such as `renamed` and `memory`, also take
+`graph=random` or `graph=alias` with keys of that family, `graph=tbo` with a name of that family, and `graph=product`
+(a matrix product) with keys of `weight_placement`. `after` takes the keys of the family `alias`. docs/suite.md
+describes each.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def load_model(
     if len(handles) > 1:
         put(params, split_mode=SPLIT_TENSOR)
     if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
-        raise UsageError(f"{library.title}: this llama.cpp chooses its devices itself: no llama_model_params.devices")
+        raise UsageError(f"{library.title}: this llama.cpp lacks llama_model_params.devices: it chooses devices itself")
     if not mapped and put(params, use_mmap=0):
         put(params, load_mode=READ)
     errors: list[ConformanceError] = []
@@ -140,9 +140,9 @@ def new_context(
     if put(params, flash_attn_type=int(request.flash_attn)):
         put(params, flash_attn=int(request.flash_attn))
     if put(params, kv_unified=int(request.unified)) and request.n_seq_max > 1 and not request.unified:
-        raise UsageError(f"{library.title}: this llama.cpp has one stream for all sequences: no kv_unified")
+        raise UsageError(f"{library.title}: this llama.cpp lacks kv_unified: it has one stream for all sequences")
     if put(params, swa_full=int(request.swa_full)) and not request.swa_full:
-        raise UsageError(f"{library.title}: this llama.cpp keeps every cell of a sliding window: no swa_full")
+        raise UsageError(f"{library.title}: this llama.cpp lacks swa_full: it keeps every cell of a sliding window")
     if lacking := put(params, **(more or {})):
         raise LacksError(f"llama_context_params.{lacking[0]}")
     if callback is not None:

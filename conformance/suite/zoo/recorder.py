@@ -65,7 +65,7 @@ class Recorder:
         self.callback = EVAL_CALLBACK(self._called)
 
     def begin(self, function: str) -> None:
-        """Record the next call; the first runs one kind of graph, later ones may shift before it."""
+        """Record the next call; after the first one, a graph that shifts K may run before its own."""
         self._function = function
 
     def flush(self) -> None:

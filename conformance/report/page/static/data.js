@@ -97,7 +97,7 @@ function missing() {
   });
   for (const [level, ids] of Object.entries(report.planned)) {
     for (const [id, family, op, type] of ids) {
-      if (!index.has(id)) rows.push([EVERY, id, family, op, type, `of level ${level}`, `conform cases --level ${level}`]);
+      if (!index.has(id)) rows.push([EVERY, id, family, op, type, `of level ${level}`, `conform list cases --level ${level}`]);
     }
   }
   const names = ["backend", "case", "family", "op", "type", "known", "where"];

@@ -163,7 +163,7 @@ function comparedCauses() {
 
 function comparedTable(what, rows) {
   const states = what === "cause" ? MATTERS : report.states;
-  return scroller(`Compared by ${what}`, h("table", { class: `plain ${what === "cause" ? "causes" : ""}` },
+  return scroller(`Differences by ${what}`, h("table", { class: `plain ${what === "cause" ? "causes" : ""}` },
     h("thead", null, h("tr", null, h("th", { scope: "col" }, what), states.map((s) => h("th", { scope: "col", class: "number" }, badge(s))))),
     h("tbody", null, rows.map(([name, filter]) => h("tr", null, h("th", { scope: "row" }, name), states.map((state) => h("td", { class: "number" }, figure("compared", { ...filter, state }))))))));
 }
