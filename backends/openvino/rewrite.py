@@ -441,7 +441,7 @@ def _elu(node: Node) -> Value:
 
 
 def _bucketize(node: Node) -> Value:
-    """Count the sorted bounds below `x`, or at it if intervals exclude their right bound."""
+    """Count the sorted bounds below `x`, and those equal to it if right bounds are excluded."""
     x, bounds = node.input_values()
     beyond = o.greater if node.get_attributes()["with_right_bound"] else o.greater_equal
     above = beyond(o.unsqueeze(x, o.constant(np.int64(-1))), bounds)

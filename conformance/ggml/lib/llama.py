@@ -90,7 +90,7 @@ def put(params: ctypes.Structure, **values: object) -> list[str]:
 
 
 def find_llama(lib: Path) -> Path:
-    """Return the library with llama.cpp: in or beside `lib`, or itself; or UnavailableError."""
+    """Return where llama.cpp is: `lib`, or its folder; UnavailableError for a folder without it."""
     if lib.is_dir():
         if part(lib, "llama") is None:
             raise UnavailableError(f"{lib}: no libllama there, so llama.cpp cannot run on this library")

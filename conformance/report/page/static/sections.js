@@ -192,7 +192,7 @@ function notRunSummary() {
   for (const level of Object.keys(report.planned)) {
     const filter = { backend: EVERY, known: `of level ${level}` };
     const n = select(tables.missing, new URLSearchParams(filter)).length;
-    if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} on no backend`);
+    if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} ran on no backend`);
   }
   if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Every known case ran.");
   return h("ul", { class: "stories" }, lines);

@@ -11,7 +11,7 @@ function standingOfAll() {
   const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(waiver|case)s\b/, "$1") : text}`, href]);
   tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
   tell(bad, n(r, { verdict: LOST }), "missing", link("results", { verdict: LOST }));
-  tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "requested, without a result or a name", "#runs");
+  tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "requested cases without a result, not listed", "#runs");
   if (!n(r, { taken: DECLARED })) bad.push(["no cases ran", "#notrun"]);
   for (const backend of r.words("backend")) {
     const c = tally(select(r, new URLSearchParams({ backend })));
