@@ -26,7 +26,7 @@ from conformance.ggml.types import F32, TYPES
 COLUMNS = 16
 """Columns of the array."""
 CONTEXT_COLUMNS = 4
-"""Columns of a wide context, so that at most four are loaded; sixteen of the narrowest."""
+"""Columns of a wide context: four such contexts fit the array, or sixteen of one column."""
 MAX_SLOTS = 8
 """Maximum number of kernels, one per K."""
 

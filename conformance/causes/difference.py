@@ -28,7 +28,7 @@ class Wider:
     backend: str
     case: str
     why: str
-    """Such as `CRASH where it was FAIL` or `zeros instead of numbers`."""
+    """Reason, such as `CRASH where it was FAIL` or `zeros instead of numbers`."""
     cause: str = ""
     """Id of the known cause with which it is grouped; empty if there is none."""
 
@@ -40,7 +40,7 @@ class Lost:
     backend: str
     case: str
     why: str
-    """Such as `passed, UNSUPPORTED now`."""
+    """Reason, such as `passed, UNSUPPORTED now`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ JOINED = 0.8
 SEVERAL = 3
 """Minimum number of ops of a shared rule that may explain further ops."""
 FEW = 3
-"""Fewest passing nodes needed to decide that a condition excludes none."""
+"""Minimum number of passing nodes to decide that a condition excludes none of them."""
 GONE = "passes in a fresh process, so earlier cases may be at fault"
 UNSEEN = "not analysed (time limit), and the known cause of its op does not match"
 """Messages of groups of failures whose cause is unknown."""

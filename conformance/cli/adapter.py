@@ -63,7 +63,7 @@ class $cls(KernelBackend):
 
     def refuses(self, node: Tensor) -> str:
         types = [t.type.name for t in (node, *node.src) if t is not None and t.type is not F32]
-        return f"only f32 is taken, {types[0]} found" if types else ""
+        return f"only f32 is supported, {types[0]} found" if types else ""
 
     def info(self) -> DeviceInfo:
         return DeviceInfo("$name", "CPU", "float32 on NumPy", {"numpy": np.__version__})

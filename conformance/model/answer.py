@@ -23,7 +23,7 @@ class Answer:
     backend: str
     verdict: str = NOT_RUN
     figures: Figures | None = None
-    """Compared with llama.cpp on its CPU."""
+    """Comparison with llama.cpp on its CPU."""
     tokens: list[int] = field(default_factory=list)
     """The backend's most likely token after each of the reference's tokens."""
     flips: list[Flip] = field(default_factory=list)

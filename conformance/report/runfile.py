@@ -131,7 +131,7 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     packages: dict[str, JSON] | None = None
     settings: dict[str, JSON] | None = None
     waivers: JSON = None
-    """Present in older records."""
+    """Waivers, in older records only."""
     unavailable: dict[str, str] | None = None
     """Backend -> why this machine lacks it."""
 

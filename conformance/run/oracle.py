@@ -36,9 +36,9 @@ class Expectation:
     """Expected values of a case."""
 
     steps: list[StepValues]
-    """Computed in `arithmetic`."""
+    """Values computed in `arithmetic`."""
     exact: list[StepValues] | None
-    """Rounded only when stored; `steps` if `arithmetic` changes nothing, None if not requested."""
+    """Values rounded only when stored; `steps` if these are equal, None if not requested."""
     arithmetic: Arithmetic
     """Arithmetic of `steps`."""
     note: str = field(default="", kw_only=True)

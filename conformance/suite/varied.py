@@ -24,10 +24,10 @@ class Variation:
     name: str
     """Op and op_param: `SCALE s`."""
     node: Tensor
-    """The original."""
+    """The original node."""
     changed: Tensor
     values: str
-    """`freq_base 100 instead of 10000`."""
+    """The change, such as `freq_base 100 instead of 10000`."""
 
 
 def variations(nodes: Iterable[Tensor]) -> Iterator[Variation]:

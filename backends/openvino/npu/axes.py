@@ -21,7 +21,7 @@ STORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Result of `follow`."""
+    """Axes and leaves that `follow` finds."""
 
     axes: dict[Tensor, Axes]
     """Every tensor that a computed node needs, in the graph's order."""

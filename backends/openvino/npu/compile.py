@@ -86,7 +86,7 @@ class Part:
     """Some results of a model, with the parameters they need."""
 
     model: Any
-    """Compiled, or for the host an `openvino.Model`; None without results."""
+    """The compiled model, or for the host an `openvino.Model`; None without results."""
     inputs: dict[int, int]
     """Index of a parameter in the whole -> in this part."""
     outputs: dict[int, int]

@@ -59,7 +59,7 @@ class Logged:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for graphs that can continue each other's log."""
+        """A key that is equal for graphs that can continue each other's log."""
         return self.caches, self.heads, self.head_size, self.first, self.streams, self.size
 
 

@@ -46,7 +46,7 @@ class Proof:
     why: str = ""
     """Why there is no `test_case`, and if there is no program either, why not."""
     limit: str = ""
-    """True if the error is within the limit of test-backend-ops."""
+    """Sentence on whether the error is within the limit of test-backend-ops; empty if unknown."""
 
 
 def plain_devices(spec: Spec) -> list[Spec]:

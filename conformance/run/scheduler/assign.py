@@ -103,7 +103,7 @@ class Split:
     first: int
     last: int
     inputs: list[Tensor] = field(default_factory=list)
-    """Copied to the device before the split runs, unless copied for an earlier split of it."""
+    """Tensors to copy to the device before the split runs, unless an earlier split did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Watched(Session):
     """A session that records what its devices exchange."""
 
     passed: list[Passed] | None = None
-    """Appended to by `compute` while it is a list."""
+    """Exchanges, which `compute` appends; None to record none."""
 
 
 @runtime_checkable

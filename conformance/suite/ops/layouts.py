@@ -65,7 +65,7 @@ class Source:
     """A source to be tested in each layout."""
 
     op: str
-    """Includes the sub-op."""
+    """The op, with its sub-op."""
     at: int
     inplace: bool
 
