@@ -43,7 +43,8 @@ _ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *
 """Three dissimilar scenarios come first, to detect early a model that always crashes."""
 
 
-_OF_CACHES = tuple(n for n in _ORDER if n.startswith(("state-", "seq-", "shift", "drafts", "clear", "full")))
+_MEMORY = ("state-", "seq-", "shift", "draft", "clear", "full", "split-state", "split-rm", "split-cp", "split-shift")
+_OF_CACHES = tuple(n for n in _ORDER if n.startswith(_MEMORY))
 _WINDOW = "attention.sliding_window:8"
 """Size of a window; smaller than the prompts."""
 VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
@@ -58,6 +59,15 @@ VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("lfm2", {"cache": "q8_0"}),
 )
 """Architectures with other caches, head sizes and windows, for scenarios of memory."""
+_OF_MTP = tuple(n for n in _ORDER if n.startswith("mtp-"))
+_NEXTN = "nextn_predict_layers"
+WITH_MTP = (
+    ("hy_v3", f"block_count:2+{_NEXTN}:1"),  # its MTP layer is like the other
+    ("step35", f"block_count:4+{_NEXTN}:2"),
+    ("qwen35", f"block_count:5+{_NEXTN}:1"),  # beside recurrent states
+    ("deepseek32", f"block_count:3+{_NEXTN}:1"),  # beside sparse attention
+)
+"""Architectures with MTP layers, and the keys that add them."""
 
 
 def ids_of(arch: str) -> list[str]:
@@ -68,7 +78,8 @@ def ids_of(arch: str) -> list[str]:
 def _ids(level: Level) -> list[str]:
     archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
     varied = [id_of(arch, name, **keys) for arch, keys in VARIANTS for name in _OF_CACHES] if level != "smoke" else []
-    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied]))
+    mtp = [id_of(arch, name, set=keys) for arch, keys in WITH_MTP for name in _OF_MTP] if level != "smoke" else []
+    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp]))
 
 
 def _unlisted(glob: str) -> list[str]:

@@ -29,21 +29,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.case.recipe import make
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.llama import Llama
 from conformance.ggml.lib.rpc import attach
-from conformance.ggml.tensor import Tensor
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import LacksError, load_model, new_context
-from conformance.suite.zoo.model import recipe
+from conformance.suite.zoo.load import LacksError, new_context
 from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
 from conformance.suite.zoo.worker import Drive, last_words
 
 from .held import measure
-from .scenarios.harness import Harness, RefusedError
+from .scenarios.harness import Harness, RefusedError, load
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -107,10 +104,8 @@ class DeviceModel:
         self.library.initialise(last_words)
         self._server = attach(self.library, rpc)
 
-        def weight(t: Tensor, pointer: int) -> None:
-            self.library.set(pointer, make(recipe(request.stream, t), t))
-
-        self.model = load_model(self.library, request, device, weight)
+        self.device = device
+        self.model = load(self.library, request, device)
 
     def reply(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request for a run."""
@@ -123,7 +118,8 @@ class DeviceModel:
         """Answer a request for a part of a scenario."""
         it, folder = SCENARIOS[ask["scenario"]], Path(ask["folder"])
         self.library.log.clear()
-        harness = Harness(self.library, self.model, replace(self._request, **ask["changes"]), folder, ask["part"])
+        request = replace(self._request, **ask["changes"])
+        harness = Harness(self.library, self.model, request, folder, ask["part"], self.device)
         if harness.kind not in it.kinds:
             return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
         try:

@@ -8,15 +8,22 @@ from functools import cache
 
 import pytest
 from marks import needs_wheel
-from scenario_bugs import BUGS, NOTICED, model, noticed, played
+from scenario_bugs import BUGS, LLAMA, NOTICED, model, noticed, played
 
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import BackendCrashError
 from conformance.judge.verdict import Verdict
+from conformance.live.scenario import Player, id_of
 from conformance.live.scenarios.table import SCENARIOS
+from conformance.run.isolation.isolate import Isolation
 
 LEAST = 3
 """Bugs that a scenario must notice."""
 FAILS = {"state-snapshots-drafts": "lfm2"}
 """Scenarios that fail on every model which they apply to, so no planted bug can show in them."""
+
+DIES = ("split-cp", "split-shift")
+"""Scenarios in which llama.cpp dies, with every model which they apply to."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +42,7 @@ def test_each_verb_has_bugs() -> None:
     """At least three bugs name each scenario, and no bug names what is no scenario."""
     count = Counter(scenario for bug in BUGS.values() for scenario in bug.scenarios.split())
     assert set(count) <= set(SCENARIOS)
-    assert {scenario for scenario in SCENARIOS if count[scenario] < LEAST} == set(FAILS)
+    assert {scenario for scenario in SCENARIOS if count[scenario] < LEAST} == {*FAILS, *DIES}
     assert all(len(bug.scenarios.split()) == len(set(bug.scenarios.split())) for bug in BUGS.values())
 
 
@@ -44,6 +51,18 @@ def test_each_verb_has_bugs() -> None:
 def test_a_scenario_without_bugs_fails(scenario: str, arch: str) -> None:
     """Once it passes, bugs must be planted for it too."""
     assert played(scenario, arch).verdict is Verdict.FAIL
+
+
+@needs_wheel
+@pytest.mark.parametrize("scenario", DIES)
+def test_a_scenario_without_bugs_dies(scenario: str) -> None:
+    """In a process of its own. Once it passes, bugs must be planted for it too."""
+    player = Player(Spec("ggml"), Isolation(), None)
+    try:
+        with pytest.raises(BackendCrashError):
+            player.play(id_of(LLAMA, scenario))
+    finally:
+        player.close()
 
 
 @needs_wheel

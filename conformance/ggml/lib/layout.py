@@ -108,6 +108,12 @@ def tensor_struct(fields: tuple[tuple[str, CType], ...], max_name: int) -> type[
     return type("NamedTensor", (ctypes.Structure,), {"_fields_": own})
 
 
+class Embedding(ctypes.Structure):
+    """`struct llama_embd`."""
+
+    _fields_ = (("data", _P), ("n_rows", _Z), ("n_embd", _Z))
+
+
 class Batch(ctypes.Structure):
     """`struct llama_batch`."""
 
@@ -413,6 +419,12 @@ LLAMA_VERBS: Signatures = {
     "sampler_chain_default_params": (_I64, ()), "sampler_chain_init": (_P, (_I64,)),
     "sampler_chain_add": (None, (_P, _P)), "sampler_init_greedy": (_P, ()),
     "set_sampler": (_B, (_P, _I, _P)), "get_sampled_token_ith": (_I, (_P, _I)),
+    "model_free": (None, (_P,)), "model_n_layer_nextn": (_I, (_P,)), "model_n_devices": (_I, (_P,)),
+    "set_embeddings_nextn": (None, (_P, _B, _B)), "get_embeddings_nextn_ith": (_P, (_P, _I)),
+    "set_nextn_layer_offset": (None, (_P, _I)),
+    "batch_ext_init": (_P, (_P,)), "batch_ext_free": (None, (_P,)), "batch_ext_add_token": (_I, (_P, _I, _I)),
+    "batch_ext_set_embd_state": (_B, (_P, _I, Embedding)), "batch_ext_set_pos": (_B, (_P, _I, _P)),
+    "batch_ext_set_output_logits": (_B, (_P, _I, _B)), "process": (_I, (_P, _I, _P)),
 }
 """`llama_*` for the API scenarios; a library may lack any.
 
@@ -427,8 +439,13 @@ OLDER_NAMES = {
        for f in ("clear", "can_shift", "seq_rm", "seq_cp", "seq_add", "seq_keep", "seq_div", "seq_pos_max")},
     "llama_model_n_layer": ("llama_n_layer",), "llama_model_rope_type": ("llama_rope_type",),
     "llama_set_adapter_cvec": ("llama_apply_adapter_cvec",),
+    # of llama-ext.h, which is C++
+    "llama_model_n_devices": ("_Z21llama_model_n_devicesPK11llama_model",),
+    "llama_set_embeddings_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb",),
+    "llama_get_embeddings_nextn_ith": ("_Z30llama_get_embeddings_nextn_ithP13llama_contexti",),
+    "llama_set_nextn_layer_offset": ("_Z28llama_set_nextn_layer_offsetP13llama_contexti",),
 }
-"""Symbol -> its former names; `clear` had one argument fewer, which the ABI tolerates."""
+"""Symbol -> its former or mangled names; `clear` had one argument fewer: the ABI allows it."""
 # fmt: on
 
 

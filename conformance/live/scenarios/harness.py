@@ -14,14 +14,17 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
+from conformance.case.recipe import make
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.llama import Llama
 from conformance.ggml.quants import roundtrip
+from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import TYPES
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import LacksError, new_context
+from conformance.suite.zoo.load import EVENLY, LacksError, Split, load_model, new_context
+from conformance.suite.zoo.model import open_writer, recipe, write_tensors
 
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
@@ -53,6 +56,15 @@ class RefusedError(UsageError):
     """llama.cpp declines with a documented return value, as it may."""
 
 
+def load(library: Llama, request: Request, device: str, split: Split = EVENLY) -> int:
+    """Return the `llama_model *` of a generated model; raises as `load_model`."""
+
+    def weight(t: Tensor, pointer: int) -> None:
+        library.set(pointer, make(recipe(request.stream, t), t))
+
+    return load_model(library, request, device, weight, split=split)
+
+
 @dataclass
 class Harness:
     """A model and the state that scenarios share."""
@@ -64,8 +76,12 @@ class Harness:
     folder: Path
     part: int = 0
     """Index of this process among the scenario's parts."""
+    device: str = ""
+    """Name of the device, or of several joined by `+`; "" for the CPU alone."""
     contexts: list[int] = field(default_factory=list)
     """`llama_context *` of each context; freed by `clean`."""
+    models: list[int] = field(default_factory=list)
+    """`llama_model *` of models loaded beside this one; freed by `clean`."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -149,15 +165,53 @@ class Harness:
         self.contexts.append(pointer)
         return Context(self, pointer, request)
 
+    def beside(self, path: Path | None = None, device: str | None = None, split: Split = EVENLY) -> Harness:
+        """Load another model, by default the same one, on other devices.
+
+        `clean` of either harness frees its contexts.
+
+        Raises:
+            LacksError: this library cannot free a model.
+            UsageError: llama.cpp cannot load it.
+        """
+        self.call("model_free")
+        request = self.request if path is None else replace(self.request, model=str(path))
+        model = load(self.library, request, self.device if device is None else device, split)
+        self.models.append(model)
+        return replace(self, model=model, request=request)
+
+    def rewrite(self, name: str, data: Callable[[Tensor, Bytes], Bytes | None]) -> Path:
+        """Write the model's file with other weights.
+
+        `data` returns a weight's bytes, None to leave it out.
+
+        RefusedError if the file holds no weights.
+        """
+        reader = GGUFReader(self.request.model)
+        if not self.request.from_file or not reader.tensors:
+            raise RefusedError("the model's file holds no weights: the scenario needs real=1")
+        by_id = {t.id: t for t in TYPES.values()}
+        held = {t.name: np.ascontiguousarray(t.data).view(np.uint8).reshape(-1) for t in reader.tensors}
+        tensors = [new_tensor(by_id[int(t.tensor_type)], *map(int, t.shape), name=t.name) for t in reader.tensors]
+        new = {t.name: bytes_ for t in tensors if (bytes_ := data(t, held[t.name])) is not None}
+        path = self.folder / f"{name}.gguf"
+        keys = self.request.provenance["keys"]
+        writer = open_writer(path, str(self.request.params["arch"]), keys)
+        write_tensors(writer, [t for t in tensors if t.name in new], lambda t: new[t.name])
+        return path
+
     @contextmanager
     def clean(self) -> Iterator[None]:
-        """Free all contexts at the end of the block."""
+        """Free all contexts and further models at the end of the block."""
         try:
             yield
         finally:
             for pointer in self.contexts:
                 self.library.llama.free(pointer)
+            for pointer in self.models:
+                self.library.llama.model_free(pointer)
             self.contexts.clear()
+            self.models.clear()
 
 
 class Context:
@@ -190,11 +244,11 @@ class Context:
         n, ends = sum(lengths), np.cumsum(lengths) - 1
         if encodes and self.pooled:
             owners = sorted({s for seqs, _ in spans for s in (seqs if isinstance(seqs, tuple) else (seqs,))})
-            return self._results("get_embeddings_seq", owners, self.harness.n_embd)
+            return self.results("get_embeddings_seq", owners, self.harness.n_embd)
         at = list(range(n)) if every else ends.tolist()
         if self.request.embeddings:
-            return self._results("get_embeddings_ith", at, self.harness.n_embd)
-        return self._results("get_logits_ith", at, self.harness.n_vocab)
+            return self.results("get_embeddings_ith", at, self.harness.n_embd)
+        return self.results("get_logits_ith", at, self.harness.n_vocab)
 
     def decode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
         """Decode as `feed`, without reading the results."""
@@ -248,7 +302,7 @@ class Context:
         if status:
             raise UsageError(f"llama_{function} of {n} tokens returned {status}: {self.harness.library.reason()}")
 
-    def _results(self, name: str, at: Sequence[int], n: int) -> F32:
+    def results(self, name: str, at: Sequence[int], n: int) -> F32:
         """Read rows of `n` elements with a getter of llama.cpp; UsageError if it returns NULL."""
         pointers = [self.harness.call(name)(self.pointer, i) for i in at]
         if not all(pointers):

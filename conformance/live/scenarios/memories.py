@@ -23,7 +23,7 @@ def _alone(harness: Harness, name: str = "prompt", n: int = PROMPT) -> Context:
     return context
 
 
-def _need_rotations(harness: Harness) -> None:
+def need_rotations(harness: Harness) -> None:
     """Raise RefusedError if a model depends on absolute positions, which shifts do not change.
 
     starcoder has a RoPE type and learnt positions, which are added to the embeddings.
@@ -126,7 +126,7 @@ def add_back(harness: Harness) -> Iterator[Comparison]:
 
 def add(harness: Harness) -> Iterator[Comparison]:
     """Shift all positions of a text; with relative positions this must not change results."""
-    _need_rotations(harness)
+    need_rotations(harness)
     context, calm = _alone(harness), _alone(harness)
     context.add(0, 7)
     yield Comparison("after moving", context.steps(), calm.steps(), worth=harness.turned(1))
@@ -134,7 +134,7 @@ def add(harness: Harness) -> Iterator[Comparison]:
 
 def shift(harness: Harness) -> Iterator[Comparison]:
     """Remove the first tokens and shift the others to 0, compared with the same cells unshifted."""
-    _need_rotations(harness)
+    need_rotations(harness)
     context, calm = _alone(harness), _alone(harness)
     for each in (context, calm):
         each.rm(0, 0, 5, may_refuse=context.kind in ("recurrent", "hybrid"))

@@ -8,8 +8,9 @@ from functools import partial
 from typing import get_args
 
 from conformance.live.comparison import Comparison
+from conformance.suite.zoo.load import SPLIT_LAYER, SPLIT_TENSOR
 
-from . import adapters, batches, contexts, encoders, memories, outputs, states
+from . import adapters, batches, contexts, encoders, memories, outputs, speculative, splits, states
 from .harness import PROMPT, Harness, Kind
 
 _ALL: tuple[Kind, ...] = get_args(Kind)
@@ -78,6 +79,22 @@ _ROWS = (
     Scenario("clear", "a memory is cleared, without its bytes", _MEMORY, partial(memories.clear, data=False)),
     Scenario("clear-data", "a memory is cleared with its bytes", _MEMORY, partial(memories.clear, data=True)),
     Scenario("coupled", "2 sequences share tokens in one stream", _MEMORY, memories.coupled),
+    # drafts
+    Scenario("draft-context", "another context drafts, rejected drafts are removed", _MEMORY,
+             partial(speculative.drafted, model=False)),
+    Scenario("draft-model", "another model drafts, rejected drafts are removed", _MEMORY,
+             partial(speculative.drafted, model=True)),
+    Scenario("draft-2", "drafts of 2 sequences are verified in a batch", _MEMORY,
+             partial(speculative.several, unified=False)),
+    Scenario("draft-2-unified", "drafts of 2 sequences in a batch (one stream)", _MEMORY,
+             partial(speculative.several, unified=True)),
+    Scenario("mtp-layer", "an MTP layer, and a layer of the model with its weights", _DECODER, speculative.layer),
+    Scenario("mtp-batch", "an MTP layer reads a text in a batch, and token by token", _DECODER, speculative.batch),
+    Scenario("mtp-states", "hidden states of all tokens, and of a few", _DECODER, speculative.rows),
+    Scenario("mtp-2", "an MTP layer reads 2 sequences in a batch, and each alone", _DECODER, speculative.sequences),
+    Scenario("mtp-drafts", "an MTP layer drafts, rejected drafts are removed", _DECODER, speculative.rounds),
+    Scenario("mtp-saved", "the state of an MTP context is loaded into a new one", _DECODER, speculative.state),
+    Scenario("mtp-layers", "a context switches between MTP layers", _DECODER, speculative.heads),
     # batches
     Scenario("batch-1", "1 sequence in a context for 2, and alone", _ALL, partial(batches.together, seqs=(0,))),
     *(Scenario(f"batch-{n}", f"{n} sequences in a batch, and each alone", _ALL,
@@ -104,6 +121,23 @@ _ROWS = (
     Scenario("larger", "contexts with 1 and 4 times the cells", _MEMORY, contexts.larger),
     Scenario("flash-attn", "without flash attention", _ALL, contexts.flash_attn),
     Scenario("full", "a batch without enough free cells changes nothing", _CACHE, contexts.full),
+    # models over several devices
+    Scenario("split-even", "each tensor on 2 devices", _ALL,
+             partial(splits.split, mode=SPLIT_TENSOR, shares=((1, 1),))),
+    Scenario("split-uneven", "each tensor on 2 or 3 devices in uneven shares", _ALL,
+             partial(splits.split, mode=SPLIT_TENSOR, shares=splits.UNEVEN)),
+    Scenario("split-zero", "each tensor on devices one of which has a share of 0", _ALL,
+             partial(splits.split, mode=SPLIT_TENSOR, shares=splits.ZERO)),
+    Scenario("split-layers", "layers on 2 or 3 devices, also with a share of 0", _ALL,
+             partial(splits.split, mode=SPLIT_LAYER, shares=splits.UNEVEN + splits.ZERO)),
+    Scenario("split-rm", "tokens are removed from a split model", _MEMORY, splits.rm),
+    Scenario("split-cp", "a sequence of a split model is copied to another stream", _MEMORY,
+             partial(splits.cp, unified=False)),
+    Scenario("split-cp-unified", "a sequence of a split model is copied within a stream", _MEMORY,
+             partial(splits.cp, unified=True)),
+    Scenario("split-shift", "positions of a split model are shifted", _CACHE, splits.shift),
+    Scenario("split-state", "the state of a split model is loaded under other shares", _MEMORY, splits.state),
+    Scenario("split-state-seq", "a sequence of a split model is loaded under other shares", _MEMORY, splits.state_seq),
     # an encoder beside a decoder
     Scenario("encode-twice", "a decoder starts again after one encoding", _BOTH, encoders.twice),
     Scenario("encode-again", "another text replaces the encoded one", _BOTH, encoders.again),

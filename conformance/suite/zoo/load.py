@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from conformance.ggml.errors import ConformanceError, UsageError
@@ -24,12 +25,26 @@ class LacksError(UsageError):
         super().__init__(f"this {library} has no {what}")
 
 
-SPLIT_TENSOR = 3
-"""`LLAMA_SPLIT_MODE_TENSOR`: one meta device over several."""
+SPLIT_LAYER, SPLIT_TENSOR = 1, 3
+"""`enum llama_split_mode`; `TENSOR` is one meta device over several."""
 ALL_LAYERS = 999
 _UNKNOWN = re.compile(r"unknown model architecture: ('[^']+')")
+MAX_DEVICES = 128
+"""At least `llama_max_devices()` of any build: so many shares may be read."""
 READ = 0
 """`LLAMA_LOAD_MODE_NONE`: neither mapped nor locked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How several devices share a model."""
+
+    mode: int = SPLIT_TENSOR
+    shares: Sequence[float] = ()
+    """`tensor_split`; empty: equal shares, or by free memory."""
+
+
+EVENLY = Split()
 
 
 def load_model(
@@ -39,12 +54,14 @@ def load_model(
     weight: Callable[[Tensor, int], None] | None = None,
     *,
     mapped: bool = True,
+    split: Split = EVENLY,
 ) -> int:
     """Load the model of a request and return its `llama_model *`.
 
-    `weight` sets the bytes of a weight if the file has metadata only. Several devices joined by `+` share each tensor,
-    as with `-sm tensor`. Without a device the model runs on the CPU alone, because a callback would otherwise see a
-    scheduler's split graph, and weights are not repacked. Unless `mapped`, a file's weights are read into own memory.
+    `weight` sets the bytes of a weight if the file has metadata only. Several devices joined by `+` share the model as
+    `split` says, by default each tensor as with `-sm tensor`. Without a device the model runs on the CPU alone, because
+    a callback would otherwise see a scheduler's split graph, and weights are not repacked. Unless `mapped`, a file's
+    weights are read into own memory. Generated models keep their MTP layers.
 
     Raises:
         LacksError: this version does not know the model's architecture.
@@ -56,8 +73,10 @@ def load_model(
     handles = _devices(library, device)
     devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
     put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
+    put(params, load_mtp=int(request.recipes))
+    shares = (ctypes.c_float * MAX_DEVICES)(*split.shares)  # all 0: equal shares, or by free memory
     if len(handles) > 1:
-        put(params, split_mode=SPLIT_TENSOR)
+        put(params, split_mode=split.mode, tensor_split=ctypes.addressof(shares))
     if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
         raise UsageError(f"{library.title}: this llama.cpp lacks llama_model_params.devices: it chooses devices itself")
     if not mapped and put(params, use_mmap=0):

@@ -21,16 +21,18 @@ from scenario_bugs import BUGS, NOTICED, Bug, model, noticed, played
 from conformance.live.scenarios.harness import Harness
 from conformance.live.scenarios.table import SCENARIOS
 
-KINDS = {"llama": "attention", "mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
-"""Architecture -> what it remembers."""
+KINDS = {"mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
+"""Architecture -> what it remembers, if not a KV cache alone."""
 DIES = {"lfm2": ("seq-add", "seq-add-back", "shift", "seq-div", "embeddings-out")}
 """Architecture -> scenarios in which llama.cpp itself dies."""
+DIES_ALWAYS = ("split-cp", "split-shift")
 LEAST = 3
 
 
 def scenarios_of(arch: str) -> list[str]:
     """Scenarios that make sense for a model and do not kill it."""
-    return [v.name for v in SCENARIOS.values() if KINDS[arch] in v.kinds and v.name not in DIES.get(arch, ())]
+    kind, dies = KINDS.get(arch, "attention"), (*DIES.get(arch, ()), *DIES_ALWAYS)
+    return [v.name for v in SCENARIOS.values() if kind in v.kinds and v.name not in dies]
 
 
 def worker(arch: str) -> None:

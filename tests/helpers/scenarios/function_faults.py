@@ -41,7 +41,7 @@ def put_once(call: Call, _: Llama) -> Call:
         if context in seen:
             return 0
         seen.add(context)
-        return int(call(context, *rest))
+        return int(call(context, *rest) or 0)
 
     return put
 
@@ -361,6 +361,34 @@ def params(change: Callable[[Any], object]) -> Spoil:
         return make
 
     return spoil
+
+
+def in_other_models(**spoils: Spoil) -> dict[str, Spoil]:
+    """Spoilt in contexts of models other than the first one that has a context."""
+    first: list[int] = []
+    others: set[int] = set()
+
+    def make(call: Call, library: Llama) -> Call:
+        bad = spoils["init_from_model"](call, library) if "init_from_model" in spoils else call
+
+        def init(model: int, of: Any) -> Any:  # noqa: ANN401
+            first[:] = first or [model]
+            if model == first[0]:
+                return call(model, of)
+            context = bad(model, of)
+            others.update((context, library.llama.get_memory(context) or 0))
+            return context
+
+        return init
+
+    def there(spoil: Spoil) -> Spoil:
+        def wrap(call: Call, library: Llama) -> Call:
+            bad = spoil(call, library)
+            return lambda of, *rest: (bad if of in others else call)(of, *rest)
+
+        return wrap
+
+    return {"init_from_model": make, **{n: there(s) for n, s in spoils.items() if n != "init_from_model"}}
 
 
 def flags(flag: list[bool], spoil: Spoil) -> Spoil:

@@ -32,6 +32,11 @@ WINDOW = "gemma3-set=attention.sliding_window:8"
 """Prompts are longer than the window."""
 SPARSE = "deepseek32-set=attention.indexer.top_k:4"
 """Sparse attention that leaves cells out."""
+MTP = "hy_v3-set=block_count:2+nextn_predict_layers:1"
+"""With an MTP layer like its other layer."""
+HEADS = "step35-set=block_count:4+nextn_predict_layers:2"
+DRAFTS = "draft-context draft-model draft-2 draft-2-unified"
+SPLITS = "split-even split-uneven split-zero split-layers"
 REFUSED_SEQ = "state-cut-head state-cut-half state-cut-tail state-other-types"
 REFUSED = "state-cut-whole state-other-model"
 NOTICED = (Verdict.FAIL, Verdict.OVERCLAIM, Verdict.VACUOUS)
@@ -63,6 +68,11 @@ def _always(make: Callable[[], Fault], scenarios: str, arch: str = LLAMA) -> Bug
 
 def _where(holds: Callable[[d.Params], bool], make: Callable[[], Fault], scenarios: str, arch: str = LLAMA) -> Bug:
     return _d(lambda: d.where(holds, make), scenarios, arch)
+
+
+def _split(scenarios: str, **spoils: Spoil) -> Bug:
+    """Of a split model alone."""
+    return Bug(lambda: f.in_other_models(**spoils), LLAMA, scenarios)
 
 
 def _flagged(scenarios: str, **spoils: Callable[[list[bool]], Spoil]) -> Bug:
@@ -103,6 +113,14 @@ def _changes_rope(params: d.Params) -> None:
     """Wherever one of a few parameters is not as usual."""
     if any(holds(params) for holds in (_threads, _no_offload, _no_offload_kqv, _no_flash_attn, _many_cells)):
         params.rope_freq_base = 100.0
+
+
+def _mtp(params: d.Params) -> bool:
+    return bool(params.ctx_type)
+
+
+def _turns(params: d.Params) -> None:
+    params.rope_freq_base = 100.0
 
 
 def _to(value: int) -> Callable[[object], None]:
@@ -203,17 +221,17 @@ BUGS: dict[str, Bug] = {
     "seq_rm does nothing": _f(
         "memory_seq_rm",
         f.nothing(True),
-        "seq-rm-tail seq-rm-long seq-rm-whole seq-rm-all seq-rm-all-unified drafts shift",
+        f"seq-rm-tail seq-rm-long seq-rm-whole seq-rm-all seq-rm-all-unified drafts shift {DRAFTS}",
     ),
     "seq_rm leaves a cell": _f(
         "memory_seq_rm",
         f.arguments(lambda m, seq, p0, p1: (m, seq, p0 + 1 if p0 > 0 else p0, p1)),
-        "seq-rm-tail seq-rm-long drafts",
+        f"seq-rm-tail seq-rm-long drafts {DRAFTS}",
     ),
     "seq_rm takes a cell too many": _f(
         "memory_seq_rm",
         f.arguments(lambda m, seq, p0, p1: (m, seq, p0 - 1 if p0 > 0 else p0, p1)),
-        "state-checkpoint seq-rm-tail seq-rm-long drafts",
+        f"state-checkpoint seq-rm-tail seq-rm-long drafts {DRAFTS}",
     ),
     "seq_rm leaves the first cell": _f(
         "memory_seq_rm",
@@ -277,6 +295,60 @@ BUGS: dict[str, Bug] = {
     "a K-shift ends at a cell": _always(d.shift_lost(cells=8), "seq-add shift"),
     "a K-shift turns as the first cell": _always(d.shift_by_first, "shift"),
     "a K-shift does not turn back": _always(d.shift_unsigned, "seq-add-back shift"),
+    # MTP layers
+    "an MTP layer loses a share": _where(_mtp, d.share_lost("MUL_MAT"), "mtp-layer", MTP),
+    "an MTP layer leaves the last row": _where(_mtp, d.tail_left("MUL_MAT"), "mtp-layer mtp-batch", MTP),
+    "an MTP layer's own cell comes late": _where(_mtp, d.own_cell_late, "mtp-batch", MTP),
+    "an MTP layer turns otherwise": _f(
+        "init_from_model", f.params(lambda p: _turns(p) if _mtp(p) else None), "mtp-layer", MTP
+    ),
+    "hidden states are the first token's": _f(
+        "get_embeddings_nextn_ith", f.arguments(lambda c, _: (c, 0)), "mtp-batch mtp-states mtp-2 mtp-drafts", MTP
+    ),
+    "hidden states come a token late": _f(
+        "get_embeddings_nextn_ith",
+        f.arguments(lambda c, i: (c, max(i - 1, 0))),
+        "mtp-batch mtp-states mtp-2 mtp-drafts",
+        MTP,
+    ),
+    "hidden states are of tokens with logits": _f(
+        "set_embeddings_nextn", f.arguments(lambda c, on, _: (c, on, True)), "mtp-states", MTP
+    ),
+    "MTP layers read another token": _f(
+        "batch_ext_add_token", f.arguments(lambda b, seq, token: (b, seq, (token + seq) % 128)), "mtp-2", MTP
+    ),
+    "drafts of MTP layers stay": _f("memory_seq_rm", f.nothing(True), "mtp-drafts", MTP),
+    "a state of MTP layers is not loaded": _f("state_set_data", f.loads_nothing, "mtp-saved", MTP),
+    "a loaded state of MTP layers lacks a cell": _f("state_set_data", f.loses_a_cell, "mtp-saved", MTP),
+    "the end of a state of MTP layers is not loaded": _f("state_set_data", f.ends_early, "mtp-saved", MTP),
+    "no MTP layer is chosen": _f("set_nextn_layer_offset", f.nothing(), "mtp-layers", HEADS),
+    "the first MTP layer stays": _f("set_nextn_layer_offset", f.put_once, "mtp-layers", HEADS),
+    "the other MTP layer is chosen": _f(
+        "set_nextn_layer_offset", f.arguments(lambda c, i: (c, 1 - i)), "mtp-layers", HEADS
+    ),
+    "an MTP layer is not begun anew": _f("memory_seq_rm", f.nothing(True), "mtp-layers", HEADS),
+    # split models
+    "a split model turns otherwise": _split(
+        f"{SPLITS} split-rm split-cp-unified split-state split-state-seq", init_from_model=f.params(_turns)
+    ),
+    "a split model reads another token": _split(
+        f"{SPLITS} split-state split-state-seq",
+        decode=f.batch_where(lambda b: b.n_tokens > 1, lambda b: f.next_token(b, 0)),
+    ),
+    "a split model decodes another token": _split(
+        f"{SPLITS} split-rm", decode=f.batch_where(lambda b: b.n_tokens == 1, lambda b: f.next_token(b, 0))
+    ),
+    "seq_rm of a split model does nothing": _split("split-rm", memory_seq_rm=f.nothing(True)),
+    "seq_rm of a split model takes a cell too many": _split(
+        "split-rm", memory_seq_rm=f.arguments(lambda m, seq, p0, p1: (m, seq, p0 - 1 if p0 > 0 else p0, p1))
+    ),
+    "seq_cp of a split model does nothing": _split("split-cp-unified", memory_seq_cp=f.nothing()),
+    "seq_cp of a split model loses a cell": _split("split-cp-unified", memory_seq_cp=f.cp_loses_a_cell),
+    "a state of a split model is not loaded": _split("split-state", state_set_data=f.loads_nothing),
+    "the end of a split model's state is not loaded": _split("split-state", state_set_data=f.ends_early),
+    "the end of a split model's state is not saved": _split("split-state", state_get_data=f.ends_early),
+    "a sequence of a split model is not loaded": _split("split-state-seq", state_seq_set_data=f.loads_nothing),
+    "a loaded sequence of a split model lacks a cell": _split("split-state-seq", state_seq_set_data=f.loses_a_cell),
     # batches
     "a batch of several sequences has another token": _f(
         "decode",
@@ -437,7 +509,7 @@ def played(scenario: str, arch: str = LLAMA) -> Result:
     comparisons = []
     try:
         for part in range(SCENARIOS[scenario].parts):
-            harness = Harness(it.library, it.model, it._request, Path(it._request.model).parent, part)
+            harness = Harness(it.library, it.model, it._request, Path(it._request.model).parent, part, it.device)
             with harness.clean():
                 comparisons += list(SCENARIOS[scenario].play(harness))
     except ConformanceError as e:
