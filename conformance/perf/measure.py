@@ -4,9 +4,9 @@ A session may have its own clock (`Session.clock`): a backend in a worker proces
 `compute`, so its times exclude the pipe; graphs, weights and inputs are sent once, when the session is opened. ggml's
 session excludes rebuilding its graphs through ctypes, since llama.cpp reuses a graph if only inputs changed. Any other
 session in this process is timed by the caller. A scheduler runs in this process, so the transfer to its devices counts.
-`Measured.elapsed` has the seconds that passed in this process, which shows the excluded time: for 8 tokens of a small
-decoder after 512 others, 1.9 ms are charged in a worker as in this process, while 6.4 ms pass outside the worker and
-5.3 ms here.
+`Measured.elapsed` has the seconds that passed in this process, which shows the excluded time. Example: 8 tokens of a
+small decoder after 512 others take 1.9 ms by the session's clock; 6.4 ms pass in this process if the session is in a
+worker, 5.3 ms if it is not.
 """
 
 from __future__ import annotations

@@ -204,8 +204,8 @@ def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int)
     """Judge nodes of step `k` given recorded sources; True if all equal the recording.
 
     Each is compared with the recording (within the distance of two arithmetics), if that applies to this arithmetic.
-    Unless the recording has the same arithmetic, each is also compared with the reference in the backend's (within
-    rounding).
+    Unless the recording has the backend's arithmetic, each is also compared with the reference in that arithmetic
+    (within rounding).
     """
     del spec
     recording = arithmetic_of(case)

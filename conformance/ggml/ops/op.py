@@ -1,8 +1,8 @@
 """Declarations: an op of ggml is declared once, and everything else about it is derived.
 
 A declaration (`Op`) has an op's sources and parameters, what ggml's constructor makes and asserts, and its typed
-constructors. Derived are reading and packing `op_params` by name, checks of nodes from files, the `Builder`, texts of
-reports, calls in snippets, what an audit varies and the row of the tolerance table.
+constructors. Other modules derive from it how to read and pack `op_params` by name, checks of nodes from files, the
+`Builder`, texts of reports, calls in snippets, the changes of an audit and the row of the tolerance table.
 
 Rules and assertions also run on symbolic sizes (`backend/translating`): they only compare and calculate with them.
 """

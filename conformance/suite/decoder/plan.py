@@ -57,7 +57,7 @@ def parse(plan: str) -> list[Part]:
     parts = [_part(text) for text in _REPEATED.sub(_repeat, plan).split(".")]
     for part in parts[1:]:
         if part.verb == "at":
-            raise UsageError(f"run: {part} must be the first part: after it, the caches are the backend's")
+            raise UsageError(f"run: {part} must be the first part, because it sets the caches that later parts use")
     return parts
 
 
