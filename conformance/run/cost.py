@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.case.case import Case, Step
-from conformance.ggml.ops.op import DECLARATIONS, PASSES
+from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.ops.op import DECLARATIONS, PASSES, operand
 from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
 from conformance.judge.compare import BLOCK
 from conformance.process.memory import default_limit
@@ -46,6 +47,21 @@ def of(cases: Sequence[Case]) -> Cost:
     single = [(c, c.steps[0]) for c in cases if len(c.steps) == 1]
     costs = [_of(c) for c in cases if len(c.steps) != 1] + ([_of_graph(single)] if single else [])
     return Cost(max((c.bytes for c in costs), default=0), max((c.operations for c in costs), default=0))
+
+
+def total(case: Case, arithmetic: Arithmetic) -> int:
+    """Return the operations of all steps, those of sums in F16 by terms."""
+    nodes = [n for s in case.steps for n in computed_nodes(s)]
+    rounded = [n for n in nodes if _sums_in_f16(n, arithmetic)]
+    terms = sum(nelements(n) * DECLARATIONS[n.op].rounding.terms(n) for n in rounded)
+    return sum(map(_operations, nodes)) + PASSES * terms
+
+
+def _sums_in_f16(node: Tensor, arithmetic: Arithmetic) -> bool:
+    by = DECLARATIONS[node.op].rounding.by
+    if by == "flash_attn":
+        return operand(node, 2).type.name in arithmetic.flash_attn_sum
+    return by == "mul_mat" and arithmetic.sums != EXACT.sums
 
 
 def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: float) -> str:

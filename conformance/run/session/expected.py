@@ -40,10 +40,12 @@ PLACE = "CONFORMANCE_EXPECTED"
 LIMIT = 2 << 30
 """Maximum bytes of all files."""
 WORTH = 2_000_000
-"""Minimum operations of a cached step, by `cost`; below, computing is as fast as reading."""
+"""Minimum operations of a cached case, by `cost`."""
+PER_BYTE = 8
+"""Minimum operations per byte of a cached case; below, a digest may take longer."""
 _REFERENCE = "cpu"
 _CHECK = 8
-"""Size of the CRC-32 in bytes; three times as fast as SHA-256."""
+"""Size of the CRC-32 in bytes; three times as fast as a digest."""
 _PAGE = 4096
 """Minimum bytes of a file on disk."""
 _HOUR = 3600.0
@@ -159,7 +161,9 @@ class Expected:
 
     def entry(self, case: Case, arithmetic: Arithmetic) -> Entry | None:
         """Return the entry of `case`; None if it is too cheap or too large to cache."""
-        if type(arithmetic) is not Arithmetic or cost.of([case]).operations < WORTH:  # `key` does not cover a subclass
+        if type(arithmetic) is not Arithmetic:  # `key` does not cover a subclass
+            return None
+        if cost.total(case, arithmetic) < max(WORTH, PER_BYTE * case.nbytes):
             return None
         size = sum(packed_nbytes(t) for s in case.steps for t in (*s.outputs, *case.caches()))
         if not 0 < size <= self._limit // 8:
@@ -211,7 +215,7 @@ def key(case: Case, arithmetic: Arithmetic) -> str:
     steps = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
     doc, blobs = codec.dump(replace(_BARE, persistent=case.persistent, steps=steps))
     said = [code(), describe(arithmetic), doc, [[name, data.nbytes] for name, data in blobs.items()]]
-    whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    whole = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=32)
     for data in blobs.values():
         whole.update(_bytes(data))
     return whole.hexdigest()

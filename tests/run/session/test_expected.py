@@ -33,6 +33,10 @@ CASES = (
     "random/nodes=6,steps=4,d=16,w=q4_0,cache=f32@117",
     "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=at254.d4.back3.d2@457",
 )
+FLASH = (
+    "tbo/FLASH_ATTN_EXT(hsk=128,hsv=128,nh=4,nr23=[1,1],kv=512,nb=3,mask=0,sinks=0,max_bias=0.000000,"
+    "logit_softcap=0.000000,prec=f32,type_K=f16,type_V=f16,permute=[0,1,2,3],kv_view=1,v_is_view_of_k=0,n_kv_max=0)@0"
+)
 LOADED = "import sys, backends.cpu; print(*(m.__file__ for n, m in sys.modules.items() if n[:4] in ('conf', 'back')))"
 
 
@@ -40,6 +44,7 @@ LOADED = "import sys, backends.cpu; print(*(m.__file__ for n, m in sys.modules.i
 def worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case is worth a file."""
     monkeypatch.setattr(expected, "WORTH", 0)
+    monkeypatch.setattr(expected, "PER_BYTE", 0)
 
 
 def _values(place: Path, cases: Sequence[Case], arithmetic: Arithmetic = GGML_CPU) -> list[list[StepValues]]:
@@ -83,6 +88,27 @@ def test_a_file_that_was_damaged_is_computed_again(tmp_path: Path, how: str) -> 
         path.write_bytes({"flipped": flipped, "cut": whole[:i], "longer": whole + whole[: i + 1], "empty": b""}[how])
         assert list(map(_bytes, _values(tmp_path, [case]))) == [right]
         assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("case", "cached"),
+    [
+        ("SOFT_MAX-f32-ne=1024x1024", False),
+        ("MUL_MAT-f32+f32-a=4096x1024,b=4096x1", False),
+        ("MUL_MAT-f32+f32-a=512x512,b=512x512", True),
+        ("ADD-f32+f32-a=7x5", False),
+    ],
+)
+def test_only_what_takes_longer_than_its_digest_is_cached(tmp_path: Path, case: str, cached: bool) -> None:
+    """Exponentials take no longer than reading their bytes; a product of squares does."""
+    assert (Expected(tmp_path).entry(build(f"ops/{case}@1"), EXACT) is not None) is cached
+
+
+def test_a_sum_in_f16_counts_term_by_term(tmp_path: Path) -> None:
+    """The same attention is cached only in the arithmetic that rounds after each cell."""
+    case = build(FLASH)
+    entries = [Expected(tmp_path).entry(case, replace(EXACT, flash_attn_sum=to)) for to in ({}, {"f16": "f16"})]
+    assert [e is not None for e in entries] == [False, True]
 
 
 @given(st.data())
@@ -160,12 +186,12 @@ def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
 def test_processes_share_the_folder(tmp_path: Path) -> None:
     """Two at once over the same case: all of them pass, and one whole file is left."""
     words = [sys.executable, "-m", "conformance.cli", "run", "--backend", "ggml"]
-    words += ["--case", "ops/MUL_MAT-f32+f32-a=512x512,b=512x64@1"]
+    words += ["--case", "ops/MUL_MAT-f32+f32-a=512x512,b=512x512@1"]
     runs = [subprocess.Popen(words, env={**os.environ, PLACE: str(tmp_path)}) for _ in range(2)]
     assert [r.wait() for r in runs] == [0, 0]
     (path,) = _files(tmp_path)
     assert not path.name.startswith(".")
-    assert path.stat().st_size == 8 + 4 * 512 * 64
+    assert path.stat().st_size == 8 + 4 * 512 * 512
 
 
 @pytest.mark.usefixtures("worth")
