@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, isnan, nan, sqrt
 from typing import Any
@@ -18,6 +17,8 @@ from .wrong import Kind
 
 BLOCK = 1 << 14
 """Number of elements measured at a time."""
+_SLACK = 1 + 1e-12
+"""Factor for the rounding of a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +115,32 @@ def _plain(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
 
 
 def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
-    """Measure numbers of shape `ne[::-1]`: first the energy, then elements relative to it."""
+    """Measure numbers of shape `ne[::-1]`: energies, and elements relative to the energy so far.
+
+    These bound the final ones, so that only blocks that may have the worst element are measured again.
+    """
     flat = want.reshape(-1), got.reshape(-1)
-    parts = [_part(*flat, 0)] if want.size <= BLOCK else None
-    energy = error_energy = 0.0
+    energy = error_energy = rms = 0.0
     nonzero = n_special = 0
-    for part in parts or _parts(*flat):
+    peaks = []
+    for start in range(0, want.size, BLOCK):
+        part = _part(*flat, start)
         energy += float(np.sum(np.square(part.clean)))
         error_energy += float(np.sum(np.square(part.error)))
-        nonzero += int(np.count_nonzero(part.clean))
+        nonzero += part.clean.size if part.clean.all() else int(np.count_nonzero(part.clean))
         n_special += 0 if part.special is None else int(np.count_nonzero(part.special))
-    nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
-    rms = sqrt(energy / max(1, nonzero))
-    worst, place = -inf, 0
-    for part in parts or _parts(*flat):
+        rms = sqrt(energy / max(1, nonzero))
         relative = _relative(part, rms)
-        at = int(np.argmax(relative))
-        value = inf if isnan(relative[at]) else float(relative[at])
-        if value > worst:
-            worst, place = value, part.start + at
+        peaks.append((_worst(relative)[0], rms, start))
+    bounds = sorted(((peak * max(1.0, had / rms if rms else 1.0), start) for peak, had, start in peaks), reverse=True)
+    nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
+    worst, place = -inf, 0
+    for bound, start in bounds:
+        if bound * _SLACK < worst:
+            break
+        value, at = _worst(relative if start == part.start else _relative(_part(*flat, start), rms))
+        if (value, -start) > (worst, -place):
+            worst, place = value, start + at
     index = tuple(int(i) for i in np.unravel_index(place, want.shape)[::-1])
     found = float(flat[0][place]), float(flat[1][place])
     kind = _kind(*flat) if n_special or nmse == 1 else "numbers"  # NMSE of zeros is 1
@@ -158,13 +166,8 @@ class _Part:
     """True where one side is NaN or Inf and the other differs; None if all are finite."""
 
 
-def _parts(want: NDArray[Any], got: NDArray[Any]) -> Iterator[_Part]:
-    for start in range(0, want.size, BLOCK):
-        yield _part(want[start : start + BLOCK], got[start : start + BLOCK], start)
-
-
-def _part(want: NDArray[Any], got: NDArray[Any], start: int) -> _Part:
-    want, got = want.astype(np.float64), got.astype(np.float64)
+def _part(all_want: NDArray[Any], all_got: NDArray[Any], start: int) -> _Part:
+    want, got = (a[start : start + BLOCK].astype(np.float64) for a in (all_want, all_got))
     error = np.subtract(got, want)
     if np.isfinite(error).all():  # then both sides are finite
         return _Part(start, want, error, None)
@@ -179,10 +182,16 @@ def _relative(part: _Part, rms: float) -> NDArray[np.float64]:
     scale = np.abs(part.clean)
     scale += rms
     error = np.abs(part.error)
-    if scale.all():
+    if rms or scale.all():
         relative = np.divide(error, scale, out=scale)
     else:
         relative = np.divide(error, scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
     if part.special is not None:
         relative[part.special] = inf
     return relative
+
+
+def _worst(relative: NDArray[np.float64]) -> tuple[float, int]:
+    at = int(np.argmax(relative))
+    value = float(relative[at])
+    return inf if isnan(value) else value, at
