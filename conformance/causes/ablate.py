@@ -74,9 +74,14 @@ class Needs:
         return all(any(meets(c, found) for c in some) for some in self.some_of)
 
     def conflicts(self, other: Needs) -> bool:
-        """Return True if one case passes without a layout property, and the other fails without it."""
-        mine, theirs = ({property_of(c) for c in n.alone} & PLACES for n in (self, other))
-        return bool(mine & {property_of(c) for c in other.idle} or theirs & {property_of(c) for c in self.idle})
+        """Return True if one needs a property of the layout that the other has and does not need.
+
+        A property that one operand needs is needed. The others change the numbers: a case may pass without one because
+        its error becomes small. Two values of a property, such as two types, can have one cause.
+        """
+        said = (conditions for n in (self, other) for conditions in (n.alone, n.idle))
+        mine, spare, theirs, their_spare = (PLACES.intersection(map(property_of, c)) for c in said)
+        return bool(mine & (their_spare - theirs) or theirs & (spare - mine))
 
 
 def drop(rule: Rule, recorded: Recorded, result: Result, node: Tensor | None) -> Iterator[Case]:

@@ -219,6 +219,22 @@ def test_what_is_needed_stays_while_a_case_shrinks() -> None:
     assert not ablate.needs(rule, recorded, FAIL, node, lambda _: False).some_of
 
 
+def test_needs_conflict_if_one_fails_without_what_the_other_needs() -> None:
+    """Of the layout only, whatever the operand, and unless another operand needs it after all."""
+
+    def of(alone: str = "", idle: str = "") -> ablate.Needs:
+        given, spare = ([Condition(key, "yes") for key in keys.split("|") if key] for keys in (alone, idle))
+        return ablate.Needs(tuple(frozenset({c}) for c in given), frozenset(spare), known=True)
+
+    offset = of("src[0].offset view")
+    assert offset.conflicts(of(idle="src[0].offset view"))
+    assert of(idle="src[1].offset view").conflicts(offset)
+    assert not offset.conflicts(of("src[0].layout", "src[1].layout"))
+    assert not offset.conflicts(of("src[0].offset view", "src[1].offset view"))
+    assert not of("src[0].offset view", "src[1].offset view").conflicts(offset)
+    assert not of("src[0].type").conflicts(of(idle="src[0].type"))
+
+
 def _case_of(make: Callable[[Builder], Made], *leaves: Tensor, kept: Tensor | None = None) -> Case:
     """Build a case of the nodes and outputs that `make` gives."""
     nodes, outputs = make(Builder())
