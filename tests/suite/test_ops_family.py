@@ -418,10 +418,10 @@ def test_keys_are_declared_as_they_stand_in_an_id() -> None:
         ("ops/SET_ROWS-f32+f32+i64-a=4x3,n=2,ids=2,vids=p1023@1", "ids: a layout whose permutes keep axis 0"),
         ("ops/SCALE-f32-ne=4,s=big@1", "s: a number expected, 'big' found"),
         ("ops/TOP_K-f32-ne=4,k=5@1", "a->ne"),
-        ("ops/MUL_MAT-f32+f32-a=64x32,b=64x3,hint=SRC0_IS_HADAMARD@1", "square of an order that is a power of two"),
-        ("ops/MUL_MAT-f32+f32-a=48x48,b=48x3,hint=SRC0_IS_HADAMARD@1", "square of an order that is a power of two"),
-        ("ops/MUL_MAT-f32+f32-a=64x64,b=64,va=pad,hint=SRC0_IS_HADAMARD@1", "a is of f32, contiguous"),
-        ("ops/MUL_MAT-f16+f32-a=64x64,b=64,hint=SRC0_IS_HADAMARD@1", "a is of f32, contiguous"),
+        ("ops/MUL_MAT-f32+f32-a=64x32,b=64x3,hint=SRC0_IS_HADAMARD@1", "square matrices whose order is a power of two"),
+        ("ops/MUL_MAT-f32+f32-a=48x48,b=48x3,hint=SRC0_IS_HADAMARD@1", "square matrices whose order is a power of two"),
+        ("ops/MUL_MAT-f32+f32-a=64x64,b=64,va=pad,hint=SRC0_IS_HADAMARD@1", "a contiguous f32 a"),
+        ("ops/MUL_MAT-f16+f32-a=64x64,b=64,hint=SRC0_IS_HADAMARD@1", "a contiguous f32 a"),
     ],
 )
 def test_wrong_ids_are_explained(case_id: str, message: str) -> None:
