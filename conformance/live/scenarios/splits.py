@@ -54,8 +54,6 @@ def _context(harness: Harness, n_seq_max: int = 1, *, unified: bool | None = Non
     """Make a context of a split model; RefusedError if llama.cpp makes none of this kind."""
     try:
         return harness.context(n_seq_max, unified=unified)
-    except RefusedError:
-        raise
     except UsageError as e:
         raise RefusedError(str(e)) from None
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
 
-from .harness import PROMPT, Context, Harness, RefusedError
+from .harness import AFTER, PROMPT, Context, Harness, RefusedError
 
 SNAPSHOTS: Mapping[str, object] = {"n_rs_seq": 4}
 PARTIAL, ON_DEVICE = 1, 2
@@ -156,10 +156,11 @@ def seq_unified(harness: Harness) -> Iterator[Comparison]:
 
 
 def seq_device(harness: Harness) -> Iterator[Comparison]:
-    """Save a sequence's state on the device and reload it."""
+    """Save a sequence's state on the device and reload it after another text took its cells."""
     context, calm = _begun(harness, 2), _begun(harness, 2)
     state = save_seq(context, 0, ON_DEVICE)
-    context.steps(0, name="other")
+    context.rm(0)
+    context.feed((0, harness.tokens(PROMPT + AFTER, "other")))
     load_seq(context, 0, state, ON_DEVICE)
     yield Comparison("the reloaded sequence", context.steps(0), calm.steps(0))
     yield Comparison("the other sequence", context.steps(1), calm.steps(1))
@@ -289,7 +290,7 @@ def other_model(harness: Harness) -> Iterator[Comparison]:
 def other_types(harness: Harness) -> Iterator[Comparison]:
     """Load a sequence whose keys have another type, which must be refused."""
     other = "f32" if harness.request.type_k != "f32" else "f16"
-    source = harness.context(type_k=other, type_v=other)
+    source = harness.context(2, type_k=other, type_v=other)  # as many streams: the types alone differ
     source.feed((0, harness.tokens(PROMPT)))
     context = _begun(harness, 2)
     _refused(context, "state_seq_set_data", save_seq(source, 0).data, (1,))
