@@ -21,10 +21,8 @@ from conformance.ggml.types import F16, F32
 
 from .matmul import Activations, narrowed
 from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Table, Takes
-from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
+from .values import Values, alibi_slopes, blocks, in_float64, load, operand, optional, repeated, store
 
-_SUMS = 1 << 15
-"""Elements of sums that stay in a core's cache."""
 _FEW = 1 << 11
 """Elements below which a cast to F16 is faster than `_in_f16`."""
 _EXPONENT, _SIGN = np.uint32(0x7F800000), np.uint32(0x80000000)
@@ -87,19 +85,15 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values
     if hidden is not None:
         weight, scale = np.where(hidden, 0.0, weight), np.where(hidden, 1.0, scale)
     v = np.repeat(v, batch // v.shape[0], axis=0).reshape(-1, n_kv, v.shape[-1])
-    groups, width = len(v), v.shape[-1]
+    groups = len(v)
     weights, scales = (_by_cell(a.astype(np.float32).astype(np.float64), groups) for a in (weight, scale))
     seen = None if hidden is None else _by_cell(np.broadcast_to(~hidden, kq.shape), groups)
-    rows = weights.shape[2]
-    total = np.zeros((groups, rows, width))
-    whole, some = max(1, _SUMS // (rows * width)), max(1, _SUMS // width)
+    total = np.zeros((groups, weights.shape[2], v.shape[-1]))
     with np.errstate(over="ignore", invalid="ignore"):
-        for g in range(0, groups, whole):
-            for r in range(0, rows, some):
-                at = np.s_[..., g : g + whole, r : r + some]
-                block = total[g : g + whole, r : r + some]
-                _add_up(block, weights[at], scales[at], v[g : g + whole], None if seen is None else seen[at])
-    return total.reshape(batch, heads, tokens, width)
+        for at in blocks(total.shape):
+            own = (slice(None), *at)
+            _add_up(total[at], weights[own], scales[own], v[at[0]], None if seen is None else seen[own])
+    return total.reshape(batch, heads, tokens, -1)
 
 
 def _add_up(total: Values, weights: Values, scales: Values, v: Values, seen: NDArray[np.bool_] | None) -> None:
@@ -182,21 +176,27 @@ def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values
 
     A row of only -inf is NaN, as in `ggml_compute_forward_soft_max_f32`, unless there is a sink.
     """
-    scale, max_bias = node.params.scale, node.params.max_bias
-    heads = x.shape[1]
-    x *= scale
+    scale, max_bias, heads = node.params.scale, node.params.max_bias, x.shape[1]
+    slopes = np.broadcast_to(alibi_slopes(max_bias, heads)[:, None, None], (len(x), heads, x.shape[2], 1))
     if mask is not None:
-        rows = repeated(mask[:, :, : x.shape[2]], (*x.shape[:2], *(min(mask.shape[2], x.shape[2]), x.shape[3])))
-        x += alibi_slopes(max_bias, heads)[:, None, None] * rows
-    top = x.max(-1, keepdims=True)
-    sink = None if sinks is None else sinks[0, 0, 0, :heads][:, None, None]
-    if sink is not None:
-        top = np.maximum(top, sink)
-    np.exp(x - top, out=x)
-    total = x.sum(-1, keepdims=True)
-    if sink is not None:
-        total += np.exp(sink - top)
-    x /= total
+        shape = (*x.shape[:2], min(mask.shape[2], x.shape[2]), x.shape[3])
+        mask = np.broadcast_to(repeated(mask[:, :, : x.shape[2]], shape), x.shape)
+    if sinks is not None:
+        sinks = np.broadcast_to(sinks[0, 0, 0, :heads, None, None], slopes.shape)
+    for at in blocks(x.shape):
+        rows = x[at]
+        rows *= scale
+        if mask is not None:
+            rows += slopes[at] * mask[at]
+        top = rows.max(-1, keepdims=True)
+        if sinks is not None:
+            top = np.maximum(top, sinks[at])
+        rows -= top
+        np.exp(rows, out=rows)
+        total = rows.sum(-1, keepdims=True)
+        if sinks is not None:
+            total += np.exp(sinks[at] - top)
+        rows /= total
     return x
 
 

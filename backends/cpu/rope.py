@@ -24,7 +24,7 @@ from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 
 from .takes import FLOAT, ONLY_F32, ONLY_I32, Table, Takes
-from .values import Values, in_float64
+from .values import Values, blocks, in_float64
 
 Channels = tuple[NDArray[np.intp], Values]
 
@@ -128,15 +128,16 @@ def _turned(exact: bool, node: Tensor, x: Values, positions: Values, factors: Va
     span = 2 * n_dims if mode == ROPE_TYPE.VISION else n_dims
     n_pairs = span // 2
     row = None if factors is None else factors.reshape(-1)
-    cos, sin = (t[:, None, :] for t in _angles(node, positions.reshape(-1), row, n_pairs, exact=exact))
+    cos, sin = (t[None, :, None] for t in _angles(node, positions.reshape(-1), row, n_pairs, exact=exact))
     part = x[..., offset : offset + span]
     if mode == ROPE_TYPE.NORMAL:
         left, right = part[..., 0::2], part[..., 1::2]
     else:
         left, right = part[..., :n_pairs], part[..., n_pairs:]
-    turned = left * cos - right * sin
-    right[...] = left * sin + right * cos
-    left[...] = turned
+    cos, sin = (np.broadcast_to(t, left.shape) for t in (cos, sin))
+    for at in blocks(left.shape):
+        a, b, c, s = left[at], right[at], cos[at], sin[at]
+        a[...], b[...] = a * c - b * s, a * s + b * c
     return x
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ Formula = Callable[..., NDArray[Any]]
 RoundingKernel = Callable[[Arithmetic, Tensor, Raw, Sources], None]
 """A kernel that rounds as an arithmetic declares."""
 
+_BLOCK = 1 << 15
+"""Elements of a block."""
 _I32_MIN = -(2.0**31)
 
 
@@ -122,6 +125,15 @@ def repeated(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     if all(have in (1, want) for have, want in zip(x.shape, shape, strict=True)):
         return x
     return np.tile(x, [want // have for have, want in zip(x.shape, shape, strict=True)])
+
+
+def blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Yield indices of parts of an array, of whole rows, that fit a core's cache."""
+    inner = math.prod(shape[1:])
+    step = max(1, _BLOCK // max(1, inner))
+    for i in range(0, shape[0], step):
+        at = (slice(i, i + step),)
+        yield from [at] if inner <= _BLOCK or len(shape) == 2 else ((*at, *rest) for rest in blocks(shape[1:]))
 
 
 def checked_index(indices: NDArray[Any], limit: int, what: str, bound: str) -> NDArray[np.int64]:
