@@ -38,7 +38,7 @@ CASES = shipped.path("suite", "tbo", "cases.txt.xz")
 FIELDS = ("name", "op", "type", "ne", "nb", "flags", "view_src", "view_offs", "src", "op_params")
 """Fields of a tensor; `view_src` may be -1, `op_params` omits trailing zeros."""
 SMALL = 1 << 20
-"""Maximum bytes of a case in level `standard`."""
+"""Maximum bytes of a case in level `standard`, unless `fusions` has no smaller one."""
 
 
 class Row(NamedTuple):
@@ -87,7 +87,8 @@ def fusions(level: Level) -> Sequence[Row]:
     if level == "full":
         return [row for own in _of_op(fused).values() for row in own]
     chosen: dict[Row, None] = {}
-    for own in _of_op(row for row in fused if row.size <= SMALL).values():
+    for named in _of_op(fused).values():
+        own = [row for row in named if row.size <= SMALL] or named[:1]
         sequences = {tuple(_nodes(row)): row for row in reversed(own)}
         chosen |= dict.fromkeys([own[0], own[len(own) // 2], *reversed(sequences.values())])
     return list(chosen)[:1] if level == "smoke" else list(chosen)
