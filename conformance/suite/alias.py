@@ -7,28 +7,37 @@ model do, so that only the difference itself distinguishes them. With `of=decode
 weights and cache of one model, and run a prompt and decodes in turn: graphs that a backend fuses, or runs at other
 sizes. `alias/differs=all` runs A, B, A, C, A, D and so on through every difference: this compiles half as many graphs
 as one case for each difference; these cases then show which difference fails.
+
+`alias/differs=uses,of=tbo,NAME@7` runs a graph of test-backend-ops that a device may fuse, then graphs that it may not,
+as one of the intermediate values is an output, or is read again at the end, then one whose nodes are not adjacent, and
+the first again. `of=decoder,llama-run=p9` does so with a decoder's single step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from conformance.case.case import Case, Step
+from conformance.case.case import Case, Step, writes_in_place
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.build import Builder, Expansion
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder, Expansion, build_forward_expand
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
+from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nelements, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
+from . import tbo
 from .data import Fill, chosen, encode, integers, normal, random_bytes
 from .decoder import make
 from .decoder.costs import demands
-from .family import Family, Table, ids_of, keys, read_keys, split_id, with_seed
+from .family import Family, Level, Table, ids_of, keys, read_keys, split_id, with_seed
 from .grid import grid
+from .ops.dispatch import LARGEST
 
 NAME = "alias"
 GENERATOR = 1
@@ -37,6 +46,8 @@ GENERATOR = 1
 _B = Builder()
 _named = _B.set_name
 _EMBD, _HEAD, _HEADS, _CELLS = 64, 16, 4, 32
+_ORDERS = frozenset({"ARGSORT", "TOP_K"})
+"""Ops whose result is no output: rounding may exchange two nearly equal numbers."""
 _DECODER = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2"
 
 
@@ -114,6 +125,10 @@ PRODUCTS = ("edge", "tokens", "type", "float", "branch", "weight")
 DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "sub_op": "ffn=geglu"}
 """Difference for decoders -> the key of graph B."""
 
+USES = "differs=uses"
+APART = 3
+"""Distance of values with further uses in one step: one value of a chain of four nodes."""
+
 KEYS = keys(f"differs={'|'.join(DIFFERS)}|all tokens=3 order=abab|ab|ba|aab k=0 shared=0|1 of=sublayer|decoder")
 
 
@@ -139,6 +154,8 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
 
 def build(case_id: str) -> Case:
     """Build the case of an id; UsageError if it is invalid."""
+    if case_id.startswith(f"{NAME}/{USES},"):
+        return _uses(case_id)
     v, params, seed = read(case_id)
     if v["of"] == "decoder":
         return _decoders(case_id, DECODERS[v["differs"]], params, seed)
@@ -166,6 +183,68 @@ def _decoders(case_id: str, difference: str, params: dict[str, str], seed: int) 
     return replace(
         a, id=case_id, steps=steps, params=dict(params), seed=seed, generator=GENERATOR,
         demands=demands(steps, a.persistent),
+    )  # fmt: skip
+
+
+def _uses(case_id: str) -> Case:
+    body, seed = split_id(case_id, NAME, f"{USES},of=tbo|decoder,GRAPH")
+    kind, _, graph = body.removeprefix(f"{USES},").partition(",")
+    if kind not in {"of=tbo", "of=decoder"}:
+        raise UsageError(f"case {case_id!r}: {USES}: of=tbo or of=decoder expected, {kind!r} found")
+    name = kind.removeprefix("of=")
+    base = tbo.build(f"{tbo.NAME}/{graph}@{seed}") if name == tbo.NAME else make(f"{NAME}/{graph}@{seed}")
+    if len(base.steps) != 1:
+        raise UsageError(f"case {case_id!r}: {USES}: one step expected, {len(base.steps)} found")
+    steps = [_copied(step, base.persistent) for step in _unfused(base.steps[0])]
+    if len(steps) == 2:
+        raise UsageError(f"case {case_id!r}: {USES}: the graph has no intermediate value")
+    return replace(
+        base, id=case_id, steps=steps, family=NAME, params={"differs": "uses", "of": name, "graph": graph}, seed=seed,
+        generator=GENERATOR, demands={},
+    )  # fmt: skip
+
+
+def _unfused(step: Step) -> Iterator[Step]:
+    """Yield `step`, those with further uses of its intermediate values, and `step` again.
+
+    Each value that no node overwrites has a step in which it is an output, if it is no view, and one in which a CONT at
+    the end reads it; values that are `APART` share these steps. In one more step a CONT follows each.
+    """
+    nodes = step.graph.nodes
+    computed = {n.root for n in nodes if computes(n)}
+    later = {t: nodes[i + 1 :] for i, t in enumerate(nodes) if t.root in computed and t not in step.outputs}
+    between = [t for t, others in later.items() if t.root.op not in _ORDERS and any(t in n.src for n in others)]
+    kept = [t for t in between if not any(writes_in_place(n) and n.root is t.root for n in later[t])]
+    yield step
+    for i in range(min(APART, len(kept))):
+        shared = kept[i::APART]
+        if outputs := tuple([t for t in shared if t.op not in VIEW_OPS]):
+            yield replace(step, outputs=step.outputs + outputs)
+        yield _read_again(step, shared, at_end=True)
+    if between:
+        yield _read_again(step, between, at_end=False)
+    yield step
+
+
+def _read_again(step: Step, values: Sequence[Tensor], *, at_end: bool) -> Step:
+    readers = {t: _named(_B.cont(t), f"{t.name} (again)") for t in values}
+    build_forward_expand(*readers.values())  # sets FLAG_COMPUTE
+    nodes = step.graph.nodes
+    graph = [*nodes, *readers.values()] if at_end else [t for n in nodes for t in (n, readers.get(n)) if t is not None]
+    return replace(step, graph=Graph(graph), outputs=(*step.outputs, *readers.values()))
+
+
+def _copied(step: Step, persistent: Container[Tensor]) -> Step:
+    """Return the step with new tensors of the same names, except persistent ones."""
+    tensors = step.graph.tensors()
+    new = {t: t if t in persistent else replace(t) for t in tensors}
+    for t in new.values():
+        t.src = tuple([None if s is None else new.get(s, s) for s in t.src])
+        t.view_src = None if t.view_src is None else new.get(t.view_src, t.view_src)
+    graph = Graph([new[n] for n in step.graph])
+    return replace(
+        step, graph=graph, inputs={new[t]: data for t, data in step.inputs.items()},
+        outputs=tuple([new[t] for t in step.outputs]),
     )  # fmt: skip
 
 
@@ -261,6 +340,7 @@ class Side:
 
 
 _EACH = " ".join(DIFFERS)
+_TINY = f"{USES},of=decoder,llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
 TABLE: Table = {
     "smoke": ("differs=all", grid(differs="weight edge", k=2048), "differs=eps,of=decoder"),
     "standard": (
@@ -270,14 +350,28 @@ TABLE: Table = {
         grid(differs=" ".join(PRODUCTS), k="2048 4096"),
         grid(differs=" ".join(SHARED), tokens="1 5", shared=1),
         grid(differs=" ".join(SHARED), order="aab", shared=1),
+        f"{_TINY},run=p9",
+        f"{_TINY},qkvbias=1,outbias=1,ffnbias=1,fa=0,run=p9",
     ),
-    "full": (grid(differs=_EACH, tokens="2 7", order="ab ba"),),
+    "full": (
+        grid(differs=_EACH, tokens="2 7", order="ab ba"),
+        *(f"{USES},of=decoder,{arch}-run=p5" for arch in ("qwen3", "gemma2", "gpt-oss", "lfm2")),
+    ),
 }
+_ids = ids_of(TABLE, lambda body: with_seed(NAME, body))
+
+
+@cache
+def ids(level: Level) -> Sequence[str]:
+    """Return the ids of the table and, from `standard` on, of the fusions of test-backend-ops."""
+    rows = () if level == "smoke" else tbo.fusions("standard")
+    short = (row.name for row in rows if level == "full" or tbo.largest(row) <= LARGEST)
+    return (*_ids(level), *(f"{NAME}/{USES},of=tbo,{name}@0" for name in short))
 
 
 FAMILY = Family(
     NAME,
     "two graphs with the same names and one difference, run alternately",
-    ids_of(TABLE, lambda body: with_seed(NAME, body)),
+    ids,
     build,
 )

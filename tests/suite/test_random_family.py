@@ -39,6 +39,27 @@ def test_an_alias_differs_under_the_same_names(case_id: str) -> None:
     assert len(names) == 1
 
 
+def test_each_intermediate_value_has_further_uses() -> None:
+    """Each is an output, is read at the end, and is read by the next node; the first and last graph are equal."""
+    (case_id,) = (i for i in alias.ids("standard") if "of=tbo,RMS_NORM_MUL_ADD(" in i and "ne=[256,4,1,1]" in i)
+    case = alias.build(case_id)
+    chain = case.steps[0].graph.nodes
+    uses: dict[int, set[str]] = {i: set() for i in range(len(chain) - 1)}
+    for step in case.steps:
+        nodes = step.graph.nodes
+        own = [n for n in nodes if n.op != "CONT"]
+        assert [n.op for n in own] == [n.op for n in chain]
+        for i in uses:
+            readers = [n for n in nodes if n.op == "CONT" and own[i] in n.src]
+            uses[i] |= {"output"} if own[i] in step.outputs else set()
+            uses[i] |= {"next" if nodes[nodes.index(own[i]) + 1] is n else "end" for n in readers}
+            assert set(readers) <= set(step.outputs)
+    assert all(own == {"output", "next", "end"} for own in uses.values())
+    first, last = case.steps[0], case.steps[-1]
+    assert first.graph.key(case.persistent) == last.graph.key(case.persistent)
+    assert len(first.outputs) == len(last.outputs) == 1
+
+
 def test_right_backends_agree() -> None:
     """On a hundred graphs that no level lists, ggml and the reference agree within every budget: no false alarm."""
     runner = Runner()
@@ -84,7 +105,20 @@ def test_an_unreadable_id_is_refused(case_id: str) -> None:
         random_graphs.build(case_id)
 
 
-@given(st.sampled_from(["alias/differs=nothing@1", "alias/tokens=0@1", "alias/differs=eps@", "ops/differs=eps@1"]))
+@given(
+    st.sampled_from(
+        [
+            "alias/differs=nothing@1",
+            "alias/tokens=0@1",
+            "alias/differs=eps@",
+            "ops/differs=eps@1",
+            "alias/differs=uses@1",
+            "alias/differs=uses,of=tbo,NONE@1",
+            "alias/differs=uses,of=x@1",
+            "alias/differs=uses,of=decoder,llama-run=p9.d1@1",
+        ]
+    )
+)
 def test_an_unreadable_alias_is_refused(case_id: str) -> None:
     """As above."""
     with pytest.raises(UsageError):

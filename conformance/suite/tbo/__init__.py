@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -92,6 +93,12 @@ def fusions(level: Level) -> Sequence[Row]:
         sequences = {tuple(_nodes(row)): row for row in reversed(own)}
         chosen |= dict.fromkeys([own[0], own[len(own) // 2], *reversed(sequences.values())])
     return list(chosen)[:1] if level == "smoke" else list(chosen)
+
+
+def largest(row: Row) -> int:
+    """Return the number of elements of the largest tensor."""
+    sizes: list[int] = [math.prod(entry[FIELDS.index("ne")]) for entry in json.loads(row.text)[1]]
+    return max(sizes)
 
 
 def _of_op(of: Iterable[Row]) -> dict[str, list[Row]]:
