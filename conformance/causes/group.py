@@ -28,7 +28,7 @@ from .ablate import Needs
 from .cause import digest
 from .failure import Failure, Kind, is_flaky, size
 from .features import OP, TYPE, Features, features, nodes_of
-from .rule import Rule, common, is_size, meets, property_of
+from .rule import Rule, common, is_size, kernels, meets, property_of
 from .wording import sentence
 
 JOINED = 0.8
@@ -169,16 +169,16 @@ def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
 
 
 def needing_alike(a: Group, b: Group, nodes: Nodes) -> Rule | None:
-    """Return the rule of both if they share an op and neither needs what the other lacks.
+    """Return the rule of both if they share an op of one kernel and what they need.
 
     If no passing node meets either rule, they are two causes.
     """
+    ops = a.rule.ops, b.rule.ops
+    alike = set(ops[0]) & set(ops[1]) and len(kernels(*ops)) == 1 and a.fails_as(b.kind)
     known = a.needs.known and b.needs.known and (nodes.passed(a.rule) or nodes.passed(b.rule))
-    if not (known and set(a.rule.ops) & set(b.rule.ops) and a.fails_as(b.kind)) or a.needs.conflicts(b.needs):
+    if not (alike and known) or a.needs.conflicts(b.needs):
         return None
-    if not (a.needs.met(b.proof.features) and b.needs.met(a.proof.features)):
-        return None
-    return common(a.rule, b.rule) or Rule.of({*a.rule.ops, *b.rule.ops}, ())
+    return common(a.rule, b.rule) if a.needs.met(b.proof.features) and b.needs.met(a.proof.features) else None
 
 
 def _but_for_types(rule: Rule) -> frozenset[Condition]:

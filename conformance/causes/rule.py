@@ -6,6 +6,7 @@ condition: without it the case passed, failed in another way, or was not a valid
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -173,6 +174,11 @@ def _value(parameter: Field, value: object, found: Features) -> str:
     return f"!= {word(type(value)(neutral(parameter.name)))}"
 
 
+def kernels(*ops: Collection[str]) -> set[str]:
+    """Return the kernels of ops: sub-ops, and an op and its gradient, share one."""
+    return {op.partition(".")[0].removesuffix("_BACK") for op in itertools.chain(*ops)}
+
+
 def common(a: Rule, b: Rule) -> Rule | None:
     """Return the rule that covers both: the shared conditions and the ops of both.
 
@@ -186,8 +192,7 @@ def common(a: Rule, b: Rule) -> Rule | None:
     shared = {c for x in a.rest for y in b.rest if (c := _both(x, y, either)) is not None}
     named = {property_of(c) for c in shared if not c.key.startswith("any ")}
     shared = {c for c in shared if not (c.key.startswith("any ") and property_of(c) in named)}
-    kernels = {op.partition(".")[0].removesuffix("_BACK") for op in (*a.ops, *b.ops)}
-    if len(kernels) > 1 and all(is_size(c) or c.value == GIVEN or c.key == STEP for c in shared):
+    if len(kernels(a.ops, b.ops)) > 1 and all(is_size(c) or c.value == GIVEN or c.key == STEP for c in shared):
         return None
     return Rule.of({*a.ops, *b.ops}, shared)
 
