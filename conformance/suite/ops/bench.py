@@ -270,7 +270,7 @@ class Bench:
             raise UsageError(f"case {self.id.id!r}: {DST}: a graph with one result, which is no view, expected")
         words = -(-nbytes(dst) // 4)
         below, freed, above = (
-            self.b.neg(self.leaf(name, F32, (n, 1, 1, 1), whole(-9, 10)))
+            self.b.neg(self.leaf(name, F32, (n, 1, 1, 1), whole(-999, 1000)))
             for name, n in (("below", 8), ("freed", words), ("above", 8))
         )
         user = self.b.sum(freed)
