@@ -127,5 +127,5 @@ def test_any_size_passes_untouched(guarded: GgmlBackend, n: int) -> None:
 
 def test_guards_are_for_graphs() -> None:
     """A scheduler allocates nodes itself, so guards around them cannot be had there."""
-    with pytest.raises(UsageError, match="guard=on needs mode=graph"):
+    with pytest.raises(UsageError, match="guard=on and ref=on need mode=graph"):
         GgmlBackend(mode="sched", guard="on")
