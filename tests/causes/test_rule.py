@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from conformance.case.case import Case, Step
 from conformance.causes import ablate
 from conformance.causes.failure import is_flaky
 from conformance.causes.features import features, nodes_of
+from conformance.causes.group import Group, needing_alike
 from conformance.causes.rule import Rule, common, meets, rule_of
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
@@ -35,6 +38,20 @@ def _of(op: str, *rest: tuple[str, str]) -> Rule:
 
 
 ROWS, TWO_TYPES = _of("ROPE", ("src[0].ne[1]", "> 2")), ("src[0].type", "q4_0|q8_0")
+
+
+def test_groups_that_need_the_same_are_joined_within_a_kernel() -> None:
+    """A shared op is no reason to join others: one cause would hold ops that have nothing in common."""
+
+    def joined(*rules: Rule) -> Rule | None:
+        kind, needs = ("FAIL", "wrong results"), ablate.Needs(known=True)
+        a, b = (Group(kind, rule, cast("Any", SimpleNamespace(features={})), needs=needs) for rule in rules)
+        return needing_alike(a, b, cast("Any", SimpleNamespace(passed=lambda _: 1)))
+
+    strided, large = ("src[0].layout", "strided rows"), ("src[0].ne[1]", "> 2")
+    assert joined(_of("DIAG|SET", strided), _of("ROLL|SET", large)) is None
+    assert joined(_of("ROPE|ROPE_BACK", strided), _of("ROPE", large)) == _of("ROPE|ROPE_BACK")
+    assert joined(_of("UNARY.EXP", strided), _of("UNARY.ABS", large)) is None
 
 
 @pytest.mark.parametrize("case_id", case_ids((), (), "smoke")[::9])
