@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import TABLE, CpuBackend, elementwise
+from backends.cpu.attention import _in_f16
 from backends.cpu.takes import STORED
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
@@ -126,6 +127,16 @@ def test_bf16_is_rounded_once(x: float) -> None:
     distance = [abs(float(n) - x) for n in neighbours if math.isfinite(n) and (n > 0) == (x > 0)]
     assert all(abs(got - x) <= d for d in distance)
     assert bits % 2 == 0 or all(abs(got - x) < d for d in distance)
+
+
+@pytest.mark.parametrize("end", [0x7800, 0x7C00])
+def test_fast_rounding_to_f16_is_the_cast(end: int) -> None:
+    """Each F16 up to 2^15 or to the largest, each half between two, and their neighbours, of both signs: equal bits."""
+    exact = np.arange(end, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = (exact[1:] + exact[:-1]) / 2
+    below, above = (np.nextafter(halves, np.float32(to)) for to in (0, np.inf))
+    x = np.concatenate([sign * part for sign in (1, -1) for part in (exact, halves, below, above)])
+    assert _in_f16(x.astype(np.float64)).tobytes() == x.astype(np.float16).astype(np.float32).tobytes()
 
 
 def test_bf16_sees_bits_that_float32_loses() -> None:
