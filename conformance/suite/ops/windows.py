@@ -10,9 +10,6 @@ from conformance.suite.grid import grid, operands
 
 from .bench import VIEWS, Bench, cases
 
-POSITIONS = 256
-"""Limit of a kernel's positions in `standard`: adapters emit a slice for each."""
-
 
 @cases(
     "PAD",
