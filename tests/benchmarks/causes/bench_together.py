@@ -51,7 +51,7 @@ def _failing(runner: Copies, fault: Fault, ids: Sequence[str]) -> Iterator[str]:
         cases = [runner.case(i) for i in ids[at : at + BATCH]]
         with runner.quick(locates=False, checks_stale_state=False):
             failed = [c for c, r in zip(cases, runner.run(fault.spec, cases), strict=True) if r.verdict in FAILURES]
-        yield from (c.id for c in failed if next(iter(runner.run(fault.spec, [c]))).verdict in FAILURES)
+        yield from (c.id for c in failed if runner.run(fault.spec, [c])[0].verdict in FAILURES)
 
 
 def _groups(runner: Copies, spec: Spec, results: Sequence[Result]) -> list[Group]:
