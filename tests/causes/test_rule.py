@@ -237,7 +237,7 @@ def test_what_is_needed_stays_while_a_case_shrinks() -> None:
 
 
 def test_needs_conflict_if_one_fails_without_what_the_other_needs() -> None:
-    """Of the layout only, whatever the operand, and unless another operand needs it after all."""
+    """A layout that one group needs and the other does not separates them; a type does not."""
 
     def of(alone: str = "", idle: str = "") -> ablate.Needs:
         given, spare = ([Condition(key, "yes") for key in keys.split("|") if key] for keys in (alone, idle))

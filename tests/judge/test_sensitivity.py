@@ -27,7 +27,7 @@ EQUAL = (
     ("ops/COUNT_EQUAL-*", ANOTHER),
     ("ops/FLASH_ATTN_EXT-f16+f16-q=64x1x4,k=64x96x2,data=rising@*", "two rows swapped"),
 )
-"""Cases with equal outputs: they do not depend on the data, counts agree by chance, or two heads see one cell."""
+"""Cases and faults that change no output: it does not depend on the data, or it is equal by chance."""
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def _where(holds: Callable[[d.Params], bool], make: Callable[[], Fault], scenari
 
 
 def _split(scenarios: str, **spoils: Spoil) -> Bug:
-    """Of a split model alone."""
+    """Return a bug that only models split over devices have."""
     return Bug(lambda: f.in_other_models(**spoils), LLAMA, scenarios)
 
 
