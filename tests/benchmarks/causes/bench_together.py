@@ -1,13 +1,13 @@
 """Inject several faults at once and compare them with the causes found: one cause per fault.
 
-    python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER]
+    python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER [GLOB ...]]
 
-Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause may belong to a fault with which its
-smallest case fails when it is planted alone, and to one only; no fault has two causes. Where a cause says that what ran
-before is at fault, its cases fail after the others of the level; what did not come again is a row beside the causes,
-and counts only where a fault has no other. Precision: causes that belong to a fault, of all causes. Recall: faults with
-a cause, of those that smoke notices alone, but for what the others hide: a fault without which each case that it makes
-fail alone has the same result.
+Each draw plants 2 to 6 faults in one adapter and runs what the globs match of level smoke. A cause may belong to a
+fault with which its smallest case fails when it is planted alone, and to one only; no fault has two causes. Where a
+cause says that what ran before is at fault, its cases fail after the others of the level; what did not come again is a
+row beside the causes, and counts only where a fault has no other. Precision: causes that belong to a fault, of all
+causes. Recall: faults with a cause, of those that smoke notices alone, but for what the others hide: a fault without
+which each case that it makes fail alone has the same result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.session.select import case_ids
 
 BATCH = 64
-IDS = case_ids((), (), "smoke")
 
 
 class _Runner(Copies):
@@ -73,24 +72,24 @@ def _draw(faults: Sequence[Fault], seed: int) -> tuple[Fault, ...]:
         return chosen
 
 
-def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
+def draw(faults: Sequence[Fault], seed: int, smoke: Sequence[str]) -> tuple[int, int, int, str]:
     """Of one draw: causes, faults to be found, causes that belong to a fault of their own, and what was found."""
     chosen = _draw(faults, seed)
     bundle = Bundle("together", chosen)
     runner = _Runner([bundle, *chosen])
     start = time.monotonic()
-    results = list(_run(runner, bundle.spec, IDS))
+    results = list(_run(runner, bundle.spec, smoke))
     groups = _groups(runner, bundle.spec, results)
     seconds = time.monotonic() - start
     hunter = Copies(chosen)
     failed = [r.case for r in results if r.verdict in FAILURES]
-    ids = list(dict.fromkeys([*failed, *IDS]))  # what fails together fails alone, mostly
+    ids = list(dict.fromkeys([*failed, *smoke]))  # what fails together fails alone, mostly
     by = {f: next(_failing(hunter, f, ids), "") for f in chosen}
     noticed = [f for f in chosen if by[f]]
-    owners = _one_to_one([[f for f in noticed if _fails(hunter, f, g)] for g in groups])
+    owners = _one_to_one([[f for f in noticed if _fails(hunter, f, g, smoke)] for g in groups])
     lines = [f"seed {seed}, {seconds:.0f} s, {len(failed)} failures: {', '.join(f.name for f in noticed)}"]
     for fault in [f for f in noticed if f not in owners]:
-        if not _changes(fault, chosen, {r.case: r for r in results}):
+        if not _changes(fault, chosen, {r.case: r for r in results}, smoke):
             noticed.remove(fault)
             lines.append(f"    hidden by the others: {fault.name}, which alone fails {by[fault]}")
     for group, owner in zip(groups, owners, strict=True):
@@ -102,11 +101,11 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
     return len(groups) - rows, len(noticed), found, "\n".join(lines)
 
 
-def _changes(fault: Fault, chosen: Sequence[Fault], together: Mapping[str, Result]) -> bool:
+def _changes(fault: Fault, chosen: Sequence[Fault], together: Mapping[str, Result], smoke: Sequence[str]) -> bool:
     """Whether any case that `fault` alone makes fail has another result with the others than with all."""
     others = Bundle("others", tuple(f for f in chosen if f is not fault))
     runner = _Runner([others, fault])
-    alone = list(_failing(runner, fault, IDS))
+    alone = list(_failing(runner, fault, smoke))
     return any(_said(r) != _said(together[r.case]) for r in _run(runner, others.spec, alone))
 
 
@@ -133,25 +132,26 @@ def _one_to_one(may_own: Sequence[Sequence[Fault]]) -> list[Fault | None]:
     return [of.get(cause) for cause in range(len(may_own))]
 
 
-def _fails(hunter: Copies, fault: Fault, group: Group) -> bool:
+def _fails(hunter: Copies, fault: Fault, group: Group, smoke: Sequence[str]) -> bool:
     try:
         if group.kind[1] == GONE or group.kind[1].startswith((evidence.Fault.STALE, evidence.Fault.EARLIER)):
             cases = {f.case.id for f in group.failures}
-            return any(r.verdict in FAILURES and r.case in cases for r in _run(hunter, fault.spec, IDS))
+            return any(r.verdict in FAILURES and r.case in cases for r in _run(hunter, fault.spec, smoke))
         return any(r.verdict in FAILURES for r in hunter.run(fault.spec, [group.proof.case]))
     except ConformanceError:
         return False
 
 
-def main(draws: int, seed: int, adapter: str) -> None:
+def main(draws: int, seed: int, adapter: str, globs: Sequence[str]) -> None:
     """Print each draw, and precision and recall over all of them."""
     faults = [f for f in read([FOLDER]) if f.of == adapter]
+    smoke = case_ids((), globs, "smoke")
     context = multiprocessing.get_context("spawn")
     causes = wanted = found = 0
     for n in range(seed, seed + draws):
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             try:
-                a, b, c, text = pool.submit(draw, faults, n).result()
+                a, b, c, text = pool.submit(draw, faults, n, smoke).result()
             except BrokenProcessPool:
                 sys.stdout.write(f"seed {n}: died\n")
                 continue
@@ -162,4 +162,4 @@ def main(draws: int, seed: int, adapter: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "cpu")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "cpu", sys.argv[4:])
