@@ -1,13 +1,13 @@
 """Inject several faults at once and compare them with the causes found: one cause per fault.
 
-    python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER [GLOB ...]]
+    python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER [MINUTES [GLOB ...]]]
 
-Each draw plants 2 to 6 faults in one adapter and runs what the globs match of level smoke. A cause may belong to a
-fault with which its smallest case fails when it is planted alone, and to one only; no fault has two causes. Where a
-cause says that what ran before is at fault, its cases fail after the others of the level; what did not come again is a
-row beside the causes, and counts only where a fault has no other. Precision: causes that belong to a fault, of all
-causes. Recall: faults with a cause, of those that smoke notices alone, but for what the others hide: a fault without
-which each case that it makes fail alone has the same result.
+Each draw plants 2 to 6 faults in one adapter, runs what the globs match of level smoke and looks for causes for as many
+minutes (30). A cause may belong to a fault with which its smallest case fails when it is planted alone, and to one
+only; no fault has two causes. Where a cause says that what ran before is at fault, its cases fail after the others of
+the level; what did not come again is a row beside the causes, and counts only where a fault has no other. Precision:
+causes that belong to a fault, of all causes. Recall: faults with a cause, of those that smoke notices alone, but for
+what the others hide: a fault without which each case that it makes fail alone has the same result.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _failing(runner: Copies, fault: Fault, ids: Sequence[str]) -> Iterator[str]:
         yield from (c.id for c in failed if runner.run(fault.spec, [c])[0].verdict in FAILURES)
 
 
-def _groups(runner: Copies, spec: Spec, results: Sequence[Result]) -> list[Group]:
+def _groups(runner: Copies, spec: Spec, results: Sequence[Result], minutes: float) -> list[Group]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, (runner.case(r.case) for r in results if r.verdict is Verdict.PASS))
-    return Search(runner, spec, nodes).run(failures)
+    return Search(runner, spec, nodes, seconds=60 * minutes).run(failures)
 
 
 def _draw(faults: Sequence[Fault], seed: int) -> tuple[Fault, ...]:
@@ -72,14 +72,14 @@ def _draw(faults: Sequence[Fault], seed: int) -> tuple[Fault, ...]:
         return chosen
 
 
-def draw(faults: Sequence[Fault], seed: int, smoke: Sequence[str]) -> tuple[int, int, int, str]:
+def draw(faults: Sequence[Fault], seed: int, minutes: float, smoke: Sequence[str]) -> tuple[int, int, int, str]:
     """Of one draw: causes, faults to be found, causes that belong to a fault of their own, and what was found."""
     chosen = _draw(faults, seed)
     bundle = Bundle("together", chosen)
     runner = _Runner([bundle, *chosen])
     start = time.monotonic()
     results = list(_run(runner, bundle.spec, smoke))
-    groups = _groups(runner, bundle.spec, results)
+    groups = _groups(runner, bundle.spec, results, minutes)
     seconds = time.monotonic() - start
     hunter = Copies(chosen)
     failed = [r.case for r in results if r.verdict in FAILURES]
@@ -142,7 +142,7 @@ def _fails(hunter: Copies, fault: Fault, group: Group, smoke: Sequence[str]) -> 
         return False
 
 
-def main(draws: int, seed: int, adapter: str, globs: Sequence[str]) -> None:
+def main(draws: int, seed: int, adapter: str = "cpu", minutes: str = "30", *globs: str) -> None:
     """Print each draw, and precision and recall over all of them."""
     faults = [f for f in read([FOLDER]) if f.of == adapter]
     smoke = case_ids((), globs, "smoke")
@@ -151,7 +151,7 @@ def main(draws: int, seed: int, adapter: str, globs: Sequence[str]) -> None:
     for n in range(seed, seed + draws):
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             try:
-                a, b, c, text = pool.submit(draw, faults, n, smoke).result()
+                a, b, c, text = pool.submit(draw, faults, n, float(minutes), smoke).result()
             except BrokenProcessPool:
                 sys.stdout.write(f"seed {n}: died\n")
                 continue
@@ -162,4 +162,4 @@ def main(draws: int, seed: int, adapter: str, globs: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "cpu", sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
