@@ -205,12 +205,16 @@ def test_a_journal_goes_on_and_the_page_counts(tmp_path: Path) -> None:
     assert list(scores.read().values()) == [Score(a, b) for a, b in zip(ours, theirs, strict=True)]
     statuses = [s.status for s in scores.read().values()]
     assert statuses == ["noticed", "noticed", "noticed", "survived", "undetermined", "not reached"]
-    shown = page(tree, scores.read())
-    assert "6 mutants of seed 7 judged, 2 more did not compile. 5 are reached, 4 of them determined" in shown
+    shown = page([(tree, scores.read())])
+    name = tmp_path.name
+    assert f"6 mutants judged ({name}: seed 7); 2 more did not compile. 5 are reached, 4 of them determined" in shown
     (total,) = [line for line in shown.splitlines() if line.startswith("| all")][:1]
     assert [c.strip() for c in total.split("|")[2:-1]] == ["6", "5", "1", "2", "2", "1", "1", "1", "2"]
-    assert "### 4." in shown
-    assert "### 6." not in shown
+    assert f"### {name} 4." in shown
+    assert f"### {name} 6." not in shown
+    both = page([(tree, scores.read())] * 2)
+    assert "12 mutants judged" in both
+    assert both.count(f"### {name} 4.") == 2
 
 
 def test_a_sample_is_drawn_by_its_seed() -> None:

@@ -63,11 +63,11 @@ def alone(folder: Path) -> None:
 
 
 @kernels.command("page")
-@_FOLDER
-def page_command(folder: Path) -> None:
-    """Print the page of FOLDER in Markdown."""
-    scores = Scores(Tree.read(folder))
-    click.echo(page(scores.tree, scores.read()), nl=False)
+@click.argument("folders", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
+def page_command(folders: Sequence[Path]) -> None:
+    """Print the page of all FOLDERS in Markdown."""
+    scores = [Scores(Tree.read(f)) for f in folders]
+    click.echo(page([(s.tree, s.read()) for s in scores]), nl=False)
 
 
 @kernels.command()

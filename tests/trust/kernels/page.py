@@ -23,6 +23,7 @@ class Judged:
 
     mutant: Mutant
     score: Score
+    folder: str
 
     @property
     def is_reached(self) -> bool:
@@ -30,11 +31,11 @@ class Judged:
         return self.score.status != "not reached"
 
 
-def page(tree: Tree, scores: Mapping[int, Score]) -> str:
+def page(trees: Sequence[tuple[Tree, Mapping[int, Score]]]) -> str:
     """Return the page in Markdown, of the mutants that have a score."""
-    judged = [Judged(m, scores[m.number]) for m in tree.mutants if m.number in scores]
+    judged = [Judged(m, s[m.number], t.folder.name) for t, s in trees for m in t.mutants if m.number in s]
     parts = [
-        _head(tree, judged),
+        _head([t for t, _ in trees], judged),
         _table("area", judged, lambda j: j.mutant.area),
         _table("file", judged, lambda j: j.mutant.file),
         _table("kind", judged, lambda j: j.mutant.edit.kind),
@@ -43,7 +44,7 @@ def page(tree: Tree, scores: Mapping[int, Score]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _head(tree: Tree, judged: Sequence[Judged]) -> str:
+def _head(trees: Sequence[Tree], judged: Sequence[Judged]) -> str:
     reached = [j for j in judged if j.is_reached]
     determined = [j for j in reached if j.score.status != "undetermined"]
     rows = [
@@ -59,7 +60,8 @@ def _head(tree: Tree, judged: Sequence[Judged]) -> str:
         )
     ]
     counted = (
-        f"{len(judged)} mutants of seed {tree.seed} judged, {tree.dropped} more did not compile. "
+        f"{len(judged)} mutants judged ({', '.join(f'{t.folder.name}: seed {t.seed}' for t in trees)}); "
+        f"{sum(t.dropped for t in trees)} more did not compile. "
         f"{len(reached)} are reached, {len(determined)} of them determined: "
         "a suite noticed them, or an output has other bytes."
     )
@@ -90,7 +92,7 @@ def _missed(judged: Iterable[Judged]) -> Iterator[str]:
         m, ours, theirs = j.mutant, j.score.ours, j.score.theirs.by
         seen = f"other bytes in {ours.differs}" if ours.differs else "no other bytes seen"
         said = f"{ours.reaching} cases reach it; {f'noticed by {theirs}' if theirs else seen}."
-        yield f"### {m.number}. {m.place}, {m.edit.function}: {m.edit.kind}\n\n{said}\n"
+        yield f"### {j.folder} {m.number}. {m.place}, {m.edit.function}: {m.edit.kind}\n\n{said}\n"
         yield f"```diff\n{diff(m)}\n```\n"
 
 
