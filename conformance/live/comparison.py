@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import Result, Verdict
+from conformance.judge.wrong import Wrong
 
 F32 = NDArray[np.float32]
 TOLERANCE = 5e-4
@@ -66,12 +67,14 @@ def judge_runs(results: Sequence[F32], expected: Sequence[F32]) -> Result:
     if step is None:
         return result
     what = f"batch {step} of {len(errors)}: NMSE {errors[step]:.2g}, at most {TOLERANCE:g} expected"
-    return _failed(result, step, what)
+    return _failed(result, step, what, results[step])
 
 
-def _failed(result: Result, step: int, what: str, name: str = "") -> Result:
+def _failed(result: Result, step: int, what: str, actual: F32, name: str = "") -> Result:
+    error = inf if result.nmse is None else result.nmse
+    wrong = Wrong("not finite" if error == inf else "numbers" if actual.any() else "zeros", error)
     where = Place(Fault.OUTPUT, step, name=name)
-    return replace(result, verdict=Verdict.FAIL, where=where).noted(what)
+    return replace(result, verdict=Verdict.FAIL, where=where, wrong=wrong).noted(what)
 
 
 def saved(said: Sequence[Mapping[str, Any]], file: Path) -> list[Comparison]:
@@ -106,7 +109,7 @@ def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> 
         if error > tolerance:
             must = "a bit-exact result" if exact else f"at most {tolerance:.2g}"
             what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(each)
-            return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{each.what}: {what}", name)
+            return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{each.what}: {what}", each.actual, name)
     return Result("", "", Verdict.PASS, used, worst, steps=len(comparisons))
 
 

@@ -80,6 +80,17 @@ def test_what_pairs_say() -> None:
     assert judge_all("x", [], on_cpu=True).verdict is Verdict.VACUOUS
 
 
+@pytest.mark.parametrize(
+    ("actual", "kind", "error"),
+    [([1.1, 0.0], "numbers", 0.01), ([0.0, 0.0], "zeros", 1.0), ([float("nan"), 0.0], "not finite", float("inf"))],
+)
+def test_a_failure_states_its_error_for_waivers(actual: list[float], kind: str, error: float) -> None:
+    """A waiver with `nmse` or `wrong` can excuse it."""
+    wrong = judge_all("x", [_pair(actual, [1.0, 0.0])], on_cpu=True).wrong
+    assert wrong is not None
+    assert (wrong.kind, wrong.nmse) == (kind, pytest.approx(error, rel=1e-5))
+
+
 def test_masked_logits_hide_no_others() -> None:
     """What a model never gives is left out of the error, and must be the same in both ways."""
     low = float(np.finfo(np.float32).min)
