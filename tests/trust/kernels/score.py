@@ -106,12 +106,13 @@ class Scores:
 
     def judge(self, m: Mutant, suite: Suite) -> Answer:
         """Judge one mutant by one suite."""
-        start = _spent()
         if suite == "theirs":
             ops = sum(m.number in c.seen for c in self.clean.values())
+            start = _spent()
             by, ran = self.theirs.hunt(m, self.clean, PATIENCE)
             return Answer(m.number, suite, ops, by, "", ran, round(_spent() - start, 2))
         reaching = [r for r in self.reached if m.number in r.seen]
+        start = _spent()
         noticed, ran = self.ours.hunt(m, reaching, PATIENCE)
         spent = round(_spent() - start, 2)
         if noticed is None:
