@@ -145,10 +145,8 @@ class Ours:
 
         A case that only the mutant fails to compute differs.
         """
-        cases = sorted((r for r in reached if r.passes), key=lambda r: (r.seconds, r.case))
-        step = max(1, len(cases) // most)
         with _runner() as runner:
-            for row in cases[::step]:
+            for row in _in_turn([r for r in reached if r.passes])[:most]:
                 case = runner.case(row.case)
                 clean, changed = (runner.backend(self.spec(row.way, n)) for n in (0, mutant.number))
                 expected = execute(clean, case).steps
@@ -183,11 +181,11 @@ def _reach(runner: Runner, spec: Spec, seen: Seen, level: Level, case_id: str, w
 
 
 def _in_turn(cases: Sequence[Reach]) -> list[Reach]:
-    """Return cases of `smoke` first; within a level the cheapest of each op, then the second of each."""
+    """Return cases of `smoke` first; within a level the cheapest of each op and family, then the second of each."""
     turns: Counter[tuple[str, str, str]] = Counter()
     order: list[tuple[int, int, float, Reach]] = []
     for r in sorted(cases, key=lambda r: (r.seconds, r.case)):
-        kind = r.way, r.level, r.case.partition("-")[0]
+        kind = r.way, r.level, r.case.partition("-" if r.case.startswith(_OF_ONE_NODE) else "/")[0]
         order.append((LEVELS.index(r.level), turns[kind], r.seconds, r))
         turns[kind] += 1
     return [r for *_, r in sorted(order, key=lambda o: o[:3])]

@@ -18,7 +18,7 @@ from .tree import Mutant, Tree
 
 Suite = Literal["ours", "theirs"]
 SUITES: tuple[Suite, ...] = get_args(Suite)
-PATIENCE = 300.0
+PATIENCE = 120.0
 """Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
 FEW = 24
 """`alone` skips a mutant that more cases of `smoke` reach."""
