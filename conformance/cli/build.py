@@ -29,14 +29,13 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
-from conformance.release.backtest import Attempt
+from conformance.release.backtest import Answer, Attempt
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
 from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
 from conformance.release.record import causes_of, document, write
 from conformance.release.release import Release, plan
 from conformance.release.target import Target, targets
-from conformance.report.compare import State
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
@@ -225,11 +224,16 @@ def build_backtest(
     except KeyboardInterrupt:
         interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; finished attempts are recorded"])
     tried = [a for a in rows if not a.error]
-    found = [a for a in tried if a.state is State.FIXED]
-    line(f"{len(found)} of {len(tried)} found before and gone after; {len(rows) - len(tried)} could not be tested")
+    found = [a for a in tried if a.answer is Answer.FOUND]
+    for known in (False, True):
+        own = [a for a in tried if a.fault.known is known]
+        line(f"{'known' if known else 'drawn'}: {sum(a in found for a in own)} of {len(own)} found") if own else None
+    table([(group, f"{n} of {of}") for group, n, of in past.rates(rows)], ["class", "found"])
+    only = sum(a.answer is Answer.OTHER for a in tried)
+    line(f"{only} with other findings only; {len(rows) - len(tried)} could not be tested")
     if json_path:
         write_json(json_path, [a.to_json() for a in rows])
-    missed = [f"not found: {a.fault.link}" for a in tried if a not in found]
+    missed = [f"{a.answer}: {a.fault.link}" for a in tried if a not in found]
     absent = [f"could not be tested: {a.fault.link}: {a.error}" for a in rows if a.error]
     leave(
         Outcome.of(Why.FAILED, missed)

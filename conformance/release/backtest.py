@@ -1,7 +1,5 @@
 """Known faults of old builds, each with a faulty build and the one that fixed it.
 
-A list of faults names no case and no op, so the search cannot be steered to them:
-
     [[fault]]
     link = "https://…"                # where it was fixed
     package = "pypi:xllamacpp"        # or npm:NAME
@@ -9,14 +7,20 @@ A list of faults names no case and no op, so the search cannot be steered to the
     good = "0.2.1"                    # the version that fixed it
     device = "CPU"                    # prefix of target names
     minutes = 10.0
+    class = "numerics"                # one of CLASSES
+    known = true                      # it was named in this repository before the list was drawn
+
+The other columns (`conformance.release.sealed`) say what the fix names. They are read after the run, so they cannot
+steer the search, and a new cause counts only if it agrees with them.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,21 @@ from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError
 from conformance.report.compare import State
 
+from . import sealed
 from .causes import Found
 from .release import Release
+from .sealed import Sealed
 
-KEYS = ("link", "package", "bad", "good", "device", "minutes")
+KEYS = ("link", "package", "bad", "good", "device", "minutes", "class", "known")
+CLASSES = (
+    "layouts", "concurrency", "claims", "tails", "memory", "sizes", "scheduler", "semantics", "types", "fusion",
+    "numerics", "driver",
+)  # fmt: skip
+"""Classes of fixes.
+
+layouts: strides, views, alignment. concurrency: races, hangs. claims: support claims, choice of kernels. tails: bounds,
+odd sizes. memory: leaks, lifetime, allocation. sizes: integer overflow. scheduler: also RPC and state. semantics: the
+meaning of an op. types: quantised types. fusion: also aliasing. numerics: precision. driver: one device."""
 _ADDRESS = re.compile(r"https?://\S+")
 _PACKAGE = re.compile(r"(?:(pypi|npm):)?(@?[A-Za-z0-9][A-Za-z0-9._/-]*)")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -44,6 +59,12 @@ class Fault:
     good: str
     device: str
     minutes: float
+    group: str
+    """Its class."""
+    columns: dict[str, Any]
+    """The sealed columns as they are in the file."""
+    sealed: Sealed
+    known: bool = False
 
     def build(self, version: str) -> str:
         """Return one of its two builds in the form that `builds.source.locate` accepts."""
@@ -64,7 +85,7 @@ def read(path: Path) -> list[Fault]:
 
 
 def _fault(table: dict[str, Any], where: str) -> Fault:
-    only(table, KEYS, where)
+    only(table, (*KEYS, *sealed.KEYS), where)
     link, package, minutes = table.get("link"), table.get("package"), table.get("minutes")
     expect(isinstance(link, str) and bool(_ADDRESS.fullmatch(link)), f"{where} link", "an http(s) address", link)
     named = isinstance(package, str) and bool(_PACKAGE.fullmatch(package))
@@ -76,7 +97,35 @@ def _fault(table: dict[str, Any], where: str) -> Fault:
     expect(isinstance(device, str) and bool(device.strip()), f"{where} device", "a device such as CPU", device)
     number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool) and 0 < minutes < float("inf")
     expect(number, f"{where} minutes", "a number above 0", minutes)
-    return Fault(**{**table, "minutes": float(table["minutes"])})
+    group, known = table.get("class"), table.get("known", False)
+    expect(group in CLASSES, f"{where} class", f"one of {', '.join(CLASSES)}", group)
+    expect(isinstance(known, bool), f"{where} known", "true or false", known)
+    return Fault(
+        link=table["link"],
+        package=table["package"],
+        bad=table["bad"],
+        good=table["good"],
+        device=table["device"],
+        minutes=float(table["minutes"]),
+        group=table["class"],
+        columns={key: table[key] for key in sealed.KEYS if key in table},
+        sealed=Sealed.read(table, where),
+        known=known,
+    )
+
+
+class Answer(str, enum.Enum):
+    """Result of an entry."""
+
+    FOUND = "found"
+    """A new cause has its op, its conditions and its kind."""
+    OTHER = "other finding only"
+    """The bad build has new causes, and all of them are other bugs."""
+    MISSED = "missed"
+    NOT_RUN = "not run"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +134,13 @@ class Attempt:
 
     fault: Fault
     found: Sequence[Found] = ()
-    """Causes in the bad build that are not in the good one, the most urgent first."""
+    """Causes that show the fault and are in the bad build alone, the most urgent first."""
+    other: Sequence[Found] = ()
+    """Other causes that are new in the bad build."""
     seconds: float = 0.0
     """Seconds of the run, which all faults of the two builds share."""
     after: bool = False
-    """True if the good build also has the first of them."""
+    """True if the good build also has the first of `found`."""
     error: str = ""
     """Why a build could not be tested."""
 
@@ -98,22 +149,40 @@ class Attempt:
         """FIXED if only the bad build has it, STILL if both; None if it was missed or not tried."""
         return None if not self.found else State.STILL if self.after else State.FIXED
 
+    @property
+    def answer(self) -> Answer:
+        """Return the result of the entry."""
+        if self.error:
+            return Answer.NOT_RUN
+        if self.found:
+            return Answer.FOUND if self.state is State.FIXED else Answer.MISSED
+        return Answer.OTHER if self.other else Answer.MISSED
+
     def sentence(self) -> str:
         """Return the result as a line of text."""
+        head = f"{self.fault.link}: {self.answer}"
         if self.error:
-            return f"{self.fault.link}: not tested: {self.error}"
+            return f"{head}: {self.error}"
         if not self.found:
-            return f"{self.fault.link}: missed, in {self.seconds:.0f} s"
+            ids = f": {', '.join(f.cause.id for f in self.other)}" if self.other else ""
+            return f"{head}{ids}, in {self.seconds:.0f} s"
         more = f", and {len(self.found) - 1} more" if len(self.found) > 1 else ""
+        both = ", which the good build also has" if self.after else ""
         cause = self.found[0].cause
-        return f"{self.fault.link}: {cause.id}: {cause.sentence}, by {cause.smallest}{more}, in {self.seconds:.0f} s"
+        return f"{head}: {cause.id}{both}: {cause.sentence}, by {cause.smallest}{more}, in {self.seconds:.0f} s"
 
     def to_json(self) -> dict[str, JSON]:
         """Return a row of `conform build backtest --json`."""
+        fault = self.fault
         return {
-            **asdict(self.fault),
+            **{key: getattr(fault, key) for key in KEYS[:6]},
+            "class": fault.group,
+            "known": fault.known,
+            **fault.columns,
+            "answer": str(self.answer),
             "state": None if self.state is None else str(self.state),
             "causes": [f.cause.to_json() for f in self.found],
+            "other": [f.cause.to_json() for f in self.other],
             "seconds": round(self.seconds, 1),
             "error": self.error,
         }
@@ -126,7 +195,7 @@ def attempt(
 ) -> Iterator[Attempt]:
     """Test each fault; faults with the same builds and device share the longest run.
 
-    `release` gets both builds, the device and the seconds.
+    `release` gets both builds, the device and the seconds, and nothing of the sealed columns.
     """
     pairs: dict[tuple[str, str, str], list[Fault]] = {}
     for f in faults:
@@ -139,6 +208,15 @@ def attempt(
         except ConformanceError as e:
             yield from (Attempt(f, seconds=clock() - begun, error=str(e)) for f in own)
             continue
-        found = [f for f in it.found if f.state is State.NEW]
-        after = any(it.fails_on_base(f) for f in found[:1])
-        yield from (Attempt(f, found, clock() - begun, after) for f in own)
+        new, seconds = [f for f in it.found if f.state is State.NEW], clock() - begun
+        for f in own:
+            mine = [c for c in new if f.sealed.shows(c)]
+            after = any(it.fails_on_base(c) for c in mine[:1])
+            yield Attempt(f, mine, [c for c in new if c not in mine], seconds, after)
+
+
+def rates(attempts: Sequence[Attempt]) -> list[tuple[str, int, int]]:
+    """Return class, found and tried of the entries that ran, in the order of `CLASSES`."""
+    ran = [a for a in attempts if a.answer is not Answer.NOT_RUN]
+    by_class = {group: [a for a in ran if a.fault.group == group] for group in CLASSES}
+    return [(group, sum(a.answer is Answer.FOUND for a in own), len(own)) for group, own in by_class.items() if own]

@@ -404,7 +404,11 @@ def test_bisecting_finds_where_a_fault_was_mended() -> None:
     assert bisect("ADD-1", NEW, builds, kind).sentence() == "b2 is the last build with it, b3 no longer has it"
 
 
-FAULT = {"link": "https://x.y/1", "package": "pypi:a", "bad": "1", "good": "2", "device": "CPU", "minutes": 5.0}
+SQR = "ops/SQR-f32-ne=10x5@1"
+FAULT = {
+    "link": "https://x.y/1", "package": "pypi:a", "bad": "1", "good": "2", "device": "CPU", "minutes": 5.0,
+    "class": "types", "op": ["SQR"], "kind": ["wrong numbers"],
+}  # fmt: skip
 
 
 def _toml(row: Mapping[str, object]) -> str:
@@ -423,7 +427,10 @@ def test_a_fault_of_the_past_names_two_builds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({**FAULT, "op": "ADD"}, "fault 1 op: is unknown"),
+        ({**FAULT, "case": "ADD"}, "fault 1 case: is unknown"),
+        ({**FAULT, "op": ["NO"]}, "fault 1 op: an op of ggml"),
+        ({**FAULT, "class": "x"}, "fault 1 class: one of layouts, "),
+        ({**FAULT, "known": "x"}, "fault 1 known: true or false expected, 'x' found"),
         ({**FAULT, "minutes": 0}, "fault 1 minutes: a number above 0 expected, 0 found"),
         ({**FAULT, "link": "x"}, "fault 1 link: an http"),
         ({**FAULT, "package": "../x y"}, "fault 1 package: pypi:NAME or npm:NAME expected"),
@@ -431,7 +438,7 @@ def test_a_fault_of_the_past_names_two_builds(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: str, tmp_path: Path) -> None:
-    """What is wrong is named, with the entry and the key; a case or an op cannot be given away in it."""
+    """What is wrong is named, with the entry and the key; a case cannot be given away in it."""
     path = tmp_path / "past.toml"
     path.write_text(_toml(row))
     with pytest.raises(UsageError, match=message):
@@ -441,34 +448,41 @@ def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: s
 def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> None:
     """The answer has the cause, and if it is gone; a missing build is reported, no miss.
 
-    Faults of the same two builds share one run.
+    Faults of the same two builds share one run; a new cause of another op does not count.
     """
     path = tmp_path / "past.toml"
     path.write_text(_toml(FAULT))
     (fault,) = backtest.read(path)
-    kind = Fixed({NEW: frozenset({"ADD-1"})})
+    kind = Fixed({NEW: frozenset({SQR})})
     pairs: list[tuple[str, str, str, float]] = []
 
     def prepare(bad: str, good: str, device: str, seconds: float) -> Release:
         pairs.append((bad, good, device, seconds))
         release = Release(_build(), _build("old"), [CPU], [], 1.0, Isolation(), kind)
-        _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
+        _give(release, {SQR: Verdict.FAIL}, {SQR: Verdict.PASS})
         return release
 
     kin = replace(fault, link="https://x.y/2", minutes=1.0)
-    row, other = (a.to_json() for a in backtest.attempt([fault, kin], prepare))
-    assert other == {**row, "link": kin.link, "minutes": 1.0}
+    other = replace(fault, link="https://x.y/3", sealed=replace(fault.sealed, ops=("SQRT",)))
+    attempts = list(backtest.attempt([fault, kin, other], prepare))
+    row, again, missed = (a.to_json() for a in attempts)
+    assert again == {**row, "link": kin.link, "minutes": 1.0}
     assert pairs == [("pypi:a==1", "pypi:a==2", "CPU", 300.0)]
-    assert (row["state"], [c["id"] for c in row["causes"]]) == ("fixed", ["ADD"])
-    kind.wrong = {NEW: frozenset({"ADD-1"}), OLD: frozenset({"ADD-1"})}
-    assert [a.state for a in backtest.attempt([fault], prepare)] == [None], "both builds have it"
+    assert (row["answer"], row["state"], [c["id"] for c in row["causes"]]) == ("found", "fixed", ["ops/SQR"])
+    assert (missed["answer"], missed["state"], missed["causes"]) == ("other finding only", None, [])
+    assert ([c["id"] for c in missed["other"]], row["other"]) == (["ops/SQR"], [])
+    assert "ops/SQR" in attempts[2].sentence()
+    assert backtest.rates(attempts) == [("types", 2, 3)]
+    kind.wrong = {NEW: frozenset({SQR}), OLD: frozenset({SQR})}
+    (both,) = backtest.attempt([fault], prepare)
+    assert (both.state, str(both.answer)) == (None, "missed"), "both builds have it"
 
     def absent(*_: object) -> Release:
         raise UsageError("pypi:a==1: no such version")
 
     (lost,) = backtest.attempt([fault], absent)
-    assert "not tested: pypi:a==1: no such version" in lost.sentence()
-    assert lost.state is None
+    assert "not run: pypi:a==1: no such version" in lost.sentence()
+    assert (lost.state, backtest.rates([lost])) == (None, [])
 
 
 @pytest.fixture

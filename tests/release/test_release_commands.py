@@ -18,6 +18,7 @@ from conformance.ggml.errors import UnavailableError
 
 RUN = {**document([result("ADD-1", "ggml?lib=x", "FAIL")]), "causes": [cause("ADD", ["ADD-1"], "ggml?lib=x")]}
 TOML = '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\ndevice = "CPU"\nminutes = 1\n'
+TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
     ran = CliRunner().invoke(main, ["build", "backtest", str(toml), "--json", str(out)])
     assert ran.exit_code == 3, ran.output
     (row,) = json.loads(out.read_text())
-    assert (row["state"], row["causes"]) == (None, [])
+    assert (row["answer"], row["state"], row["causes"]) == ("not run", None, [])
     assert row["error"] == "build pypi:a==1: not there"
 
 
