@@ -88,7 +88,8 @@ def test_a_failure_states_its_error_for_waivers(actual: list[float], kind: str, 
     """A waiver with `nmse` or `wrong` can excuse it."""
     wrong = judge_all("x", [_pair(actual, [1.0, 0.0])], on_cpu=True).wrong
     assert wrong is not None
-    assert (wrong.kind, wrong.nmse) == (kind, pytest.approx(error, rel=1e-5))
+    assert wrong.kind == kind
+    assert wrong.nmse == pytest.approx(error, rel=1e-5)
 
 
 def test_masked_logits_hide_no_others() -> None:
