@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from conformance.suite.grid import Grid, grid, operands, points
 
-from .bench import BLOCKS_32, BLOCKS_256, FLOATS, RARE, VIEWS, same
+from .bench import BLOCKS_32, BLOCKS_256, FLOATS, RARE, RARE_STORED, VIEWS, same
 
 LARGEST = 1 << 21
 """Number of elements of an id's shapes above which a row takes too long."""
@@ -30,6 +30,7 @@ _TOKENS = "1 2 3 4 5 6 7 8 9 16 17 33 65 129"
 _ROWS = "7 8 16 32 33 64 65 128 129"
 _SMALL_BLOCKS = f"{FLOATS} {BLOCKS_32} iq4_nl"
 _LARGE_BLOCKS = " ".join((BLOCKS_256, *(t for t in RARE.split() if t != "iq4_nl")))
+_LARGE_STORED = f"{BLOCKS_256} {RARE_STORED.removeprefix('iq4_nl ')}"
 _ATTENDED = f"{same(f'{FLOATS} {BLOCKS_32} iq4_nl')} q8_0+f16 f16+q8_0 q8_0+q4_0"
 _SUMS = "- pad rows off slab"
 _VECTORS = "3 7 31 65537"
@@ -108,6 +109,14 @@ DISPATCH: tuple[Grid, ...] = (
     ),
     grid("SET_ROWS", operands(_SMALL_BLOCKS, "f32 f16", "i64 i32"), a="{c}x{r}", n="1 2 5 33", va="- pad slab off",
          vb="- pad").where(c="32 64 96 128 256 288 512 1056", r="33 300"),
+    grid("SET_ROWS", operands(_LARGE_STORED, "f32 f16", "i64 i32"), a="{c}x33", n="1 2 5", va="- pad slab off",
+         vb="- pad").where(c="256 512 768"),
+    grid("CPY", operands("f32 f16 bf16", _LARGE_STORED), a="{c}x{n}x{z}", va="- pad p0213", form="- cast").where(
+        c="256 512 768", n="1 2 33", z="1 3"
+    ),
+    grid("ADD", operands(f"{BLOCKS_32} iq4_nl {_LARGE_STORED}", "f32"), a="{c}x{n}x{z}", b="{c}x{n}x{z}").where(
+        c="256 512 768", n="1 2 33", z="1 3"
+    ),
     grid("CPY", operands(FLOATS, FLOATS), a="{c}x{n}x{z}", va="- pad p0213 p1023", vb="- off p1023",
          form="- cast").where(
         c="1 2 3 4 7 8 9 31 32 33 63 64 65 128 256 1025 16392", n="1 2 8 31 32 33 64 65", z="1 3"
