@@ -47,8 +47,8 @@ _FIXED = frozenset({
 })  # fmt: skip
 """Nodes in which nothing is evaluated at run time."""
 _UNTOUCHED = re.compile(
-    r"_mm|__builtin|_tile|__riscv|v(ld|st|dup|add|mul|get|set)|GGML_(ASSERT|ABORT|LOG|UNUSED|PRINT|TENSOR)|assert|"
-    r"f?printf|static_cast|reinterpret_cast|NULL|va_|std::(move|forward|get|make_)|omp_|alignof|offsetof|perror"
+    r"_mm|__builtin|_tile|__riscv|v(ld|st|dup|add|mul|get|set)|GGML_(ASSERT|ABORT|LOG|UNUSED|PRINT|TENSOR)|UNUSED|"
+    r"assert|(AT_)?PRINTF|f?printf|static_cast|reinterpret_cast|NULL|va_|std::(move|forward|get|make_)|omp_|alignof|offsetof|perror"
 )
 """Calls whose arguments stay: intrinsics with immediate operands, assertions, and messages."""
 _CONSTANT = ("constexpr", "static const ", "consteval")
@@ -166,7 +166,7 @@ def _binary(node: Node) -> Iterator[tuple[Kind, Node, str]]:
         yield "logical", node, f"({a}) {_LOGICAL[op]} ({b})"
     elif op in _ARITHMETIC:
         yield "arithmetic", node, f"{a} {_ARITHMETIC[op]} ({b})"
-        if op == "+":
+        if op == "+" and b != "0":
             yield "offset", node, a
         if op in {"-", "/", "%", "<<", ">>"}:
             yield "swapped operand", node, f"({b}) {op} ({a})"

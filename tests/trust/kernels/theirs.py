@@ -90,6 +90,8 @@ class Theirs:
     ) -> tuple[dict[str, str], str]:
         """Return the verdicts by case, up to the first new failure if `known` are given, and how it died, if it did."""
         env = {**os.environ, "GGML_BACKEND_PATH": os.fspath(self._tree.library), "MUTANT": str(number)}
+        if self._tree.device:
+            env["MUTANT_DEVICE"] = self._tree.device
         if seen is not None:
             env["MUTANT_SEEN"] = os.fspath(seen)
         words = [os.fspath(self._tree.test_backend_ops), "-b", "MUTANT", "-o", op]

@@ -79,6 +79,11 @@ class Tree:
         return self.folder / "mutated" / "libmutant.so"
 
     @property
+    def device(self) -> str:
+        """Return the device that has the mutants; empty for the CPU."""
+        return "OPENVINO0" if any(m.area == "openvino" for m in self.mutants) else ""
+
+    @property
     def test_backend_ops(self) -> Path:
         """Return the clean test-backend-ops."""
         return self.folder / "clean" / "test-backend-ops"
