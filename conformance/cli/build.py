@@ -224,16 +224,10 @@ def build_backtest(
     except KeyboardInterrupt:
         interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; finished attempts are recorded"])
     tried = [a for a in rows if not a.error]
-    found = [a for a in tried if a.answer is Answer.FOUND]
-    for known in (False, True):
-        own = [a for a in tried if a.fault.known is known]
-        line(f"{'known' if known else 'drawn'}: {sum(a in found for a in own)} of {len(own)} found") if own else None
-    table([(group, f"{n} of {of}") for group, n, of in past.rates(rows)], ["class", "found"])
-    only = sum(a.answer is Answer.OTHER for a in tried)
-    line(f"{only} with other findings only; {len(rows) - len(tried)} could not be tested")
+    _show_counts(rows)
     if json_path:
         write_json(json_path, [a.to_json() for a in rows])
-    missed = [f"{a.answer}: {a.fault.link}" for a in tried if a not in found]
+    missed = [f"{a.answer}: {a.fault.link}" for a in tried if a.answer is not Answer.FOUND]
     absent = [f"could not be tested: {a.fault.link}: {a.error}" for a in rows if a.error]
     leave(
         Outcome.of(Why.FAILED, missed)
@@ -241,3 +235,14 @@ def build_backtest(
         + interrupted
         + Outcome.of(Why.UNEXECUTED, [] if rows else ["no build was tested"])
     )
+
+
+def _show_counts(rows: Sequence[Attempt]) -> None:
+    tried = [a for a in rows if not a.error]
+    for known, words in ((False, "not known before"), (True, "known before")):
+        if own := [a.answer for a in tried if a.fault.known is known]:
+            line(f"{words}: {own.count(Answer.FOUND)} of {len(own)} found")
+    if shares := past.rates(rows):
+        table([(group, f"{found} of {of}") for group, found, of in shares], ["class", "found"])
+    only = sum(a.answer is Answer.OTHER for a in tried)
+    line(f"{only} with other findings only; {len(rows) - len(tried)} could not be tested")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,12 @@ from conformance.builds.build import Build, DeviceOf
 from conformance.cli import build as commands
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
+from conformance.judge.cause import Cause
+from conformance.judge.verdict import Verdict
+from conformance.release import backtest
+from conformance.release.backtest import Attempt, Fault
+from conformance.release.causes import Found
+from conformance.report.compare import State
 
 RUN = {**document([result("ADD-1", "ggml?lib=x", "FAIL")]), "causes": [cause("ADD", ["ADD-1"], "ggml?lib=x")]}
 TOML = '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\ndevice = "CPU"\nminutes = 1\n'
@@ -60,6 +66,29 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
     (row,) = json.loads(out.read_text())
     assert (row["answer"], row["state"], row["causes"]) == ("not run", None, [])
     assert row["error"] == "build pypi:a==1: not there"
+
+
+def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known bugs apart from others, and by class; another finding is no success, and a build that is absent no try."""
+    toml = tmp_path / "past.toml"
+    more = TOML.replace("/1", "/2") + "known = true\n" + TOML.replace("/1", "/3").replace("types", "tails")
+    toml.write_text(TOML + more + TOML.replace("/1", "/4"))
+    new = Found(Cause("SUB-1", "SUB", "x", Verdict.FAIL, "SUB", "", (), ("s",)), State.NEW)
+
+    def attempt(faults: Sequence[Fault], _: object) -> list[Attempt]:
+        one, two, three, four = faults
+        return [Attempt(one, [new]), Attempt(two), Attempt(three, other=[new]), Attempt(four, error="absent")]
+
+    monkeypatch.setattr(backtest, "attempt", attempt)
+    ran = CliRunner().invoke(main, ["build", "backtest", str(toml)])
+    lines = [" ".join(text.split()) for text in ran.output.splitlines()]
+    for said in (
+        "not known before: 1 of 2 found", "known before: 0 of 1 found", "tails 0 of 1", "types 1 of 2",
+        "1 with other findings only; 1 could not be tested", "https://x.y/3: other finding only: SUB-1, in 0 s",
+        "missed: https://x.y/2", "could not be tested: https://x.y/4: absent",
+    ):  # fmt: skip
+        assert said in lines, ran.output
+    assert ran.exit_code == 1
 
 
 def test_a_vulkan_driver_on_the_cpu_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
