@@ -172,6 +172,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x64x32,k=64x1024x8,mask=1024x64,vk=p0213,vv=p0213", 64, 1),
         Timed("FLASH_ATTN_EXT-q8_0+q8_0-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x512x32,k=64x512x8,mask=512x512,vk=p0213,vv=p0213", 512, 1, "full"),
+        Timed("FLASH_ATTN_EXT-q4_0+q4_0-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8, "full"),
+        Timed("FLASH_ATTN_EXT-f16+f16-q=64x4x32,k=64x1024x8,mask=1024x4,vk=p0213,vv=p0213", 4, 4, "full"),
     ),
     pairs=(
         grid(

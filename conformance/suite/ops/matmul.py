@@ -119,6 +119,16 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         Timed("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x64", 64, 1),
         Timed("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x64", 64, 1),
         Timed("MUL_MAT-q4_0+f32-a=4096x4096,b=4096x512", 512, 1, "full"),
+        *(
+            Timed(f"MUL_MAT-{t}+f32-a=2048x2048,b=2048x1", 1, 8, "full")
+            for t in f"bf16 {BLOCKS} {RARE}".split()
+            if t not in {"q4_0", "q8_0", "q4_K", "q6_K"}
+        ),
+        *(
+            Timed(f"MUL_MAT-{t}+f32-a=2048x2048,b=2048x{n}", n, 4, "full")
+            for t in ("q4_0", "q4_K")
+            for n in (2, 4, 8, 9)
+        ),
     ),
     pairs=(
         grid(
@@ -201,7 +211,12 @@ def _check_hadamard(bench: Bench) -> None:
         grid(_ANY, as_="512x256x32", n_used=4, n_tokens="1 32 129"),
         grid(operands("q4_0 mxfp4 q4_K f16", "f32"), as_="2048x768x16", n_used=8, n_tokens="1 16", n_b=1),
     ),
-    timed=(Timed("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),),
+    timed=(
+        Timed("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),
+        Timed("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=32", 32, 2, "full"),
+        Timed("MUL_MAT_ID-q4_K+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16, "full"),
+        Timed("MUL_MAT_ID-mxfp4+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16, "full"),
+    ),
     pairs=(
         grid(
             _ANY,

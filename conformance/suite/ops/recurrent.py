@@ -10,7 +10,7 @@ from conformance.ggml.types import F32, I32
 from conformance.suite.data import Fill, normal, uniform
 from conformance.suite.grid import grid, points, shapes
 
-from .bench import Bench, cases
+from .bench import Bench, Timed, cases
 
 
 def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor]:
@@ -57,6 +57,7 @@ def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor
         grid("f32", x="1x1536x1x2 1x1536x33x2", d_state=16),
         grid("f32", x="64x48x1x2 64x48x33x2", d_state=128, a=1, n_group=8),
     ),
+    timed=tuple(Timed(f"SSM_SCAN-f32-x=64x48x{n},d_state=128,a=1,n_group=8", n, 4, "full") for n in (1, 32)),
 )
 def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
@@ -95,6 +96,11 @@ def _unit(size: int) -> Fill:
     ),
     pairs=(grid("f32", ne=shapes("32 64", "1 3", "1 5", "1 2"), v="- off flat", vs="- off flat"),),
     full=(grid("f32", ne="64x32x1x2 64x32x33x2"),),
+    timed=tuple(
+        Timed(f"{op}-f32-ne=64x32x{n}", n, 4, "full")
+        for op in ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN")
+        for n in (1, 32)
+    ),
 )
 def _wkv(bench: Bench) -> Sequence[Tensor]:
     v, b, op = bench.v, bench.b, bench.id.op
@@ -141,6 +147,7 @@ def _wkv(bench: Bench) -> Sequence[Tensor]:
         ),
     ),
     full=(grid("f32", ne="128x32x1x2 128x32x33x2", variant=points("- k_heads=16 kda=1")),),
+    timed=tuple(Timed(f"GATED_DELTA_NET-f32-ne=128x32x{n},k_heads=16", n, 4, "full") for n in (1, 32)),
     smoke=("GATED_DELTA_NET-f32-ne=16x2x5x2,K=2",),
 )
 def _gated_delta_net(bench: Bench) -> Sequence[Tensor]:

@@ -244,6 +244,7 @@ def _argmax(bench: Bench) -> Tensor:
     timed=(
         Timed("SET_ROWS-f16+f32+i64-a=512x4096,n=64", 64, 32),
         Timed("SET_ROWS-q8_0+f32+i64-a=512x4096,n=64", 64, 32),
+        Timed("SET_ROWS-q4_0+f32+i64-a=512x4096,n=64", 64, 32, "full"),
     ),
 )
 def _set_rows(bench: Bench) -> Tensor:
