@@ -26,7 +26,7 @@ from typing import IO, Any, BinaryIO, Final, cast
 from conformance.ggml.errors import BY_NAME, BackendError, CaseFileError, ConformanceError
 
 from .service import Closed, Garbage, Header, receive, send
-from .spawn import Child, end_group, ended, spawn, worker_pid
+from .spawn import Child, end_group, ended, spawn, spawn_command, words, worker_pid
 
 CHUNK = 1 << 16
 POLLS: Final = hasattr(select, "poll")
@@ -250,6 +250,7 @@ class Worker:
         cwd: its working directory; None for ours.
         patience: seconds to wait for its end on `close`.
         parse: parses the JSON of a reply; raises ValueError if invalid.
+        under: the words of a command that runs the service, such as a profiler; not with `python`.
     """
 
     def __init__(
@@ -264,12 +265,16 @@ class Worker:
         cwd: Path | None = None,
         patience: float = PATIENCE,
         parse: Callable[[bytearray], Any] = json.loads,
+        under: Sequence[str] = (),
     ) -> None:
         self.time_limit = time_limit
         self.death = ""
         """How the child ended, for a message; empty while it lives."""
+        start = partial(spawn, service, args, python=python)
+        if under:
+            start = partial(spawn_command, [*under, *words(str(service)), *args])
         pipe = subprocess.PIPE
-        self._child = spawn(service, args, python=python, env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
+        self._child = start(env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         self._tail = Tail(cast("BinaryIO", self._child.stderr))
         look = None if memory_limit is None else partial(_look, self._child.pid, memory_limit)
         streams = cast("BinaryIO", self._child.stdout), cast("BinaryIO", self._child.stdin)

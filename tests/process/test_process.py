@@ -114,6 +114,18 @@ def test_nothing_of_the_current_directory_runs_in_a_module(
     assert re.search(reply, said), said
 
 
+@pytest.mark.skipif(os.name != "posix", reason="this system has no env")
+def test_a_worker_under_another_command() -> None:
+    """The command gets the worker's words, environment and pipes, and the worker's pid is its own."""
+    worker = Worker("conformance.run.isolation.worker", ["cpu"], time_limit=60, under=("env", "-u", "HOME"))
+    try:
+        assert "info" in worker.ask(None)[0]
+        assert worker.pid != worker._child.pid
+        assert worker.lives()
+    finally:
+        worker.close()
+
+
 @pytest.mark.usefixtures("bad")
 def test_nothing_of_the_current_directory_runs_in_a_script(tmp_path: Path) -> None:
     """A script under another interpreter finds what is installed there and nothing else."""

@@ -52,12 +52,14 @@ from conformance.run.scheduler.backend import SchedBackend
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Limits of a backend's process."""
+    """Limits of a backend's process, and the command that runs it."""
 
     time_limit: float = 120.0
     """Maximum seconds of a request."""
     memory_limit: int | None = None
     """Maximum bytes of the process; `memory.default_limit` if None."""
+    under: tuple[str, ...] = ()
+    """Words of a command that runs the process, such as a profiler."""
 
 
 _PARSED = 1 << 28
@@ -114,6 +116,7 @@ class _Process:
             memory_limit=default_limit() if limits.memory_limit is None else limits.memory_limit,
             env=_environment(spec),
             parse=_parse,
+            under=limits.under,
         )
         self.hello: _Reply = {}
         self.is_fresh = True
