@@ -25,7 +25,8 @@ from conformance.judge.verdict import Missing, MissingCause, Request, Result, Ve
 from conformance.perf import gates as gating
 from conformance.perf.bench import Bench, Row
 from conformance.perf.calibrate import MARGIN, SLOWDOWNS, calibrate, record, result_of
-from conformance.perf.gates import BUDGET, Gate, Judge
+from conformance.perf.count import check_callgrind
+from conformance.perf.gates import BUDGET, COUNT_LIMIT, Gate, Judge
 from conformance.perf.statistics import REGRESSED, UNDECIDED
 from conformance.perf.units import FAMILY, ROUNDS, Unit, units, whole
 from conformance.report import runfile
@@ -48,6 +49,7 @@ AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Reshape")
 """Types of layers that compute nothing."""
 COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
+COUNT_COLUMNS = ("unit", "backend", "verdict", "instructions", "D1 misses", "LL misses", "rate", "why not counted")
 _MIB = 2**20
 
 
@@ -79,6 +81,7 @@ def perf() -> None:
 @smoke_option
 @options.ROUNDS.click()
 @options.AGAINST.click(help="Backend or record to compare with; fail if slower.")
+@click.option("--count", "counted", is_flag=True, help="Also count instructions and cache misses, and judge by them.")
 @click.option("--list", "listing", is_flag=True, help="List work units and their cases, and exit.")
 @json_option
 @isolation
@@ -88,6 +91,7 @@ def perf_run(
     level: Level,
     rounds: int | None,
     against: str | None,
+    counted: bool,
     listing: bool,
     json_path: Path | None,
     isolation: Isolation,
@@ -97,8 +101,10 @@ def perf_run(
     UNIT is a glob over the units of the level (default: all), CASE an id, FILE a case file. ggml computes with one
     thread by default (`ggml?threads=2` changes it), OpenVINO with one per core.
 
-    With --against BACKEND each unit takes up to 90 s. Exit codes as for `conform run`; 5 also if the machine was too
-    noisy to decide.
+    With --against BACKEND each unit takes up to 90 s. With --count instructions are compared instead of times, exactly:
+    valgrind runs each backend once more, on a simulated processor.
+
+    Exit codes as for `conform run`; 5 also if the machine was too noisy to decide.
     """
     chosen, cases = _units(level, what)
     if listing:
@@ -106,7 +112,7 @@ def perf_run(
             click.echo("\t".join(map(printable, (u.name, f"{u.work} {u.of}", u.case_id))))
         return
     specs, lacking = specs_here(backends, isolation)
-    base = _Base.of(against, specs, isolation)
+    base = _Base.of(against, specs, isolation, counted=counted)
     answers: list[gating.Answer] = []
     left = [(u, s) for u in chosen for s in specs]
     cause = MissingCause.LOST
@@ -127,7 +133,10 @@ def perf_run(
             if json_path:
                 _write(json_path, results, missing, lacking, specs, level, what)
     rows = list(judge_.rows.values())
-    table([_cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 8 + [50])
+    if counted:
+        table([_counts(r) for r in rows], COUNT_COLUMNS, disable_numparse=True, maxcolwidths=[None] * 7 + [50])
+    else:
+        table([_cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 8 + [50])
     for row in rows:
         if row.unit.name == "case" and (kernels := _kernels(row.result)):
             line(f"{row.backend}: {kernels}")
@@ -139,36 +148,44 @@ def perf_run(
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The baseline of a comparison of times."""
+    """The baseline of a comparison of times or counts."""
 
     name: str = ""
     spec: Spec | None = None
     then: Mapping[tuple[str, str], Result] | None = None
     """Case and backend -> result of an earlier record."""
+    counted: bool = False
+    """True to count and judge by counts."""
 
     @classmethod
-    def of(cls, against: str | None, specs: Sequence[Spec], isolation: Isolation) -> _Base:
+    def of(cls, against: str | None, specs: Sequence[Spec], isolation: Isolation, *, counted: bool) -> _Base:
         """Read the record that --against names, or find the backend.
 
-        UsageError for one of `specs` or another machine's record, UnavailableError if the backend is not available.
+        UsageError for one of `specs` or another machine's record, UnavailableError if the backend, or the tool that
+        counts, is not available.
         """
+        if counted:
+            check_callgrind()
         if against is None:
-            return cls()
+            return cls(counted=counted)
         if not Path(against).is_file():
             (spec,), _ = specs_here([against], isolation)
             if spec in specs:
                 raise UsageError(f"--against {against}: another backend expected")
-            return cls(str(spec), spec)
+            return cls(str(spec), spec, counted=counted)
         runs = read_runs([Path(against)])
         machine = str(environment()["machine"])
         if any(d.machine != machine for d in runs.documents):
             raise UsageError(
                 f"--against {against}: a record of this machine ({machine}) expected, of another one found"
             )
-        return cls(Path(against).name, None, {(r.value.case, r.value.backend): r.value for r in runs.results})
+        then = {(r.value.case, r.value.backend): r.value for r in runs.results}
+        return cls(Path(against).name, None, then, counted)
 
     def measure(self, judge_: Judge, unit: Unit, specs: Sequence[Spec], rounds: int) -> list[gating.Answer]:
-        """Measure a unit on all backends, and compare its time."""
+        """Measure a unit on all backends, and compare its time or counts."""
+        if self.counted:
+            return self._count(judge_, unit, specs, rounds)
         gates = [
             Gate(f"{unit.name} on {s} as fast as {self.name}", "ratio", unit, s, MARGIN, against="baseline")
             for s in specs
@@ -180,6 +197,26 @@ class _Base:
         judge_.rows.update({(unit, r.backend): r for r in judge_.bench.rows(unit, specs, lambda r: r.more(enough))})
         then = self.then or {}
         return [gating.judge_record(g, judge_.rows[unit, g.backend].result, then) for g in gates]
+
+    def _count(self, judge_: Judge, unit: Unit, specs: Sequence[Spec], rounds: int) -> list[gating.Answer]:
+        every = [*specs, *([self.spec] if self.spec is not None else [])]
+        rows = {r.backend: r for r in judge_.bench.rows(unit, every, lambda r: r.more(rounds))}
+        for row in rows.values():
+            judge_.bench.count(row)
+        judge_.rows.update({(unit, s): r for s, r in rows.items()})
+        if not self.name or not unit.steps:
+            return []
+        answers: list[gating.Answer] = []
+        for s in specs:
+            gate = Gate(f"{unit.name} on {s} as few instructions as {self.name}", "ratio", unit, s, COUNT_LIMIT,
+                        against="baseline")  # fmt: skip
+            base = None if self.spec is None else rows[self.spec]
+            then = (self.then or {}).get((unit.id, str(s))) if base is None else base.result
+            grown = None
+            if base is not None and (now := rows[s].counts) and base.counts:
+                grown = now.grown(base.counts)
+            answers.append(gating.judge_counts(gate, rows[s].result, then, grown))
+        return answers
 
 
 def _results(answers: Sequence[gating.Answer]) -> list[Result]:
@@ -254,6 +291,21 @@ def _cells(row: Row) -> Sequence[str]:
         str(len(row.seconds)),
         f"{m['compiles']:g} (+{m.get('timed.compiles', 0):g})" if "compiles" in m else "–",
         ", at most ".join(held),
+        "" if row.result.verdict is Verdict.PASS else row.result.detail,
+    )
+
+
+def _counts(row: Row) -> Sequence[str]:
+    """Format a row under `COUNT_COLUMNS`, by token or step; an unknown number is a dash."""
+    m, work = row.result.metrics, row.unit.work / row.unit.repeat
+    told = [f"{m[k] / work:,.0f}" if k in m else "–" for k in ("instructions", "misses.d1", "misses.ll")]
+    return (
+        row.unit.name,
+        str(row.backend),
+        str(row.result.verdict),
+        f"{told[0]}/{row.unit.of[:-1]}" if row.counts else "–",
+        *told[1:],
+        "–" if row.rate is None else f"{row.rate:.4g} {row.unit.of}/s",
         "" if row.result.verdict is Verdict.PASS else row.result.detail,
     )
 

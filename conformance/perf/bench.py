@@ -16,12 +16,13 @@ from statistics import median
 from conformance.backend.registry import Spec
 from conformance.backend.strict import error_text
 from conformance.case.case import Case
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation, Workers, open_backend
 from conformance.run.runner import Runner, result_of_error
 
+from .count import SLOWDOWN, Counts, Tool, callgrind, count
 from .held import weights_held
 from .measure import Measured, Opener, Rounds, memory
 from .statistics import median_interval
@@ -38,6 +39,8 @@ class Row:
     """Result of the unit; before the unit is measured, the result of its case."""
     seconds: list[float] = field(default_factory=list)
     """Seconds of each round, without warm-up."""
+    counts: Counts | None = None
+    """Counts of the timed steps, if they were counted."""
 
     @property
     def rate(self) -> float | None:
@@ -113,6 +116,23 @@ class Bench:
     def held(self, spec: Spec) -> int:
         """Return the Q8_0 weights in a process's memory in percent (`perf.held`)."""
         return round(100 * weights_held(spec, self.opener(spec), "q8_0").held)
+
+    def count(self, row: Row, tool: Tool = callgrind) -> None:
+        """Count the steps of a row that passed; UNSUPPORTED, with the reason, if that is impossible."""
+        if row.result.verdict is not Verdict.PASS or not row.unit.steps:
+            return
+        try:
+            with tool() as counter:
+                limit = SLOWDOWN * self._isolation.time_limit
+                isolation = replace(self._isolation, under=counter.under, time_limit=limit)
+                opener = partial(open_backend, row.backend, Workers(isolation), own=True)
+                row.counts = count(row.unit, self.case(row.unit), opener, counter)
+        except UnavailableError as e:
+            row.result = replace(row.result, verdict=Verdict.UNSUPPORTED, error=Error(f"not counted: {e}"))
+        except Exception as e:  # noqa: BLE001  # an adapter's own fault costs one unit, not the run
+            row.failed(e)
+        else:
+            row.result = replace(row.result, metrics={**row.result.metrics, **row.counts.metrics()})
 
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:
         """Measure a unit on all backends, interleaved; `buy` measures the rounds.

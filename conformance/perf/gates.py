@@ -171,6 +171,12 @@ def _spec(text: str, where: str) -> Spec:
         raise  # `expect` did
 
 
+COUNT_LIMIT = 1.01
+"""Ratio of instructions, and of estimated cycles, that a comparison of counts allows."""
+COUNTED = {"instructions": "instructions", "cycles": "estimated cycles", "misses.d1": "D1 misses",
+           "misses.ll": "LL misses"}  # fmt: skip
+"""Metric of `count.Counts` -> words."""
+
 Answer = Result | Missing
 """Result of a gate: PASS, FAIL, UNSUPPORTED with the reason, or its case's failure.
 
@@ -237,6 +243,29 @@ def judge_record(gate: Gate, now: Result, then: Mapping[tuple[str, str], Result]
     interval = Interval(a["seconds"] / b["seconds"], low, high, math.inf)
     decision = Decision(answer, interval, int(a["rounds"]), a["seconds"] * a["rounds"])
     return judge_time(gate, decision, "the earlier record")
+
+
+def judge_counts(gate: Gate, now: Result, then: Result | None, grown: tuple[str, float] | None = None) -> Result:
+    """Compare instructions and estimated cycles with the baseline's.
+
+    The cycles rise without the instructions if more accesses miss a cache. Times, if both have them, only add to the
+    reason. `grown` is the function that grew most, and its ratio.
+    """
+    if now.verdict is not Verdict.PASS:
+        return replace(now, case=gate.id)
+    if then is None or not then.metrics.get("instructions"):
+        return not_run(gate, "the baseline has no counts of this unit")
+    a, b = now.metrics, then.metrics
+    ratios = {k: a[k] / b[k] for k in COUNTED if b.get(k)}
+    worst = max(ratios["instructions"], ratios["cycles"])
+    over = worst > gate.limit
+    shown = [k for k in COUNTED if k in ratios and (over or not k.startswith("misses."))]
+    told = ", ".join(f"{ratios[k]:.4f} × {COUNTED[k]}" for k in shown)
+    time = f", {a['seconds'] / b['seconds']:.2f} × time" if a.get("seconds") and b.get("seconds") else ""
+    where = f"; most in {grown[0]}: {grown[1]:.4f} ×" if grown and ratios["instructions"] > gate.limit else ""
+    reason = f"{gate.unit.model}: {told}, at most {gate.limit:g} allowed{time}{where}"
+    metrics = {"estimate": worst, "limit": gate.limit, **{f"ratio.{k}": r for k, r in ratios.items()}}
+    return _answer(gate, not over, reason, metrics)
 
 
 @dataclass(slots=True)
