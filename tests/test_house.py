@@ -43,7 +43,7 @@ BUDGETS = {
     "conformance/backend": 3_325, "conformance/builds": 720, "conformance/campaign": 640, "conformance/case": 2_115,
     "conformance/causes": 3_505, "conformance/cli": 3_445, "conformance/ggml": 8_405, "conformance/judge": 2_360,
     "conformance/live": 5_890,
-    "conformance/model": 1_435, "conformance/nightly": 325, "conformance/perf": 2_365, "conformance/process": 1_160,
+    "conformance/model": 1_435, "conformance/nightly": 325, "conformance/perf": 2_375, "conformance/process": 1_160,
     "conformance/release": 1_510, "conformance/report": 3_450, "conformance/run": 8_245, "conformance/suite": 12_310,
     "conformance/*.py": 1_280, "tests": 50_500,
 }  # fmt: skip

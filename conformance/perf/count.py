@@ -48,11 +48,14 @@ class Counts:
     """Misses of the last cache by data, reads and writes."""
     functions: Mapping[str, int] = field(default_factory=dict)
     """Function -> its own instructions, without those of functions that it calls."""
+    calls: int = 1
+    """Number of calls of `FUNCTION`."""
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a result; `cycles` estimates their cost."""
         cycles = self.instructions + D1_COST * self.d1 + LL_COST * self.ll
-        return {"instructions": self.instructions, "misses.d1": self.d1, "misses.ll": self.ll, "cycles": cycles}
+        misses = {"misses.d1": self.d1, "misses.ll": self.ll}
+        return {"instructions": self.instructions, **misses, "cycles": cycles, "graphs": self.calls}
 
     def grown(self, before: Counts) -> tuple[str, float] | None:
         """Return the function that grew most, with its ratio; None if none did."""
@@ -134,7 +137,10 @@ def total(counts: list[Counts]) -> Counts:
     functions: Sums[str] = Sums()
     for c in counts:
         functions.update(c.functions)
-    return Counts(sum(c.instructions for c in counts), sum(c.d1 for c in counts), sum(c.ll for c in counts), functions)
+    instructions, d1, ll, calls = (
+        sum(getattr(c, name) for c in counts) for name in ("instructions", "d1", "ll", "calls")
+    )
+    return Counts(instructions, d1, ll, functions, calls)
 
 
 def parse(text: str) -> Counts:
