@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,9 @@ from conformance.cli.options import (
 from conformance.cli.output import Group, leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
+from conformance.perf.bench import Bench
+from conformance.perf.count import check_callgrind
+from conformance.perf.units import BY_ID
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
 from conformance.release.backtest import Answer, Attempt
@@ -38,7 +42,9 @@ from conformance.release.release import Release, plan
 from conformance.release.target import Target, targets
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
+from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
 from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
@@ -171,23 +177,40 @@ def build_bisect(
 ) -> None:
     """Find the first BUILD with CAUSE of the run file RUN; list builds from old to new.
 
-    Exit code 3: the cause is in all builds, or in none.
+    CAUSE may be a unit of `conform perf run`, as perf/UNIT/MODEL@1: find the first build that executes more
+    instructions than the first one listed. Exit code 3: the cause is in all builds, or in none.
     """
     if len(names) < 2:
         raise UsageError("build bisect: at least two builds expected, from old to new")
-    known = causes_of(path)
-    found = next((c for c in known if c.id == cause), None)
-    if found is None:
-        raise UsageError(f"{path}: no cause {cause}; it has {', '.join(c.id for c in known) or 'none'}")
+    case_id, backend = _sought(path, cause)
     command = ["conform", "build", "bisect", str(path), cause, *names]
-    named = str(halving.without_library(Spec.parse(found.backend)))
+    named = str(halving.without_library(Spec.parse(backend)))
     (spec,) = backends_of(path, [named], command, backends).values()
-    tried = halving.bisect(found.smallest, spec, [probe(n) for n in names], Cases(isolation), _tried)
+    with closing(Runner(isolation=isolation)) as runner:
+        run: halving.Run = Cases(isolation).again
+        if cause in BY_ID:
+            check_callgrind()
+            run = halving.Counting(Bench(runner, isolation), BY_ID[cause]).run
+        tried = halving.bisect(case_id, spec, [probe(n) for n in names], run, _tried)
     line(tried.sentence())
     if json_path:
         rows: list[JSON] = [{"build": t.build.name, **t.result.to_json()} for t in tried.tried]
         write_json(json_path, rows)
     leave(Outcome.of(Why.UNPROVEN, [] if tried.found else ["the builds do not differ, so there is no first one"]))
+
+
+def _sought(path: Path, cause: str) -> tuple[str, str]:
+    """Return case and backend of a cause, or of a unit; UsageError if the file has neither."""
+    if cause in BY_ID:
+        backend = next((r.value.backend for r in read_runs([path]).results if r.value.case == cause), None)
+        if backend is None:
+            raise UsageError(f"{path}: no result of unit {cause}, as `conform perf run --json` writes it")
+        return cause, backend
+    known = causes_of(path)
+    found = next((c for c in known if c.id == cause), None)
+    if found is None:
+        raise UsageError(f"{path}: no cause {cause}; it has {', '.join(c.id for c in known) or 'none'}")
+    return found.smallest, found.backend
 
 
 def _tried(tried: halving.Tried) -> None:

@@ -162,6 +162,9 @@ UNITS: dict[Level, tuple[Unit, ...]] = {
 }
 """Level -> units with different names; `smoke` uses the smaller decoder."""
 
+BY_ID = {u.id: u for every in UNITS.values() for u in every}
+"""Units of all levels by the ids of their results."""
+
 ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
 """Level -> default rounds, without warm-up."""
 

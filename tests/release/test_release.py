@@ -17,13 +17,16 @@ from conformance.builds.build import Build, DeviceOf
 from conformance.case.case import Case
 from conformance.causes import analyse
 from conformance.causes.cause import assigned
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import Result, Verdict
 from conformance.live import audit
+from conformance.perf.bench import Bench, Row
+from conformance.perf.count import Counts, Tool, callgrind
+from conformance.perf.units import BY_ID, Unit
 from conformance.release import backtest
-from conformance.release.bisect import bisect, on
+from conformance.release.bisect import Counting, bisect, on
 from conformance.release.cases import Cases, Sweep, spread
 from conformance.release.causes import RIGHT, Causes, Found, difference, fails
 from conformance.release.record import causes_of, write
@@ -391,7 +394,7 @@ def test_bisecting_finds_the_first_build_that_has_it(n: int, data: st.DataObject
     builds = [_build(f"b{i}") for i in range(n)]
     spec = Spec("ggml", (("lib", "/x"), ("device", "Vulkan0")))
     kind = Fixed({on(spec, b): frozenset({"ADD-1"}) for b in builds[first:]})
-    found = bisect("ADD-1", spec, builds, kind)
+    found = bisect("ADD-1", spec, builds, kind.again)
     assert len(kind.again_of) <= 2 + n.bit_length()
     expected = {0: "in every tested build, from b0 on", n: "in none of the tested builds: b0"}
     assert expected.get(first, f"b{first} is the first build with it") in found.sentence()
@@ -401,7 +404,46 @@ def test_bisecting_finds_where_a_fault_was_mended() -> None:
     """Where the newest build is right, the answer is the last that is not."""
     builds = [_build(f"b{i}") for i in range(6)]
     kind = Fixed({on(NEW, b): frozenset({"ADD-1"}) for b in builds[:3]})
-    assert bisect("ADD-1", NEW, builds, kind).sentence() == "b2 is the last build with it, b3 no longer has it"
+    assert bisect("ADD-1", NEW, builds, kind.again).sentence() == "b2 is the last build with it, b3 no longer has it"
+
+
+class Counted(Bench):
+    """A bench that runs nothing: each build has a number of instructions, or cannot be counted (0)."""
+
+    def __init__(self, instructions: Mapping[Spec, int]) -> None:
+        self._instructions = instructions
+
+    def result(self, unit: Unit, spec: Spec) -> Result:
+        """As if the unit's case had passed."""
+        return Result(unit.case_id, str(spec), Verdict.PASS)
+
+    def count(self, row: Row, tool: Tool = callgrind) -> None:  # noqa: ARG002  # as in a bench
+        """Add the build's number, if it has one."""
+        if n := self._instructions[row.backend]:
+            row.counts = Counts(n, 0, 0)
+            row.result = replace(row.result, metrics=row.counts.metrics())
+
+
+UNIT = next(iter(BY_ID.values()))
+
+
+@given(n=st.integers(2, 9), data=st.data())
+def test_bisecting_finds_the_first_build_that_executes_more(n: int, data: st.DataObject) -> None:
+    """Each build is compared with the first one; 0.1 % more is no difference, 2 % more is one."""
+    first = data.draw(st.integers(1, n))
+    builds = [_build(f"b{i}") for i in range(n)]
+    more = {on(NEW, b): 1_020_000 if i >= first else 1_000_000 + 1000 * (i > 0) for i, b in enumerate(builds)}
+    found = bisect(UNIT.id, NEW, builds, Counting(Counted(more), UNIT).run)
+    wanted = f"b{first} is the first build with it" if first < n else "in none of the tested builds"
+    assert wanted in found.sentence()
+
+
+def test_a_first_build_that_cannot_be_counted() -> None:
+    """There is nothing to compare with, and the message names the build."""
+    builds = [_build("b0"), _build("b1")]
+    counting = Counting(Counted(dict.fromkeys((on(NEW, b) for b in builds), 0)), UNIT)
+    with pytest.raises(UnavailableError, match=r"lib=/b0: .*nothing to compare with"):
+        bisect(UNIT.id, NEW, builds, counting.run)
 
 
 SQR = "ops/SQR-f32-ne=10x5@1"

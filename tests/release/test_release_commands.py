@@ -17,6 +17,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Verdict
+from conformance.perf.units import BY_ID
 from conformance.release import backtest
 from conformance.release.backtest import Attempt, Fault
 from conformance.release.causes import Found
@@ -35,6 +36,7 @@ TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
         (["test", "{file}"], "cannot be loaded"),
         (["bisect", "{file}", "ADD", "a"], "at least two builds expected, from old to new"),
         (["bisect", "{file}", "SUB-1", "a", "b"], "no cause SUB-1; it has ADD"),
+        (["bisect", "{file}", next(iter(BY_ID)), "a", "b"], "no result of unit perf/"),
         (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{toml}", "ADD", "a", "b"], "past.toml"),
         (["backtest", "{file}"], "run.json"),
