@@ -36,6 +36,8 @@ _DAMAGED = re.compile(
     r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): |corrupted|double free|stack smashing"
 )
 """Messages of the C library about a damaged heap, which vary at random."""
+_TEXTLESS = re.compile(r": [\w.-]{1,100}:[0-9]{1,9}: fatal error$")
+"""ggml's `GGML_ABORT("fatal error")`."""
 _SHAPE = re.compile(r"[\[({][-?.#,x;:\s]*[\])}]")
 _LONGEST = 240
 DIED, DAMAGED = "its process died", "the heap is damaged"
@@ -104,8 +106,14 @@ def error_of(error: ConformanceError) -> Error:
 
 
 def innermost(error: Error) -> str:
-    """Return the innermost message with `#` for numbers and shapes, to compare failures."""
-    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", _innermost(error))).split())[:_LONGEST]
+    """Return the innermost message with `#` for numbers and shapes, to compare failures.
+
+    A message without text of its own keeps its line of the source: other lines are other errors.
+    """
+    text = _innermost(error)
+    if not _TEXTLESS.search(text):
+        text = _SHAPE.sub("#", _NUMBER.sub("#", text))
+    return " ".join(text.split())[:_LONGEST]
 
 
 def said(error: Error) -> str:

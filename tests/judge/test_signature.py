@@ -58,6 +58,15 @@ def test_other_messages_are_other_failures(a: str, b: str) -> None:
     assert _said(a) != _said(b)
 
 
+def test_an_abort_without_words_is_known_by_its_line() -> None:
+    """Two lines that say `fatal error` are two failures; of an assertion its words tell, so its line does not."""
+    here, there = (_died(f"/work/ggml/src/ggml-cpu/ops.cpp:{n}: fatal error") for n in (304, 720))
+    assert here == "its process died (SIGABRT): ops.cpp:304: fatal error"
+    assert here != there
+    one, other = (_died(f"/work/ggml/src/ggml-cpu/ops.cpp:{n}: GGML_ASSERT(nb0 == 4) failed") for n in (304, 720))
+    assert one == other
+
+
 def test_an_op_is_part_of_an_error() -> None:
     """The same words at another op are another failure."""
     add, mul = (
