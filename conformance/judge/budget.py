@@ -87,7 +87,7 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     """Return the tolerance of a node with correct sources, expected in `arithmetic`.
 
     `same`: the backend computes in that arithmetic, too. If not, the tolerance of a node that `arithmetic` changes
-    includes the error of that change. `cancellation`: squared roundoffs due to cancellation in this product
+    includes the error of that change. `cancellation`: squared roundoffs due to cancellation in this node
     (`cancellations`).
     """
     if node.op in VIEW_OPS or (node.type.dtype is not None and node.type.dtype.kind == "i"):
@@ -100,7 +100,7 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     nmse = (row.base + row.per_k * row.terms(node) + cancellation) * U2
     why, profile, arithmetic = row.why, _profile(node, arithmetic), arithmetic.at(node)
     if cancellation:
-        why = f"{why}; difference of two sums that nearly cancel"
+        why = f"{why}; sums that nearly cancel"
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why

@@ -1,9 +1,10 @@
-"""Cost of float32 rounding if a product of weights with minima cancels.
+"""Cost of float32 rounding if the sums of an op cancel.
 
 Weights of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K are `scale * quant + offset`, and a product is the difference of two sums,
 `sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml computes these separately, so float32 rounding is relative to
 the sums and not to their difference. If the activations of a model have a common offset, the sums have thousands of
-times the energy of the difference. Both energies are computed here, from the bytes of the node.
+times the energy of the difference. LIGHTNING_INDEXER adds the scores of all heads by weights of both signs, whose sum
+may be far smaller than they are. The energies are computed here, from the bytes of the node.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 
 
 def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[Tensor, float]:
-    """Return the squared float32 roundoffs that cancellation costs each product of step `k`.
+    """Return the squared float32 roundoffs that cancellation costs each node of step `k`.
 
-    They are relative to the energy of the difference. `expected` has packed bytes. Products whose operand or result
-    bytes are unknown are absent.
+    They are relative to the energy of the result. `expected` has packed bytes. Nodes whose operand or result bytes are
+    unknown are absent.
     """
     known = KnownValues(case, k, expected)
     found = {n: known.cancellation(n) for n in case.steps[k].graph if computes(n)}
@@ -52,24 +53,49 @@ class KnownValues:
         return self.of(node.src[0]) if node.op == "ARGSORT" else None
 
     def cancellation(self, node: Tensor) -> float:
-        """Return a squared roundoff by offset, times both sums' energy over the result's; else 0.
+        """Return the squared roundoffs of a node's sums, relative to its result; 0 if unknown.
 
-        A float32 sum of n terms adds up to n u^2 of its energy if its errors are random; a group of elements is one
-        term.
+        A float32 sum of n terms adds up to n u^2 of their energy if its errors are random.
         """
-        if node.op not in _PRODUCTS or node not in self._expected:
+        if node not in self._expected:
             return 0.0
+        if node.op in _PRODUCTS:
+            worth = self._by_offset(node)
+        else:
+            worth = self._over_heads(node) if node.op == "LIGHTNING_INDEXER" else 0.0
+        return worth if np.isfinite(worth) else 0.0
+
+    def _floats(self, t: Tensor | None) -> F64 | None:
+        values = self.of(t)
+        return None if t is None or values is None else quants.to_float(t.type, values).astype(np.float64)
+
+    def _result(self, node: Tensor) -> F64:
+        return self._expected[node].view("<f4").astype(np.float64).reshape(node.shape)
+
+    def _over_heads(self, node: Tensor) -> float:
+        """Return the worth of a sum over heads, of the cells that are not masked."""
+        q, k, weights = map(self._floats, node.src[:3])
+        if q is None or k is None or weights is None:
+            return 0.0
+        scores = np.maximum(q @ k[:, :, 0].swapaxes(-1, -2)[:, None], 0) * weights[:, 0][..., None]
+        y = self._result(node)[:, 0]
+        seen = np.isfinite(y)
+        energy = float(np.sum(y[seen] ** 2))
+        terms = float(np.sum(np.where(seen, np.sum(scores**2, -2), 0)))
+        return scores.shape[-2] * terms / energy if energy else 0.0
+
+    def _by_offset(self, node: Tensor) -> float:
+        """Return the worth of a product by offset; a group of elements is one term."""
         weights, x = node.src[:2]
-        w, a = self.of(weights), self.of(x)
-        if w is None or a is None or weights is None or x is None:
+        w, values = self.of(weights), self._floats(x)
+        if w is None or values is None or weights is None:
             return 0.0
         offset = quants.offsets(weights.type, w)
         if offset is None:
             return 0.0
         groups = offset.shape[-1]
-        values = quants.to_float(x.type, a).astype(np.float64)
         sums = values.reshape(*values.shape[:-1], groups, -1).sum(-1)
-        y = self._expected[node].view("<f4").astype(np.float64).reshape(node.shape)
+        y = self._result(node)
         if node.op == "MUL_MAT":
             second = _product(offset, sums)
         else:
@@ -79,8 +105,7 @@ class KnownValues:
             second = _product_id(offset, sums, ids[0, 0].astype(np.int64))[None]
         energy = float(np.sum(y * y))
         both = float(np.sum((y - second) ** 2) + np.sum(second * second))
-        worth = groups * both / energy if energy else 0.0
-        return worth if np.isfinite(worth) else 0.0
+        return groups * both / energy if energy else 0.0
 
 
 def _product(offset: NDArray[np.float32], sums: F64) -> F64:

@@ -1,4 +1,4 @@
-"""Products of weights with minima: a right sum of two that cancel passes, and a wrong bit of a block is still seen."""
+"""Sums that cancel: a right one passes, and a wrong bit of a block or a wrong weight is still seen."""
 
 from __future__ import annotations
 
@@ -115,3 +115,32 @@ def test_other_types_have_no_minima(runner: Runner, type_: str) -> None:
     assert not cancellations(case, 0, expectation.steps[0].outputs)
     weight = next(iter(case.persistent))
     assert quants.offsets(weight.type, strided(case.persistent[weight], weight)) is None
+
+
+def _opposite_heads(runner: Runner, wrong: float = 0.0) -> Case:
+    """Every second head is the one before it, with the opposite weight but for a part in 1,000."""
+    case = runner.case("ops/LIGHTNING_INDEXER-f32-q=128x64x2,n_kv=16@1")
+    step = case.steps[0]
+    q, _, weights, _ = next(n for n in step.graph if n.op == "LIGHTNING_INDEXER").src
+    assert q is not None
+    assert weights is not None
+    inputs = dict(step.inputs)
+    heads, worth = (inputs[t].view("<f4").reshape(t.shape).copy() for t in (q, weights))
+    heads[:, :, 1::2] = heads[:, :, ::2]
+    worth[..., 1::2] = -worth[..., ::2] * np.float32(0.999)
+    worth[..., 0] *= 1 + wrong
+    inputs |= {q: heads.reshape(-1).view(np.uint8), weights: worth.reshape(-1).view(np.uint8)}
+    return replace(case, steps=[Step(step.graph, inputs, step.outputs)])
+
+
+@needs_wheel
+def test_heads_that_cancel(runner: Runner) -> None:
+    """What ggml computes is within their rounding, and a weight of a head that is 0.1 % off is beyond it."""
+    case, wrong = _opposite_heads(runner), _opposite_heads(runner, 1e-3)
+    (result,) = runner.run(Spec("ggml"), [case])
+    assert result.verdict == "PASS", result.detail
+    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
+    assert max(cancellations(case, 0, expectation.steps[0].outputs).values()) > 1e5
+    found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
+    (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
+    assert judged.used > 20
