@@ -23,6 +23,8 @@ DOCUMENTS = 12
 """Maximum number of run files listed."""
 LONGEST = 600
 """Maximum characters of one text; an abort may print pages."""
+INTERRUPTED = "interrupted: the run was killed before it wrote its record"
+"""Note at the file of such a run."""
 RESERVE = 8_000
 """Bytes reserved for notes on omitted items, in all sections together."""
 SHARE = 0.6
@@ -88,7 +90,8 @@ def _head(runs: Runs) -> Iterator[str]:
         env = d.environment
         machine = f"{env.cpu or 'unknown processor'}, {env.cores or '?'} cores, {env.system or ''}"
         on = f"{inline(d.machine, 40)} ({inline(machine, 120)})"
-        yield f"- {d.written}: {code(d.path.name, 120)}, run {d.run[:8]} on {on}{_origin(env)}"
+        cut = f", **{INTERRUPTED}**" if d.record.interrupted else ""
+        yield f"- {d.written}: {code(d.path.name, 120)}, run {d.run[:8]} on {on}{_origin(env)}{cut}"
     if (more := len(runs.documents) - DOCUMENTS) > 0:
         yield f"- and {more} older run files"
 

@@ -175,6 +175,8 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
     """True if a backend without a PASS fails the run."""
     selection: Selection | None = None
     shard: ShardOf | None = None
+    interrupted: bool | None = None
+    """True if its run was killed, so that it comes from a `report.journal.Partial`."""
 
     def __post_init__(self) -> None:
         datetime.strptime(self.written, WRITTEN)  # noqa: DTZ007  # Z is part of the format
@@ -355,6 +357,7 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     return {
         **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
         "kind": "conformance",
+        "interrupted": True,
         "asked": asked.to_json(),
         "missing": [m.to_json() for m in asked.missing(results, KILLED)],
         "results": rows[1:],

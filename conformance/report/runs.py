@@ -18,6 +18,7 @@ from conformance.perf.gates import FAMILY as GATE
 from conformance.perf.units import FAMILY as PERF
 from conformance.run.session.shard import whole
 
+from .journal import BESIDE
 from .runfile import Document, read_document
 
 T = TypeVar("T")
@@ -97,7 +98,8 @@ class Runs:
 def read_runs(paths: Sequence[Path]) -> Runs:
     """Read run files, and those in folders (recursively), and merge them.
 
-    A JSON file in a folder that is not a run file is ignored; a file named in `paths` must be one.
+    A JSON file in a folder that is not a run file is ignored; a file named in `paths` must be one. A folder
+    also has the results of runs that were killed.
 
     Raises:
         UsageError: a file cannot be read or has a wrong field, or there is no run file at all.
@@ -130,7 +132,7 @@ def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield each file once, and whether `paths` names it itself."""
     seen: set[Path] = set()
     for path in paths:
-        candidates = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        candidates = sorted([*path.rglob("*.json"), *path.rglob(f"*{BESIDE}")]) if path.is_dir() else [path]
         for f in candidates:
             if (real := f.resolve()) not in seen and (f is path or f.is_file()):
                 seen.add(real)

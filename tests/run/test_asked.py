@@ -22,7 +22,7 @@ from conformance.cli import main
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import MissingCause, Request, Result, Verdict
 from conformance.report.junit import ERRORS, junit
-from conformance.report.markdown import markdown
+from conformance.report.markdown import INTERRUPTED, markdown
 from conformance.report.runs import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,13 +112,18 @@ def test_an_interrupted_run_lists_what_did_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("adapter")
 def test_what_a_killed_run_found_is_on_disk(tmp_path: Path) -> None:
-    """A process that is gone leaves its results beside --json: a report reads them, the next start keeps them."""
+    """A process that is gone leaves its results beside --json: a report of the folder has them and says so.
+
+    The next start keeps them.
+    """
     out = tmp_path / "r.json"
     words = ("run", *CASES, "--json", str(out))
     gone = _outside(*words, "--backend", "ggml", "--backend", "dying?how=gone")
     assert not out.exists(), gone.stderr
     left = tmp_path / "r.json.partial.jsonl"
-    runs = read_runs([left])
+    runs = read_runs([tmp_path])
+    assert [(d.path, d.record.interrupted) for d in runs.documents] == [(left, True)]
+    assert f"**{INTERRUPTED}**" in markdown(runs)
     assert {r.value.backend for r in runs.results} == {"ggml"}
     assert {m.value.backend for m in runs.missing} == {"dying?how=gone"}
     assert len(runs.missing) == len(runs.results)

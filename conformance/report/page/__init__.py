@@ -107,4 +107,5 @@ def _document(d: Document) -> JSON:
         "totals": d.record.totals,
         "asked": d.record.asked,
         "waivers": d.record.waivers or [],
+        "interrupted": d.record.interrupted is True,
     }

@@ -184,6 +184,7 @@ function comparedCase(i) {
 function notRunSummary() {
   const lines = [];
   const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
+  for (const d of report.documents.filter((x) => x.interrupted)) note(LOST, h("strong", null, d.file), ": interrupted: the run was killed before it wrote its record");
   for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
   for (const backend of tables.results.words("backend")) {
     const n = select(tables.missing, new URLSearchParams({ backend })).length;
