@@ -444,8 +444,12 @@ class TestRun:
                 write_json(path, {**self._record(), **self.chosen.extra()})
                 written = True
         finally:
-            if self._partial is not None and (message := self._partial.close(written=written)):
-                self.faults.append(message)
+            self.recorded(written=written)
+
+    def recorded(self, *, written: bool) -> None:
+        """Remove the results beside the record if that is `written`, else keep them and say so."""
+        if self._partial is not None and (message := self._partial.close(written=written)):
+            self.faults.append(message)
 
     @property
     def _rows(self) -> list[Result]:

@@ -37,7 +37,7 @@ from conformance.release.backtest import Answer, Attempt
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
 from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
-from conformance.release.record import causes_of, document, write
+from conformance.release.record import causes_of, made, write, write_page
 from conformance.release.release import Release, plan
 from conformance.release.target import Target, targets
 from conformance.report.progress import Progress, since
@@ -94,15 +94,21 @@ def build_test(
     case passed on a device, 5 --budget ended before every case ran: see docs/exit-codes.md.
     """
     begun = since(f"conform build test {new}")
-    it = _release(_probe(new), None if old is None else _probe(old), devices, budget, level, isolation)
+    paths = [made(output)] if output else []
+    paths += [json_path] if json_path else []
+    it = _release(_probe(new), None if old is None else _probe(old), devices, budget, level, isolation, *paths[:1])
+    for text in it.it.left:
+        line(text, err=True)
     with Progress().of(begun):
         it.run()
     _show(it)
-    if json_path:
-        write_json(json_path, document(it))
-    if output:
-        for path in write(output, it):
-            line(f"{path}: written")
+    try:
+        write(it, paths)
+    finally:
+        for text in it.it.faults:
+            line(text, err=True)
+    for path in (*paths[:1], *write_page(output)) if output else ():
+        line(f"{path}: written")
     leave(it.outcome())
 
 
@@ -120,7 +126,13 @@ def _probe(text: str) -> Build:
 
 
 def _release(
-    new: Build, old: Build | None, devices: Sequence[str], seconds: float, level: Level, isolation: Isolation
+    new: Build,
+    old: Build | None,
+    devices: Sequence[str],
+    seconds: float,
+    level: Level,
+    isolation: Isolation,
+    path: Path | None = None,
 ) -> Release:
     say = partial(line, err=True)
     isolation = replace(isolation, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
@@ -130,7 +142,7 @@ def _release(
     chosen = list(profiles.give(targets(new, old, devices), new, old, learning))
     seconds -= time.monotonic() - begun
     work = plan(chosen, level, models=new.llama and (old is None or old.llama))
-    return Release(new, old, chosen, work, seconds, isolation, Cases(isolation, say), say)
+    return Release(new, old, chosen, work, seconds, isolation, Cases(isolation, say), say, path=path)
 
 
 def _show(it: Release) -> None:

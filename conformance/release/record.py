@@ -23,14 +23,29 @@ from .release import Release
 RESULTS, PAGE, SUMMARY = "run.json", "index.html", "summary.md"
 
 
-def write(folder: Path, release: Release) -> Iterator[Path]:
-    """Write run file, page and summary; yield each path. UsageError if a file cannot be written."""
+def made(folder: Path) -> Path:
+    """Make the folder of -o and return the path of its run file; UsageError if impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UsageError(f"-o {folder}: a folder that can be written expected: {e.strerror}") from e
-    write_json(folder / RESULTS, document(release))
-    yield folder / RESULTS
+    return folder / RESULTS
+
+
+def write(release: Release, paths: Sequence[Path]) -> None:
+    """Write the run file and remove the results beside it; UsageError if impossible."""
+    written = False
+    try:
+        body = document(release)
+        for path in paths:
+            write_json(path, body)
+        written = True
+    finally:
+        release.it.recorded(written=written)
+
+
+def write_page(folder: Path) -> Iterator[Path]:
+    """Write page and summary of the run file; yield each path. UsageError if impossible."""
     runs = read_runs([folder / RESULTS])
     for name, text in (
         (PAGE, page(runs, now=datetime.now(timezone.utc))),

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 
 from conformance.builds.build import Build
 from conformance.case.case import JSON
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
-from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Result, Totals, Verdict, counted
+from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.live import arch, audit, scenario
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
@@ -80,17 +81,23 @@ class Release:
     clock: Callable[[], float] = time.monotonic
     found: list[Found] = field(default_factory=list)
     interrupted: bool = False
+    path: Path | None = None
+    """Path of the run file; each result is beside it at once, until it is written."""
     it: TestRun = field(init=False)
 
     def __post_init__(self) -> None:
         bases = {t.build: t.base for t in self.targets if t.base is not None}
         self.it = TestRun(
-            Chosen(workers=Workers(self.isolation)),
+            Chosen(workers=Workers(self.isolation), json_path=self.path),
             bases=bases,
             waivers=WaiverBook({}, today()),
             clock=self.clock,
             recovers=False,
         )
+        asked: dict[str, list[str]] = {}
+        for w in self.work:
+            asked.setdefault(str(w.target.build), []).extend(w.left)
+        self.it.ask(Request(asked), gating=False)
 
     def run(self) -> None:
         """Run the cases and find causes. Ctrl-C ends either part and leaves the results so far."""

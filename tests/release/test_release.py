@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from conformance.causes.cause import assigned
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Error, Fault, Place
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import MissingCause, Result, Verdict
 from conformance.live import audit
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
@@ -29,10 +30,12 @@ from conformance.release import backtest
 from conformance.release.bisect import Counting, bisect, on
 from conformance.release.cases import Cases, Sweep, spread
 from conformance.release.causes import RIGHT, Causes, Found, difference, fails
-from conformance.release.record import causes_of, write
+from conformance.release.record import causes_of, made, write, write_page
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
 from conformance.report.compare import State
+from conformance.report.markdown import INTERRUPTED, markdown
+from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.testrun import FIRST
@@ -377,14 +380,44 @@ def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) ->
     _give(release, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
     causes.add(CPU, kind, *release.results(CPU), 1.0)
     release.found = causes.all()
-    paths = list(write(tmp_path, release))
-    assert [p.name for p in paths] == ["run.json", "index.html", "summary.md"]
-    assert "new: ADD is wrong" in (tmp_path / "summary.md").read_text()
-    (cause,) = causes_of(paths[0])
+    path = made(tmp_path / "page")
+    write(release, [path])
+    page, summary = write_page(path.parent)
+    assert (path.name, page.name) == ("run.json", "index.html")
+    assert "new: ADD is wrong" in summary.read_text()
+    (cause,) = causes_of(path)
     assert (cause.id, cause.smallest, cause.backend) == ("ADD", "ADD-1", str(NEW))
-    document = json.loads(paths[0].read_text())
+    document = json.loads(path.read_text())
     assert [m["case"] for m in document["missing"]] == ["SUB-1"]
     assert document["builds"]["causes"][0]["state"] == "new"
+
+
+def test_a_killed_release_leaves_its_results(tmp_path: Path) -> None:
+    """Results are on disk at once, and a report of the folder has them and says that the run was killed.
+
+    The next run keeps them under another name, and the record replaces its own.
+    """
+    ids = ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", "ops/SQR-f32-ne=10x5@1"]
+    target = Target("CPU", Spec("cpu"), None)
+    path = made(tmp_path)
+
+    def begun() -> Release:
+        return Release(_build(), None, [target], [Sweep(target, "ops", ids)], 1.0, Isolation(), Fixed(), path=path)
+
+    killed = begun()
+    assert [r.case for _, r in killed.it.play(target.build, ids[:1])] == ids[:1]
+    runs = read_runs([tmp_path])
+    assert [r.value.case for r in runs.results] == ids[:1]
+    assert [(m.value.case, m.value.cause) for m in runs.missing] == [(ids[1], MissingCause.LOST)]
+    assert f"**{INTERRUPTED}**" in markdown(runs)
+    os.close(killed.it._partial._descriptor)  # type: ignore[union-attr, arg-type]  # as the end of its process does
+    again = begun()
+    assert "its 1 results are in" in again.it.left[0]
+    write(again, [path])
+    (document,) = read_runs([tmp_path]).documents
+    assert (document.path, document.record.interrupted) == (path, None)
+    (aside,) = tmp_path.glob("*.jsonl")
+    assert [r.value.case for r in read_runs([aside]).results] == ids[:1]
 
 
 @given(st.integers(2, 40), st.data())
