@@ -29,6 +29,18 @@ def test_a_case_is_legal(case_id: str) -> None:
     assert all(step.outputs or case.caches() for step in case.steps)
 
 
+@settings(max_examples=60)
+@given(case_ids("random"))
+def test_no_difference_is_of_a_value_and_its_multiple(case_id: str) -> None:
+    """It could be 0 but for rounding, for which no tolerance fits."""
+    for node in random_graphs.build(case_id).steps[0].graph:
+        if node.op == "SUB":
+            a, b = (s for s in node.src if s is not None)
+            while a.root.op in {"RMS_NORM", "L2_NORM", "SCALE"}:
+                a = next(s for s in a.root.src if s is not None)
+            assert a.root is not b.root
+
+
 @settings(max_examples=40)
 @given(case_ids("alias"))
 def test_an_alias_differs_under_the_same_names(case_id: str) -> None:
