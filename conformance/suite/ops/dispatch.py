@@ -109,14 +109,6 @@ DISPATCH: tuple[Grid, ...] = (
     ),
     grid("SET_ROWS", operands(_SMALL_BLOCKS, "f32 f16", "i64 i32"), a="{c}x{r}", n="1 2 5 33", va="- pad slab off",
          vb="- pad").where(c="32 64 96 128 256 288 512 1056", r="33 300"),
-    grid("SET_ROWS", operands(_LARGE_STORED, "f32 f16", "i64 i32"), a="{c}x33", n="1 2 5", va="- pad slab off",
-         vb="- pad").where(c="256 512 768"),
-    grid("CPY", operands("f32 f16 bf16", _LARGE_STORED), a="{c}x{n}x{z}", va="- pad p0213", form="- cast").where(
-        c="256 512 768", n="1 2 33", z="1 3"
-    ),
-    grid("ADD", operands(f"{BLOCKS_32} iq4_nl {_LARGE_STORED}", "f32"), a="{c}x{n}x{z}", b="{c}x{n}x{z}").where(
-        c="256 512 768", n="1 2 33", z="1 3"
-    ),
     grid("CPY", operands(FLOATS, FLOATS), a="{c}x{n}x{z}", va="- pad p0213 p1023", vb="- off p1023",
          form="- cast").where(
         c="1 2 3 4 7 8 9 31 32 33 63 64 65 128 256 1025 16392", n="1 2 8 31 32 33 64 65", z="1 3"
@@ -129,6 +121,14 @@ DISPATCH: tuple[Grid, ...] = (
 """Grids of which level `standard` has a covering array, and `smoke` each value once."""
 
 FURTHER: tuple[Grid, ...] = (
+    grid("SET_ROWS", operands(_LARGE_STORED, "f32 f16", "i64 i32"), a="{c}x33", n="1 2 5", va="- pad slab off",
+         vb="- pad").where(c="256 512 768"),
+    grid("CPY", operands("f32 f16 bf16", _LARGE_STORED), a="{c}x{n}x{z}", va="- pad p0213", form="- cast").where(
+        c="256 512 768", n="1 2 33", z="1 3"
+    ),
+    grid("ADD", operands(f"{BLOCKS_32} iq4_nl {_LARGE_STORED}", "f32"), a="{c}x{n}x{z}", b="{c}x{n}x{z}").where(
+        c="256 512 768", n="1 2 33", z="1 3"
+    ),
     grid("MUL_MAT", "f32+f32", a="{n}x{n}", b="{n}x{t}", hint="SRC0_IS_HADAMARD").where(
         n="2 32 64 128 256 512 1024", t="1 3 33"
     ),

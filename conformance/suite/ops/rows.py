@@ -16,7 +16,7 @@ from conformance.ggml.types import F32, I32
 from conformance.suite.data import distinct, integers, normal, uniform, values
 from conformance.suite.grid import grid, operands, points
 
-from .bench import BLOCKS, FLOATS, INPLACE, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
+from .bench import BLOCKS, BLOCKS_256, FLOATS, INPLACE, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
 
 
 @cases(
@@ -228,6 +228,7 @@ def _argmax(bench: Bench) -> Tensor:
     smoke=(
         "SET_ROWS-f16+f16+i32-a=256x9x4x4,n=1,ids=2x2,va=off,vb=part,vids=rows",
         "SET_ROWS-f16+f32+i64-a=32x131080,n=40",
+        grid(operands(BLOCKS_256, "f32", "i64"), a="512x7", n=4),
     ),
     full=(grid(operands(PLAIN, "f32", "i64"), a="1024x4096", n=512),),
     pairs=(
