@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml import quants
-from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, strided
+from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, nelements, strided
 
 F64 = NDArray[np.float64]
 _PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
+_SUMS = frozenset({"SUM", "SUM_ROWS", "MEAN"})
+FEW = 64
+"""Number of elements up to which all sums of a result may cancel; those of more seldom do."""
 
 
 def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[Tensor, float]:
@@ -59,10 +62,11 @@ class KnownValues:
         """
         if node not in self._expected:
             return 0.0
-        if node.op in _PRODUCTS:
-            worth = self._by_offset(node)
-        else:
-            worth = self._over_heads(node) if node.op == "LIGHTNING_INDEXER" else 0.0
+        worth = self._by_offset(node) if node.op in _PRODUCTS else 0.0
+        if node.op == "LIGHTNING_INDEXER":
+            worth = self._over_heads(node)
+        elif nelements(node) <= FEW:
+            worth += self._of_few(node)
         return worth if np.isfinite(worth) else 0.0
 
     def _floats(self, t: Tensor | None) -> F64 | None:
@@ -71,6 +75,21 @@ class KnownValues:
 
     def _result(self, node: Tensor) -> F64:
         return self._expected[node].view("<f4").astype(np.float64).reshape(node.shape)
+
+    def _of_few(self, node: Tensor) -> float:
+        """Return the worth of sums of products or elements beyond that of terms of random signs."""
+        x = self._floats(node.src[0])
+        if x is None or node.type.name != "f32":
+            return 0.0
+        if node.op in _SUMS:
+            n = x.size if node.op == "SUM" else x.shape[-1]
+            terms = float(np.sum(x * x)) / (n * n if node.op == "MEAN" else 1)
+        elif node.op == "MUL_MAT" and (by := self._floats(node.src[1])) is not None:
+            n, terms = x.shape[-1], float(np.sum(_product(x * x, by * by)))
+        else:
+            return 0.0
+        energy = float(np.sum(self._result(node) ** 2))
+        return n * max(0.0, terms / energy - 1) if energy else 0.0
 
     def _over_heads(self, node: Tensor) -> float:
         """Return the worth of a sum over heads, of the cells that are not masked."""
@@ -108,7 +127,7 @@ class KnownValues:
         return groups * both / energy if energy else 0.0
 
 
-def _product(offset: NDArray[np.float32], sums: F64) -> F64:
+def _product(offset: NDArray[np.floating], sums: F64) -> F64:
     """Compute `sums @ offset^T`; matrix i of `sums` is multiplied by matrix i / r of `offset`."""
     for axis in (0, 1):
         offset = np.repeat(offset, sums.shape[axis] // offset.shape[axis], axis)

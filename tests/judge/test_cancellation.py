@@ -144,3 +144,34 @@ def test_heads_that_cancel(runner: Runner) -> None:
     found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
     (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
     assert judged.used > 20
+
+
+def _few(runner: Runner, case_id: str, wrong: float = 0.0) -> Case:
+    """Each row of the last operand is changed so that its result is a thousandth of what it was."""
+    case = runner.case(case_id)
+    step = case.steps[0]
+    data = {**case.persistent, **step.inputs}
+    node = next(n for n in step.graph if n.op in {"MUL_MAT", "SUM_ROWS"})
+    t = node.src[-1]
+    assert t is not None
+    x = data[t].view("<f4").reshape(t.shape).astype(np.float64)
+    by = 1.0 if node.op == "SUM_ROWS" else data[node.src[0]].view("<f4").astype(np.float64)  # type: ignore[index]
+    x -= 0.999 * (x * by).sum(-1, keepdims=True) / x.shape[-1] / by
+    x[..., 0] *= 1 + wrong
+    changed = x.astype(np.float32).reshape(-1).view(np.uint8)
+    inputs, persistent = ({k: changed if k is t else d for k, d in m.items()} for m in (step.inputs, case.persistent))
+    return replace(case, persistent=persistent, steps=[Step(step.graph, inputs, step.outputs)])
+
+
+@needs_wheel
+@pytest.mark.parametrize("case_id", ["ops/MUL_MAT-f32+f32-a=300x1,b=300x2@5", "ops/SUM_ROWS-f32-ne=300x2@5"])
+def test_few_sums_that_cancel(runner: Runner, case_id: str) -> None:
+    """What ggml computes is within their rounding, and one term that is 1 % off is beyond it."""
+    case, wrong = _few(runner, case_id), _few(runner, case_id, 0.01)
+    (result,) = runner.run(Spec("ggml"), [case])
+    assert result.verdict == "PASS", result.detail
+    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
+    assert max(cancellations(case, 0, expectation.steps[0].outputs).values()) > 1e5
+    found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
+    (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
+    assert judged.used > 20
