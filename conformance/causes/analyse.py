@@ -75,7 +75,7 @@ def analyse(
             found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are skipped: {e}")
-    return in_order([*(cause for cause, _ in found), *_of_live(live)])
+    return in_order([*(cause for cause, _ in found), *by_message(live)])
 
 
 def failing_backends(results: Sequence[Result]) -> set[str]:
@@ -216,19 +216,22 @@ def _case(result: Result) -> Case | None:
     return None
 
 
-def _of_live(results: Sequence[Result]) -> list[Cause]:
-    """Group failures of live families, which have no graph, by family, verdict and message."""
+def by_message(results: Sequence[Result]) -> list[Cause]:
+    """Group failures that cannot be searched by op or family, verdict and message; nothing runs.
+
+    Cases of live families have no graph; a backend may no longer open, or no time may be left.
+    """
     groups: dict[tuple[str, str, Verdict, str], list[str]] = {}
     for r in results:
         if r.verdict in _WRONG:
-            family = r.case.partition("/")[0]
-            groups.setdefault((r.backend, family, r.verdict, _message_of(r)), []).append(r.case)
+            what = _op(r.case) or r.case.partition("/")[0]
+            groups.setdefault((r.backend, what, r.verdict, _message_of(r)), []).append(r.case)
     causes = []
-    for (backend, family, verdict, message), cases in groups.items():
-        name = f"{family}-{digest(verdict, message)}"
-        sentence = f"{family}: {verdict}: {message} ({counted(len(cases), 'case')})"
+    for (backend, what, verdict, message), cases in groups.items():
+        name = f"{what}-{digest(verdict, message)}"
+        sentence = f"{what}: {verdict}: {message} ({counted(len(cases), 'case')})"
         rank = {"failed": len(cases)}
-        causes.append(Cause(name, sentence, backend, verdict, "", message, (), tuple(cases), rank=rank))
+        causes.append(Cause(name, sentence, backend, verdict, _op(cases[0]), message, (), tuple(cases), rank=rank))
     return sorted(causes, key=lambda c: (-len(c.cases), c.id))
 
 

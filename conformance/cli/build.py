@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -136,13 +135,13 @@ def _release(
 ) -> Release:
     say = partial(line, err=True)
     isolation = replace(isolation, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
-    begun = time.monotonic()
     profiles = Profiles(folder(), isolation, progress=say)
-    learning = seconds * (LEARNING if old is None else LEARNING_BESIDE)
-    chosen = list(profiles.give(targets(new, old, devices), new, old, learning))
-    seconds -= time.monotonic() - begun
+    chosen = profiles.give(targets(new, old, devices), new, old)
     work = plan(chosen, level, models=new.llama and (old is None or old.llama))
-    return Release(new, old, chosen, work, seconds, isolation, Cases(isolation, say), say, path=path)
+    kind, learning = Cases(isolation, say), LEARNING if old is None else LEARNING_BESIDE
+    return Release(
+        new, old, chosen, work, seconds, isolation, kind, say, path=path, profiles=profiles, learning=learning
+    )
 
 
 def _show(it: Release) -> None:
@@ -164,7 +163,7 @@ def _show(it: Release) -> None:
 
 def _note(it: Release, target: Target) -> str:
     alone = "" if target.base or not it.base else "not in the other build"
-    notes = ("a software driver" if target.software else "", alone, target.note)
+    notes = ("a software driver" if target.software else "", alone, it.notes.get(target.name, ""))
     return ", ".join(filter(None, notes))
 
 

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -15,7 +14,7 @@ from math import inf
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.causes.analyse import analyse
+from conformance.causes.analyse import analyse, by_message
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import computes
 from conformance.judge.cause import Cause
@@ -48,7 +47,19 @@ class Cases:
     clock: Callable[[], float] = time.monotonic
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
-        """Return the causes of failures, after locating the failing node of each."""
+        """Return the causes of failures, after locating the failing node of each.
+
+        Failures that cannot be searched, such as those of a backend that no longer opens, are grouped by message.
+        """
+        found: list[Cause] = []
+        try:
+            found = self._searched(results, seconds)
+        except ConformanceError as e:
+            self.progress(f"failures are grouped by message: {e}")
+        known = {(c.backend, i) for c in found for i in c.cases}
+        return [*found, *by_message([r for r in results if (r.backend, r.case) not in known])]
+
+    def _searched(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         begun = self.clock()
         located = self._located(results, begun + seconds * LOCATING)
         left = max(0.0, begun + seconds - self.clock())
@@ -105,11 +116,13 @@ class Sweep:
     """Op that did not return -> ids of its other cases, which run last."""
 
     def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
-        """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last."""
+        """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last.
+
+        ConformanceError if a backend of the target does not open.
+        """
         self.left.sort(key=lambda i: _subject(i) in slow)
-        for spec in self.target.specs:
-            with suppress(ConformanceError):  # it is the result of each case
-                it.runner.backend(spec)  # opened, it takes the limit
+        for spec in self.target.specs if not is_live(self.left[0]) else ():  # a live family starts its own processes
+            it.runner.backend(spec)
         ends, limit = it.clock() + seconds, QUICK if self.target.on_cpu else inf
         while self.left and it.clock() < ends:
             hung: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -45,29 +45,38 @@ class Profiles:
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
 
-    def give(self, targets: Sequence[Target], build: Build, base: Build | None, seconds: float) -> Iterator[Target]:
-        """Yield each target, with a profile if its device declares no rounding.
+    def give(self, targets: Sequence[Target], build: Build, base: Build | None) -> list[Target]:
+        """Return the targets; those whose devices declare no rounding get the file of a profile.
 
-        Keys for which no time was left get the limits of upstream's tests; the next run measures them. With a base its
-        profile is used, so that a device that became less exact fails.
+        With a base its profile is used, so that a device that became less exact fails.
         """
-        silent = {d.name for d in build.devices if d.type not in (CPU, *BESIDE)}
-        wanted = [t for t in targets if dict(t.build.options).get("device", CPU) in silent - {RPC}]
-        end = self.clock() + seconds
-        keys = plain(self.level) if wanted else {}
-        for target in targets:
-            if target not in wanted:
-                yield target
-                continue
-            of, spec = (base, target.base) if base is not None and target.base is not None else (build, target.build)
-            share = (end - self.clock()) / (len(wanted) - wanted.index(target))
-            path, unknown = self._learn(of, spec, keys, share)
-            yield replace(
-                target,
-                note=f"{unknown} of {len(keys)} keys not measured: upstream's limits hold there" if unknown else "",
-                build=_with(target.build, path),
-                base=None if target.base is None else _with(target.base, path),
-            )
+        silent = {d.name for d in build.devices if d.type not in (CPU, *BESIDE)} - {RPC}
+        return [
+            self._with(t, build, base) if dict(t.build.options).get("device", CPU) in silent else t for t in targets
+        ]
+
+    def _with(self, target: Target, build: Build, base: Build | None) -> Target:
+        path = self.path(*_measured(target, build, base))
+        return replace(
+            target,
+            build=_with(target.build, path),
+            base=None if target.base is None else _with(target.base, path),
+        )
+
+    def measure(self, target: Target, build: Build, base: Build | None, seconds: float) -> str:
+        """Measure the rounding of a target of `give`; return a note about unmeasured keys, or "".
+
+        They get the limits of upstream's tests; the next run measures them.
+
+        Raises:
+            UsageError: the profile cannot be written.
+            ConformanceError: the device does not open.
+        """
+        keys = plain(self.level)
+        of, spec = _measured(target, build, base)
+        bare = Spec(spec.name, tuple((k, v) for k, v in spec.options if k != "profile"))
+        _, unknown = self._learn(of, bare, keys, seconds)
+        return f"{unknown} of {len(keys)} keys not measured: upstream's limits hold there" if unknown else ""
 
     def path(self, build: Build, spec: Spec) -> Path:
         """Return the file of the profile of a build's device."""
@@ -111,6 +120,11 @@ class Profiles:
             write_whole(path, text)
         except OSError as e:
             raise UsageError(f"{path}: a precision profile cannot be written: {e.strerror or e}") from e
+
+
+def _measured(target: Target, build: Build, base: Build | None) -> tuple[Build, Spec]:
+    """Return the build whose rounding is measured, and its backend."""
+    return (base, target.base) if base is not None and target.base is not None else (build, target.build)
 
 
 def _with(spec: Spec, profile: Path) -> Spec:

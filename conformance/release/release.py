@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conformance.builds.build import Build
 from conformance.case.case import JSON
+from conformance.ggml.errors import ConformanceError
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Request, Result, Totals, Verdict, counted
 from conformance.live import arch, audit, scenario
@@ -25,6 +26,7 @@ from conformance.testrun import Chosen, TestRun
 
 from .cases import Sweep, spread
 from .causes import Causes, Found, Kind, difference, fails
+from .profiles import Profiles
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
@@ -83,6 +85,14 @@ class Release:
     interrupted: bool = False
     path: Path | None = None
     """Path of the run file; each result is beside it at once, until it is written."""
+    profiles: Profiles | None = None
+    """Measures the targets whose devices declare no rounding."""
+    learning: float = 0.0
+    """Maximum share of the time for that."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Target -> a note on its rounding."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Target that ended before its cases, such as one that does not open -> the error."""
     it: TestRun = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,7 +113,9 @@ class Release:
         """Run the cases and find causes. Ctrl-C ends either part and leaves the results so far."""
         begun = self.clock()
         try:
-            self._sweep(begun + self.seconds * RUNNING)
+            self._measure(begun + self.seconds * self.learning)
+            now = self.clock()
+            self._sweep(now + (begun + self.seconds - now) * RUNNING)
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress("interrupted; only finished results are judged")
@@ -117,12 +129,27 @@ class Release:
             self.progress("interrupted; some failures have no cause")
         self.found = causes.all()
 
+    def _measure(self, end: float) -> None:
+        """Measure rounding until `end`; a target that cannot be measured ends alone."""
+        wanted = [t for t in self.targets if t.is_measured]
+        for i, target in enumerate(wanted if self.profiles else ()):
+            assert self.profiles is not None
+            share = (end - self.clock()) / (len(wanted) - i)
+            try:
+                self.notes[target.name] = self.profiles.measure(target, self.build, self.base, share)
+            except ConformanceError as e:
+                self._break(target, e)
+
+    def _break(self, target: Target, error: ConformanceError) -> None:
+        self.broken[target.name] = str(error)
+        self.progress(f"{target.name}: its other cases do not run: {error}")
+
     def _sweep(self, end: float) -> None:
         """Run stages in time; each gets half of the remaining time, shared by its targets."""
         slow: set[str] = set()
         try:
             with self.it.runner.quick(locates=False, checks_stale_state=False):
-                while (left := [w for w in self.work if w.left]) and self.clock() < end:
+                while (left := [w for w in self._works() if w.left]) and self.clock() < end:
                     stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
                     for i, works in enumerate(stages):
                         share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
@@ -135,8 +162,17 @@ class Release:
             share = (end - self.clock()) / (len(works) - i)
             if share <= 0:
                 return
+            if work.target.name in self.broken:
+                continue
             self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
-            work.run(self.it, share, slow)
+            try:
+                work.run(self.it, share, slow)
+            except ConformanceError as e:
+                self._break(work.target, e)
+
+    def _works(self) -> list[Sweep]:
+        """Return the work of the targets that are not broken."""
+        return [w for w in self.work if w.target.name not in self.broken]
 
     def results(self, target: Target) -> tuple[list[Result], list[Result]]:
         """Return the results of the build and of its base."""
@@ -163,22 +199,25 @@ class Release:
         host = bool(_HOST.search(found.cause.message))
         return "library" if host or not software.issuperset(found.devices) else "library or its software driver"
 
-    def _left(self) -> Iterator[tuple[Target, str, list[str], str]]:
+    def _left(self) -> Iterator[tuple[Target, str, list[str], str, MissingCause]]:
         """Yield a target, its stage or an op in that stage, the ids that did not run, and why."""
+        cause = MissingCause.INTERRUPTED if self.interrupted else MissingCause.TIME_LIMIT
         late = "interrupted" if self.interrupted else LATE
         for w in self.work:
-            yield w.target, w.stage, w.left, late
+            broken = self.broken.get(w.target.name)
+            yield w.target, w.stage, w.left, broken or late, MissingCause.LOST if broken else cause
             for op, ids in w.hung.items():
-                yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case"
+                yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case", cause
 
     def missing(self) -> list[Missing]:
         """Return the planned cases of the build without a result."""
-        cause = MissingCause.INTERRUPTED if self.interrupted else MissingCause.TIME_LIMIT
-        return [Missing(str(target.build), i, why, cause) for target, _, ids, why in self._left() for i in ids]
+        return [Missing(str(t.build), i, why, cause) for t, _, ids, why, cause in self._left() for i in ids]
 
     def not_run(self) -> list[str]:
         """Return sentences about stages and devices that did not run, and why."""
-        lines = [f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why in self._left() if ids]
+        lines = [
+            f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why, _ in self._left() if ids
+        ]
         lines.append(f"{', '.join(absent(self.build))}: no such device here")
         if unknown := [name for name in self.build.architectures if name not in table()]:
             lines.append(f"{', '.join(unknown)}: architectures of the build for which the suite has no model")
@@ -189,16 +228,17 @@ class Release:
         return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
 
     def unproven(self) -> list[str]:
-        """Return the devices on which no case passed."""
-        return [t.name for t in self.targets if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
+        """Return the devices on which no case passed, except the broken ones."""
+        tried = (t for t in self.targets if t.name not in self.broken)
+        return [t.name for t in tried if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
 
     def executed(self) -> bool:
         """Return True if any case ran."""
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
     def outcome(self) -> Outcome:
-        """Return the outcome; it fails for a new cause or a newly refused case."""
-        new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self.work)
+        """Return the outcome; it fails for a new cause, a newly refused case or a broken target."""
+        new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self._works())
         before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
         lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]
         why, word = (Why.INTERRUPTED, "interrupted") if self.interrupted else (Why.TIME_LIMIT, LATE)
@@ -206,6 +246,7 @@ class Release:
         return (
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
             + coverage(lost, before)
+            + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
             + Outcome.of(why, cut)
             + Outcome.of(Why.UNPROVEN, [f"{name}: no case passed" for name in self.unproven()])
             + Outcome.of(Why.UNEXECUTED, [] if self.executed() else ["no cases ran"])
@@ -233,7 +274,7 @@ class Release:
             "backend": str(target.build),
             "against": None if target.base is None else str(target.base),
             "software": target.software,
-            "note": target.note,
+            "note": self.broken.get(target.name) or self.notes.get(target.name, ""),
             "dropped": list(self._dropped(target)),
         }
 

@@ -49,8 +49,11 @@ class Target:
     """True if the CPU emulates the device, whose driver may be at fault."""
     first: frozenset[str] = frozenset()
     """Ops with their own kernels in this setup; their cases run first."""
-    note: str = ""
-    """A note if its precision profile is unfinished."""
+
+    @property
+    def is_measured(self) -> bool:
+        """True if its rounding is measured, because its device declares none."""
+        return "profile" in dict(self.build.options)
 
     @property
     def on_cpu(self) -> bool:

@@ -39,8 +39,10 @@ def _profiles(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Pro
 def test_only_a_device_that_declares_nothing_gets_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The profile has each key that the level uses; a CPU says itself how it rounds."""
     monkeypatch.setattr(module, "CPU", "the CPU")
-    plain, gpu = _profiles(tmp_path, monkeypatch, 0.0).give([PLAIN, GPU], BUILD, None, 60.0)
-    assert plain == PLAIN
+    profiles = _profiles(tmp_path, monkeypatch, 0.0)
+    plain, gpu = profiles.give([PLAIN, GPU], BUILD, None)
+    assert (plain, plain.is_measured, gpu.is_measured) == (PLAIN, False, True)
+    assert profiles.measure(gpu, BUILD, None, 60.0) == ""
     path = Path(dict(gpu.build.options)["profile"])
     assert set(read(path).entries) >= {"ADD-f32+f32", "SQR-f32"}
     assert path.parent == tmp_path
@@ -49,10 +51,12 @@ def test_only_a_device_that_declares_nothing_gets_a_profile(tmp_path: Path, monk
 def test_a_profile_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the time did not do to measure is judged by upstream's limits, which is said; the next run measures on."""
     monkeypatch.setattr(module, "CPU", "the CPU")
-    (target,) = _profiles(tmp_path, monkeypatch, 0.6).give([GPU], BUILD, None, 2.0)
+    profiles = _profiles(tmp_path, monkeypatch, 0.6)
+    (target,) = profiles.give([GPU], BUILD, None)
+    note = profiles.measure(target, BUILD, None, 1.0)
     (path,) = tmp_path.glob("*.toml")
     assert read(path).others
-    assert target.note.endswith(f" of {len(KEYS)} keys not measured: upstream's limits hold there")
+    assert note.endswith(f" of {len(KEYS)} keys not measured: upstream's limits hold there")
     begun = set(read(path).entries)
     assert 0 < len(begun) < len(KEYS)
     learnt: list[str] = []
@@ -63,10 +67,9 @@ def test_a_profile_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypa
         return real(profile, backend, oracle, key, ids)
 
     monkeypatch.setattr(learn, "learn", heard)
-    (gpu,) = _profiles(tmp_path, monkeypatch, 0.0).give([GPU], BUILD, None, 60.0)
+    assert _profiles(tmp_path, monkeypatch, 0.0).measure(target, BUILD, None, 60.0) == ""
     assert begun.isdisjoint(learnt)
-    assert gpu.note == ""
-    assert dict(gpu.build.options)["profile"] == str(path)
+    assert dict(target.build.options)["profile"] == str(path)
 
 
 def test_a_profile_of_other_libraries_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +79,12 @@ def test_a_profile_of_other_libraries_is_measured_again(tmp_path: Path, monkeypa
     library.write_bytes(b"one")
     build = replace(BUILD, path=library)
     profiles = _profiles(tmp_path / "profiles", monkeypatch, 0.0)
-    (gpu,) = profiles.give([GPU], build, None, 60.0)
+    (gpu,) = profiles.give([GPU], build, None)
+    profiles.measure(gpu, build, None, 60.0)
     path = Path(dict(gpu.build.options)["profile"])
     before = read(path)
     library.write_bytes(b"two")
-    list(profiles.give([GPU], build, None, 60.0))
+    profiles.measure(gpu, build, None, 60.0)
     after = read(path)
     assert before.build != after.build
     assert before.entries == after.entries

@@ -30,6 +30,7 @@ from conformance.release import backtest
 from conformance.release.bisect import Counting, bisect, on
 from conformance.release.cases import Cases, Sweep, spread
 from conformance.release.causes import RIGHT, Causes, Found, difference, fails
+from conformance.release.profiles import Profiles
 from conformance.release.record import causes_of, made, write, write_page
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
@@ -312,6 +313,50 @@ def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
     build, base = release.results(target)
     assert len(build) == len(base) <= FIRST
     assert len(sweep.hung["ops/SQR"]) + len(base) == len(ids)
+
+
+def test_a_target_that_does_not_open_ends_alone() -> None:
+    """The others run; its cases are lost with the reason, the outcome fails, and nothing waits for it again."""
+    ids = ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", "ops/SQR-f32-ne=10x5@1"]
+    dead, cpu = Target("GPU", Spec("ggml", (("lib", "/nowhere"),)), None), Target("CPU", Spec("cpu"), None)
+    work = [Sweep(t, stage, [i]) for stage, i in zip(("ops", "more"), ids, strict=True) for t in (dead, cpu)]
+    release = Release(_build(), None, [dead, cpu], work, 600.0, Isolation(), Cases(Isolation()))
+    release.run()
+    assert [r.case for r in release.results(cpu)[0]] == ids
+    assert (release.results(dead)[0], [m.case for m in release.missing()]) == ([], ids)
+    assert {(m.backend, m.cause) for m in release.missing()} == {(str(dead.build), MissingCause.LOST)}
+    assert all("/nowhere" in m.reason for m in release.missing())
+    (line,) = release.outcome().lines()
+    assert line.startswith("GPU: not tested to the end: ")
+    assert "/nowhere" in line
+    assert release.outcome().exit_code == 1
+
+
+def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path) -> None:
+    """It is not judged by a profile that nobody wrote; other targets run."""
+    gpu = Target(
+        "GPU", Spec("ggml", (("lib", "/nowhere"), ("device", "X"), ("profile", str(tmp_path / "x.toml")))), None
+    )
+    cpu = Target("CPU", Spec("cpu"), None)
+    work = [Sweep(t, "ops", ["ops/SQR-f32-ne=10x5@1"]) for t in (gpu, cpu)]
+    profiles = Profiles(tmp_path, Isolation())
+    release = Release(
+        _build(), None, [gpu, cpu], work, 600.0, Isolation(), Cases(Isolation()), profiles=profiles, learning=0.3
+    )
+    release.run()
+    assert [t.name for t in release.targets if release.results(t)[0]] == ["CPU"]
+    assert "/nowhere" in release.broken["GPU"]
+    assert release.to_json()["devices"][0]["note"] == release.broken["GPU"]
+    assert release.outcome().exit_code == 1
+
+
+def test_failures_of_a_backend_that_no_longer_opens_are_grouped_by_message() -> None:
+    """They are causes all the same, one for each op and message."""
+    spec = Spec("ggml", (("lib", "/nowhere"),))
+    died = [Result(i, str(spec), Verdict.CRASH, error=Error("SIGABRT: x.cpp:7: no")) for i in (SQR, SQR + "2")]
+    died += [Result("ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", str(spec), Verdict.FAIL)]
+    found = {(c.op, c.verdict, c.cases) for c in Cases(Isolation()).find(died, 60.0)}
+    assert found == {("SQR", Verdict.CRASH, (SQR, SQR + "2")), ("ADD", Verdict.FAIL, (died[2].case,))}
 
 
 def _clock(step: float) -> Iterator[float]:
