@@ -381,7 +381,7 @@ class TestRun:
             left = ends - self.clock()
             if stop() or left <= 0:
                 return
-            results = self._run(spec, group, min(left, limit), at)
+            results = self._run(spec, group, limit, at, left)
             if self.clock() > ends:  # a timeout at the end of the run is no failure
                 cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
                 results = results[: next(cut, len(results))]
@@ -390,9 +390,11 @@ class TestRun:
             self._base(spec, group[: len(results)], limit, at)
             yield from zip(group, results, strict=False)
 
-    def _run(self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None]) -> list[Result]:
+    def _run(
+        self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None], left: float = inf
+    ) -> list[Result]:
         at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-        with self.runner.deadline(limit):
+        with self.runner.deadline(limit, left):
             return self.runner.run(spec, group)
 
     def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> None:

@@ -49,7 +49,7 @@ class Player:
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
         found = device(spec)
-        self._process = Process("conformance.live.transfers", found, Load(found.lib), isolation.time_limit)
+        self._process = Process("conformance.live.transfers", found, Load(found.lib), isolation)
 
     def play(self, case_id: str) -> Result:
         """Return the result; UnavailableError if the device lacks it, else as `Process.ask`."""

@@ -94,7 +94,7 @@ class Player:
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
         self._device = device(spec)
-        self._models = Models(isolation.time_limit)
+        self._models = Models(isolation)
 
     def play(self, case_id: str) -> Result:
         """Run one model. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""

@@ -21,6 +21,7 @@ from conformance.ggml.errors import (
 )
 from conformance.ggml.lib.llama import find_llama
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.run.isolation.isolate import Isolation
 from conformance.suite.family import without
 from conformance.suite.zoo import family
 from conformance.suite.zoo.family import ENVIRONMENT, Request, prepare, read
@@ -89,9 +90,9 @@ def llama_of(build: str | None) -> str:
 class Process:
     """A process with one model on one device, started on request, restarted after it ends."""
 
-    def __init__(self, service: str, device: Device, load: DataclassInstance, time_limit: float) -> None:
-        """Store `load`, fields for the module `service`, and `time_limit` in seconds per request."""
-        self._service, self._device, self._load, self._time_limit = service, device, load, time_limit
+    def __init__(self, service: str, device: Device, load: DataclassInstance, limits: Isolation) -> None:
+        """Store `load`, fields for the module `service`, and `limits` of time."""
+        self._service, self._device, self._load, self._limits = service, device, load, limits
         self._worker: Worker | None = None
 
     def ask(self, **request: object) -> dict[str, Any]:
@@ -104,10 +105,11 @@ class Process:
             BackendError: llama.cpp reports an error.
         """
         try:
-            reply = self._ready().ask(request)[0]
+            worker = self._ready()
+            reply = worker.ask(request, seconds=self._limits.seconds())[0]
         except WorkerTimeoutError:
             self.close()
-            raise BackendTimeoutError(f"no answer within {self._time_limit:g} s") from None
+            raise BackendTimeoutError(f"no answer within {self._limits.time_limit:g} s") from None
         except WorkerDiedError as e:
             self.close()
             words = " / ".join(e.lines)[-LAST_WORDS:]
@@ -122,9 +124,11 @@ class Process:
 
     def _ready(self) -> Worker:
         if self._worker is None:
+            if self._limits.seconds() <= 0:
+                raise BackendTimeoutError("the time of the run is over")
             variables = {**os.environ, **ENVIRONMENT, **self._device.environment}
             env = {k: v for k, v in variables.items() if v is not None}
-            self._worker = Worker(self._service, time_limit=self._time_limit, env=env)
+            self._worker = Worker(self._service, time_limit=self._limits.seconds(), env=env)
             try:
                 reply = self._worker.ask({"load": asdict(self._load), **self._device.asked})[0]
             except WorkerDiedError:
@@ -147,11 +151,11 @@ class Process:
 class Models:
     """The generated model of the last case, and the processes that have loaded it."""
 
-    def __init__(self, time_limit: float) -> None:
+    def __init__(self, limits: Isolation) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="conformance-live-"))
         self.embeddings = False
         """The model gives embeddings instead of logits."""
-        self._time_limit = time_limit
+        self._limits = limits
         self._key = ""
         self._model = Request("", "")
         self._processes: dict[tuple[str, str], Process] = {}
@@ -186,7 +190,7 @@ class Models:
         key = device.lib, device.device
         if key not in self._processes:
             load = replace(self._model, lib=device.lib, embeddings=self._model.embeddings or self.embeddings)
-            self._processes[key] = Process("conformance.live.worker", device, load, self._time_limit)
+            self._processes[key] = Process("conformance.live.worker", device, load, self._limits)
         return self._processes[key]
 
     def _end(self) -> None:

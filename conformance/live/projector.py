@@ -76,7 +76,7 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
-        self._device, self._time_limit = device(spec), isolation.time_limit
+        self._device, self._limits = device(spec), isolation
         self._folder = Path(tempfile.mkdtemp(prefix="conformance-projector-"))
         self._made = ("", "")
         self._processes: dict[Device, Process] = {}
@@ -88,7 +88,7 @@ class Player:
             self._end()
             load = prepare(self._folder, name, type_w)
             for d in (self._device, self._device.judge):
-                self._processes[d] = Process(SERVICE, d, replace(load, lib=d.lib), self._time_limit)
+                self._processes[d] = Process(SERVICE, d, replace(load, lib=d.lib), self._limits)
             self._made = name, type_w
         begun = time.perf_counter()
         if do in RELATIONS:

@@ -109,7 +109,7 @@ class Player:
         """Find the device. UnavailableError if the backend is not a ggml library."""
         found = device(spec)
         self._device = replace(found, environment={**ENVIRONMENT, **found.environment})
-        self._models = Models(isolation.time_limit)
+        self._models = Models(isolation)
         self._model = ""
         self._died: list[str] | None = []
         """Scenarios that crashed with this model; None once one did not."""

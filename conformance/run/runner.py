@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -209,13 +210,16 @@ class Runner:
         return found
 
     @contextmanager
-    def deadline(self, seconds: float) -> Iterator[None]:
-        """Limit requests to a backend to `seconds`, or its own limit, within this context."""
-        self._workers.bound = seconds
+    def deadline(self, seconds: float, left: float = inf) -> Iterator[None]:
+        """Limit each request to `seconds` within this context, and all together to `left`.
+
+        After that no process starts, and requests time out at once.
+        """
+        self._workers.bound, self._workers.until = seconds, time.monotonic() + left
         try:
             yield
         finally:
-            self._workers.bound = inf
+            self._workers.bound = self._workers.until = inf
 
     @contextmanager
     def quick(self, *, locates: bool, checks_stale_state: bool) -> Iterator[None]:

@@ -56,7 +56,9 @@ def _play(case_id: str, on: Device = CPU) -> Result:
 def test_an_architecture_that_a_build_does_not_know_is_unsupported(tmp_path: Path) -> None:
     """A build older than the suite refuses a model of a newer architecture; this is no failure of the build."""
     write_metadata(tmp_path / "m.gguf", "one-of-next-year", architecture("llama").keys, {})
-    process = Process("conformance.live.worker", CPU, Request("a", "a", model=str(tmp_path / "m.gguf")), 60.0)
+    process = Process(
+        "conformance.live.worker", CPU, Request("a", "a", model=str(tmp_path / "m.gguf")), Isolation(60.0)
+    )
     with pytest.raises(UnavailableError, match=r"this llama\.cpp has no architecture 'one-of-next-year'"):
         process.ask(run="")
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,23 @@ def test_a_bound_ends_a_request_before_the_time_limit() -> None:
     workers.bound = 600.0
     assert run(backend, add("sleep 0.5")) == [11.0]
     backend.close()
+
+
+def test_no_process_starts_once_the_time_is_over() -> None:
+    """A request in progress ends at that time; each later one, and each later backend, fails without a process."""
+    workers = Workers(Isolation(60))
+    backend = IsolatedBackend(Spec("fake"), workers)
+    workers.until = time.monotonic() + 0.2
+    with pytest.raises(BackendTimeoutError, match="no answer within"):
+        run(backend, add("sleep 600"))
+    for _ in range(100):
+        with pytest.raises(BackendTimeoutError, match="the time of the run is over"):
+            run(backend, add())
+    workers.until = inf
+    assert run(backend, add()) == [11.0]
+    backend.close()
+    with pytest.raises(BackendTimeoutError, match="opening the backend: the time of the run is over"):
+        IsolatedBackend(Spec("fake"), Workers(Isolation(60, until=time.monotonic() - 1)))
 
 
 def test_a_bug_in_an_adapter_is_a_backend_error(backend: IsolatedBackend) -> None:

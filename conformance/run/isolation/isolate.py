@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -60,6 +61,12 @@ class Isolation:
     """Maximum bytes of the process; `memory.default_limit` if None."""
     under: tuple[str, ...] = ()
     """Words of a command that runs the process, such as a profiler."""
+    until: float = inf
+    """Time (`time.monotonic`) at which every request ends, and after which no process starts."""
+
+    def seconds(self) -> float:
+        """Return the maximum seconds of a request that begins now; negative after `until`."""
+        return min(self.time_limit, self.until - time.monotonic())
 
 
 _PARSED = 1 << 28
@@ -107,8 +114,8 @@ def pids(backend: Backend) -> list[int]:
 class _Process:
     """The worker process of a backend; its death is a crash or a timeout of the backend."""
 
-    def __init__(self, spec: Spec, limits: Isolation) -> None:
-        self._name = str(spec)
+    def __init__(self, spec: Spec, workers: Workers) -> None:
+        self._name, self._workers, limits = str(spec), workers, workers.isolation
         self.worker = Worker(
             "conformance.run.isolation.worker",
             [self._name, json.dumps(pack()), json.dumps(installed())],
@@ -139,6 +146,8 @@ class _Process:
         ConformanceError if the adapter raised it, BackendCrashError or BackendTimeoutError.
         """
         self.is_fresh = header is None
+        if header is None or header["do"] != "close":  # which is quick, and frees a session
+            self.worker.time_limit = self._workers.seconds(f"{self._name}: {doing}", opens=self.is_fresh)
         try:
             reply, found = self.worker.ask(header, blobs, sizes=sizes)
         except WorkerTimeoutError as e:
@@ -156,12 +165,26 @@ class Workers:
         self.isolation = isolation or Isolation()
         self.bound = inf
         """Current maximum seconds of a request, if less than the limit; not for opening the backend."""
+        self.until = inf
+        """Time (`time.monotonic`) at which current requests end, and after which no process starts."""
         self._ahead = ahead
         self._waiting: dict[Spec, list[_Process]] = {}
         """Idle processes of each backend that was opened before."""
 
+    def seconds(self, doing: str, *, opens: bool = False) -> float:
+        """Return the maximum seconds of a request, or of opening a backend.
+
+        BackendTimeoutError if there is no time left.
+        """
+        left = self.until - time.monotonic()
+        allowed = self.isolation.seconds()
+        if min(left, allowed) <= 0:
+            raise BackendTimeoutError(f"{doing}: the time of the run is over", words="no answer")
+        return allowed if opens else min(allowed, left, self.bound)
+
     def take(self, spec: Spec) -> _Process:
         """Return a process whose backend is open; ConformanceError as for `_Process.ready`."""
+        self.seconds(f"{spec}: opening the backend", opens=True)
         known, process = spec in self._waiting, None
         waiting = self._waiting.setdefault(spec, [])
         while waiting and process is None:
@@ -169,9 +192,9 @@ class Workers:
             if found.worker.lives():  # it may have died while idle
                 with suppress(ConformanceError):
                     process = found.ready()
-        process = process or _Process(spec, self.isolation).ready()
+        process = process or _Process(spec, self).ready()
         if self._ahead and known and not waiting:
-            waiting.append(_Process(spec, self.isolation))
+            waiting.append(_Process(spec, self))
         return process
 
     def give(self, spec: Spec, process: _Process) -> None:
@@ -360,7 +383,6 @@ class IsolatedBackend(Backend):
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.worker.death:
             self._process = self._workers.take(self._spec)
-        self._process.worker.time_limit = min(self._workers.isolation.time_limit, self._workers.bound)
         return self._process
 
 
