@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -49,6 +50,8 @@ from conformance.suite.family import LEVELS, Level
 
 PATIENCE = 1 / 20
 """Maximum share of the budget for one request, since requests may hang."""
+REPORTING = 1 / 10
+"""Share of the budget for the run file and the page, which take a minute on a busy machine."""
 LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
@@ -93,9 +96,12 @@ def build_test(
     case passed on a device, 5 --budget ended before every case ran: see docs/exit-codes.md.
     """
     begun = since(f"conform build test {new}")
+    ends = time.monotonic() + (1 - REPORTING) * budget
     paths = [made(output)] if output else []
     paths += [json_path] if json_path else []
-    it = _release(_probe(new), None if old is None else _probe(old), devices, budget, level, isolation, *paths[:1])
+    builds = _probe(new), None if old is None else _probe(old)
+    it = _release(*builds, devices, budget, level, replace(isolation, until=ends), *paths[:1])
+    it.seconds = max(0.0, ends - time.monotonic())
     for text in it.it.left:
         line(text, err=True)
     with Progress().of(begun):

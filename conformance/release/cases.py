@@ -49,11 +49,12 @@ class Cases:
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         """Return the causes of failures, after locating the failing node of each.
 
-        Failures that cannot be searched, such as those of a backend that no longer opens, are grouped by message.
+        Failures that cannot be searched are grouped by message: a backend may no longer open, or no time be left.
         """
         found: list[Cause] = []
         try:
-            found = self._searched(results, seconds)
+            if seconds > 0:
+                found = self._searched(results, seconds)
         except ConformanceError as e:
             self.progress(f"failures are grouped by message: {e}")
         known = {(c.backend, i) for c in found for i in c.cases}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Protocol
 
 from conformance.backend.registry import Spec
@@ -18,6 +19,9 @@ from .target import Target
 
 RIGHT = 3
 """Runs of a cause's smallest case, in new processes, to confirm it; one if time is short."""
+FINDING = 0.85
+"""Share of a search's time to find causes; the rest is to confirm them."""
+NOT_AGAIN = "not run again (time limit)"
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 
@@ -72,9 +76,12 @@ class Causes:
         self,
         *,
         seconds: float,
+        grace: float = inf,
         progress: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start the time: after `seconds` each cause runs only once again, `grace` later none does."""
+        self._grace = grace
         self._progress, self._clock = progress, clock
         self._end = clock() + seconds
         self._known: dict[Hashable, Found] = {}
@@ -93,7 +100,7 @@ class Causes:
         for i, (state, results) in enumerate(wanted):
             self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
             keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
-            causes = kind.find(results, max(0.0, until - self._clock()) / (len(wanted) - i))
+            causes = kind.find(results, FINDING * max(0.0, until - self._clock()) / (len(wanted) - i))
             for cause in causes:
                 found = self._merged(target, kind, state, cause)
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
@@ -125,11 +132,23 @@ class Causes:
         return same
 
     def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
-        """Run the smallest case again on both sides; return the resulting state and a note."""
+        """Run the smallest case again on both sides; return the resulting state and a note.
+
+        Without time for that it stays in its state, and the note says so.
+        """
         sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
         own, other = sides.get(state, (None, None))
-        if state is State.FIXED and self._clock() >= self._end:
-            return state, "not run again (time limit)"
+        if own is not None and (self._over() or (state is State.FIXED and self._clock() >= self._end)):
+            return state, NOT_AGAIN
+        found = self._compared(own, other, kind, state, cause)
+        return (state, NOT_AGAIN) if own is not None and self._over() else found  # it may have been cut short
+
+    def _over(self) -> bool:
+        return self._clock() > self._end + self._grace
+
+    def _compared(
+        self, own: Spec | None, other: Spec | None, kind: Kind, state: State, cause: Cause
+    ) -> tuple[State, str]:
         alone = own is not None and not cause.seen.startswith(AFTER)
         if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
             return State.CHANGED, f"{cause.smallest} passed {len(ran)} times of {len(ran)} when it ran alone"

@@ -41,6 +41,8 @@ kernels of all its ops."""
 LATE = "time limit (--budget)"
 RUNNING = 0.6
 """Share of the time for cases; the rest is for causes."""
+GRACE = 0.1
+"""Share of the time at its end to confirm the last causes."""
 
 
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
@@ -119,8 +121,8 @@ class Release:
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress("interrupted; only finished results are judged")
-        left = max(0.0, begun + self.seconds - self.clock())
-        causes = Causes(seconds=left, progress=self.progress, clock=self.clock)
+        left, grace = max(0.0, begun + self.seconds - self.clock()), GRACE * self.seconds
+        causes = Causes(seconds=max(0.0, left - grace), grace=grace, progress=self.progress, clock=self.clock)
         try:
             for i, target in enumerate(self.targets):
                 causes.add(target, self.kind, *self.results(target), 1 / (len(self.targets) - i))
@@ -168,6 +170,8 @@ class Release:
             try:
                 work.run(self.it, share, slow)
             except ConformanceError as e:
+                if self.isolation.seconds() <= 0:  # it may have been cut short
+                    return
                 self._break(work.target, e)
 
     def _works(self) -> list[Sweep]:

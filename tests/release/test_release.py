@@ -29,7 +29,7 @@ from conformance.perf.units import BY_ID, Unit
 from conformance.release import backtest
 from conformance.release.bisect import Counting, bisect, on
 from conformance.release.cases import Cases, Sweep, spread
-from conformance.release.causes import RIGHT, Causes, Found, difference, fails
+from conformance.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
 from conformance.release.profiles import Profiles
 from conformance.release.record import causes_of, made, write, write_page
 from conformance.release.release import Release, plan
@@ -172,6 +172,16 @@ def test_what_is_late_is_confirmed_once() -> None:
     causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.PASS}), _results(OLD, {"ADD-1": Verdict.FAIL}), 1.0)
     assert [(f.state, f.note) for f in causes.all()] == [(State.FIXED, "not run again (time limit)")]
     assert kind.again_of == []
+
+
+@pytest.mark.parametrize(("late", "runs"), [(5.0, 0), (1.9, 1)])
+def test_no_cause_is_confirmed_once_the_budget_is_used(late: float, runs: int) -> None:
+    """It keeps its state with a note, and so does one whose run may have been cut short by the end."""
+    ticks = iter([0.0, 0.0, 0.0, 0.0, late])
+    kind, causes = Fixed(), Causes(seconds=1.0, grace=1.0, clock=lambda: next(ticks, 5.0))
+    causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.FAIL}), _results(OLD, {"ADD-1": Verdict.PASS}), 1.0)
+    assert [(f.state, f.note) for f in causes.all()] == [(State.NEW, NOT_AGAIN)]
+    assert len(kind.again_of) == runs
 
 
 def test_one_fault_on_two_devices_is_one_cause() -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from marks import needs_wheel
 from run_files import cause, document, result, written_to
 
 from conformance.builds.build import Build, DeviceOf
 from conformance.cli import build as commands
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
+from conformance.ggml.lib.library import WHEEL
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Verdict
 from conformance.perf.units import BY_ID
@@ -91,6 +93,19 @@ def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.Mo
     ):  # fmt: skip
         assert said in lines, ran.output
     assert ran.exit_code == 1
+
+
+@needs_wheel
+def test_a_budget_that_is_too_short_leaves_a_page(tmp_path: Path) -> None:
+    """Exit code 5, and what did not run is in the record, whatever took the time; nothing is left beside it."""
+    page = tmp_path / "page"
+    words = ["build", "test", WHEEL, "--device", "CPU threads", "--level", "smoke", "--budget", "1s", "-o", str(page)]
+    ran = CliRunner().invoke(main, words)
+    assert ran.exit_code == 5, ran.output
+    assert sorted(p.name for p in page.iterdir()) == ["index.html", "run.json", "summary.md"]
+    found = json.loads((page / "run.json").read_text())
+    assert {m["cause"] for m in found["missing"]} == {"time limit"}
+    assert len(found["missing"]) + len(found["results"]) == sum(found["asked"].values())
 
 
 def test_a_vulkan_driver_on_the_cpu_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
