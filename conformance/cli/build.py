@@ -37,7 +37,7 @@ from conformance.release.backtest import Answer, Attempt
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
 from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
-from conformance.release.record import causes_of, made, write, write_page
+from conformance.release.record import begin, causes_of, made, write, write_page
 from conformance.release.release import Release, plan
 from conformance.release.target import Target, targets
 from conformance.report.progress import Progress, since
@@ -99,11 +99,11 @@ def build_test(
     ends = time.monotonic() + (1 - REPORTING) * budget
     paths = [made(output)] if output else []
     paths += [json_path] if json_path else []
+    for text in begin(paths):
+        line(text, err=True)
     builds = _probe(new), None if old is None else _probe(old)
     it = _release(*builds, devices, budget, level, replace(isolation, until=ends), *paths[:1])
     it.seconds = max(0.0, ends - time.monotonic())
-    for text in it.it.left:
-        line(text, err=True)
     with Progress().of(begun):
         it.run()
     _show(it)

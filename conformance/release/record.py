@@ -12,6 +12,7 @@ from conformance.causes.cause import assigned
 from conformance.ggml.errors import UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Request
+from conformance.report.journal import Partial
 from conformance.report.markdown import markdown
 from conformance.report.page import page
 from conformance.report.runfile import Conformance, read_document, record, write_json, write_text
@@ -30,6 +31,17 @@ def made(folder: Path) -> Path:
     except OSError as e:
         raise UsageError(f"-o {folder}: a folder that can be written expected: {e.strerror}") from e
     return folder / RESULTS
+
+
+def begin(paths: Sequence[Path]) -> list[str]:
+    """Start the results beside the first run file, so that a kill leaves a record even earlier.
+
+    Returns sentences about the results that an earlier run left. UsageError if a run is writing the file.
+    """
+    empty = [Partial(path, Request()) for path in paths[:1]]
+    for beside in empty:
+        beside.close(written=False)
+    return [beside.left for beside in empty if beside.left]
 
 
 def write(release: Release, paths: Sequence[Path]) -> None:

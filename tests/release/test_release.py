@@ -31,7 +31,7 @@ from conformance.release.bisect import Counting, bisect, on
 from conformance.release.cases import Cases, Sweep, spread
 from conformance.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
 from conformance.release.profiles import Profiles
-from conformance.release.record import causes_of, made, write, write_page
+from conformance.release.record import begin, causes_of, made, write, write_page
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
 from conformance.report.compare import State
@@ -456,6 +456,9 @@ def test_a_killed_release_leaves_its_results(tmp_path: Path) -> None:
     target = Target("CPU", Spec("cpu"), None)
     path = made(tmp_path)
 
+    assert begin([path]) == []
+    assert read_runs([tmp_path]).documents[0].record.interrupted, "a kill before the build was inspected"
+
     def begun() -> Release:
         return Release(_build(), None, [target], [Sweep(target, "ops", ids)], 1.0, Isolation(), Fixed(), path=path)
 
@@ -466,8 +469,9 @@ def test_a_killed_release_leaves_its_results(tmp_path: Path) -> None:
     assert [(m.value.case, m.value.cause) for m in runs.missing] == [(ids[1], MissingCause.LOST)]
     assert f"**{INTERRUPTED}**" in markdown(runs)
     os.close(killed.it._partial._descriptor)  # type: ignore[union-attr, arg-type]  # as the end of its process does
+    assert "its 1 results are in" in begin([path])[0]
     again = begun()
-    assert "its 1 results are in" in again.it.left[0]
+    assert again.it.left == []
     write(again, [path])
     (document,) = read_runs([tmp_path]).documents
     assert (document.path, document.record.interrupted) == (path, None)
