@@ -21,6 +21,7 @@ from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, nele
 F64 = NDArray[np.float64]
 _PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 _SUMS = frozenset({"SUM", "SUM_ROWS", "MEAN"})
+_OF_TERMS = _SUMS | {"MUL_MAT"}
 FEW = 64
 """Number of elements up to which all sums of a result may cancel; those of more seldom do."""
 
@@ -62,11 +63,12 @@ class KnownValues:
         """
         if node not in self._expected:
             return 0.0
-        worth = self._by_offset(node) if node.op in _PRODUCTS else 0.0
-        if node.op == "LIGHTNING_INDEXER":
-            worth = self._over_heads(node)
-        elif nelements(node) <= FEW:
-            worth += self._of_few(node)
+        with np.errstate(all="ignore"):  # operands may be NaN or Inf
+            worth = self._by_offset(node) if node.op in _PRODUCTS else 0.0
+            if node.op == "LIGHTNING_INDEXER":
+                worth = self._over_heads(node)
+            elif node.op in _OF_TERMS and nelements(node) <= FEW:
+                worth += self._of_few(node)
         return worth if np.isfinite(worth) else 0.0
 
     def _floats(self, t: Tensor | None) -> F64 | None:
@@ -78,13 +80,13 @@ class KnownValues:
 
     def _of_few(self, node: Tensor) -> float:
         """Return the worth of sums of products or elements beyond that of terms of random signs."""
-        x = self._floats(node.src[0])
+        x, by = self._floats(node.src[0]), None if node.op in _SUMS else self._floats(node.src[1])
         if x is None or node.type.name != "f32":
             return 0.0
         if node.op in _SUMS:
             n = x.size if node.op == "SUM" else x.shape[-1]
             terms = float(np.sum(x * x)) / (n * n if node.op == "MEAN" else 1)
-        elif node.op == "MUL_MAT" and (by := self._floats(node.src[1])) is not None:
+        elif by is not None:
             n, terms = x.shape[-1], float(np.sum(_product(x * x, by * by)))
         else:
             return 0.0

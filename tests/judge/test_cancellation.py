@@ -175,3 +175,14 @@ def test_few_sums_that_cancel(runner: Runner, case_id: str) -> None:
     found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
     (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
     assert judged.used > 20
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    "case_id",
+    ["ops/ARANGE-f32-stop=16.0@283", "ops/ADD-f32+f32-a=32x1,special=nan@1", "ops/SUM-f32-ne=1x7@636"],
+)
+def test_small_results_of_any_kind_are_judged(runner: Runner, case_id: str) -> None:
+    """Also without operands, with operands that are not finite, and of few terms."""
+    (result,) = runner.run(Spec("ggml"), [runner.case(case_id)])
+    assert result.verdict == "PASS", result.detail
