@@ -28,6 +28,7 @@ from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import record, write_json
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation, Workers
+from conformance.run.live import is_live
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected, writeahead
@@ -347,7 +348,8 @@ class TestRun:
         Yields:
             The case, None if the result is from the journal, and the result.
         """
-        full = self.runner.batch_size(spec)
+        # a live family opens its devices itself, also those that only llama.cpp knows
+        full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
         start, size = 0, full if ends == inf else FIRST
         while batch := cases[start : start + size]:
             began, done = self.clock(), 0
