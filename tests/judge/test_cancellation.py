@@ -117,6 +117,17 @@ def test_other_types_have_no_minima(runner: Runner, type_: str) -> None:
     assert quants.offsets(weight.type, strided(case.persistent[weight], weight)) is None
 
 
+def _check_cancelling(runner: Runner, case: Case, wrong: Case) -> None:
+    """Assert that ggml passes `case`, whose sums cancel, and that `wrong` exceeds the budget."""
+    (result,) = runner.run(Spec("ggml"), [case])
+    assert result.verdict == "PASS", result.detail
+    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
+    assert max(cancellations(case, 0, expectation.steps[0].outputs).values()) > 1e5
+    found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
+    (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
+    assert judged.used > 20
+
+
 def _opposite_heads(runner: Runner, wrong: float = 0.0) -> Case:
     """Every second head is the one before it, with the opposite weight but for a part in 1,000."""
     case = runner.case("ops/LIGHTNING_INDEXER-f32-q=128x64x2,n_kv=16@1")
@@ -135,15 +146,8 @@ def _opposite_heads(runner: Runner, wrong: float = 0.0) -> Case:
 
 @needs_wheel
 def test_heads_that_cancel(runner: Runner) -> None:
-    """What ggml computes is within their rounding, and a weight of a head that is 0.1 % off is beyond it."""
-    case, wrong = _opposite_heads(runner), _opposite_heads(runner, 1e-3)
-    (result,) = runner.run(Spec("ggml"), [case])
-    assert result.verdict == "PASS", result.detail
-    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
-    assert max(cancellations(case, 0, expectation.steps[0].outputs).values()) > 1e5
-    found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
-    (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
-    assert judged.used > 20
+    """The result of ggml passes; one head whose weight is 0.1 % off fails."""
+    _check_cancelling(runner, _opposite_heads(runner), _opposite_heads(runner, 1e-3))
 
 
 def _few(runner: Runner, case_id: str, wrong: float = 0.0) -> Case:
@@ -166,15 +170,8 @@ def _few(runner: Runner, case_id: str, wrong: float = 0.0) -> Case:
 @needs_wheel
 @pytest.mark.parametrize("case_id", ["ops/MUL_MAT-f32+f32-a=300x1,b=300x2@5", "ops/SUM_ROWS-f32-ne=300x2@5"])
 def test_few_sums_that_cancel(runner: Runner, case_id: str) -> None:
-    """What ggml computes is within their rounding, and one term that is 1 % off is beyond it."""
-    case, wrong = _few(runner, case_id), _few(runner, case_id, 0.01)
-    (result,) = runner.run(Spec("ggml"), [case])
-    assert result.verdict == "PASS", result.detail
-    (expectation,) = runner.oracle.expect([case], runner.backend(Spec("ggml")).arithmetic())
-    assert max(cancellations(case, 0, expectation.steps[0].outputs).values()) > 1e5
-    found = execute(runner.oracle.reference_in(expectation.arithmetic), wrong).steps[0].outputs
-    (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
-    assert judged.used > 20
+    """The result of ggml passes; one term that is 1 % off fails."""
+    _check_cancelling(runner, _few(runner, case_id), _few(runner, case_id, 0.01))
 
 
 @needs_wheel

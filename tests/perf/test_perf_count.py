@@ -163,7 +163,7 @@ class Blind:
         """Do nothing."""
 
     def take(self) -> Counts | None:
-        """As if ggml was not called."""
+        """Return no counts, as if ggml had not been called."""
         return None
 
 
