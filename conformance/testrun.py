@@ -340,7 +340,8 @@ class TestRun:
         Args:
             spec: the backend.
             cases: cases or their ids.
-            ends: time of `clock` after which no group of cases starts; a case cut off by it has no result.
+            ends: time of `clock` after which no group of cases starts; a case cut off by it, or by
+                `Isolation.until`, has no result.
             limit: maximum seconds of a request.
             stop: called before each group of cases; True ends the run.
             at: called with a description of the current work.
@@ -360,10 +361,10 @@ class TestRun:
                 found = next(new, None) if known is None else (None, known)
                 if found is None:  # stopped before this case
                     return
+                if known is not None and not self._base(spec, [self._case(case, at)], limit, at):
+                    return
                 result = replace(found[1], fresh=found[1].case in self.fresh)
                 self.results.append(result)
-                if known is not None:
-                    self._base(spec, [self._case(case, at)], limit, at)
                 yield found[0], result
                 done += 1
             start += done
@@ -381,16 +382,19 @@ class TestRun:
     ) -> Iterator[tuple[Case, Result]]:
         for group in groups(cases):
             left = ends - self.clock()
-            if stop() or left <= 0:
+            if stop() or left <= 0 or self.runner.is_over():
                 return
-            results = self._run(spec, group, limit, at, left)
-            if self.clock() > ends:  # a timeout at the end of the run is no failure
-                cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
-                results = results[: next(cut, len(results))]
+            results = self._timely(self._run(spec, group, limit, at, left), ends)
             results = [replace(r, fresh=r.case in self.fresh) for r in results]
             self.keep(results)
-            self._base(spec, group[: len(results)], limit, at)
-            yield from zip(group, results, strict=False)
+            done = self._base(spec, group[: len(results)], limit, at)
+            yield from zip(group, results[:done], strict=False)
+
+    def _timely(self, results: Sequence[Result], ends: float = inf) -> Sequence[Result]:
+        """Return the results before the first timeout that the end of the run caused."""
+        over = self.clock() > ends or self.runner.is_over()
+        cut = (k for k, r in enumerate(results) if over and r.verdict is Verdict.TIMEOUT)
+        return results[: next(cut, len(results))]
 
     def _run(
         self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None], left: float = inf
@@ -399,19 +403,25 @@ class TestRun:
         with self.runner.deadline(limit, left):
             return self.runner.run(spec, group)
 
-    def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> None:
-        """Run cases on the base, unless it has their results."""
+    def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> int:
+        """Run cases on the base, unless it has their results; return how many it has.
+
+        Less than all if the time of the run is over.
+        """
         base = self._bases.get(spec)
         if base is None or self.before is None:
-            return
+            return len(cases)
         for case in cases:
             if (base, case.id) not in self._of_bases and (known := self.take(base, case.id)) is not None:
                 self._of_bases[base, case.id] = known
         for group in groups(c for c in cases if (base, c.id) not in self._of_bases):
-            results = self._run(base, group, limit, at)
+            results = self._timely(self._run(base, group, limit, at))
             self.keep(results)
             self._of_bases |= {(base, r.case): r for r in results}
-        self.before |= {(str(spec), c.id): self._of_bases[base, c.id] for c in cases}
+        found = [self._of_bases.get((base, c.id)) for c in cases]
+        done = found.index(None) if None in found else len(found)
+        self.before |= {(str(spec), c.id): r for c, r in zip(cases[:done], found, strict=False) if r is not None}
+        return done
 
     def _case(self, case: Case | str, at: Callable[[str], None]) -> Case:
         at(f"making {case_name(case)}")

@@ -121,10 +121,10 @@ class Sweep:
 
         ConformanceError if a backend of the target does not open.
         """
+        ends, limit = it.clock() + seconds, QUICK if self.target.on_cpu else inf
         self.left.sort(key=lambda i: _subject(i) in slow)
         for spec in self.target.specs if not is_live(self.left[0]) else ():  # a live family starts its own processes
             it.runner.backend(spec)
-        ends, limit = it.clock() + seconds, QUICK if self.target.on_cpu else inf
         while self.left and it.clock() < ends:
             hung: set[str] = set()
             done = 0

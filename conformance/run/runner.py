@@ -209,6 +209,10 @@ class Runner:
             raise found
         return found
 
+    def is_over(self) -> bool:
+        """Return True if the time of the run is over; every request has timed out since."""
+        return self._workers.isolation.seconds() <= 0
+
     @contextmanager
     def deadline(self, seconds: float, left: float = inf) -> Iterator[None]:
         """Limit each request to `seconds` within this context, and all together to `left`.

@@ -325,6 +325,55 @@ def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
     assert len(sweep.hung["ops/SQR"]) + len(base) == len(ids)
 
 
+class Ends(Runner):
+    """The time of the run is over in the middle of the first group on `late`; the clock ticks as a backend opens."""
+
+    def __init__(self, late: Spec | None = None) -> None:
+        super().__init__()
+        self.late, self.over, self.now = late, False, 0.0
+
+    def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+        """Its second half times out."""
+        self.over |= spec == self.late
+        cut = len(cases) // 2 if spec == self.late else len(cases)
+        return [Result(c.id, str(spec), Verdict.TIMEOUT if n >= cut else Verdict.PASS) for n, c in enumerate(cases)]
+
+    def is_over(self) -> bool:
+        """True from then on."""
+        return self.over
+
+    def batch_size(self, spec: Spec) -> int:  # noqa: ARG002
+        """As many as a sweep would play."""
+        return FIRST
+
+    def backend(self, spec: Spec) -> None:  # type: ignore[override]  # noqa: ARG002  # nobody uses it
+        """Opening takes 10 s."""
+        self.now += 10
+
+
+@pytest.mark.parametrize("late", [NEW, OLD], ids=["build", "base"])
+def test_a_request_cut_off_by_the_end_of_the_time_is_no_timeout(late: Spec) -> None:
+    """On the build, its case has no result; on the base, neither has it: it would look new."""
+    ids = [f"ops/SQR-f32-ne={n}x5@1" for n in range(10, 40)]
+    sweep, runner = Sweep(CPU, "ops", list(ids)), Ends(late)
+    release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, Isolation(), Fixed())
+    release.it.runner, release.it.clock = runner, lambda: runner.now + (100 if runner.over else 0)
+    sweep.run(release.it, 60.0, set())
+    build, base = release.results(CPU)
+    assert [r.case for r in build] == [r.case for r in base] == ids[: FIRST // 2]
+    assert {r.verdict for r in (*build, *base)} == {Verdict.PASS}
+    assert (sweep.left, sweep.hung) == (ids[FIRST // 2 :], {})
+
+
+def test_the_time_of_a_sweep_includes_the_start_of_its_backends() -> None:
+    """No case runs once they have taken it."""
+    runner, sweep = Ends(), Sweep(CPU, "ops", ["ops/SQR-f32-ne=10x5@1"])
+    release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, Isolation(), Fixed())
+    release.it.runner, release.it.clock = runner, lambda: runner.now
+    sweep.run(release.it, 20.0, set())
+    assert (release.results(CPU), len(sweep.left)) == (([], []), 1)
+
+
 def test_a_target_that_does_not_open_ends_alone() -> None:
     """The others run; its cases are lost with the reason, the outcome fails, and nothing waits for it again."""
     ids = ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", "ops/SQR-f32-ne=10x5@1"]
