@@ -228,8 +228,9 @@ def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axe
 def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """Repeat `x` to `shape`, as ggml does if `ggml_can_repeat`.
 
-    With a dynamic shape and one channel a Softmax or Tile of the CPU plugin (2026.4.1) has its channels last, and a
-    Tile of such values repeats the wrong ones. A Reshape restores the usual layout.
+    With one channel a Softmax or Tile of the CPU plugin (2026.4.1) may have its channels last, and a Tile of such
+    values repeats the wrong ones; the plugin also makes a Tile of a Concat of equal sources. With a dynamic shape a
+    Reshape restores the usual layout; else a fifth dimension prevents the other one.
     """
     have = shape_of(c, x)
     times = [1 if same(n, m) else n // m for n, m in zip(shape, have, strict=True)]
@@ -237,6 +238,8 @@ def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
         return x
     if any(isinstance(n, Sym) for n in (*shape, *have)):
         x = o.reshape(x, c.i64(*[0] * len(shape)), True)
+    elif have[1:2] == (1,):
+        return c.shaped(o.squeeze(o.tile(o.unsqueeze(x, c.i64(0)), c.i64(1, *times)), c.i64(0)), shape)
     return c.shaped(o.tile(x, c.i64(*times)), shape)
 
 

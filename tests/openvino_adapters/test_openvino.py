@@ -231,6 +231,22 @@ def test_narrow_values_are_rounded_before_anything_reads_them(ov: OpenVinoStatel
                 assert np.array_equal(found[t], want), (type_, t)
 
 
+@pytest.mark.parametrize("ne", [(1, 2), (3, 2), (8, 5), (8, 5, 1, 2), (8, 5, 3)])
+@pytest.mark.parametrize("dim", range(4))
+def test_a_repeated_value_joined_with_itself_keeps_its_order(
+    ov: OpenVinoStateless, ne: tuple[int, ...], dim: int
+) -> None:
+    """Also if another node reads it: the plugin then stores the channels of a Tile last, even a single one."""
+    x = new_tensor(F32, *ne, name="x")
+    b = Builder()
+    twice = b.repeat_4d(x, 2 * ne[0], *x.ne[1:])
+    joined = b.concat(twice, twice, dim)
+    values = _floats(*x.ne[::-1])
+    (out,) = _run(ov, Case("joined", {}, [_step({x: values}, joined, b.sub(twice, x))]))
+    tiled = np.tile(values, 2)
+    assert np.array_equal(_f32(out[joined]), np.concatenate([tiled, tiled], 3 - dim).ravel())
+
+
 def test_uncomputed_nodes_change_nothing_and_cannot_be_read(ov: OpenVinoStateless) -> None:
     """A node without FLAG_COMPUTE leaves memory alone; computing with one is an error that names both."""
     a, cache = new_tensor(F32, 4), new_tensor(F32, 4)
