@@ -360,13 +360,13 @@ class Library:
     def device_type(self, device: int) -> str:
         """Return the device type from `enum ggml_backend_dev_type`, as `CPU` or `type N`."""
         i, known = self.ggml.backend_dev_type(device), DEVICE_TYPES
-        if self._older_props(device) is not None:
+        if self.older_props(device) is not None:
             cpu = self.ggml.backend_dev_by_name(b"CPU")
             first = bool(cpu) and self.ggml.backend_dev_type(cpu) == len(OLDER_DEVICE_TYPES) - 1
             known = FIRST_DEVICE_TYPES if first else OLDER_DEVICE_TYPES
         return known[i] if 0 <= i < len(known) else f"type {i}"
 
-    def _older_props(self, device: int) -> OlderProps | None:
+    def older_props(self, device: int) -> OlderProps | None:
         """Return the device's properties if this ggml has the older struct, else None."""
         fill, props = self.ggml.backend_dev_get_props, OlderProps()
         size = ctypes.sizeof(props)
@@ -412,7 +412,7 @@ class Library:
     def buffer_types(self, device: int) -> dict[str, int]:
         """Return name -> handle of a device's default, host and extra buffer types."""
         g = self.ggml
-        props = self._older_props(device)
+        props = self.older_props(device)
         # the first versions with devices call a function that a device without a host buffer lacks
         host = None if props is not None and not props.host_buffer else g.backend_dev_host_buffer_type(device)
         handles = [g.backend_dev_buffer_type(device), host]
