@@ -24,7 +24,7 @@ from .isolation.isolate import Isolation
 
 LIVE = {
     name: f"conformance.live.{name}"
-    for name in ("audit", "layout", "arch", "scenario", "projector", "memory", "phases", "access")
+    for name in ("audit", "layout", "arch", "scenario", "projector", "memory", "phases", "access", "order")
 }
 """Name of a live family -> the module that exports it as `FAMILY`, imported on use."""
 

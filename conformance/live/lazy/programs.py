@@ -1,0 +1,291 @@
+"""Programs that call ggml as llama.cpp does, on lazy devices or on the CPU alone.
+
+Each returns the values that a caller sees. They must be those of the same program on the CPU alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.ggml.lib.layout import USAGE_WEIGHTS, InitParams, Signatures
+from conformance.ggml.lib.library import Library
+
+_P, _I64, _Z, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_float
+OPS: Signatures = {
+    "add": (_P, (_P, _P, _P)), "mul_mat": (_P, (_P, _P, _P)), "cpy": (_P, (_P, _P, _P)), "cont": (_P, (_P, _P)),
+    "transpose": (_P, (_P, _P)), "rms_norm": (_P, (_P, _P, _F)), "scale": (_P, (_P, _P, _F)),
+    "view_2d": (_P, (_P, _P, _I64, _I64, _Z, _Z)),
+}  # fmt: skip
+WIDTH, CELLS, LAYERS = 32, 64, 4
+"""Elements of a token, tokens that a cache has room for, layers."""
+NODES = 256
+"""Maximum nodes of a graph."""
+F32 = NDArray[np.float32]
+ROW = 4 * WIDTH
+
+
+class ReportedError(ConformanceError):
+    """ggml reported a failure, as it must if a device fails."""
+
+
+@dataclass
+class Caller:
+    """A program's backends, and what it allocated."""
+
+    library: Library
+    backends: Sequence[int]
+    """`ggml_backend_t` in order of priority; the CPU is last."""
+    seed: int
+    owned: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        self.g = self.library.ggml
+        self.random = np.random.default_rng(self.seed)
+        self.ops: dict[str, Callable[..., int]] = {}
+        for name, (result, arguments) in OPS.items():
+            function = self.library.function(f"ggml_{name}")
+            function.restype, function.argtypes = result, arguments
+            self.ops[name] = function
+
+    @contextmanager
+    def context(self, tensors: int, *, graph: bool = False) -> Iterator[int]:
+        """Yield a `ggml_context` for tensors, and for a graph of `NODES`."""
+        size = (tensors + 1) * self.library.layout.overhead + graph * self.g.graph_overhead_custom(NODES, False)
+        context = self.g.init(InitParams(size, None, True))
+        try:
+            yield context
+        finally:
+            self.g.free(context)
+
+    def tensors(self, backend: int, *shapes: tuple[int, int], usage: int = 0) -> list[int]:
+        """Return F32 tensors in a buffer of a backend's default type, freed with the caller."""
+        context = self.owned.enter_context(self.context(len(shapes)))
+        made = [self.g.new_tensor_4d(context, self.library.types["f32"], *ne, 1, 1) for ne in shapes]
+        buft = self.g.backend_dev_buffer_type(self.call("backend_get_device")(backend))
+        buffer = self.g.backend_alloc_ctx_tensors_from_buft(context, buft)
+        if not buffer:
+            raise ReportedError("ggml_backend_alloc_ctx_tensors_from_buft returned NULL")
+        self.owned.callback(self.g.backend_buffer_free, buffer)
+        self.g.backend_buffer_set_usage(buffer, usage)
+        return made
+
+    def call(self, name: str) -> Callable[..., Any]:
+        """Return `ggml_NAME`; UnavailableError if this library lacks it."""
+        function: Callable[..., Any] | None = getattr(self.g, name)
+        if function is None:
+            raise UnavailableError(f"this ggml exports no ggml_{name}")
+        return function
+
+    def values(self, *shape: int) -> F32:
+        """Return random values."""
+        return self.random.standard_normal(shape, np.float32)
+
+    def set(self, tensor: int, data: F32) -> None:
+        """Write a tensor; the caller may change `data` afterwards."""
+        self.g.backend_tensor_set(tensor, address(data), 0, data.nbytes)
+
+    def get(self, tensor: int, *shape: int) -> F32:
+        """Read a tensor."""
+        data = np.empty(shape, np.float32)
+        self.g.backend_tensor_get(tensor, address(data), 0, data.nbytes)
+        return data
+
+
+def address(data: F32) -> int:
+    """Return the address of an array's values."""
+    return int(data.__array_interface__["data"][0])
+
+
+def _must(status: int, function: str) -> None:
+    if status:
+        raise ReportedError(f"{function} returned {status}")
+
+
+# sched: a decoder in batches over ggml_backend_sched
+
+
+class _Decoder:
+    """Layers with a cache each, on the devices in turn."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        owners = caller.backends[:-1] or caller.backends
+        self.weights: list[int] = []
+        self.caches: list[int] = []
+        for layer in range(LAYERS):
+            owner = owners[layer * len(owners) // LAYERS]
+            self.weights += caller.tensors(owner, (WIDTH, WIDTH), usage=USAGE_WEIGHTS)
+            self.caches += caller.tensors(owner, (WIDTH, CELLS))
+        for weight, cache in zip(self.weights, self.caches, strict=True):
+            caller.set(weight, caller.values(WIDTH, WIDTH) / np.float32(8))
+            caller.set(cache, np.zeros((CELLS, WIDTH), np.float32))
+
+    def build(self, context: int, at: int, n: int) -> tuple[int, int, int]:
+        """Return the graph of `n` tokens from cell `at` on, its input and its output."""
+        g, op = self.caller.g, self.caller.ops
+        graph = g.new_graph_custom(context, NODES, False)
+        x = h = g.new_tensor_4d(context, self.caller.library.types["f32"], WIDTH, n, 1, 1)
+        g.set_input(x)
+        for weight, cache in zip(self.weights, self.caches, strict=True):
+            h = op["mul_mat"](context, weight, op["rms_norm"](context, h, 1e-5))
+            cells = op["view_2d"](context, cache, WIDTH, n, ROW, at * ROW)
+            g.build_forward_expand(graph, op["cpy"](context, h, cells))
+            seen = op["view_2d"](context, cache, WIDTH, at + n, ROW, 0)
+            scores = op["scale"](context, op["mul_mat"](context, seen, h), 1 / WIDTH)
+            mixed = op["mul_mat"](context, op["cont"](context, op["transpose"](context, seen)), scores)
+            h = op["add"](context, h, mixed)
+        g.set_output(h)
+        g.build_forward_expand(graph, h)
+        return graph, x, h
+
+
+def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
+    """Decode batches without waiting between them; yield their outputs, then the caches.
+
+    `n`: tokens of each batch; `copies=4`: as llama.cpp over several devices; `reserve`: tokens of a graph that is
+    reserved first; `again=1`: a batch of the same size computes the same graph again.
+    """
+    g, decoder = caller.g, _Decoder(caller)
+    backends = (_P * len(caller.backends))(*caller.backends)
+    pointer = g.backend_sched_new(backends, None, len(backends), NODES, params["copies"] > 1, False)
+    caller.owned.callback(g.backend_sched_free, pointer)
+    compute, wait = caller.call("backend_sched_graph_compute_async"), caller.call("backend_sched_synchronize")
+    caller.owned.callback(wait, pointer)  # before anything is freed
+    if params["reserve"]:
+        with caller.context(NODES, graph=True) as context:
+            if not g.backend_sched_reserve(
+                pointer, decoder.build(context, CELLS - params["reserve"], params["reserve"])[0]
+            ):
+                raise ReportedError("ggml_backend_sched_reserve returned false")
+    outputs: list[F32] = []
+    at = 0
+    with ExitStack() as stack:
+        for n in params["n"]:
+            stack.close()
+            context = stack.enter_context(caller.context(NODES, graph=True))
+            graph, x, h = decoder.build(context, at, n)
+            g.backend_sched_reset(pointer)
+            if not g.backend_sched_alloc_graph(pointer, graph):
+                raise ReportedError("ggml_backend_sched_alloc_graph returned false")
+            for turn in range(1 + params["again"]):
+                if turn:
+                    wait(pointer)  # as llama.cpp before it reuses a graph
+                caller.set(x, caller.values(n, WIDTH))
+                _must(compute(pointer, graph), "ggml_backend_sched_graph_compute_async")
+                outputs.append(np.zeros((n, WIDTH), np.float32))
+                owner = g.backend_sched_get_tensor_backend(pointer, h)
+                caller.call("backend_tensor_get_async")(owner, h, address(outputs[-1]), 0, outputs[-1].nbytes)
+            at += n
+        wait(pointer)
+    yield from outputs
+    yield from (caller.get(cache, CELLS, WIDTH) for cache in decoder.caches)
+
+
+# streams: two queues of a device and one of another, called directly
+
+
+class Streams:
+    """Tensors and events of the program `streams`, whose steps are `STEPS`."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller, self.g = caller, caller.g
+        new = caller.call("backend_event_new")
+        self.first, self.second, self.other = caller.backends[:3]
+        self.x, self.y, self.v = caller.tensors(self.first, *3 * [(WIDTH, 4)])
+        self.z, self.u = caller.tensors(self.other, *2 * [(WIDTH, 4)])
+        device = caller.call("backend_get_device")
+        self.events = [new(device(b)) for b in (self.first, self.second)]
+        for event in filter(None, self.events):
+            caller.owned.callback(caller.call("backend_event_free"), event)
+        self.data = [caller.values(4, WIDTH) for _ in range(3)]
+        self.out = np.zeros((4, WIDTH), np.float32)
+        self.seen: list[F32] = []
+
+    def upload(self, stream: int, tensor: int, data: F32) -> None:
+        """Queue a write."""
+        self.caller.call("backend_tensor_set_async")(stream, tensor, address(data), 0, data.nbytes)
+
+    def download(self, stream: int, tensor: int, data: F32) -> None:
+        """Queue a read."""
+        self.caller.call("backend_tensor_get_async")(stream, tensor, address(data), 0, data.nbytes)
+
+    def copy(self, source: int, target: int, a: int, b: int) -> None:
+        """Queue a copy from stream `source` to `target`."""
+        self.caller.call("backend_tensor_copy_async")(source, target, a, b)
+
+    def double(self, stream: int, source: int, target: int) -> None:
+        """Queue `target = source + source`."""
+        t = self.caller.library.struct(target)
+        with self.caller.context(NODES, graph=True) as context:
+            graph = self.g.new_graph_custom(context, NODES, False)
+            node = self.caller.ops["add"](context, source, source)
+            self.g.backend_tensor_alloc(t.buffer, node, t.data)
+            self.g.build_forward_expand(graph, node)
+            _must(self.caller.call("backend_graph_compute_async")(stream, graph), "ggml_backend_graph_compute_async")
+
+    def record(self, event: int, stream: int) -> None:
+        """Record an event on a stream."""
+        self.caller.call("backend_event_record")(self.events[event], stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let a stream wait for an event."""
+        self.caller.call("backend_event_wait")(stream, self.events[event])
+
+    def synchronize(self, stream: int) -> None:
+        """Wait for a stream."""
+        self.caller.call("backend_synchronize")(stream)
+
+    def see(self, data: F32) -> None:
+        """Keep what the caller sees now."""
+        self.seen.append(data.copy())
+
+
+Step = Callable[[Streams], object]
+STEPS: Mapping[str, Step] = {
+    "set x": lambda s: s.upload(s.first, s.x, s.data[0]),
+    "record x": lambda s: s.record(0, s.first),
+    "wait x": lambda s: s.wait(s.second, 0),
+    "y = 2 x": lambda s: s.double(s.second, s.x, s.y),
+    "record y": lambda s: s.record(1, s.second),
+    "wait y": lambda s: s.wait(s.first, 1),
+    "set x again": lambda s: s.upload(s.first, s.x, s.data[1]),
+    "z = y": lambda s: s.copy(s.second, s.other, s.y, s.z),
+    "v = 2 y": lambda s: s.double(s.second, s.y, s.v),
+    "u = 2 z": lambda s: s.double(s.other, s.z, s.u),
+    "get u": lambda s: s.download(s.other, s.u, s.out),
+    "wait for other": lambda s: s.synchronize(s.other),
+    "see u": lambda s: s.see(s.out),
+    "wait for first": lambda s: s.synchronize(s.first),
+    "see x": lambda s: s.see(s.caller.get(s.x, 4, WIDTH)),
+    "wait for second": lambda s: s.synchronize(s.second),
+    "y = data": lambda s: s.caller.set(s.y, s.data[2]),
+    "see y": lambda s: s.see(s.caller.get(s.y, 4, WIDTH)),
+    "see v": lambda s: s.see(s.caller.get(s.v, 4, WIDTH)),
+}
+"""The steps of `streams`: each event and each wait is needed."""
+
+
+def streams(caller: Caller, _: Mapping[str, Any], steps: Mapping[str, Step] = STEPS) -> Iterator[F32]:
+    """Write, compute, copy and read on three queues; yield what the caller sees.
+
+    Two queues are of one device.
+    """
+    if len(caller.backends) == 1:  # the CPU has neither queues nor events
+        first, second, third = (caller.values(4, WIDTH) for _ in range(3))
+        yield from (4 * first, second, third, 4 * first)
+        return
+    it = Streams(caller)
+    for step in steps.values():
+        step(it)
+    yield from it.seen
+
+
+PROGRAMS: Mapping[str, Callable[[Caller, Mapping[str, Any]], Iterator[F32]]] = {"sched": sched, "streams": streams}

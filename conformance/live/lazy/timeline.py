@@ -1,0 +1,294 @@
+"""Queues in virtual time, and the order of what they and the host do.
+
+A queued operation takes effect at the first legal moment, at the last, or at any: when the host waits for it, or
+earlier, as a seed decides. Order is followed with vector clocks, whatever the moments are: two accesses to the same
+bytes, one of them a write, must be ordered by a queue, an event or a synchronisation. All threads of the host count as
+one, because this module cannot see how they wait for each other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from conformance.ggml.errors import ConformanceError
+
+Moment = Literal["first", "last", "any"]
+HOST = "host"
+MOST = 20
+"""Maximum number of races that are kept."""
+PACES = (0.02, 0.2, 0.8)
+"""Paces of queues whose operations take effect at any moment."""
+Clock = dict[str, int]
+"""Actor -> the number of its operations that happened before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Bytes that an operation reads or writes."""
+
+    begin: int
+    end: int
+    writes: bool
+    what: str = ""
+    """The access, such as `MUL_MAT h-1 reads w-1`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """An access with its actor and time."""
+
+    actor: str
+    """`host`, or the name of a queue."""
+    tick: int
+    call: str
+    """The function of the interface, such as `graph_compute`."""
+    access: Access
+
+    def __str__(self) -> str:
+        return f"{self.call} ({self.actor}, #{self.tick}): {self.access.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses without order."""
+
+    earlier: Stamp
+    """The access that was called first."""
+    later: Stamp
+    freed: bool = False
+    """The memory was freed before the later access."""
+
+    def __str__(self) -> str:
+        if self.freed:
+            return f"{self.later}, after {self.earlier}"
+        a, b = self.earlier.actor, self.later.actor
+        missing = (
+            f"no ggml_backend_synchronize of {a}, nor of an event recorded after it"
+            if b == HOST
+            else f"no event recorded on {a} after it that {b} waits for"
+        )
+        return f"{self.later} is not ordered after {self.earlier}: {missing}"
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The last write to some bytes, and the reads since."""
+
+    writer: Stamp | None = None
+    readers: dict[str, Stamp] = field(default_factory=dict)
+
+
+class Shadow:
+    """The accesses to each byte of the address space."""
+
+    def __init__(self) -> None:
+        self._starts = [0]
+        self._cells = [_Cell()]
+
+    def touch(self, stamp: Stamp, clock: Clock) -> Iterator[Stamp]:
+        """Record an access; yield the earlier ones that it races with.
+
+        These are conflicting accesses that `clock` does not order before it.
+        """
+        access = stamp.access
+        if access.begin >= access.end:
+            return
+        i, j = self._cut(access.begin), self._cut(access.end)
+        for cell in self._cells[i:j]:
+            before = [cell.writer] if cell.writer is not None else []
+            before += cell.readers.values() if access.writes else ()
+            yield from (s for s in before if clock.get(s.actor, 0) < s.tick)
+            if not access.writes:
+                cell.readers[stamp.actor] = stamp
+        if access.writes:
+            self._starts[i:j], self._cells[i:j] = [access.begin], [_Cell(stamp)]
+
+    def _cut(self, at: int) -> int:
+        """Return the index of the cell that begins at an address, cutting one in two if necessary."""
+        i = bisect_left(self._starts, at)
+        if i == len(self._starts) or self._starts[i] != at:
+            cell = self._cells[i - 1]
+            self._starts.insert(i, at)
+            self._cells.insert(i, _Cell(cell.writer, dict(cell.readers)))
+        return i
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """A queued operation."""
+
+    queue: Queue
+    clock: Clock
+    """All that happens before its end, and itself."""
+    run: Callable[[], None] | None
+    after: Op | None
+    """An operation of another queue that it waits for."""
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Operations that take effect in order."""
+
+    name: str
+    moment: Moment
+    pace: float = 1.0
+    """Chance that its next operation takes effect, each time that anything is called."""
+    clock: Clock = field(default_factory=dict)
+    pending: deque[Op] = field(default_factory=deque)
+    last: Op | None = None
+
+
+class Timeline:
+    """All queues of a process, the host, and the races between them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = Random(seed)  # noqa: S311  # a schedule, no secret
+        self.host: Clock = {}
+        self.queues: list[Queue] = []
+        self.races: list[Race] = []
+        self._shadow = Shadow()
+
+    def queue(self, name: str, moment: Moment) -> Queue:
+        """Return a new queue, whose name is made unique."""
+        n = sum(q.name.partition(".")[0] == name for q in self.queues)
+        queue = Queue(f"{name}.{n}" if n else name, moment, self._pace(moment))
+        self.queues.append(queue)
+        return queue
+
+    def _pace(self, moment: Moment) -> float:
+        return {"first": 1.0, "last": 0.0, "any": self.random.choice(PACES)}[moment]
+
+    def enqueue(
+        self,
+        queue: Queue,
+        call: str,
+        accesses: Sequence[Access] = (),
+        run: Callable[[], None] | None = None,
+        after: Op | None = None,
+    ) -> Op:
+        """Append an operation to a queue and return it; with `after` it waits for that one."""
+        _join(queue.clock, self.host)
+        if after is not None:
+            _join(queue.clock, after.clock)
+        self._check(queue.name, queue.clock, call, accesses)
+        op = Op(queue, dict(queue.clock), run, after)
+        queue.pending.append(op)
+        queue.last = op
+        self._advance()
+        return op
+
+    def at_host(self, call: str, accesses: Sequence[Access]) -> None:
+        """Record what the host itself does, at once."""
+        self._advance()
+        self._check(HOST, self.host, call, accesses)
+
+    def wait(self, op: Op | None) -> None:
+        """Let the host wait for an operation: it and all that it waits for take effect."""
+        if op is not None:
+            self._finish(op)
+            _join(self.host, op.clock)
+
+    def drain(self) -> None:
+        """Let everything take effect, without any order for the host."""
+        for queue in self.queues:
+            if queue.last is not None:
+                self._finish(queue.last)
+
+    def report(self, race: Race) -> None:
+        """Keep a race, once for each pair of accesses."""
+        pair = (race.earlier.call, race.earlier.access, race.later.call, race.later.access)
+        known = ((r.earlier.call, r.earlier.access, r.later.call, r.later.access) for r in self.races)
+        if len(self.races) < MOST and pair not in known:
+            self.races.append(race)
+
+    def _check(self, actor: str, clock: Clock, call: str, accesses: Sequence[Access]) -> None:
+        clock[actor] = clock.get(actor, 0) + 1
+        found = False
+        for access in accesses:
+            stamp = Stamp(actor, clock[actor], call, access)
+            for earlier in self._shadow.touch(stamp, clock):
+                self.report(Race(earlier, stamp))
+                found = True
+        if found:
+            self.drain()  # what follows has right values: a stale index would abort the process before the report
+
+    def _advance(self) -> None:
+        """Let those operations take effect whose queues are not lazy."""
+        moved = True
+        while moved:
+            moved = False
+            for queue in self.queues:
+                while queue.pending and self._may_run(queue):
+                    self._step(queue)
+                    moved = True
+
+    def _may_run(self, queue: Queue) -> bool:
+        after = queue.pending[0].after
+        if after is not None and not after.done:
+            return False
+        return self.random.random() < queue.pace
+
+    def _finish(self, op: Op) -> None:
+        while not op.done:
+            head = op.queue.pending[0]
+            if head.after is not None:
+                self._finish(head.after)
+            self._step(op.queue)
+
+    @staticmethod
+    def _step(queue: Queue) -> None:
+        op = queue.pending.popleft()
+        op.done = True
+        if op.run is not None:
+            op.run()
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for actor, tick in other.items():
+        if tick > clock.get(actor, 0):
+            clock[actor] = tick
+
+
+@dataclass(slots=True)
+class Memory:
+    """A buffer of a device: its addresses mean nothing to the host, which faults if it uses one."""
+
+    name: str
+    base: int
+    data: memoryview
+    freed: Stamp | None = None
+
+
+class Addresses:
+    """The buffers of all devices; no address is used twice."""
+
+    FIRST = 1 << 54
+    """Above the addresses of any process."""
+    STEP = 1 << 16
+    """Multiple of each base, and minimum distance of two buffers, in bytes."""
+
+    def __init__(self) -> None:
+        self._next = self.FIRST
+        self._bases: list[int] = []
+        self._memories: list[Memory] = []
+
+    def add(self, name: str, data: memoryview) -> Memory:
+        """Return a new buffer."""
+        memory = Memory(f"{name}#{len(self._memories)}", self._next, data)
+        self._next += (data.nbytes // self.STEP + 2) * self.STEP
+        self._bases.append(memory.base)
+        self._memories.append(memory)
+        return memory
+
+    def find(self, begin: int, size: int) -> Memory:
+        """Return the buffer of some bytes, maybe a freed one; ConformanceError if there is none."""
+        i = bisect_right(self._bases, begin) - 1
+        if i < 0 or begin + size > self._bases[i] + self._memories[i].data.nbytes:
+            raise ConformanceError(f"{size} bytes at {begin:#x} are in no buffer of this device")
+        return self._memories[i]

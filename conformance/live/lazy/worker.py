@@ -1,0 +1,113 @@
+"""Worker service of the family `order`: runs programs on lazy devices and on the CPU.
+
+`{"load": {"lib": path}}` opens a library. `{"program": name, "params": {...}, "devices": [...], "setting": {...}}`
+returns `{"wrong": text, "races": [...], "reported": text, "failures": n, "calls": {...}}`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.lib.library import Library
+from conformance.process.service import Frame, Service, failure
+
+from .device import Fail, Machine, Setting
+from .programs import F32, PROGRAMS, Caller, ReportedError
+
+COUNTED = ("graph_compute", "cpy_tensor_async", "event_wait", "event_synchronize", "synchronize")
+"""Functions whose calls are reported."""
+
+
+def play(
+    machine: Machine, program: str, params: Mapping[str, Any], devices: Sequence[int], setting: Setting
+) -> dict[str, Any]:
+    """Run a program on devices, then on the CPU alone, and compare what it returns.
+
+    After a failure on request it runs once more without.
+    """
+    reported = ""
+    try:
+        actual = run(machine, program, params, devices, setting)
+    except ReportedError as e:
+        if not setting.fail.what:
+            raise
+        actual, reported = [], str(e)
+    races, calls, failures = machine.check(), dict(machine.calls), machine.failures
+    if machine.alive:
+        return {"failed": f"{machine.alive} backends, buffers and events of the device were not freed"}
+    if reported:
+        actual = run(machine, program, params, devices, replace(setting, fail=Fail()))
+    expected = run(machine, program, params, (), setting)
+    after = "after the failure, " if reported else ""
+    return {
+        "wrong": next((after + text for text in map(_difference, range(len(expected)), actual, expected) if text), ""),
+        "races": [str(race) for race in races],
+        "reported": reported,
+        "failures": failures,
+        "calls": {name: calls[name] for name in COUNTED if name in calls},
+    }
+
+
+def run(
+    machine: Machine, program: str, params: Mapping[str, Any], devices: Sequence[int], setting: Setting
+) -> list[F32]:
+    """Run a program on devices, or on the CPU alone if there are none.
+
+    ReportedError if ggml reports a failure.
+    """
+    machine.begin(setting)
+    library = machine.library
+    backends: list[int] = []
+    try:
+        for device in devices:
+            backend = library.ggml.backend_dev_init(machine.devices[device], None)
+            if not backend:
+                raise ReportedError("ggml_backend_dev_init returned NULL")
+            backends.append(backend)
+        backends.append(library.start(library.device("CPU"), 1))
+        caller = Caller(library, backends, setting.seed)
+        with caller.owned:
+            return list(PROGRAMS[program](caller, params))
+    finally:
+        for backend in backends:
+            library.ggml.backend_free(backend)
+
+
+def _difference(i: int, actual: F32, expected: F32) -> str:
+    if np.array_equal(actual, expected):
+        return ""
+    at = int(np.flatnonzero(actual.reshape(-1) != expected.reshape(-1))[0])
+    a, e = actual.reshape(-1)[at], expected.reshape(-1)[at]
+    return f"value {at} of result {i}: {e:.6g} expected, as on the CPU alone, {a:.6g} found"
+
+
+def main() -> None:
+    """Answer requests until the caller closes the connection."""
+    machines: list[Machine] = []
+
+    def answer(header: dict[str, Any], _: object) -> Frame:
+        try:
+            if "load" in header:
+                machines.append(Machine(Library(header["load"]["lib"])))
+                return {}, ()
+            made = header["setting"]
+            fail, refused = Fail(**made["fail"]), frozenset(made["refused"])
+            setting = Setting(made["moments"], made["seed"], refused, made["from_host"], fail)
+            return play(machines[-1], header["program"], header["params"], header["devices"], setting), ()
+        except UnavailableError as e:
+            return {"unsupported": str(e)}, ()
+        except ConformanceError as e:
+            return failure(e, UsageError.__name__)
+
+    Service().serve(answer)
+    os._exit(0)  # skip the libraries' own clean-up; there is nothing to save
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The family `order`: a build's scheduler runs on lazy, eager and random devices.
+
+An id is `order/PROGRAM-key=value@seed`, where PROGRAM is one of `lazy.programs`. The seed decides when queued
+operations take effect, and the values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import UnavailableError, UsageError, unknown
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import LiveFamily, without_steps
+from conformance.suite.family import Level, keys, read_keys, split_id
+
+from .lazy.device import NAMES, Fail, Setting
+from .lazy.programs import CELLS, PROGRAMS
+from .lazy.timeline import Moment
+from .llama import Process, device
+
+NAME = "order"
+FORM = "PROGRAM-key=value"
+KEYS = keys("devices=1 copies=1 n=NUMBERS reserve=0 again=0 refuse= lazy= host=0 fail=")
+BATCHES = (4, 1, 4)
+MOMENTS = get_args(Moment)
+REPORTED = ("alloc", "compute", "lost", "memory", "init")
+"""Failures that ggml must report; `event` is only slow."""
+FAILURES = (*REPORTED, "event")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The fields of a worker's `load` request."""
+
+    lib: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A parsed id."""
+
+    program: str
+    params: dict[str, Any]
+    devices: list[int]
+    setting: Setting
+
+
+_SPLIT = ("refuse=RMS_NORM", "devices=2", "devices=2,refuse=RMS_NORM,copies=4,n=4x4x4x4x4x4,reserve=4")
+_MIXED = ("last+first", "first+last", "any+last", "any+first")
+_FAILS = ("alloc:2", "alloc:9", "compute:1", "compute:9", "lost:1", "lost:7", "memory:40000", "event:1", "init:2")
+_ROWS: dict[Level, tuple[str, ...]] = {
+    "smoke": (
+        *(f"streams-lazy={lazy}" for lazy in MOMENTS),
+        *(f"sched-{split},lazy={lazy}" for lazy in MOMENTS for split in _SPLIT),
+        *(f"sched-fail={fail}" for fail in ("compute:2", "alloc:1", "lost:2")),
+    ),
+    "standard": (
+        "sched-devices=3,refuse=RMS_NORM+SCALE,lazy=last+first+any",
+        "sched-devices=2,n=16x1x4x16,reserve=16,lazy=last",
+        "sched-devices=2,again=1,copies=4,n=4x4,lazy=last+first",
+        "sched-devices=2,copies=4,n=4x4x4x4x4x4x4,reserve=4,lazy=last",
+        "sched-refuse=RMS_NORM,again=2,lazy=any",
+        "sched-refuse=RMS_NORM,host=1,lazy=last",
+        *(f"sched-devices=2,copies=4,refuse=RMS_NORM,fail={fail}" for fail in _FAILS),
+    ),
+    "full": tuple(f"sched-{split},lazy={lazy}" for split in _SPLIT for lazy in _MIXED),
+}
+_SEEDS: dict[Level, int] = {"smoke": 1, "standard": 1, "full": 10}
+"""Seeds of each row with `any`."""
+
+
+def _ids(level: Level) -> Sequence[str]:
+    levels: list[Level] = ["smoke", "standard", "full"]
+    rows = [row for each in levels[: levels.index(level) + 1] for row in _ROWS[each]]
+    return [f"{NAME}/{row}@{k + 1}" for row in rows for k in range(_SEEDS[level] if "any" in row else 1)]
+
+
+def read(case_id: str) -> Request:
+    """Parse an id; UsageError if it is invalid."""
+    body, seed = split_id(case_id, NAME, FORM)
+    program, _, rest = body.partition("-")
+    if program not in PROGRAMS:
+        raise unknown(f"case {case_id!r}: program", program, PROGRAMS)
+    it, _ = read_keys(case_id, rest, KEYS)
+    count = 3 if program == "streams" else it["devices"]
+
+    def must(key: str, ok: bool, expected: str) -> None:
+        if not ok:
+            raise UsageError(f"case {case_id!r}: {key}: {expected} expected, {it[key]!r} found")
+
+    batches = it["n"] or BATCHES
+    must("devices", 1 <= it["devices"] <= len(NAMES), f"1 to {len(NAMES)}")
+    must("copies", it["copies"] in (1, 4), "1 or 4")
+    must("n", min(batches) > 0 and sum(batches) <= CELLS, f"tokens of batches, together up to {CELLS},")
+    must("reserve", 0 <= it["reserve"] <= CELLS, f"0 to {CELLS}")
+    must("again", 0 <= it["again"] <= CELLS, f"0 to {CELLS}")
+    must("host", it["host"] in (0, 1), "0 or 1")
+    moments: list[Any] = (it["lazy"] or MOMENTS[1]).split("+")
+    must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
+    what, _, n = it["fail"].partition(":")
+    must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
+    refused = frozenset(filter(None, it["refuse"].split("+")))
+    setting = Setting(moments, seed, refused, bool(it["host"]), Fail(what, int(n or 1)))
+    params = {"n": list(batches), **{key: it[key] for key in ("copies", "reserve", "again")}}
+    return Request(program, params, [0, 0, 1] if program == "streams" else list(range(count)), setting)
+
+
+def _build(case_id: str) -> Case:
+    read(case_id)
+    return without_steps(case_id)
+
+
+class Player:
+    """Runs programs on lazy devices of one build."""
+
+    def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
+        """Find the library. UnavailableError if there is no such library, or a device is named."""
+        found = device(spec)
+        if found.device not in ("", "CPU"):
+            raise UnavailableError(f"{spec}: the family {NAME} tests a build on devices of its own: name no device")
+        self._process = Process("conformance.live.lazy.worker", found, Load(found.lib), isolation)
+
+    def play(self, case_id: str) -> Result:
+        """Return the result; raises as `Process.ask`."""
+        request = read(case_id)
+        begun = time.perf_counter()
+        setting = {**asdict(request.setting), "refused": sorted(request.setting.refused)}
+        said = self._process.ask(
+            program=request.program, params=request.params, devices=request.devices, setting=setting
+        )
+        result = Result("", "", Verdict.PASS, seconds=time.perf_counter() - begun, metrics=said["calls"])
+        return judge(result, request.setting.fail, said)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
+def judge(result: Result, fail: Fail, said: dict[str, Any]) -> Result:
+    """Return the result with its verdict: FAIL for races, wrong values, unreported failures.
+
+    VACUOUS if a failure on request did not occur.
+    """
+    wrong = [*said["races"], said["wrong"]]
+    if fail.what in REPORTED:
+        if not said["failures"]:
+            why = f"fail={fail.what}:{fail.n} did not occur"
+            return replace(result, verdict=Verdict.VACUOUS, error=Error(why, why))
+        wrong += [] if said["reported"] else [f"fail={fail.what}:{fail.n}: no function of ggml reported it"]
+    if any(wrong):
+        return replace(result, verdict=Verdict.FAIL).noted(*wrong)
+    return result.noted(said["reported"])
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "a build's scheduler runs on devices of our own that are as lazy, or as eager, as the interface allows",
+    _ids,
+    _build,
+    player=Player,
+)

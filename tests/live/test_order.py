@@ -1,0 +1,297 @@
+"""The scheduler on lazy devices: right numbers, injected faults, failures on request."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from marks import needs_wheel
+
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
+from conformance.judge.verdict import Result, Verdict
+from conformance.live import order
+from conformance.live.lazy import programs
+from conformance.live.lazy.device import Fail, Machine, Setting
+from conformance.live.lazy.programs import STEPS, Step, Streams
+from conformance.live.lazy.timeline import Moment
+from conformance.live.lazy.worker import play
+from conformance.run.isolation.isolate import Isolation
+
+Steps = Mapping[str, Step]
+Change = Callable[[Steps], Steps]
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    """Lazy devices of the wheel's library."""
+    return Machine(Library())
+
+
+def played(machine: Machine, case_id: str) -> tuple[Result, dict[str, Any]]:
+    """Play a case in this process; return its result and the worker's reply."""
+    it = order.read(case_id)
+    said = play(machine, it.program, it.params, it.devices, it.setting)
+    return order.judge(Result("", "", Verdict.PASS), it.setting.fail, said), said
+
+
+@needs_wheel
+def test_a_player_answers_by_id() -> None:
+    """The worker plays a case, and a build that is no library or has another device is refused."""
+    player = order.FAMILY.player(Spec("ggml"), Isolation(time_limit=60.0), None)
+    try:
+        result = player.play("order/sched-refuse=RMS_NORM,lazy=last@1")
+        assert result.verdict is Verdict.PASS, result.detail
+        assert result.metrics["graph_compute"] > 0
+    finally:
+        player.close()
+    with pytest.raises(UnavailableError, match="name no device"):
+        order.FAMILY.player(Spec("ggml", (("device", "Vulkan0"),)), Isolation(), None)
+
+
+@needs_wheel
+@pytest.mark.parametrize("lazy", ["first", "last", "any", "last+first", "any+last"])
+def test_numbers_are_right_in_100_seeds(machine: Machine, lazy: str) -> None:
+    """Two devices and the CPU compute what the CPU alone computes, and nothing races."""
+    for seed in range(20):
+        case_id = f"order/sched-devices=2,copies=4,refuse=RMS_NORM,n=4x4x4x1x4x4,reserve=4,lazy={lazy}@{seed}"
+        result, said = played(machine, case_id)
+        assert (result.verdict, said["races"], said["wrong"]) == (Verdict.PASS, [], ""), result.detail
+    assert said["calls"]["cpy_tensor_async"] > 0
+
+
+@needs_wheel
+def test_smoke_passes(machine: Machine) -> None:
+    """No case of level smoke reports anything."""
+    for case_id in order.FAMILY.ids("smoke"):
+        result, _ = played(machine, case_id)
+        assert result.verdict is Verdict.PASS, (case_id, result.detail)
+
+
+@needs_wheel
+def test_the_scheduler_overwrites_a_copy_that_is_being_read(machine: Machine) -> None:
+    """The fault of docs/measurements/findings: found by every seed, with both accesses and the missing event."""
+    for seed in range(3):
+        result, said = played(machine, f"order/sched-devices=2,copies=4,n=4x4x4x4x4,reserve=4@{seed}")
+        assert result.verdict is Verdict.FAIL
+        assert len(said["races"]) == 1
+        assert said["races"][0].startswith("cpy_tensor_async (LAZY0, #15): writes LAZY1#node_22#0")
+        assert said["races"][0].endswith("no event recorded on LAZY1 after it that LAZY0 waits for")
+
+
+# faults of a caller, injected with knowledge of the device
+
+
+def without(name: str) -> Change:
+    """A step is missing."""
+    return lambda steps: {k: v for k, v in steps.items() if k != name}
+
+
+def instead(name: str, step: Step) -> Change:
+    """Another step takes the place of one."""
+    return lambda steps: {k: step if k == name else v for k, v in steps.items()}
+
+
+def before(name: str, other: str, step: Step | None = None) -> Change:
+    """A step, or a new one, comes earlier, right before another."""
+
+    def change(steps: Steps) -> Steps:
+        moved = {name: step or steps[name]}
+        out: dict[str, Step] = {}
+        for k, v in steps.items():
+            out |= moved if k == other else {}
+            out |= {} if k == name else {k: v}
+        return out
+
+    return change
+
+
+def _freed(s: Streams) -> None:
+    with ExitStack() as own:
+        (t,) = replace(s.caller, owned=own).tensors(s.second, (programs.WIDTH, 4))
+        s.double(s.second, s.y, t)
+
+
+def _used(s: Streams) -> None:
+    with ExitStack() as own:
+        (t,) = replace(s.caller, owned=own).tensors(s.second, (programs.WIDTH, 4))
+        own.pop_all()  # only the buffer is freed
+        s.g.backend_buffer_free(s.caller.library.struct(t).buffer)
+        s.upload(s.second, t, s.data[0])
+
+
+def _clear(s: Streams) -> None:
+    s.g.backend_buffer_clear(s.caller.library.struct(s.u).buffer, 0)
+
+
+def _memset(s: Streams) -> None:
+    s.g.backend_tensor_memset(s.y, 0, 4, 8)
+
+
+def _reused(s: Streams) -> None:
+    s.data[1][:] = 0
+
+
+FAULTS: dict[str, Change] = {
+    "event never recorded": without("record x"),
+    "event never waited for": without("wait x"),
+    "event recorded too early": before("record x", "set x"),
+    "event waited for on another queue": instead("wait x", lambda s: s.wait(s.other, 0)),
+    "event of the second queue never recorded": without("record y"),
+    "overwritten while it is read": without("wait y"),
+    "event of the second queue recorded too early": before("record y", "y = 2 x"),
+    "copy on the wrong source queue": instead("z = y", lambda s: s.copy(s.other, s.other, s.y, s.z)),
+    "copy in the wrong direction": instead("z = y", lambda s: s.copy(s.second, s.other, s.z, s.y)),
+    "copy missing": without("z = y"),
+    "read by the caller without waiting": without("wait for other"),
+    "read from the device without waiting": without("wait for first"),
+    "written without waiting": without("wait for second"),
+    "waited for the wrong queue": instead("wait for second", lambda s: s.synchronize(s.first)),
+    "waited for an event before the copy": instead(
+        "wait for second", lambda s: s.caller.call("backend_event_synchronize")(s.events[1])
+    ),
+    "host memory reused": before("reuse", "wait for other", _reused),
+    "buffer freed in flight": before("free", "wait for other", _freed),
+    "buffer used after it was freed": before("use", "wait for other", _used),
+    "buffer cleared in flight": before("clear", "wait for other", _clear),
+    "tensor set in flight": before("memset", "z = y", _memset),
+    "tensor written by another queue": instead("set x again", lambda s: s.upload(s.other, s.x, s.data[1])),
+}
+"""Fault -> the change of `STEPS`."""
+
+
+@needs_wheel
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_injected_fault_is_found(machine: Machine, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each seed, the same way every time; a fault that races is found even by an eager device."""
+    changed = FAULTS[fault](STEPS)
+    assert list(changed.items()) != list(STEPS.items())
+
+    def streams(caller: programs.Caller, params: Mapping[str, Any]) -> Iterator[programs.F32]:
+        return programs.streams(caller, params, changed)
+
+    monkeypatch.setitem(programs.PROGRAMS, "streams", streams)  # type: ignore[arg-type]  # a dict
+
+    def found(lazy: Moment, seed: int) -> tuple[str, list[str]]:
+        said = play(machine, "streams", {}, (0, 0, 1), Setting((lazy,), seed))
+        return said["wrong"], said["races"]
+
+    for seed in range(3):
+        assert any(found("last", seed))
+        assert found("last", seed) == found("last", seed)
+        assert found("any", seed) == found("any", seed)
+    races = found("last", 0)[1]
+    visible = [race for race in races if "the caller" not in race]
+    assert found("first", 0)[1] == visible
+
+
+@needs_wheel
+def test_a_call_that_the_caller_forgets_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the real scheduler, too."""
+    monkeypatch.setattr(machine.g, "backend_sched_synchronize", lambda *_: None)
+    _, said = played(machine, "order/sched-devices=2,lazy=last@1")
+    assert "no ggml_backend_synchronize of LAZY" in said["races"][0]
+
+
+# failures on request
+
+
+@needs_wheel
+@pytest.mark.parametrize("split", ["refuse=RMS_NORM", "devices=2,refuse=RMS_NORM,copies=4"])
+@pytest.mark.parametrize(
+    "fail",
+    [
+        *(f"{what}:{n}" for what in ("compute", "lost") for n in (1, 2, 5)),
+        *(f"alloc:{n}" for n in (1, 2, 8, 9)),
+        *(f"memory:{n}" for n in (1, 5000, 20_000, 40_000)),
+        "init:1",
+        "event:1",
+    ],
+)
+def test_a_failure_is_reported_and_leaves_no_harm(machine: Machine, fail: str, split: str) -> None:
+    """A failure is reported, everything is freed, and the next run is right."""
+    result, said = played(machine, f"order/sched-{split},fail={fail}@1")
+    assert result.verdict is Verdict.PASS, result.detail
+    assert (said["races"], machine.alive) == ([], 0)
+    assert bool(said["reported"]) is (not fail.startswith("event"))
+
+
+@needs_wheel
+def test_a_failure_that_does_not_occur_is_vacuous(machine: Machine) -> None:
+    """The case would otherwise pass without a test."""
+    result, _ = played(machine, "order/sched-fail=compute:500@1")
+    assert (result.verdict, result.detail) == (Verdict.VACUOUS, "fail=compute:500 did not occur")
+
+
+def test_a_failure_that_is_not_reported_fails() -> None:
+    """Right numbers do not excuse it."""
+    said = {"races": [], "wrong": "", "reported": "", "failures": 1, "calls": {}}
+    result = order.judge(Result("", "", Verdict.PASS), Fail("compute", 2), said)
+    assert (result.verdict, result.detail) == (Verdict.FAIL, "fail=compute:2: no function of ggml reported it")
+
+
+# interfaces and ids
+
+
+@needs_wheel
+def test_another_interface_is_refused_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is a known number with another layout."""
+    library = Library()
+    assert interface(library) in INTERFACES
+    monkeypatch.setattr(library, "api_version", lambda _: 4)
+    with pytest.raises(UnavailableError, match=r"has version 4 of ggml's backend interface, one of 1, 2, 3 expected"):
+        Machine(library)
+    monkeypatch.setattr(library, "api_version", lambda _: 1)
+    with pytest.raises(UnavailableError, match="function tables of version 1 have an unknown layout"):
+        Machine(library)
+
+
+def test_an_exception_in_a_callback_is_kept() -> None:
+    """C gets 0, or the status of a failure."""
+    callbacks = Callbacks()
+
+    def broken(*_: object) -> int:
+        raise ValueError("broken")
+
+    table = callbacks.fill(INTERFACES[0].backend, {"graph_compute": broken, "get_name": broken}, failed=-1)
+    rows = {name: (result, arguments) for name, result, arguments in INTERFACES[0].backend}
+    for name, expected in (("graph_compute", -1), ("get_name", None)):
+        result, arguments = rows[name]
+        function = ctypes.CFUNCTYPE(result, *arguments)(getattr(table, name))
+        assert function(*[None] * len(arguments)) == expected
+    assert [str(e) for e in callbacks.errors] == ["broken", "broken"]
+
+
+@pytest.mark.parametrize(
+    ("case_id", "message"),
+    [
+        ("order/fly@1", "program 'fly' is unknown"),
+        ("order/sched-copies=2@1", "copies: 1 or 4 expected, 2 found"),
+        ("order/sched-devices=9@1", "devices: 1 to 3 expected"),
+        ("order/sched-n=60x60@1", "together up to 64"),
+        ("order/sched-lazy=later@1", "first, last, any, joined by"),
+        ("order/sched-fail=burn:1@1", "alloc, compute, lost, memory, init, event and :N expected"),
+        ("order/sched-fail=alloc@1", "and :N expected, 'alloc' found"),
+        ("order/sched-x=1@1", "key 'x' is unknown"),
+    ],
+)
+def test_an_invalid_id_is_refused(case_id: str, message: str) -> None:
+    """The message says what is legal."""
+    with pytest.raises(UsageError, match=message):
+        order.FAMILY.build(case_id)
+
+
+def test_ids_of_all_levels_are_valid() -> None:
+    """Each listed id parses, and a level has those of the lower one."""
+    full = order.FAMILY.ids("full")
+    assert set(order.FAMILY.ids("smoke")) <= set(order.FAMILY.ids("standard"))
+    assert len(set(full)) == len(full)
+    assert {order.FAMILY.build(i).id for i in full} == set(full)
+    assert np.all([i.startswith("order/") for i in full])
