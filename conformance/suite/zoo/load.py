@@ -70,7 +70,7 @@ def load_model(
     """
     llama = library.llama
     params = llama.model_default_params()
-    handles = _devices(library, device)
+    handles = _devices(library, device, split)
     devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
     put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
     put(params, load_mtp=int(request.recipes))
@@ -106,14 +106,14 @@ def _unloadable(reason: str) -> UsageError:
     return LacksError(f"architecture {unknown[1]}") if unknown else UsageError(f"llama.cpp cannot load it: {reason}")
 
 
-def _devices(library: Llama, names: str) -> list[int]:
+def _devices(library: Llama, names: str, split: Split) -> list[int]:
     """Return handles of devices joined by `+`; UsageError if unknown or impossible to join."""
     handles: list[int] = []
     for name in filter(None, names.split("+")):
         handles.append(library.ggml.backend_dev_by_name(name.encode()) or 0)
         if not handles[-1]:
             raise UsageError(f"{library.title} has no device {name!r}")
-    if len(handles) > 1 and library.ggml.backend_meta_device is None:
+    if len(handles) > 1 and split.mode == SPLIT_TENSOR and library.ggml.backend_meta_device is None:
         raise UsageError(f"{library.title} cannot split tensors over {names}: it exports no ggml_backend_meta_device")
     return handles
 
