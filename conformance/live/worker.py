@@ -35,7 +35,7 @@ from conformance.ggml.lib.rpc import attach
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import LacksError, new_context
+from conformance.suite.zoo.load import EVENLY, LacksError, Split, new_context
 from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
 from conformance.suite.zoo.worker import Drive, last_words
 
@@ -94,18 +94,20 @@ def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
 class DeviceModel:
     """A model on a device ("" for the CPU alone), which may be behind an RPC server.
 
+    Several devices, joined by `+`, share it as `split` says.
+
     Raises:
         ConformanceError: there is no such library or device, or the model cannot be loaded.
     """
 
-    def __init__(self, request: Request, device: str, rpc: str = "") -> None:
+    def __init__(self, request: Request, device: str, rpc: str = "", split: Split = EVENLY) -> None:
         self.library = Llama(request.lib)
         self._request = request
         self.library.initialise(last_words)
         self._server = attach(self.library, rpc)
 
         self.device = device
-        self.model = load(self.library, request, device)
+        self.model = load(self.library, request, device, split)
 
     def reply(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request for a run."""
@@ -154,12 +156,20 @@ class DeviceModel:
             if looker:
                 looker.batch = len(results)
 
-        Drive(self.library, self.model, context, request, each=each).run(request.plan)
+        try:
+            Drive(self.library, self.model, context, request, each=each).run(request.plan)
+        finally:
+            self.library.llama.free(context)
         np.savez(file, *results)
-        self.library.llama.free(context)
         if looker:
             save_choices(file.with_name(f"choices-{file.name}"), looker.choices)
         return {"notes": notes, "spoilt": looker.spoilt if looker else ""}
+
+    def free(self) -> None:
+        """Free the model; LacksError if this library cannot."""
+        if self.library.llama.model_free is None:
+            raise LacksError("llama_model_free")
+        self.library.llama.model_free(self.model)
 
     def complaints(self) -> list[str]:
         """Return the last errors of the log, without the generic line that llama.cpp always adds."""

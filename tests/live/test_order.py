@@ -70,7 +70,7 @@ def test_numbers_are_right_in_100_seeds(machine: Machine, lazy: str) -> None:
 @needs_wheel
 def test_smoke_passes(machine: Machine) -> None:
     """No case of level smoke reports anything."""
-    for case_id in order.FAMILY.ids("smoke"):
+    for case_id in (i for i in order.FAMILY.ids("smoke") if not order.read(i).model):
         result, _ = played(machine, case_id)
         assert result.verdict is Verdict.PASS, (case_id, result.detail)
 
@@ -84,6 +84,35 @@ def test_the_scheduler_overwrites_a_copy_that_is_being_read(machine: Machine) ->
         assert len(said["races"]) == 1
         assert said["races"][0].startswith("cpy_tensor_async (LAZY0, #15): writes LAZY1#node_22#0")
         assert said["races"][0].endswith("no event recorded on LAZY1 after it that LAZY0 waits for")
+
+
+@needs_wheel
+def test_llama_runs_on_lazy_devices() -> None:
+    """A model gives the CPU's logits, split by layers; split by tensors it shows the race of the meta device."""
+    player = order.FAMILY.player(Spec("ggml"), Isolation(time_limit=600.0), None)
+    model = "order/llama-real=1,ubatch=4,run=p12.d1,devices=2,lazy=last"
+    try:
+        result = player.play(f"{model}@1")
+        assert result.verdict is Verdict.PASS, result.detail
+        assert result.metrics["event_synchronize"] > 0
+        result = player.play(f"{model},tensor=1@1")
+        assert result.verdict is Verdict.FAIL
+        assert "writes a tensor (LAZY1#" in result.detail
+        result = player.play(f"{model},fail=compute:2@1")
+        assert result.verdict is Verdict.PASS, result.detail
+    finally:
+        player.close()
+
+
+@needs_wheel
+def test_a_copy_from_the_cpu_may_be_late(machine: Machine) -> None:
+    """The next batch overwrites what it reads; #26040 is mended, so within a graph nothing does."""
+    result, said = played(machine, "order/sched-refuse=RMS_NORM,host=1,n=4x4x4,reserve=4@1")
+    assert result.verdict is Verdict.FAIL
+    assert said["races"][0].startswith("cpy_tensor_async (LAZY0, #7): reads 512 bytes of the host that changed")
+    assert said["wrong"]
+    result, _ = played(machine, "order/sched-refuse=RMS_NORM,host=1,side=1@1")
+    assert result.verdict is Verdict.PASS, result.detail
 
 
 # faults of a caller, injected with knowledge of the device
@@ -177,7 +206,7 @@ def test_an_injected_fault_is_found(machine: Machine, fault: str, monkeypatch: p
     def streams(caller: programs.Caller, params: Mapping[str, Any]) -> Iterator[programs.F32]:
         return programs.streams(caller, params, changed)
 
-    monkeypatch.setitem(programs.PROGRAMS, "streams", streams)  # type: ignore[arg-type]  # a dict
+    monkeypatch.setitem(programs.PROGRAMS, "streams", streams)
 
     def found(lazy: Moment, seed: int) -> tuple[str, list[str]]:
         said = play(machine, "streams", {}, (0, 0, 1), Setting((lazy,), seed))
@@ -188,7 +217,7 @@ def test_an_injected_fault_is_found(machine: Machine, fault: str, monkeypatch: p
         assert found("last", seed) == found("last", seed)
         assert found("any", seed) == found("any", seed)
     races = found("last", 0)[1]
-    visible = [race for race in races if "the caller" not in race]
+    visible = [race for race in races if "that changed" not in race]
     assert found("first", 0)[1] == visible
 
 
@@ -235,6 +264,7 @@ def test_a_failure_that_is_not_reported_fails() -> None:
     said = {"races": [], "wrong": "", "reported": "", "failures": 1, "calls": {}}
     result = order.judge(Result("", "", Verdict.PASS), Fail("compute", 2), said)
     assert (result.verdict, result.detail) == (Verdict.FAIL, "fail=compute:2: no function of ggml reported it")
+    assert order.judge(Result("", "", Verdict.PASS), Fail("alloc", 2), said).verdict is Verdict.PASS
 
 
 # interfaces and ids
@@ -272,7 +302,7 @@ def test_an_exception_in_a_callback_is_kept() -> None:
 @pytest.mark.parametrize(
     ("case_id", "message"),
     [
-        ("order/fly@1", "program 'fly' is unknown"),
+        ("order/fly@1", "architecture 'fly' is unknown"),
         ("order/sched-copies=2@1", "copies: 1 or 4 expected, 2 found"),
         ("order/sched-devices=9@1", "devices: 1 to 3 expected"),
         ("order/sched-n=60x60@1", "together up to 64"),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -120,6 +120,10 @@ class Machine:
     def alive(self) -> int:
         """Number of backends, events and buffers that were not freed."""
         return len(self._streams) + len(self._events) + len(self._buffers)
+
+    def register(self) -> None:
+        """Add the devices to the library's registry, for the life of the process."""
+        self.g.backend_register(ctypes.addressof(self._reg))
 
     def check(self) -> list[Race]:
         """Return the races so far; raises the first exception of a callback."""
@@ -329,8 +333,8 @@ class Machine:
 
         def run() -> None:
             if ctypes.string_at(reads.begin, len(now)) != now:
-                changed = Access(reads.begin, reads.end, writes=True, what="changes these bytes")
-                self.timeline.report(Race(queued, Stamp(HOST, 0, "the caller", changed)))
+                changed = replace(reads, writes=True)
+                self.timeline.report(Race(queued, Stamp(HOST, 0, "the caller", changed), kind="changed"))
             _move(place.real, reads.begin, len(now))
 
         return run
@@ -432,7 +436,7 @@ class Machine:
         inside = f"{memory.name}+{begin - memory.base}"
         access = Access(begin, begin + size, writes, f"{op}{'writes' if writes else 'reads'} {name} ({inside})")
         if memory.freed is not None:
-            self.timeline.report(Race(memory.freed, Stamp(HOST, 0, "a later call", access), freed=True))
+            self.timeline.report(Race(memory.freed, Stamp(HOST, 0, "a later call", access), kind="freed"))
         return _Place(access, _address(memory) + begin - memory.base)
 
 

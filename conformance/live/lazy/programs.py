@@ -115,8 +115,12 @@ def _must(status: int, function: str) -> None:
 class _Decoder:
     """Layers with a cache each, on the devices in turn."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, *, side: bool) -> None:
         self.caller = caller
+        self.side = caller.tensors(caller.backends[-1], (WIDTH, 1))[0] if side else None
+        """A row that each layer normalises and adds, in a split of the CPU without inputs."""
+        if self.side:
+            caller.set(self.side, caller.values(WIDTH))
         owners = caller.backends[:-1] or caller.backends
         self.weights: list[int] = []
         self.caches: list[int] = []
@@ -142,6 +146,9 @@ class _Decoder:
             scores = op["scale"](context, op["mul_mat"](context, seen, h), 1 / WIDTH)
             mixed = op["mul_mat"](context, op["cont"](context, op["transpose"](context, seen)), scores)
             h = op["add"](context, h, mixed)
+            if self.side:
+                g.build_forward_expand(graph, h)
+                h = op["add"](context, h, op["rms_norm"](context, self.side, 1e-5))
         g.set_output(h)
         g.build_forward_expand(graph, h)
         return graph, x, h
@@ -151,9 +158,9 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
     """Decode batches without waiting between them; yield their outputs, then the caches.
 
     `n`: tokens of each batch; `copies=4`: as llama.cpp over several devices; `reserve`: tokens of a graph that is
-    reserved first; `again=1`: a batch of the same size computes the same graph again.
+    reserved first; `again=1`: a batch of the same size computes the same graph again; `side=1`: see `_Decoder`.
     """
-    g, decoder = caller.g, _Decoder(caller)
+    g, decoder = caller.g, _Decoder(caller, side=params["side"])
     backends = (_P * len(caller.backends))(*caller.backends)
     pointer = g.backend_sched_new(backends, None, len(backends), NODES, params["copies"] > 1, False)
     caller.owned.callback(g.backend_sched_free, pointer)

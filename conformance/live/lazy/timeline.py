@@ -60,12 +60,14 @@ class Race:
     earlier: Stamp
     """The access that was called first."""
     later: Stamp
-    freed: bool = False
-    """The memory was freed before the later access."""
+    kind: Literal["order", "freed", "changed"] = "order"
+    """`freed`: the memory was freed before; `changed`: the host changed bytes too early."""
 
     def __str__(self) -> str:
-        if self.freed:
+        if self.kind == "freed":
             return f"{self.later}, after {self.earlier}"
+        if self.kind == "changed":
+            return f"{self.earlier} that changed before they were read: no wait for {self.earlier.actor}"
         a, b = self.earlier.actor, self.later.actor
         missing = (
             f"no ggml_backend_synchronize of {a}, nor of an event recorded after it"

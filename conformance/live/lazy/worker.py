@@ -1,7 +1,8 @@
 """Worker service of the family `order`: runs programs on lazy devices and on the CPU.
 
-`{"load": {"lib": path}}` opens a library. `{"program": name, "params": {...}, "devices": [...], "setting": {...}}`
-returns `{"wrong": text, "races": [...], "reported": text, "failures": n, "calls": {...}}`.
+`{"load": {"lib": path, "llama": bool}}` opens a library, with llama.cpp. `{"program": name, "params": {...},
+"devices": [...], "setting": {...}}` returns `{"wrong": text, "races": [...], "reported": text, "failures": n,
+"calls": {...}}`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.llama import Llama
+from conformance.live.comparison import CLOSE, nmse
+from conformance.live.worker import DeviceModel
 from conformance.process.service import Frame, Service, failure
+from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.load import SPLIT_LAYER, SPLIT_TENSOR, LacksError, Split
 
-from .device import Fail, Machine, Setting
+from .device import NAMES, Fail, Machine, Setting
 from .programs import F32, PROGRAMS, Caller, ReportedError
 
 COUNTED = ("graph_compute", "cpy_tensor_async", "event_wait", "event_synchronize", "synchronize")
@@ -44,9 +52,11 @@ def play(
     if reported:
         actual = run(machine, program, params, devices, replace(setting, fail=Fail()))
     expected = run(machine, program, params, (), setting)
+    limit = 0.0 if program in PROGRAMS else CLOSE
+    wrong = (_difference(i, a, e, limit) for i, (a, e) in enumerate(zip(actual, expected, strict=True)))
     after = "after the failure, " if reported else ""
     return {
-        "wrong": next((after + text for text in map(_difference, range(len(expected)), actual, expected) if text), ""),
+        "wrong": next((after + text for text in wrong if text), ""),
         "races": [str(race) for race in races],
         "reported": reported,
         "failures": failures,
@@ -62,6 +72,10 @@ def run(
     ReportedError if ggml reports a failure.
     """
     machine.begin(setting)
+    if program not in PROGRAMS:
+        if params["tensor"] and machine.g.backend_meta_device is None:
+            raise UnavailableError("this ggml exports no ggml_backend_meta_device")
+        return decode(params, "+".join(NAMES[i] for i in devices))
     library = machine.library
     backends: list[int] = []
     try:
@@ -79,8 +93,32 @@ def run(
             library.ggml.backend_free(backend)
 
 
-def _difference(i: int, actual: F32, expected: F32) -> str:
-    if np.array_equal(actual, expected):
+def decode(params: Mapping[str, Any], devices: str) -> list[F32]:
+    """Return the results of a model in llama.cpp, per batch.
+
+    `devices` is "" for the CPU alone. ReportedError if llama.cpp reports a failure.
+    """
+    try:
+        split = Split(SPLIT_TENSOR if params["tensor"] else SPLIT_LAYER, params["shares"])
+        model = DeviceModel(Request(**params["request"]), devices, split=split)
+    except LacksError as e:
+        raise UnavailableError(str(e)) from None
+    except UsageError as e:
+        raise ReportedError(str(e)) from None
+    try:
+        with TemporaryDirectory(prefix="conformance-order-") as folder:
+            file = Path(folder, "run.npz")
+            said = model.reply({"run": str(file), "changes": {}, "watch": None})
+            if "failed" in said:
+                raise ReportedError(said["failed"])
+            with np.load(file) as arrays:
+                return [arrays[k] for k in arrays.files]
+    finally:
+        model.free()
+
+
+def _difference(i: int, actual: F32, expected: F32, limit: float) -> str:
+    if np.array_equal(actual, expected) or nmse(actual, expected) <= limit:
         return ""
     at = int(np.flatnonzero(actual.reshape(-1) != expected.reshape(-1))[0])
     a, e = actual.reshape(-1)[at], expected.reshape(-1)[at]
@@ -94,7 +132,10 @@ def main() -> None:
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
             if "load" in header:
-                machines.append(Machine(Library(header["load"]["lib"])))
+                kind = Llama if header["load"]["llama"] else Library
+                machines.append(Machine(kind(header["load"]["lib"])))
+                if header["load"]["llama"]:
+                    machines[-1].register()
                 return {}, ()
             made = header["setting"]
             fail, refused = Fail(**made["fail"]), frozenset(made["refused"])
@@ -102,6 +143,8 @@ def main() -> None:
             return play(machines[-1], header["program"], header["params"], header["devices"], setting), ()
         except UnavailableError as e:
             return {"unsupported": str(e)}, ()
+        except ReportedError as e:
+            return {"failed": str(e)}, ()
         except ConformanceError as e:
             return failure(e, UsageError.__name__)
 
