@@ -42,6 +42,8 @@ class Split:
     mode: int = SPLIT_TENSOR
     shares: Sequence[float] = ()
     """`tensor_split`; empty: equal shares, or by free memory."""
+    layers: int = ALL_LAYERS
+    """`n_gpu_layers`; the weights of the others stay on the CPU."""
 
 
 EVENLY = Split()
@@ -72,7 +74,7 @@ def load_model(
     params = llama.model_default_params()
     handles = _devices(library, device, split)
     devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
-    put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
+    put(params, n_gpu_layers=split.layers if device else 0, use_extra_bufts=int(bool(device)))
     put(params, load_mtp=int(request.recipes))
     shares = (ctypes.c_float * MAX_DEVICES)(*split.shares)  # all 0: equal shares, or by free memory
     if len(handles) > 1:
