@@ -29,7 +29,11 @@ from .llama import Models, Process, device, read_id
 
 NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
-KEYS = keys("devices=1 lazy= refuse= host=0 fail= copies=1 n=NUMBERS reserve=0 again=0 side=0 tensor=0 shares=NUMBERS")
+KEYS = keys(
+    "devices=1 lazy= refuse= host=0 offload=0 fail= "
+    "copies=1 n=NUMBERS reserve=0 again=0 side=0 "
+    "tensor=0 shares=NUMBERS layers=999"
+)
 BATCHES = (4, 1, 4)
 MOMENTS = get_args(Moment)
 REPORTED = ("alloc", "compute", "lost", "memory", "init")
@@ -80,6 +84,9 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         "sched-refuse=RMS_NORM,host=1,side=1,lazy=last",
         "sched-refuse=RMS_NORM,host=1,n=4x4x4,reserve=4,lazy=last",
         f"{_LLAMA},devices=3,lazy=any+last+first",
+        f"{_LLAMA},layers=1,lazy=last",
+        f"{_LLAMA},layers=0,offload=1,lazy=last",
+        "qwen3moe-real=1,ubatch=8,run=p20.d4,layers=0,offload=1,lazy=last",
         f"{_LLAMA},devices=2,refuse=ROPE,lazy=last",
         f"{_LLAMA},devices=2,tensor=1,lazy=last",
         f"{_LLAMA},devices=2,tensor=1,shares=1x0,lazy=last",
@@ -122,15 +129,18 @@ def read(case_id: str) -> Request:
     must("n", min(batches) > 0 and sum(batches) <= CELLS, f"tokens of batches, together up to {CELLS},")
     must("reserve", 0 <= it["reserve"] <= CELLS, f"0 to {CELLS}")
     must("again", 0 <= it["again"] <= CELLS, f"0 to {CELLS}")
-    for key in ("host", "side", "tensor"):
+    for key in ("host", "side", "tensor", "offload"):
         must(key, it[key] in (0, 1), "0 or 1")
     moments: list[Any] = (it["lazy"] or MOMENTS[1]).split("+")
     must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
     what, _, n = it["fail"].partition(":")
     must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
     refused = frozenset(filter(None, it["refuse"].split("+")))
-    setting = Setting(moments, seed, refused, bool(it["host"]), Fail(what, int(n or 1)))
-    params = {"n": list(batches), **{key: it[key] for key in ("copies", "reserve", "again", "side", "tensor")}}
+    setting = Setting(moments, seed, refused, bool(it["host"]), bool(it["offload"]), Fail(what, int(n or 1)))
+    params = {
+        "n": list(batches),
+        **{key: it[key] for key in ("copies", "reserve", "again", "side", "tensor", "layers")},
+    }
     params["shares"] = list(it["shares"])
     return Request(program, model, params, [0, 0, 1] if program == "streams" else list(range(count)), setting)
 
@@ -178,8 +188,10 @@ class Player:
 def judge(result: Result, fail: Fail, said: dict[str, Any]) -> Result:
     """Return the result with its verdict: FAIL for races, wrong values, unreported failures.
 
-    VACUOUS if a failure on request did not occur.
+    VACUOUS if a failure on request did not occur, or no device computed anything.
     """
+    if not fail.what and not said["calls"].get("graph_compute"):
+        return replace(result, verdict=Verdict.VACUOUS, error=Error(*2 * ("no device computed anything",)))
     wrong = [*said["races"], said["wrong"]]
     if fail.what in REPORTED:
         if not said["failures"]:

@@ -98,6 +98,9 @@ def test_llama_runs_on_lazy_devices() -> None:
         result = player.play(f"{model},tensor=1@1")
         assert result.verdict is Verdict.FAIL
         assert "writes a tensor (LAZY1#" in result.detail
+        result = player.play("order/llama-real=1,ubatch=4,run=p12.d1,layers=0,offload=1@1")
+        assert result.verdict is Verdict.PASS, result.detail
+        assert result.metrics["graph_compute"] > 0
         result = player.play(f"{model},fail=compute:2@1")
         assert result.verdict is Verdict.PASS, result.detail
     finally:
@@ -257,6 +260,13 @@ def test_a_failure_that_does_not_occur_is_vacuous(machine: Machine) -> None:
     """The case would otherwise pass without a test."""
     result, _ = played(machine, "order/sched-fail=compute:500@1")
     assert (result.verdict, result.detail) == (Verdict.VACUOUS, "fail=compute:500 did not occur")
+
+
+def test_a_run_without_the_device_is_vacuous() -> None:
+    """A scheduler that gives it nothing tests nothing."""
+    said = {"races": [], "wrong": "", "reported": "", "failures": 0, "calls": {"synchronize": 3}}
+    result = order.judge(Result("", "", Verdict.PASS), Fail(), said)
+    assert (result.verdict, result.detail) == (Verdict.VACUOUS, "no device computed anything")
 
 
 def test_a_failure_that_is_not_reported_fails() -> None:

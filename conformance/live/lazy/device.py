@@ -62,6 +62,8 @@ class Setting:
     """Ops that no device supports."""
     from_host: bool = False
     """Queue copies from the host's memory too, as Vulkan does."""
+    offloads: bool = False
+    """Run nodes whose weights are on the CPU (`offload_op`)."""
     fail: Fail = Fail()
 
 
@@ -167,6 +169,7 @@ class Machine:
             "get_props": lambda _, props: self._props(name, props),
             "init_backend": lambda _, __: self._init(index), "get_buffer_type": lambda _: ctypes.addressof(buft),
             "supports_op": self._supports_op, "supports_buft": lambda _, other: other == ctypes.addressof(buft),
+            "offload_op": lambda _, __: self.setting.offloads,
             "event_new": lambda _: self._event_new(index), "event_free": self._event_free,
             "event_synchronize": self._event_synchronize,
         })  # fmt: skip

@@ -28,7 +28,10 @@ from conformance.suite.zoo.load import SPLIT_LAYER, SPLIT_TENSOR, LacksError, Sp
 from .device import NAMES, Fail, Machine, Setting
 from .programs import F32, PROGRAMS, Caller, ReportedError
 
-COUNTED = ("graph_compute", "cpy_tensor_async", "event_wait", "event_synchronize", "synchronize")
+COUNTED = (
+    "graph_compute", "cpy_tensor_async", "set_tensor_async", "get_tensor_async", "event_wait", "event_synchronize",
+    "synchronize",
+)  # fmt: skip
 """Functions whose calls are reported."""
 
 
@@ -99,7 +102,7 @@ def decode(params: Mapping[str, Any], devices: str) -> list[F32]:
     `devices` is "" for the CPU alone. ReportedError if llama.cpp reports a failure.
     """
     try:
-        split = Split(SPLIT_TENSOR if params["tensor"] else SPLIT_LAYER, params["shares"])
+        split = Split(SPLIT_TENSOR if params["tensor"] else SPLIT_LAYER, params["shares"], params["layers"])
         model = DeviceModel(Request(**params["request"]), devices, split=split)
     except LacksError as e:
         raise UnavailableError(str(e)) from None
@@ -138,8 +141,7 @@ def main() -> None:
                     machines[-1].register()
                 return {}, ()
             made = header["setting"]
-            fail, refused = Fail(**made["fail"]), frozenset(made["refused"])
-            setting = Setting(made["moments"], made["seed"], refused, made["from_host"], fail)
+            setting = Setting(**{**made, "refused": frozenset(made["refused"]), "fail": Fail(**made["fail"])})
             return play(machines[-1], header["program"], header["params"], header["devices"], setting), ()
         except UnavailableError as e:
             return {"unsupported": str(e)}, ()
