@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
+import importlib
 import json
 import os
 import re
@@ -49,6 +50,7 @@ RUNS = {
     "trajectories": ["--level", "smoke", "--case", "kv_growth/*", "--case", "weight_placement/*", "--backend", "ggml"],
     "scheduler": ["--level", "smoke", "--case", "gqa/*", "--backend", "ggml?mode=sched"],
     "access": ["--family", "access", "--backend", "ggml"],
+    "order": ["--family", "order", "--backend", "ggml"],
     "zoo": ["--case", "zoo/llama-seqs=2,run=p5.d2,set=block_count:1@1", "--backend", "ggml"],
     "arch": ["--case", "arch/llama-real=1@1", "--case", "arch/mamba-real=1@1", "--backend", "ggml?device=CPU"],
     "ref": ["--level", "smoke", "--case", "ops/FLASH_ATTN_EXT-f32*", "--backend", "ggml?ref=on"],
@@ -212,6 +214,20 @@ def trace() -> None:
             return Traced(function, name, note) if function else None
 
     library.Library = Watched  # type: ignore[misc]  # what is imported later takes it from there
+    _trace_lazy(hooks)
+
+
+def _trace_lazy(hooks: Hooks) -> None:
+    """Record the calls of lazy devices, which are in no registry."""
+    machine = importlib.import_module("conformance.live.lazy.device").Machine
+    made = machine.__init__
+
+    def watched(self: Any, *arguments: object) -> None:  # noqa: ANN401  # a `Machine`
+        made(self, *arguments)
+        for device in self.devices:
+            hooks.device(device)
+
+    machine.__init__ = watched
 
 
 class Traced:
