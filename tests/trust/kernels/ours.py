@@ -26,7 +26,7 @@ from .tree import Mutant, Tree
 
 LEVELS: tuple[Level, ...] = ("smoke", "standard")
 _OF_ONE_NODE = ("ops/", "tbo/")
-WAYS = ("", "mode=sched", "buffer=CPU_REPACK")
+WAYS = ("", "mode=sched", "buffer=CPU_REPACK", "threads=8", "buffer=CPU_REPACK&threads=8")
 """Options of the adapter, as `conform build test` sets them."""
 _SECONDS = 30.0
 """Limit of one request; a clean case takes milliseconds."""
@@ -172,10 +172,13 @@ def _ids(way: str) -> Iterator[tuple[Level, str]]:
 
 
 def _runs(way: str, level: Level, case_id: str) -> bool:
-    """Return True if a case runs with these options: all with none, else graphs of several nodes at smoke."""
-    if way == "buffer=CPU_REPACK" and case_id.startswith("ops/MUL_MAT"):
-        return True
-    return not way or (level == "smoke" and not case_id.startswith(_OF_ONE_NODE))
+    """Return True if a case runs with these options.
+
+    All with none, one node at smoke with threads, products in CPU_REPACK, else graphs of several nodes at smoke.
+    """
+    if "buffer=CPU_REPACK" in way and case_id.startswith("ops/MUL_MAT"):
+        return level == "smoke" or "threads" not in way
+    return not way or (level == "smoke" and case_id.startswith(_OF_ONE_NODE) == (way == "threads=8"))
 
 
 def _reach(runner: Runner, spec: Spec, seen: Seen, level: Level, case_id: str, way: str) -> Reach:

@@ -183,7 +183,7 @@ def _number(node: Node) -> Iterator[tuple[Kind, Node, str]]:
         if value > 1:
             yield "off by one", node, f"{value - 1}{match[2]}"
     elif "x" not in text.lower():
-        yield "constant", node, f"({text} * 1.25f + 0.25f)"
+        yield "constant", node, f"({text} * 1.25f + 0.75f)"  # a fixed point, -3, that no source has
 
 
 def _is_value(node: Node) -> bool:
