@@ -221,15 +221,16 @@ def by_message(results: Sequence[Result]) -> list[Cause]:
 
     Cases of live families have no graph; a backend may no longer open, or no time may be left.
     """
-    groups: dict[tuple[str, str, Verdict, str], list[str]] = {}
+    groups: dict[tuple[str, str, Verdict, str], list[Result]] = {}
     for r in results:
         if r.verdict in _WRONG:
             what = _op(r.case) or r.case.partition("/")[0]
-            groups.setdefault((r.backend, what, r.verdict, _message_of(r)), []).append(r.case)
+            groups.setdefault((r.backend, what, r.verdict, _message_of(r)), []).append(r)
     causes = []
-    for (backend, what, verdict, message), cases in groups.items():
-        name = f"{what}-{digest(verdict, message)}"
-        sentence = f"{what}: {verdict}: {message} ({counted(len(cases), 'case')})"
+    for (backend, what, verdict, message), rows in groups.items():
+        name, cases, first = f"{what}-{digest(verdict, message)}", [r.case for r in rows], rows[0].error
+        said = first.message if first is not None and verdict is Verdict.FAIL else message  # with its numbers
+        sentence = f"{what}: {verdict}: {said} ({counted(len(cases), 'case')})"
         rank = {"failed": len(cases)}
         causes.append(Cause(name, sentence, backend, verdict, _op(cases[0]), message, (), tuple(cases), rank=rank))
     return sorted(causes, key=lambda c: (-len(c.cases), c.id))
