@@ -13,7 +13,7 @@ model, as a user would. Each later request has `changes`, the fields of the requ
   bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`.
 
 Both may reply `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
-`device` and `rpc`: the reply is that of `held.measure`.
+`grows`, `device` and `rpc`: the reply is that of `held.measure`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
     library = Llama(request.lib)
     library.initialise(last_words)
     attach(library, header["rpc"])
-    return measure(library, request, header["device"])
+    return measure(library, request, header["device"], grows=header["grows"])
 
 
 class DeviceModel:

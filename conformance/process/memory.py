@@ -30,6 +30,15 @@ def resident(pid: int) -> int | None:
     return held
 
 
+def virtual() -> int | None:
+    """Return the bytes of this process's address space; None if unknown."""
+    try:
+        size: int = psutil.Process().memory_info().vms
+    except psutil.Error:
+        return None
+    return size
+
+
 def mappings() -> int | None:
     """Return this process's number of memory mappings (Linux allows 65,530); None elsewhere."""
     try:

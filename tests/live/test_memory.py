@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from hypothesis import strategies as st
 
 from conformance.backend.registry import define, defined
 from conformance.ggml.errors import UsageError
-from conformance.ggml.lib.breakdown import Parts, exported, of_log
-from conformance.ggml.lib.llama import Llama
+from conformance.ggml.lib.breakdown import Parts, of_log
+from conformance.judge.verdict import Result, Verdict
 from conformance.live import memory
-from conformance.live.memory import Growth, Held, copies
-from conformance.suite.zoo.family import prepare, read
-from conformance.suite.zoo.load import load_model, new_context
+from conformance.live.held import ROUNDS, growth
+from conformance.live.memory import LEAK, RELEVANT, REPEATS, Growth, Held, copies, differing
 
 ROOT = Path(memory.__file__).parents[2]
 MIB = 1 << 20
@@ -46,24 +44,6 @@ def test_every_buffer_that_llama_cpp_logs_counts_once() -> None:
         "CUDA0": (504, 3.5, 0, 507.5),
         "CPU": (0, 1.25, 12, 13.25),
     }
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "jamba"])
-def test_the_map_and_the_log_say_the_same(arch: str, tmp_path: Path) -> None:
-    """What this release exports as a C++ map is what it logs, to a hundredth of a MiB, caches of several kinds too."""
-    library = Llama()
-    library.initialise(lambda _: None)
-    library.log = deque()
-    request = prepare(tmp_path / "model.gguf", *read(f"zoo/{arch}-real=1,ctx=512@1"))
-    context = new_context(library, load_model(library, request, mapped=False), request)
-    told, exact = of_log(library.log), exported(library, context)
-    library.llama.free(context)
-    assert exact is not None, "the pinned wheel exports it on Linux"
-    assert exact.keys() == told.keys()
-    assert "CPU_Mapped" not in exact
-    for name, parts in exact.items():
-        for field in ("model", "context", "compute"):
-            assert getattr(told[name], field) == pytest.approx(getattr(parts, field), abs=0.02 * MIB)
 
 
 def _held(weights: int, held: int, device: int | None = None) -> Held:
@@ -92,25 +72,107 @@ def test_a_machine_whose_own_figures_make_no_sense_is_not_judged(large: Held) ->
         copies(CPU, replace(CPU, large=large))
 
 
+@given(st.integers(0, 1 << 20), st.lists(st.integers(0, 1 << 20), min_size=ROUNDS + 1, max_size=ROUNDS + 1))
+def test_what_is_allocated_once_is_no_leak(leak: int, once: list[int]) -> None:
+    """A leak in each of the repeated calls is measured; allocations that one round lacks do not count."""
+    once[-1] = 0
+    sizes = [0]
+
+    def repeat() -> None:
+        sizes.append(sizes[-1] + leak + once[len(sizes) - 1])
+
+    assert growth(lambda: sizes[-1], repeat, ROUNDS) == leak
+
+
+CASE = memory.BUILDS[0]
+SIZES = st.dictionaries(st.sampled_from(["resident", "loading", "model in CPU", "context in CPU"]),
+                        st.integers(1, 1 << 30).map(float), min_size=4)  # fmt: skip
+
+
+def _result(metrics: Mapping[str, float]) -> Result:
+    return Result(CASE, "ggml", Verdict.PASS, metrics={"step": 0.0, "cycle": 0.0, **metrics})
+
+
+def _differing(build: Result, base: Result, again: Sequence[Result]) -> dict[str, tuple[int, int]]:
+    """Metric -> what is expected and the limit; `again` are the results of repeated runs."""
+    runs = iter(again)
+    ids = list(differing(build, base, lambda _: next(runs)))
+    own = [memory._read_of_builds(i)[1] for i in ids]
+    return {o["of"].replace(".", " in "): (o["expected"], o["limit"]) for o in own}
+
+
+@given(SIZES, st.floats(-RELEVANT / 2, RELEVANT / 2))
+def test_equal_builds_do_not_differ(sizes: dict[str, float], noise: float) -> None:
+    """Builds whose sizes differ by less than what is relevant do not run again."""
+    noisy = _result({k: v * (1 + noise) for k, v in sizes.items()} | {"step": LEAK / 2})
+    assert (_differing(noisy, _result(sizes), ()), _differing(_result(sizes), noisy, ())) == ({}, {})
+
+
+@given(SIZES, st.sampled_from(["resident", "loading", "context in CPU", "step", "cycle"]), st.booleans())
+def test_a_metric_that_differs_is_a_case_of_its_own(sizes: dict[str, float], name: str, base_has_more: bool) -> None:
+    """Its limit lies between the builds, whichever of them has more; both can run it."""
+    less, more = _result(sizes), _result(sizes)
+    more.metrics[name] += 64 + 0.1 * more.metrics[name]
+    pair = (less, more) if base_has_more else (more, less)
+    ((found, (expected, limit)),) = _differing(*pair, [less] * REPEATS).items()
+    assert found == name
+    assert less.metrics[name] <= expected <= limit < more.metrics[name]
+
+
+@given(SIZES, st.floats(0.02, 1.0))
+def test_a_limit_is_learned_from_the_noise(sizes: dict[str, float], noise: float) -> None:
+    """If the side with less memory reaches the other's size in one of its runs, the builds do not differ."""
+    more = _result({k: v * (1 + noise) for k, v in sizes.items()})
+    less = _result(sizes)
+    assert _differing(more, less, [less] * (REPEATS - 1) + [more]) == {}
+
+
+def test_buffers_of_which_a_build_says_nothing_are_not_compared() -> None:
+    """Also a type of buffers that both have, of which little changes, is judged by all buffers of its kind."""
+    here, there = _result({"model in CPU": 1e9, "model in CPU_REPACK": 1e5}), _result({"model in CPU": 1e9})
+    assert _differing(here, there, ()) == {}
+    assert _differing(here, _result({}), ()) == {}
+
+
 STAND_IN = f"""
-import os, sys
+import ctypes, mmap, os, sys
+from dataclasses import replace
 sys.path.insert(0, {str(ROOT)!r})
+from conformance.ggml.lib import llama
 from conformance.suite.zoo import load
 
-real, kept = load.load_model, []
+load_model, new_context, start = load.load_model, load.new_context, llama.Llama.__init__
+fault, kept = os.environ["FAULT"], []
 
 
-def load_model(library, request, *args, **options):
-    model = real(library, request, *args, **options)
+def loads(library, request, *args, **options):
+    model = load_model(library, request, *args, **options)
     with open(request.model, "rb") as file:
-        data = file.read()
-    if os.environ["FAULT"] == "twice":
+        if fault == "mapping":
+            kept.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        if fault in ("meanwhile", "twice"):
+            data = file.read()
+    if fault == "twice":
         kept.append(data)
     return model
 
 
-load.load_model = load_model
+def makes(library, model, request, *args, **options):
+    n = request.n_ctx * 9 // 8 if fault == "context" else request.n_ctx
+    return new_context(library, model, replace(request, n_ctx=n), *args, **options)
+
+
+def starts(self, *args):
+    start(self, *args)
+    decode, malloc = self.llama.decode, ctypes.CDLL(None).malloc
+    self.llama.decode = lambda *given: (malloc(64), decode(*given))[1] if fault == "leak" else decode(*given)
+
+
+load.load_model, load.new_context, llama.Llama.__init__ = loads, makes, starts
 """
+FAULTS = {"leak": "step", "mapping": "cycle", "context": "context in CPU", "meanwhile": "loading"}
+"""Fault of a stand-in -> the metric that shows it: 64 bytes per step, a file that stays mapped, an eighth more
+cells, the file's bytes twice while it loads."""
 COPIES = {"meanwhile": (1, 2), "twice": (2, 2)}
 """Fault of a stand-in -> how often its process holds the weights, in the end and at the worst moment: bytes of the file
 while it loads only, or kept."""
@@ -125,7 +187,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     toml = "".join(
         f'[backend.{name}]\nadapter = "ggml"\noptions = {{ device = "CPU" }}\n'
         f'environment = {{ PYTHONPATH = {json.dumps(path)}, FAULT = "{name}" }}\n'
-        for name in COPIES
+        for name in {*COPIES, *FAULTS}
     )
     (tmp_path / "conformance.toml").write_text(toml, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -155,6 +217,24 @@ def test_weights_held_more_than_once_are_noticed(tmp_path: Path) -> None:
     assert metrics["stated"] == parts
     assert metrics["resident"] == pytest.approx(parts, rel=0.25)
     assert "times the weights, limit 1.5" in done.output
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_faults_of_a_build_are_noticed(tmp_path: Path) -> None:
+    """A leak fails by itself; what a build has more than another is found by the metric that shows it."""
+    out, case = tmp_path / "memory.json", "memory/llama-real=1,ctx=2048@1"
+    words = [word for name in ("ggml", *FAULTS) for word in ("--backend", name)]
+    done = conform_here("run", "--case", case, *words, "--json", out)
+    assert done.exit_code == 1, done.output
+    found = {r["backend"]: Result.from_json(r) for r in json.loads(out.read_text(encoding="utf-8"))["results"]}
+    base = found.pop("ggml")
+    assert base.verdict is Verdict.PASS, base.detail
+    for name, metric in FAULTS.items():
+        assert found[name].verdict is (Verdict.FAIL if metric in ("step", "cycle") else Verdict.PASS), name
+        ids = list(differing(found[name], base, lambda r: r))
+        shown = [memory._read_of_builds(i)[1]["of"].replace(".", " in ") for i in ids]
+        assert metric in shown, name
+    assert found["leak"].metrics["step"] == pytest.approx(80, abs=8), "malloc adds 16 bytes"
 
 
 def test_what_cannot_be_measured_is_said() -> None:
