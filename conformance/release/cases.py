@@ -34,6 +34,8 @@ LARGE = {65_536: "more than the fewest workgroups that a device must offer", 102
 """Sizes of a dimension above which kernels split it differently."""
 QUICK = 4.0
 """Time limit of a request to a CPU in seconds; causes get more time."""
+Then = Callable[[Result, Result, Callable[[Result], Result]], Iterable[str]]
+"""Takes the results of build and base, and a function that runs a result's case again."""
 _SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
 _SUBJECT = re.compile(r"[^-(]*")
 
@@ -115,6 +117,8 @@ class Sweep:
     """Ids that have not run, in order."""
     hung: dict[str, list[str]] = field(default_factory=dict)
     """Op that did not return -> ids of its other cases, which run last."""
+    then: Then | None = None
+    """Function that returns further ids to run, from the results of build and base."""
 
     def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
         """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last.
@@ -128,16 +132,23 @@ class Sweep:
         while self.left and it.clock() < ends:
             hung: set[str] = set()
             done = 0
+            more: list[str] = []
             for _, result in it.play(self.target.build, self.left, ends=ends, limit=limit, stop=partial(bool, hung)):
                 done += 1
                 both = (result, (it.before or {}).get((result.backend, result.case)))
+                more += self._more(it, *both)
                 hung.update(_subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
             hung = {s for s in hung if s.startswith(ops.NAME)}
             slow.update(hung)
             del self.left[:done]
             for subject in hung:
                 self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
-            self.left = [i for i in self.left if _subject(i) not in hung]
+            self.left = [i for i in self.left if _subject(i) not in hung] + more
+
+    def _more(self, it: TestRun, result: Result, base: Result | None) -> Iterator[str]:
+        specs = {str(s): s for s in self.target.specs}
+        if self.then is not None and base is not None:
+            yield from self.then(result, base, lambda r: it.runner.run(specs[r.backend], [it.runner.case(r.case)])[0])
 
 
 def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:

@@ -14,7 +14,7 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Request, Result, Totals, Verdict, counted
-from conformance.live import arch, audit, scenario
+from conformance.live import arch, audit, memory, scenario
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.select import case_ids
@@ -27,7 +27,7 @@ from conformance.testrun import Chosen, TestRun
 from .cases import Sweep, spread
 from .causes import Causes, Found, Kind, difference, fails
 from .profiles import Profiles
-from .target import MODELS, OPS, TRAJECTORIES, Target, absent
+from .target import META, MODELS, OPS, TRAJECTORIES, Target, absent
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """Pattern for the messages with which ggml aborts."""
@@ -46,7 +46,7 @@ GRACE = 0.1
 
 
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
-    """Return the stages in order: ops, trajectories, audits, models, then higher levels."""
+    """Return the stages in order: ops, trajectories, audits, memory, models, then higher levels."""
     rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Sweep] = []
     before: set[str] = set()
@@ -59,8 +59,11 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
             ids = list(audit.FAMILY.ids("standard"))
             work += [Sweep(t, audit.NAME, list(ids)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models:
-            ids = _whole_models()
-            work += [Sweep(t, arch.NAME, list(ids)) for t in targets if MODELS in t.runs]
+            ids, last = list(memory.BUILDS), _whole_models()
+            whole = [t for t in targets if MODELS in t.runs]
+            own = [t for t in whole if t.name != META]
+            work += [Sweep(t, memory.NAME, list(ids), then=memory.differing) for t in own]
+            work += [Sweep(t, arch.NAME, list(last)) for t in whole]
     return work
 
 

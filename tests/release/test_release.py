@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -240,7 +240,8 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
     assert [w.stage for w in plan([kernels], "smoke", models=False)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", models=True)
-    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "audit", "arch"]
+    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "audit", "memory",
+                                              "arch"]  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))
@@ -731,6 +732,38 @@ def test_an_audit_is_a_stage_of_a_release() -> None:
     assert {r.verdict for r in rows} <= {Verdict.PASS, Verdict.UNSUPPORTED}
     assert (stage.left, kind.find(rows, 1.0)) == ([], [])
     assert kind.again(target.build, rows[1].case).verdict is rows[1].verdict
+
+
+def test_results_of_both_builds_may_ask_for_further_cases() -> None:
+    """Such a case runs on both, too; without time it is left, and so it is missing."""
+    first, second = "ops/SQR-f32-ne=10x5@1", "ops/SQRT-f32-ne=10x5@1"
+
+    for passes, left in ((0.0, []), (99.0, [second])):
+        now = [0.0]
+
+        def then(build: Result, base: Result, again: Callable[[Result], Result]) -> list[str]:
+            assert again(base).verdict is base.verdict
+            now[0] += passes  # noqa: B023  # it runs in this round
+            return [second] if build.case == first else []
+
+        target = Target("CPU", Spec("cpu"), Spec("cpu", (("env.A", "1"),)))
+        stage = Sweep(target, "memory", [first], then=then)
+        release = Release(_build(), _build("old"), [target], [stage], 1.0, Isolation(), Cases(Isolation()))
+        try:
+            release.it.clock = lambda: now[0]  # noqa: B023  # as above
+            stage.run(release.it, 60.0, set())
+        finally:
+            release.it.close()
+        assert stage.left == left
+        assert [r.case for r in release.results(target)[1]] == [first, second][: 2 - len(left)]
+
+
+def test_a_wrong_size_says_both_numbers() -> None:
+    """A group of live failures has the numbers of its first case, and is the same group with others."""
+    rows = [Result(f"memory/{m}@1", "x", Verdict.FAIL, error=Error(f"{m}: {n} bytes, 5 expected", "context over"))
+            for m, n in (("llama", 7), ("gemma3", 9))]  # fmt: skip
+    (cause,) = Cases(Isolation()).find(rows, 1.0)
+    assert (cause.message, cause.sentence) == ("context over", "memory: FAIL: llama: 7 bytes, 5 expected (2 cases)")
 
 
 def test_live_cases_that_fail_alike_are_one_cause() -> None:
