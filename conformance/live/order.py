@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import BackendCrashError, UnavailableError, UsageError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
@@ -165,18 +165,29 @@ class Player:
         }
 
     def play(self, case_id: str) -> Result:
-        """Return the result; raises as `Process.ask`."""
+        """Return the result; raises as `Process.ask`. UnavailableError also if the CPU crashes."""
         request = read(case_id)
         params = request.params
         if request.model:
             params = {**params, "request": asdict(replace(self._models.use(request.model), lib=self._lib))}
         begun = time.perf_counter()
         setting = {**asdict(request.setting), "refused": sorted(request.setting.refused)}
-        said = self._processes[bool(request.model)].ask(
-            program=request.program, params=params, devices=request.devices, setting=setting
-        )
+        asked = {"program": request.program, "params": params, "setting": setting}
+        try:
+            said = self._processes[bool(request.model)].ask(**asked, devices=request.devices)
+        except BackendCrashError:
+            if request.model:
+                self._check_cpu(asked)
+            raise
         result = Result("", "", Verdict.PASS, seconds=time.perf_counter() - begun, metrics=said["calls"])
         return judge(result, request.setting.fail, said)
+
+    def _check_cpu(self, asked: dict[str, Any]) -> None:
+        """Raise UnavailableError if the model crashes on the CPU alone, too."""
+        try:
+            self._processes[True].ask(**asked, devices=[])
+        except BackendCrashError as e:
+            raise UnavailableError(f"no reference: on the CPU: {e}") from None
 
     def close(self) -> None:
         """End all processes."""

@@ -13,7 +13,7 @@ import pytest
 from marks import needs_wheel
 
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import BackendCrashError, UnavailableError, UsageError
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
 from conformance.judge.verdict import Result, Verdict
@@ -23,6 +23,7 @@ from conformance.live.lazy.device import Fail, Machine, Setting
 from conformance.live.lazy.programs import STEPS, Step, Streams
 from conformance.live.lazy.timeline import Moment
 from conformance.live.lazy.worker import play
+from conformance.live.llama import Process
 from conformance.run.isolation.isolate import Isolation
 
 Steps = Mapping[str, Step]
@@ -103,6 +104,27 @@ def test_llama_runs_on_lazy_devices() -> None:
         assert result.metrics["graph_compute"] > 0
         result = player.play(f"{model},fail=compute:2@1")
         assert result.verdict is Verdict.PASS, result.detail
+    finally:
+        player.close()
+
+
+@needs_wheel
+@pytest.mark.parametrize(("on_cpu", "error"), [(True, UnavailableError), (False, BackendCrashError)])
+def test_a_model_that_crashes_everywhere_is_unsupported(
+    on_cpu: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The devices are not to blame if the CPU alone crashes, too."""
+
+    def ask(_: Process, **request: object) -> dict[str, Any]:
+        if request["devices"] or on_cpu:
+            raise BackendCrashError("its process died", died="SIGSEGV")
+        return {}
+
+    monkeypatch.setattr(Process, "ask", ask)
+    player = order.FAMILY.player(Spec("ggml"), Isolation(time_limit=600.0), None)
+    try:
+        with pytest.raises(error, match="its process died"):
+            player.play("order/llama-real=1,devices=2@1")
     finally:
         player.close()
 
