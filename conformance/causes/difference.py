@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, first
-from conformance.judge.verdict import EXECUTED, FAILURES, Missing, Result, Verdict, counted
+from conformance.judge.verdict import EXECUTED, FAILURES, Missing, Result, Verdict, counted, pattern
 from conformance.judge.wrong import worse
 
 from .baseline import Baseline, Known, Ran, Seen, Selection
@@ -112,7 +112,7 @@ class _Run:
 
     results: Mapping[str, Result]
     missing: frozenset[str]
-    """Cases without a result although they were selected; `outcome.judge` reports them."""
+    """Selected cases without a result, or their patterns; `outcome.judge` reports them."""
     selection: Selection | None
     is_asked: bool
 
@@ -226,7 +226,7 @@ def _lost(ran: Ran, run: _Run) -> tuple[list[Lost], Unasked | None]:
         if now is not None:
             if was == "passed" and now.verdict is Verdict.UNSUPPORTED:
                 lost.append(Lost(ran.backend, case, "passed, UNSUPPORTED now"))
-        elif case in run.missing:
+        elif not run.missing.isdisjoint((case, pattern(case))):
             continue
         elif comparable:
             lost.append(Lost(ran.backend, case, f"{was}, not in this run"))

@@ -92,7 +92,7 @@ def triage(
     against = known_failures.read(known) if known else None
     if new:
         known_failures.before(new)  # another file there is refused before the search
-    if new and (n := len(runs.missing) + sum(n for _, _, n in runs.unlisted())):
+    if new and (n := runs.lacking()):
         raise UsageError(f"--write-baseline: {path} has no result for {counted(n, 'case')}; finish the run first")
     results = [r.value for r in runs.results]
     specs = backends_of(path, sorted(failing_backends(results)), ["conform", "triage", str(path)], backends)

@@ -146,7 +146,18 @@ def _release(
     work = plan(chosen, level, models=new.llama and (old is None or old.llama))
     kind, learning = Cases(isolation, say), LEARNING if old is None else LEARNING_BESIDE
     return Release(
-        new, old, chosen, work, seconds, isolation, kind, say, path=path, profiles=profiles, learning=learning
+        new,
+        old,
+        chosen,
+        work,
+        seconds,
+        isolation,
+        kind,
+        say,
+        path=path,
+        profiles=profiles,
+        level=level,
+        learning=learning,
     )
 
 

@@ -17,7 +17,7 @@ from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_covera
 from conformance.judge.verdict import Missing, Verdict, counted
 from conformance.perf import history
 from conformance.perf.history import FEWEST, Change, History
-from conformance.report.compare import Comparison, compare
+from conformance.report.compare import Comparison, compare, compare_builds
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
@@ -67,7 +67,7 @@ def report(
         raise UsageError("-o DIR, for the reports, or --store DB expected")
     runs = read_runs(paths)
     base = read_runs(bases) if bases else None
-    against = _against(runs, base) if base else None
+    against = _against(runs, base) if base else compare_builds(runs)
     if store:
         _store(store, runs, nightly=nightly, json_path=json_path)
     if output is None:
@@ -148,8 +148,12 @@ def outcome_of(runs: Runs) -> Outcome:
         f"no result for {counted(n, 'case')} on {backend}: {d.path} does not list the requested cases"
         for d, backend, n in runs.unlisted()
     ]
-    results = [r.value for r in runs.results]
-    judged = judge(results, missing_in(runs), waivers=waivers, unproven=_unproven(runs))
+    bases = {t.against: t.backend for t in runs.setups() if t.against}
+    results = [r.value for r in runs.results if r.value.backend not in bases]
+    before = {(bases[r.value.backend], r.value.case): r.value for r in runs.results if r.value.backend in bases}
+    judged = judge(
+        results, missing_in(runs), waivers=waivers, unproven=_unproven(runs), before=before if bases else None
+    )
     return judged + Outcome.of(Why.MISSING, unlisted)
 
 

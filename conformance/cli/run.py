@@ -396,8 +396,8 @@ class Execution:
         else:
             lines += table_of(groups, it.chosen.lacking).split("\n")
         if not shown.quiet:
-            own = [m for m in it.missing if m.backend != str(it.chosen.base)]
-            lines.append(f"total: {_total(Totals.of(it.results), len(own), self._began)}")
+            left = sum(m.count for m in it.missing if m.backend != str(it.chosen.base))
+            lines.append(f"total: {_total(Totals.of(it.results), left, self._began)}")
             lines += _measured(it.results)
         lines += refusal_lines(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from conformance.ggml.text import printable
 
-from .verdict import EXECUTED, Missing, MissingCause, Result, Verdict, counted
+from .verdict import EXECUTED, Missing, MissingCause, Result, Verdict, counted, pattern
 
 SHOWN = 3
 """Maximum number of case ids in a reason."""
@@ -183,12 +183,12 @@ def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], m
 
 def _missing(missing: Sequence[Missing]) -> list[Reason]:
     """Return a reason for each backend and cause of cases without a result."""
-    groups: dict[tuple[str, MissingCause, str], list[str]] = {}
+    groups: dict[tuple[str, MissingCause, str], Counter[str]] = {}
     for m in missing:
-        groups.setdefault((m.backend, m.cause, m.reason), []).append(m.case)
+        groups.setdefault((m.backend, m.cause, m.reason), Counter())[m.case] += m.count
     return [
-        Reason(_OF_MISSING[cause], f"no result for {counted(len(ids), 'case')} on {backend}: {why}: {first(ids)}")
-        for (backend, cause, why), ids in groups.items()
+        Reason(_OF_MISSING[cause], f"no result for {counted(n.total(), 'case')} on {backend}: {why}: {first(list(n))}")
+        for (backend, cause, why), n in groups.items()
     ]
 
 
@@ -224,7 +224,7 @@ def lost_coverage(
     lost = []
     for backend, case in ((b, i) for b, ids in passed.items() for i in ids):
         verdict = now.get((backend, case))
-        if verdict in EXECUTED or (backend, case) in known:
+        if verdict in EXECUTED or not known.isdisjoint(((backend, case), (backend, pattern(case)))):
             continue
         if verdict is None and others[backend, _seedless(case)] > 0:
             others[backend, _seedless(case)] -= 1

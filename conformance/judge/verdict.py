@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf, isfinite
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -253,19 +253,39 @@ class MissingCause(str, enum.Enum):
         return self.value
 
 
+LISTED = 100
+"""Maximum number of cases without a result that are listed, by backend, family and reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A requested pair of backend and case without a result."""
+    """A requested pair of backend and case without a result, or many (`grouped`)."""
 
     backend: str
     case: str
+    """Id of the case; of many the pattern, such as `ops/*`."""
     reason: str
     """Reason for people."""
     cause: MissingCause = MissingCause.LOST
+    count: Annotated[int, msgspec.Meta(ge=1, lt=2**53)] = 1
+    """Number of cases; some other cases that match the pattern may have results."""
 
     def to_json(self) -> dict[str, JSON]:
-        """Encode as `{"backend", "case", "reason", "cause"}`."""
-        return {**asdict(self), "cause": self.cause.value}
+        """Encode as `{"backend", "case", "reason", "cause"}`, with `count` if it is not 1."""
+        row = {**asdict(self), "cause": self.cause.value}
+        return row if self.count != 1 else {k: v for k, v in row.items() if k != "count"}
+
+
+def pattern(case_id: str) -> str:
+    """Return the pattern of all cases of a case's family, such as `ops/*`."""
+    return f"{case_id.partition('/')[0]}/*"
+
+
+def grouped(missing: Sequence[Missing]) -> list[Missing]:
+    """Replace more than `LISTED` cases of one backend, family and reason by one entry each."""
+    keys = [(m.backend, pattern(m.case), m.reason, m.cause) for m in missing]
+    many = {key: Missing(*key, n) for key, n in Counter(keys).items() if n > LISTED}
+    return [*(m for m, key in zip(missing, keys, strict=True) if key not in many), *many.values()]
 
 
 class Request:
@@ -285,7 +305,7 @@ class Request:
         reasons: Mapping[tuple[str, str], str] | None = None,
         cause: MissingCause = MissingCause.LOST,
     ) -> list[Missing]:
-        """Return the pairs that `results` lack.
+        """Return the pairs that `results` lack, `grouped`.
 
         Args:
             results: all results.
@@ -303,7 +323,7 @@ class Request:
                 else:
                     why = known.get((backend, case)) or known.get((backend, ""))
                     missing.append(Missing(backend, case, why) if why else Missing(backend, case, reason, cause))
-        return missing
+        return grouped(missing)
 
     def unproven(self, results: Sequence[Result], missing: Sequence[Missing] = ()) -> dict[str, str]:
         """Return backend -> a sentence if it has all results and none of them passed or failed."""

@@ -242,7 +242,8 @@ def _fault(path: Path) -> str:
         return f"its run file cannot be read ({e})"
     missing = read.get("missing") if isinstance(read, dict) else None
     lost = [m for m in missing or () if not isinstance(m, dict) or m.get("cause") in {None, MissingCause.LOST.value}]
-    return f"{len(lost):,} requested cases have no result" if lost else ""
+    n = sum(c if isinstance(m, dict) and isinstance(c := m.get("count"), int) else 1 for m in lost)
+    return f"{n:,} requested cases have no result" if n else ""
 
 
 def share(parts: Sequence[Part], shard: Shard) -> list[Part]:

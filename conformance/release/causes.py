@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -92,11 +92,13 @@ class Causes:
         """Find the causes of one kind's results on a target, in `share` of the remaining time."""
         changed = difference(build, base)
         parts = ((State.NEW, changed.new), (State.FIXED, changed.fixed), (State.STILL, changed.still))
+        there = {_key(target, State.STILL, r): r for r in base if fails(r)}
         wanted = [
-            (state, fresh) for state, results in parts if any(map(fails, fresh := self._fresh(target, state, results)))
+            (state, fresh)
+            for state, results in parts
+            if any(map(fails, fresh := self._fresh(target, state, results, there)))
         ]
         until = self._clock() + max(0.0, self._end - self._clock()) * share
-        there = {_key(target, State.STILL, r) for r in base if fails(r)}
         for i, (state, results) in enumerate(wanted):
             self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
             keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
@@ -106,18 +108,26 @@ class Causes:
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
                 found.explain(r for _, r in mine)
                 own = [k for k, _ in mine]
-                found.shared |= not there.isdisjoint(own)
+                alike = [there[k] for k in own if k in there]
+                found.explain(alike)
+                found.shared |= bool(alike)
                 self._known |= dict.fromkeys(own, found)
 
-    def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
-        """Return `results` without failures of causes known from other devices; extend these causes."""
+    def _fresh(
+        self, target: Target, state: State, results: Sequence[Result], there: Mapping[Hashable, Result]
+    ) -> list[Result]:
+        """Return `results` without failures of causes known from other devices; extend these causes.
+
+        `there`: the failures of the base that are alike.
+        """
         fresh: list[Result] = []
         for r in results:
-            known = self._known.get(_key(target, state, r)) if fails(r) else None
+            key = _key(target, state, r)
+            known = self._known.get(key) if fails(r) else None
             if known is None:
                 fresh.append(r)
             else:
-                known.explain([r])
+                known.explain([r, *([there[key]] if key in there else [])])
                 known.devices += [] if target.name in known.devices else [target.name]
         return fresh
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -12,11 +13,13 @@ from conformance.causes.cause import assigned
 from conformance.ggml.errors import UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Request
+from conformance.report.compare import compare_builds
 from conformance.report.journal import Partial
 from conformance.report.markdown import markdown
 from conformance.report.page import page
 from conformance.report.runfile import Conformance, read_document, record, write_json, write_text
 from conformance.report.runs import read_runs
+from conformance.run.session.select import record_of
 
 from .causes import Found
 from .release import Release
@@ -59,9 +62,10 @@ def write(release: Release, paths: Sequence[Path]) -> None:
 def write_page(folder: Path) -> Iterator[Path]:
     """Write page and summary of the run file; yield each path. UsageError if impossible."""
     runs = read_runs([folder / RESULTS])
+    against = compare_builds(runs)
     for name, text in (
-        (PAGE, page(runs, now=datetime.now(timezone.utc))),
-        (SUMMARY, markdown(runs, where=PAGE)),
+        (PAGE, page(runs, now=datetime.now(timezone.utc), against=against)),
+        (SUMMARY, markdown(runs, where=PAGE, against=against)),
     ):
         write_text(folder / name, text, "-o")
         yield folder / name
@@ -71,11 +75,13 @@ def document(release: Release) -> dict[str, JSON]:
     """Return the run file: both builds' results, causes, and cases that did not run."""
     rows = [r for t in release.targets for side in release.results(t) for r in side]
     causes, missing = list(_causes(release.found)), release.missing()
-    asked: dict[str, list[str]] = {}
-    for backend, case in [(r.backend, r.case) for r in rows] + [(m.backend, m.case) for m in missing]:
-        asked.setdefault(backend, []).append(case)
+    asked = Counter(r.backend for r in rows)
+    for m in missing:
+        asked[m.backend] += m.count
     return {
-        **record(assigned(rows, causes), asked=Request(asked), missing=missing),
+        **record(assigned(rows, causes), missing=missing),
+        "asked": dict(asked),
+        "selection": record_of({t.build: release.level for t in release.targets}, (), (), None),
         "causes": [c.to_json() for c in causes],
         "builds": release.to_json(),
     }

@@ -13,7 +13,17 @@ from conformance.builds.build import Build
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
-from conformance.judge.verdict import EXECUTED, Missing, MissingCause, Request, Result, Totals, Verdict, counted
+from conformance.judge.verdict import (
+    EXECUTED,
+    Missing,
+    MissingCause,
+    Request,
+    Result,
+    Totals,
+    Verdict,
+    counted,
+    grouped,
+)
 from conformance.live import arch, audit, memory, scenario
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
@@ -92,6 +102,8 @@ class Release:
     """Path of the run file; each result is beside it at once, until it is written."""
     profiles: Profiles | None = None
     """Measures the targets whose devices declare no rounding."""
+    level: Level = "standard"
+    """Highest level of the cases."""
     learning: float = 0.0
     """Maximum share of the time for that."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -217,8 +229,8 @@ class Release:
                 yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case", cause
 
     def missing(self) -> list[Missing]:
-        """Return the planned cases of the build without a result."""
-        return [Missing(str(t.build), i, why, cause) for t, _, ids, why, cause in self._left() for i in ids]
+        """Return the planned cases of the build without a result, `grouped`."""
+        return grouped([Missing(str(t.build), i, why, cause) for t, _, ids, why, cause in self._left() for i in ids])
 
     def not_run(self) -> list[str]:
         """Return sentences about stages and devices that did not run, and why."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.cause import Cause
+from conformance.judge.verdict import FAILURES, Missing, Result, Verdict, pattern
 
 from .matrix import ORDER
 from .runs import Row, Runs
@@ -113,7 +114,8 @@ class Pair:
 class Comparison:
     """Runs, and their base."""
 
-    base: Runs
+    base: tuple[str, ...]
+    """Names of the base: of its files, or of a build."""
     pairs: tuple[Pair, ...]
     """Compared pairs, sorted by `State`, and within a state as in the runs."""
     sentences: Mapping[tuple[str, str], str]
@@ -125,7 +127,7 @@ class Comparison:
 
     def sentence(self) -> str:
         """Format the counts as one line: `against base.json: 2 new, 1 fixed, …`."""
-        return sentence(dict.fromkeys(d.path.name for d in self.base.documents), self.pairs)
+        return sentence(self.base, self.pairs)
 
 
 def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
@@ -141,6 +143,7 @@ def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType(
     pair occurs several times in a file, such as a case that also ran from a case file, its worst verdict counts.
     """
     before, after = _sides(base, names), _sides(runs, {})
+    many = {(m.value.case, m.value.backend): _lost(m) for m in runs.missing if m.value.count > 1}
     pairs = []
     for (case, backend), machines in after.items():
         known = before.get((case, backend), {})
@@ -148,14 +151,44 @@ def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType(
         pairs += [Pair(case, backend, known.get(machine, newest), side) for machine, side in machines.items()]
     for (case, backend), machines in before.items():
         if (case, backend) not in after:
-            pairs += [Pair(case, backend, side, _NONE) for side in machines.values()]
+            now = many.get((pattern(case), backend), _NONE)
+            pairs += [Pair(case, backend, side, now) for side in machines.values()]
+    # the same cause is told in the words of the newer run
+    return _sorted(dict.fromkeys(d.path.name for d in base.documents), pairs, [*base.causes, *runs.causes])
+
+
+def compare_builds(runs: Runs) -> Comparison | None:
+    """Compare the build of `conform build test` with its base; None if no record has a base.
+
+    The pairs are named after the backends of the build.
+    """
+    base_of = {t.backend: t.against for t in runs.setups() if t.against}
+    if not base_of:
+        return None
+    sides = _sides(runs, {})
+    pairs = [
+        Pair(case, backend, before[machine], side)
+        for (case, backend), machines in sides.items()
+        if (before := sides.get((case, base_of.get(backend) or "")))
+        for machine, side in machines.items()
+        if machine in before
+    ]
+    build_of = {base: build for build, base in base_of.items()}
+    builds = (d.record.builds for d in runs.documents)
+    names = dict.fromkeys(b.against.name for b in builds if b and b.against)
+    return _sorted(names, pairs, runs.causes, build_of)
+
+
+def _sorted(
+    names: Iterable[str],
+    pairs: Iterable[Pair],
+    causes: Iterable[Row[Cause]],
+    build_of: Mapping[str, str] = MappingProxyType({}),
+) -> Comparison:
     order = {state: k for k, state in enumerate(State)}
-    causes = [*base.causes, *runs.causes]  # the same cause is told in the words of the newer run
-    return Comparison(
-        base,
-        tuple(sorted(pairs, key=lambda p: order[p.state])),
-        {(c.value.id, c.value.backend): c.value.sentence for c in causes},
-    )
+    told = (c.value for c in causes)
+    sentences = {(c.id, build_of.get(c.backend, c.backend)): c.sentence for c in told}
+    return Comparison(tuple(names), tuple(sorted(pairs, key=lambda p: order[p.state])), sentences)
 
 
 def _sides(runs: Runs, names: Mapping[Key, Key]) -> dict[tuple[str, str], dict[str, Side]]:
@@ -171,8 +204,12 @@ def _all(runs: Runs, names: Mapping[Key, Key]) -> Iterator[tuple[str, str, Side]
     for r in runs.results:
         yield r.value.case, r.value.backend, _side(r, names)
     for m in runs.missing:
-        d = m.document
-        yield m.value.case, m.value.backend, Side(LOST, None, m.value.reason, d.machine, d.written)
+        if m.value.count == 1:
+            yield m.value.case, m.value.backend, _lost(m)
+
+
+def _lost(row: Row[Missing]) -> Side:
+    return Side(LOST, None, row.value.reason, row.document.machine, row.document.written)
 
 
 def _side(row: Row[Result], names: Mapping[Key, Key]) -> Side:

@@ -113,10 +113,14 @@ def _missing(runs: Runs) -> Iterator[ET.Element]:
     for row in runs.missing:
         groups.setdefault(row.value.backend, []).append(row)
     for backend, rows in groups.items():
-        tests = [_no_result(backend, r.value.case, r.value.reason) for r in rows[:ERRORS]]
+        tests = [_no_result(backend, _name(r.value), r.value.reason) for r in rows[:ERRORS]]
         if (more := len(rows) - ERRORS) > 0:
             tests.append(_no_result(backend, f"{more} more", f"{len(rows)} in all"))
         yield _suite_of(f"{backend}: requested, but without a result", rows, tests)
+
+
+def _name(m: Missing) -> str:
+    return m.case if m.count == 1 else f"{m.case}: {m.count} cases"
 
 
 def _no_result(backend: str, case: str, why: str) -> Test:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from conformance.judge.verdict import FAILURES, Result, Verdict, counted
+from conformance.judge.verdict import FAILURES, MissingCause, Result, Verdict, counted
 
 from .compare import DIFFERS, Comparison, Pair
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation, operation_of
@@ -81,9 +81,9 @@ def _head(runs: Runs) -> Iterator[str]:
     ran = sum(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
     words = [counted(len(failed), "failure"), f"{counted(ran, 'case')} executed"] if runs.results else ["no cases ran"]
     if runs.causes:
-        words.insert(0, counted(len(runs.causes), "cause"))
+        words.insert(0, counted(len(runs.faults()), "cause"))
     if runs.missing:
-        words.append(f"{counted(len(runs.missing), 'case')} without a result")
+        words.append(f"{counted(_count(runs), 'case')} without a result")
     yield f"# Conformance: {', '.join(words)}"
     yield ""
     for d in runs.documents[-DOCUMENTS:]:
@@ -106,10 +106,10 @@ def _origin(environment: Environment) -> str:
 
 def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     if against:
-        differs = _compared(against) or ["No pair differs."]
+        differs = _compared(against, runs.devices()) or ["No pair differs."]
         yield "Compared with the base", [f"{inline(against.sentence())}.", ""], differs
-    yield f"Causes ({len(runs.causes):,})", [], _causes(runs)
-    yield f"Requested, but without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
+    yield f"Causes ({len(runs.faults()):,})", [], _causes(runs)
+    yield f"Requested, but without a result ({_count(runs):,}): {_effect(runs)}", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *table(["backend", *map(str, verdicts), "max error (% of tolerance)"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES and r.value.cause is None]
@@ -128,48 +128,65 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     yield "Single ops, passed of supported", *table(["op", "types", *map(code, m.backends)], _matrix(m))
 
 
-def _compared(against: Comparison) -> list[str]:
+def _compared(against: Comparison, devices: Mapping[str, str]) -> list[str]:
     """Return a line per cause of differing pairs; without one, per op and verdicts."""
-    told: dict[tuple[str, str | None, str], list[Pair]] = {}
+    told: dict[tuple[str, str], list[Pair]] = {}
     for p in against.pairs:
         if p.state in DIFFERS:
             of = operation(p.case)
             kind = "" if p.cause else f"{of.op or of.family}: {p.before.verdict}, now {p.after.verdict}"
-            told.setdefault((p.backend, p.cause, kind), []).append(p)
+            what = against.sentences.get((p.cause or "", p.backend)) or kind or p.cause or ""
+            told.setdefault((p.cause or "", what), []).append(p)
     lines = []
-    for (backend, cause, kind), pairs in told.items():
-        what = against.sentences.get((cause or "", backend)) or kind or cause or ""
+    for (_, what), pairs in told.items():
+        on = ", ".join(code(name) for name in dict.fromkeys(devices.get(p.backend, p.backend) for p in pairs))
         states = ", ".join(f"{n:,} {state}" for state, n in Counter(p.state for p in pairs).items())
         such = "" if len(pairs) == 1 else "such as "
-        lines.append(f"- {states}: {inline(what)}, on {code(backend)}; {such}{code(pairs[0].case)}")
+        lines.append(f"- {states}: {inline(what)}, on {on}; {such}{code(pairs[0].case)}")
     return lines
 
 
 def _causes(runs: Runs) -> list[str]:
     """Return a line for each cause, with its cases, architectures, first run, smallest case."""
     counts = Counter((r.value.cause, r.value.backend) for r in runs.results)
-    lines = []
-    for row, first, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True):
-        c = row.value
-        failed = counts[c.id, c.backend] or len(c.cases)
-        facts = [f"{failed:,} cases on {code(c.backend, 120)}", f"first seen {first.written[:10]}"]
+    lines, first, proofs, devices = [], runs.first_seen(), runs.proofs(), runs.devices()
+    for indices in runs.faults():
+        same = [runs.causes[i].value for i in indices]
+        c = same[0]
+        failed = sum(counts[x.id, x.backend] or len(x.cases) for x in same)
+        names = ", ".join(code(name, 120) for name in dict.fromkeys(devices.get(x.backend, x.backend) for x in same))
+        since = min(first[i].written for i in indices)
+        facts = [f"{failed:,} cases on {names}", f"first seen {since[:10]}"]
         if (hit := c.rank.get("architectures")) is not None:
             of = f" of {c.rank['counted']:,}" if "counted" in c.rank else ""
             facts.insert(1, f"hits {hit:,}{of} architectures")
-        lines.append(f"- **{c.verdict}** {inline(c.sentence)} ({', '.join(facts)}): {code(command(proof.value))}")
+        again = command(proofs[indices[0]].value)
+        lines.append(f"- **{c.verdict}** {inline(c.sentence)} ({', '.join(facts)}): {code(again)}")
     return lines
+
+
+def _count(runs: Runs) -> int:
+    return sum(m.value.count for m in runs.missing)
+
+
+def _effect(runs: Runs) -> str:
+    lost = any(m.value.cause is MissingCause.LOST for m in runs.missing)
+    return "the run fails" if lost else "the run is incomplete"
 
 
 def _missing(runs: Runs) -> list[str]:
     asked = Counter[str]()
     for d in runs.documents:
         asked.update(d.body.get("asked") or {})
-    rows = [m.value for m in runs.missing]
+    rows, counts = [m.value for m in runs.missing], Counter[tuple[str, str]]()
+    for m in rows:
+        counts[m.backend, m.reason] += m.count
     lines = [
         f"- {code(backend)}: {n:,} of {asked[backend]:,} requested cases: {inline(why)}"
-        for (backend, why), n in Counter((m.backend, m.reason) for m in rows).most_common()
+        for (backend, why), n in counts.most_common()
     ]
-    return [*lines, *(f"  - {code(m.case)} on {code(m.backend)}" for m in rows)]
+    many = (f"{m.count:,} of " if m.count > 1 else "" for m in rows)
+    return [*lines, *(f"  - {n}{code(m.case)} on {code(m.backend)}" for n, m in zip(many, rows, strict=True))]
 
 
 def _verdicts(runs: Runs, verdicts: Sequence[Verdict]) -> Iterator[Sequence[str]]:

@@ -182,6 +182,28 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
         datetime.strptime(self.written, WRITTEN)  # noqa: DTZ007  # Z is part of the format
 
 
+class Setup(Struct, frozen=True):
+    """A device of a build in one setup, and the same of the build that it is compared with."""
+
+    name: str
+    backend: str
+    against: str | None = None
+
+
+class Named(Struct, frozen=True):
+    """A build, as the user names it."""
+
+    name: str
+
+
+class Builds(Struct, frozen=True):
+    """The builds of `conform build test`."""
+
+    build: Named
+    against: Named | None = None
+    devices: list[Setup] = []
+
+
 class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
     """Cases on backends."""
 
@@ -190,6 +212,7 @@ class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
     """Backend -> number of cases."""
     missing: list[Missing] = []
     causes: list[Cause] = []
+    builds: Builds | None = None
 
 
 class Begun(Header, frozen=True, kw_only=True, tag=JOURNAL):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,13 +13,13 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
-from conformance.judge.verdict import Missing, Request, Result, Verdict, counted
+from conformance.judge.verdict import Missing, Request, Result, Verdict, counted, pattern
 from conformance.perf.gates import FAMILY as GATE
 from conformance.perf.units import FAMILY as PERF
 from conformance.run.session.shard import whole
 
 from .journal import BESIDE
-from .runfile import Document, read_document
+from .runfile import Document, Setup, read_document
 
 T = TypeVar("T")
 Fields = Mapping[str, JSON]
@@ -56,7 +56,7 @@ class Runs:
     """Documents, oldest first; two different files of one run are both in it."""
     results: tuple[Row[Result], ...]
     missing: tuple[Row[Missing], ...]
-    """Requested pairs without a result here or in a newer run; each fails its run."""
+    """Requested pairs without a result here or in a newer run, alone or many in one row."""
     superseded: tuple[Row[Result], ...]
     """Results with a newer one in `results`."""
     causes: tuple[Row[Cause], ...]
@@ -77,9 +77,23 @@ class Runs:
         lacking = []
         for d in self.documents:
             r = d.record
-            listed = Counter([*(row.backend for row in r.results), *(row.backend for row in r.missing)])
+            listed = Counter(row.backend for row in r.results)
+            for row in r.missing:
+                listed[row.backend] += row.count
             lacking += [(d, backend, n - listed[backend]) for backend, n in r.asked.items() if n > listed[backend]]
         return lacking
+
+    def setups(self) -> list[Setup]:
+        """Return the devices of the builds of `conform build test`."""
+        return [t for d in self.documents if d.record.builds for t in d.record.builds.devices]
+
+    def devices(self) -> dict[str, str]:
+        """Return backend -> its device, for both builds of `conform build test`."""
+        return {backend: t.name for t in self.setups() for backend in (t.backend, t.against) if backend}
+
+    def lacking(self) -> int:
+        """Return the number of requested cases without a result."""
+        return sum(m.value.count for m in self.missing) + sum(n for _, _, n in self.unlisted())
 
     def first_seen(self) -> list[Document]:
         """Return the earliest document that has each of `causes`."""
@@ -88,6 +102,13 @@ class Runs:
             for c in d.record.causes:
                 first.setdefault((c.id, c.backend), d)
         return [first[c.value.id, c.value.backend] for c in self.causes]
+
+    def faults(self) -> list[list[int]]:
+        """Return the indices of `causes` of each fault; several backends may have the same."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for i, c in enumerate(self.causes):
+            found.setdefault((c.value.id, c.value.sentence), []).append(i)
+        return list(found.values())
 
     def proofs(self) -> list[Row[Result]]:
         """Return the newest result of each cause's smallest case, else one made from the cause."""
@@ -121,7 +142,7 @@ def read_runs(paths: Sequence[Path]) -> Runs:
     return Runs(
         documents=tuple(ordered),
         results=tuple(results),
-        missing=tuple(r for r in missing if answered.get(_pair(r), "") <= r.document.written),
+        missing=tuple(_unanswered(missing, answered)),
         superseded=tuple(superseded),
         causes=tuple(_standing_causes(ordered, results, answered)),
         passed_over=tuple(passed_over),
@@ -169,6 +190,31 @@ def _standing_causes(
         pairs = ((row.document.machine, case, row.value.backend) for case in row.value.cases)
         if name in named or any(answered.get(pair, "") <= row.document.written for pair in pairs):
             yield row
+
+
+def _unanswered(
+    missing: Iterable[Row[Missing]], answered: Mapping[tuple[str, str, str], str]
+) -> Iterator[Row[Missing]]:
+    """Yield the rows without a newer result; of many cases those that have none are left."""
+    for row in missing:
+        one = row.value.count == 1
+        newer = int(answered.get(_pair(row), "") > row.document.written) if one else _newer(row, answered)
+        if (left := row.value.count - newer) > 0:
+            yield replace(row, value=replace(row.value, count=left))
+
+
+def _newer(row: Row[Missing], answered: Mapping[tuple[str, str, str], str]) -> int:
+    """Return how many cases of a family have their first result in a newer document."""
+    d, m = row.document, row.value
+    newer = {
+        case
+        for (machine, case, backend), written in answered.items()
+        if written > d.written and (machine, backend, pattern(case)) == (d.machine, m.backend, m.case)
+    }
+    if newer:
+        newer.difference_update(r.case for r in d.record.results if r.backend == m.backend)
+        newer.difference_update(r.case for r in d.record.missing if r.backend == m.backend)
+    return len(newer)
 
 
 def _said(cause: Row[Cause]) -> Row[Result]:

@@ -116,6 +116,18 @@ def test_a_cause_that_the_base_has_too_is_not_new() -> None:
     assert _found(kind, here, there) == {"ADD": State.NEW, "MUL": State.STILL, "SUB": State.STILL}
 
 
+def test_a_failure_of_both_builds_has_its_cause_on_both() -> None:
+    """On each device, so that no report lists the base's failure as unexplained."""
+    causes, kind = Causes(seconds=1.0), Fixed()
+    other = Target("CPU threads=8", Spec("ggml", (("threads", "8"),)), Spec("cpu"))
+    for t in (CPU, other):
+        assert t.base is not None
+        causes.add(t, kind, _results(t.build, {"ADD-1": Verdict.FAIL}), _results(t.base, {"ADD-1": Verdict.FAIL}), 1.0)
+    (found,) = causes.all()
+    assert found.state is State.STILL
+    assert list(found.cases) == [str(s) for t in (CPU, other) for s in t.specs]
+
+
 @dataclass
 class Deaths(Fixed):
     """A kind whose failures have the cause that their detail names."""
@@ -495,6 +507,24 @@ def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) ->
     document = json.loads(path.read_text())
     assert [m["case"] for m in document["missing"]] == ["SUB-1"]
     assert document["builds"]["causes"][0]["state"] == "new"
+
+
+def test_planned_cases_are_counted_in_the_record(tmp_path: Path) -> None:
+    """Not listed: the record of a short run has a row per family; its level tells which cases they are."""
+    ids = [f"ops/ADD-{k}@1" for k in range(20_000)]
+    work = [Sweep(CPU, "ops at standard", ids), Sweep(CPU, "trajectories at standard", ["gqa/x@1"])]
+    release = Release(_build(), None, [CPU], work, 1.0, Isolation(), Fixed())
+    _give(release, {"ops/SUB@1": Verdict.PASS}, {})
+    path = made(tmp_path)
+    write(release, [path])
+    (page, _) = write_page(tmp_path)
+    assert max(path.stat().st_size, page.stat().st_size) < 200_000
+    runs = read_runs([path])
+    assert [(m.value.case, m.value.count) for m in runs.missing] == [("gqa/x@1", 1), ("ops/*", 20_000)]
+    record = runs.documents[0].record
+    assert record.asked == {str(NEW): 20_002}
+    assert record.selection is not None
+    assert record.selection.levels == {str(NEW): "standard"}
 
 
 def test_a_killed_release_leaves_its_results(tmp_path: Path) -> None:

@@ -166,6 +166,47 @@ def test_the_command(tmp_path: Path, browser: Driver) -> None:
     assert len(refused.output.strip().splitlines()) == 1
 
 
+def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
+    """A record of `build test` is its own base: each fault is one row, with its devices and both verdicts.
+
+    Failures of the old build alone do not fail the report.
+    """
+    rows = [
+        (A, "n", "FAIL"),
+        (A, "n8", "FAIL"),
+        (A, "o", "PASS"),
+        (A, "o8", "PASS"),
+        (B, "n", "PASS"),
+        (B, "o", "CRASH"),
+    ]
+    devices = [
+        {"name": name, "backend": n, "against": o} for name, n, o in (("CPU", "n", "o"), ("CPU threads=8", "n8", "o8"))
+    ]
+    builds = {"build": {"name": "new.whl"}, "against": {"name": "old.whl"}, "devices": devices}
+    results = [result(c, b, v, **({"cause": "p" if c == A else "q"} if v != "PASS" else {})) for c, b, v in rows]
+    causes = [cause("p", [A], "n"), cause("p", [A], "n8"), cause("q", [B], "o")]
+    path = written_to(tmp_path / "run.json", {**document(results), "causes": causes, "builds": builds})
+    ran = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
+    assert ran.exit_code == 1
+    assert "against old.whl: 2 new, 1 fixed" in ran.output
+    summary = (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("# Conformance: 2 causes")
+    assert "on `CPU`, `CPU threads=8`" in summary
+    browser.get((tmp_path / "out" / "index.html").as_uri())
+    cells = ask(
+        browser,
+        "return all('[aria-label=Causes] tbody tr').map((tr) => [2, 3, 4, 5].map((k) => tr.cells[k].innerText))",
+    )
+    assert [c[0].split("\n")[-1] for c in cells] == ["on CPU, CPU threads=8", "on CPU"]
+    assert [c[1:] for c in cells] == [["2", "✓ PASS 2", "✗ FAIL 2"], ["1", "✗ CRASH 1", "✓ PASS 1"]]
+    go(browser, "comparison")
+    assert ask(browser, "return all('[aria-label=\"Differences by cause\"] tbody tr').length") == 2
+
+    alone = document([r for r in results if r["backend"] in {"o", "n"} and r["case"] == B])
+    path = written_to(tmp_path / "fixed.json", {**alone, "causes": causes[2:], "builds": builds})
+    assert CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")]).exit_code == 0
+
+
 def test_without_a_base(browser: Driver, tmp_path: Path) -> None:
     """A page without a base has no such view in its navigation, and the view says how to have one."""
     path = written_to(tmp_path / "run.json", document([(A, "x", "PASS")]))

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -16,13 +18,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from click.testing import Result as Invoked
+from hypothesis import given
+from hypothesis import strategies as st
 from run_files import document, written_to
 
 from conformance.cli import main
-from conformance.judge.outcome import judge
-from conformance.judge.verdict import MissingCause, Request, Result, Verdict
+from conformance.cli.reports import outcome_of
+from conformance.judge.outcome import judge, lost_coverage
+from conformance.judge.verdict import LISTED, MissingCause, Request, Result, Verdict
+from conformance.report.compare import LOST, compare
 from conformance.report.junit import ERRORS, junit
 from conformance.report.markdown import INTERRUPTED, markdown
+from conformance.report.page import page
 from conformance.report.runs import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,6 +187,52 @@ def test_reports_say_what_is_missing(tmp_path: Path) -> None:
     assert text.index("without a result") < text.index("## Verdicts")
     newer = document([(str(r["case"]), "b", "PASS") for r in rows], written="2026-01-03T03:04:05Z")
     assert not read_runs([path, written_to(tmp_path / "newer.json", newer)]).missing
+
+
+CASE = st.builds("{}/X-{}@1".format, st.sampled_from(["ops", "gqa"]), st.integers(0, 2 * LISTED))
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), CASE), unique=True, max_size=4 * LISTED), st.sets(CASE))
+def test_many_missing_cases_of_a_family_are_one_entry(asked: list[tuple[str, str]], answered: set[str]) -> None:
+    """Each case counts once; at most `LISTED` of a family are listed, others only counted."""
+    request = Request({b: [i for of, i in asked if of == b] for b in "ab"})
+    missing = request.missing([Result(i, b, Verdict.PASS) for b, i in asked if i in answered], "why")
+    left = Counter((b, i.partition("/")[0]) for b, i in asked if i not in answered)
+    assert {(m.backend, m.case.partition("/")[0]) for m in missing} == set(left)
+    for (backend, family), n in left.items():
+        own = [m for m in missing if m.backend == backend and m.case.startswith(family)]
+        assert sum(m.count for m in own) == n
+        assert (len(own) == n) if n <= LISTED else ([m.case for m in own] == [f"{family}/*"])
+
+
+def test_every_report_counts_the_cases_of_an_entry(tmp_path: Path) -> None:
+    """Markdown, JUnit, the page, the outcome and a comparison; a newer run takes off those that it ran."""
+    ids = [f"ops/ADD-{k}@1" for k in range(1000)]
+    missing = Request({"b": ids}).missing([], "time limit", cause=MissingCause.TIME_LIMIT)
+    older = document([("ops/SUB@1", "b", "PASS")])
+    older |= {"asked": {"b": 1001}, "missing": [m.to_json() for m in missing]}
+    path = written_to(tmp_path / "older.json", older)
+    runs = read_runs([path])
+    assert (len(runs.missing), runs.lacking(), runs.unlisted()) == (1, 1000, [])
+    assert "ops/*: 1000 cases" in junit(runs)
+    assert "1,000 of `ops/*` on `b`" in markdown(runs)
+    assert '"unlisted":[["b",1000,"time limit: ops/*"]]' in page(runs, now=datetime(2026, 2, 1, tzinfo=timezone.utc))
+    assert outcome_of(runs).exit_code == 5
+    assert "1,000 cases on b: time limit: ops/*" in outcome_of(runs).lines()[0]
+
+    base = document([(i, "b", "PASS") for i in [*ids[:2], "gqa/x@1"]], written="2025-01-03T03:04:05Z")
+    compared = compare(runs, read_runs([written_to(tmp_path / "base.json", base)]))
+    assert {p.case: p.after.verdict for p in compared.pairs} == {
+        ids[0]: LOST, ids[1]: LOST, "gqa/x@1": "not run", "ops/SUB@1": "PASS",
+    }  # fmt: skip
+    passed = {"b": [ids[0], "gqa/x@1"]}
+    assert [row.case for row in lost_coverage(passed, [], [m.value for m in runs.missing])] == ["gqa/x@1"]
+
+    newer = document([(i, "b", "PASS") for i in (*ids[:30], "ops/SUB@1")], written="2026-01-03T03:04:05Z")
+    newer_path = written_to(tmp_path / "newer.json", newer)
+    assert read_runs([path, newer_path]).lacking() == 970
+    rest = document([(i, "b", "PASS") for i in ids], written="2026-01-04T03:04:05Z")
+    assert read_runs([path, newer_path, written_to(tmp_path / "rest.json", rest)]).lacking() == 0
 
 
 def test_a_witness_that_json_has_no_word_for_costs_no_run() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.resources import files
@@ -56,7 +57,8 @@ def page(
         "unavailable": runs.unavailable(),
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
-        "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
+        "unlisted": _unlisted(runs),
+        "devices": runs.devices(),
         "tables": {
             **tables.tables(runs, [*tables.units(runs.documents), *units], documents),
             "compared": tables.compared(against.pairs if against else ()),
@@ -71,10 +73,19 @@ def page(
     return _assembled(data)
 
 
+def _unlisted(runs: Runs) -> JSON:
+    """Return `[backend, number, sentence]` for cases without a result that have no row."""
+    counts, patterns = Counter[tuple[str, str]](), dict[tuple[str, str], dict[str, None]]()
+    for m in (r.value for r in runs.missing if r.value.count > 1):
+        counts[m.backend, m.reason] += m.count
+        patterns.setdefault((m.backend, m.reason), {})[m.case] = None
+    rows = [[b, n, f"{why}: {', '.join(patterns[b, why])}"] for (b, why), n in counts.items()]
+    return [*rows, *([b, n, f"{d.path.name} does not list them"] for d, b, n in runs.unlisted())]
+
+
 def _base(against: Comparison) -> JSON:
-    """Return the files of the base, and each cause of either run as `[id, backend, sentence]`."""
-    causes = [[*key, sentence] for key, sentence in against.sentences.items()]
-    return {"documents": [_document(d) for d in against.base.documents], "causes": causes}
+    """Return the names of the base, and each cause of either run as `[id, backend, sentence]`."""
+    return {"names": list(against.base), "causes": [[*key, sentence] for key, sentence in against.sentences.items()]}
 
 
 def _assembled(data: JSON) -> str:

@@ -91,7 +91,7 @@ def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
 
 
 def _results(runs: Runs) -> list[Row[Fields]]:
-    """Return the newest row per case, backend and kind of machine, then pairs without a result.
+    """Return the newest row per case, backend and kind of machine, then missing pairs.
 
     Results of one cause are adjacent.
     """
@@ -104,7 +104,7 @@ def _results(runs: Runs) -> list[Row[Fields]]:
         Row({**_result(r.value), **named(subject_of(r.value))}, r.document, r.place)
         for r in sorted(runs.results, key=lambda r: order.get((r.value.cause, r.value.backend), len(order)))
     ]
-    for m in map(_fields, runs.missing):
+    for m in (_fields(m) for m in runs.missing if m.value.count == 1):
         why = m.value["reason"]
         lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "reason": why}
         rows.append(_with(m, **named(subject(m.value["case"])), **lost))

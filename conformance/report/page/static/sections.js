@@ -4,7 +4,7 @@ function overviewSection(root) {
   const t = tables.results;
   add(root, h("h2", null, "Overview"));
   if (report.base) add(root, h("h3", null, "Compared with the base"), comparedCounts());
-  if (tables.causes.count) add(root, h("h3", null, plural(tables.causes.count, "cause"), ", most urgent first"), causesTable(), archCauses());
+  if (tables.causes.count) add(root, h("h3", null, plural(faults().length, "cause"), ", most urgent first"), causesTable(), archCauses());
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
   if (t.count) add(root, h("h3", null, tables.causes.count ? "Other failures" : "Failures"), failures());
   add(root, h("h3", null, "Not run"), notRunSummary());
@@ -12,25 +12,45 @@ function overviewSection(root) {
 
 const CAUSES = 50;
 
+// The rows of each fault: several backends may have the same.
+function faults() {
+  const t = tables.causes, found = new Map();
+  for (let i = 0; i < t.count; i++) {
+    const key = `${t.value("id", i)}\n${t.value("sentence", i)}`;
+    found.set(key, [...(found.get(key) || []), i]);
+  }
+  return [...found.values()];
+}
+
+// The verdicts of compared pairs in the base or now, with their numbers.
+function verdictsOf(rows, side) {
+  const counts = new Map();
+  for (const i of rows) counts.set(tables.compared.value(side, i), (counts.get(tables.compared.value(side, i)) || 0) + 1);
+  return [...counts].map(([verdict, n]) => h("div", null, badge(verdict), ` ${count(n)}`));
+}
+
 function causesTable() {
-  const t = tables.causes;
-  const heads = ["rank", "", "cause", "cases", "architectures", "smallest case", "first seen"];
+  const t = tables.causes, all = faults(), sides = report.base ? ["before", "after"] : [];
+  const heads = ["rank", "", "cause", "cases", ...(report.base ? ["base", "now"] : []), "architectures", "smallest case", "first seen"];
   const numeric = ["rank", "cases", "architectures"];
   const proofs = NEWEST;
   return [
     scroller("Causes", h("table", { class: "plain causes" },
       h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col", class: numeric.includes(x) ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
-      h("tbody", null, Array.from({ length: Math.min(t.count, CAUSES) }, (_, i) => {
-        const { id, backend, verdict, smallest } = causeOf(i), proof = proofs.get(`${smallest}\n${backend}`);
+      h("tbody", null, all.slice(0, CAUSES).map((same, k) => {
+        const i = same[0], { id, backend, verdict, smallest } = causeOf(i), proof = proofs.get(`${smallest}\n${backend}`);
+        const backends = same.map((j) => t.value("backend", j)), pairs = report.base ? select(tables.compared, new URLSearchParams({ cause: id })) : [];
         return h("tr", null,
-          h("td", { class: "number" }, i + 1), h("td", null, badge(verdict)),
-          h("th", { scope: "row" }, causeLink(id, backend, t.value("sentence", i)), h("div", { class: "quiet" }, `on ${backend}`)),
-          h("td", { class: "number" }, figure("results", { cause: id, backend })),
+          h("td", { class: "number" }, k + 1), h("td", null, badge(verdict)),
+          h("th", { scope: "row" }, causeLink(id, backend, t.value("sentence", i)),
+            h("div", { class: "quiet" }, "on ", [...new Map(backends.map((b) => [report.devices[b] || b, b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? name : causeLink(id, b, name)]))),
+          h("td", { class: "number" }, figure("results", { cause: id, backend: backends })),
+          sides.map((side) => h("td", null, verdictsOf(pairs, side))),
           h("td", { class: "number" }, number(t.value("architectures", i))),
           h("td", null, proof === undefined ? smallest : caseLink(proof)),
           h("td", null, seenFirst(i)));
       })))),
-    t.count > CAUSES ? h("p", null, rowsLink("causes", {}, `All ${plural(t.count, "cause")}`)) : "",
+    all.length > CAUSES ? h("p", null, rowsLink("causes", {}, `All ${plural(t.count, "cause")}`)) : "",
   ];
 }
 
@@ -66,14 +86,16 @@ function backendsTable() {
   return h("table", { class: "plain" },
     h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
     h("tbody", null, worstFirst(t.words("backend")).map((backend) => {
-      const c = tally(select(t, new URLSearchParams({ backend })));
+      const c = tally(select(t, new URLSearchParams({ backend }))), uncounted = unlisted(backend);
+      c.lost += uncounted;
       const { word, look, filter } = standing(c);
-      const before = [{ verdict: FAILED }, { verdict: LOST }, { verdict: "XFAIL" }, { verdict: "UNSUPPORTED" }];
+      const before = [{ verdict: "XFAIL" }, { verdict: "UNSUPPORTED" }];
       const after = [{ verdict: PASSED }, {}];
       const cells = (filters) => filters.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f })));
-      return h("tr", null, h("th", { scope: "row" }, backend),
+      const lost = uncounted ? h("td", { class: "number" }, h("a", { href: "#notrun" }, count(c.lost))) : cells([{ verdict: LOST }]);
+      return h("tr", null, h("th", { scope: "row" }, backend, report.devices[backend] ? h("div", { class: "quiet" }, report.devices[backend]) : ""),
         h("td", null, rowsLink("results", { backend, ...filter }, badge(word, look), `${word}: show the rows`)),
-        cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after),
+        cells([{ verdict: FAILED }]), lost, cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after),
         heads.length > 9 ? h("td", { class: "number" }, report.good[backend] ? when(report.good[backend]) : "none") : "");
     })));
 }
@@ -125,10 +147,10 @@ function groupItem(rows) {
 const MATTERS = ["new", "lost coverage", "changed", "fixed", "still failing"];
 
 function comparedCounts() {
-  const files = report.base.documents.map((d) => [d.file, `written ${when(d.written)} UTC`, commitText(d.environment)].filter(Boolean).join(", "));
+  const { names } = report.base;
   return [
     h("p", null, report.states.filter((state) => select(tables.compared, new URLSearchParams({ state })).length).map((state) => [h("span", { class: "pair" }, figure("compared", { state }), " ", badge(state)), "  "]), h("a", { href: "#comparison" }, "by cause")),
-    h("p", { class: "quiet" }, `Base: ${files.slice(-3).join("; ")}${files.length > 3 ? ` and ${count(files.length - 3)} more` : ""}`),
+    h("p", { class: "quiet" }, `Base: ${names.slice(-3).join(", ")}${names.length > 3 ? ` and ${count(names.length - 3)} more` : ""}`),
   ];
 }
 
@@ -152,13 +174,17 @@ function comparedCauses() {
   for (const i of select(t, new URLSearchParams(MATTERS.map((s) => ["state", s])))) {
     const [cause, backend, state] = ["cause", "backend", "state"].map((c) => t.value(c, i));
     if (!cause) continue;
-    const key = `${cause}\n${backend}`;
-    if (!found.has(key)) found.set(key, { cause, backend, n: Object.fromEntries(MATTERS.map((s) => [s, 0])) });
+    const text = told.get(`${cause}\n${backend}`), key = `${cause}\n${text}`;
+    if (!found.has(key)) found.set(key, { cause, text, backends: new Set(), n: Object.fromEntries(MATTERS.map((s) => [s, 0])) });
+    found.get(key).backends.add(backend);
     found.get(key).n[state]++;
   }
   if (!found.size) return h("p", { class: "quiet" }, "None of the compared cases has a cause. To find causes: conform triage RUN.json --json RUN.json");
   const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
-  return comparedTable("cause", rows.map(([key, { cause, backend }]) => [[causeLink(cause, backend, told.get(key)), h("div", { class: "quiet" }, `on ${backend}`)], { cause, backend }]));
+  return comparedTable("cause", rows.map(([, { cause, text, backends }]) => {
+    const backend = [...backends];
+    return [[causeLink(cause, backend[0], text), h("div", { class: "quiet" }, `on ${backend.map((b) => report.devices[b] || b).join(", ")}`)], { cause, backend }];
+  }));
 }
 
 function comparedTable(what, rows) {
@@ -185,6 +211,7 @@ function notRunSummary() {
   const lines = [];
   const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
   for (const d of report.documents.filter((x) => x.interrupted)) note(LOST, h("strong", null, d.file), ": interrupted: the run was killed before it wrote its record");
+  for (const [backend, n, why] of report.unlisted) note(LOST, h("strong", null, backend), `: ${plural(n, "case")}: ${why}`);
   for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
   for (const backend of tables.results.words("backend")) {
     const n = select(tables.missing, new URLSearchParams({ backend })).length;

@@ -10,8 +10,8 @@ function standingOfAll() {
   const bad = [], look = [];
   const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(waiver|case)s\b/, "$1") : text}`, href]);
   tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
-  tell(bad, n(r, { verdict: LOST }), "missing", link("results", { verdict: LOST }));
-  tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "requested cases without a result, not listed", "#runs");
+  const listed = n(r, { verdict: LOST });
+  tell(bad, listed + unlisted(), "missing", listed && !unlisted() ? link("results", { verdict: LOST }) : "#notrun");
   if (!n(r, { taken: DECLARED })) bad.push(["no cases ran", "#notrun"]);
   for (const backend of r.words("backend")) {
     const c = tally(select(r, new URLSearchParams({ backend })));
@@ -48,7 +48,7 @@ function fillLost() {
   if (!rows.length && !report.unlisted.length) return;
   const counts = new Map();
   for (const i of rows) counts.set(t.value("backend", i), (counts.get(t.value("backend", i)) || 0) + 1);
-  const total = rows.length + report.unlisted.reduce((sum, [, , n]) => sum + n, 0);
+  const total = rows.length + unlisted();
   const list = h("ul", { class: "stories" });
   const details = h("details", {
     ontoggle: () => {
@@ -60,8 +60,14 @@ function fillLost() {
     h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": requested, but without a result. The run is incomplete."),
     h("ul", null,
       [...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
-      report.unlisted.map(([file, backend, n]) => h("li", null, `${count(n)} on ${backend}: ${file} does not list them`))),
+      report.unlisted.map(([backend, n, why]) => h("li", null, `${count(n)} on ${backend}${asked(backend)}: ${why}`))),
+    report.unlisted.length ? h("p", { class: "quiet" }, "To list the cases of a pattern: ", h("code", null, "conform list cases --level LEVEL --case PATTERN")) : "",
     rows.length ? details : ""));
+}
+
+// The number of cases without a result that have no row: of one backend, or of all.
+function unlisted(backend) {
+  return report.unlisted.reduce((sum, [of, n]) => sum + (backend === undefined || of === backend ? n : 0), 0);
 }
 
 function asked(backend) {
