@@ -11,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.ggml.lib.library import part
+from conformance.ggml.lib.library import DEVICES, old_api, part
 from conformance.process import Tail, end_group, spawn_command
 
 from .archive import digest, fresh_folder, is_archive, settle, unpack
@@ -30,10 +30,14 @@ LEVELS = 6
 TIME_LIMIT = 1800.0
 """Time limit of a download in seconds."""
 
-_PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!+]*", re.ASCII)
-_NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@[0-9][A-Za-z0-9.+-]*", re.ASCII)
-_SYMBOL = b"ggml_backend_dev_count"
-"""A symbol name found in every library that exports or uses ggml."""
+_PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==v?[0-9][A-Za-z0-9.!+]*", re.ASCII)
+_NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@v?[0-9][A-Za-z0-9.+-]*", re.ASCII)
+_TAG = re.compile(r"(?<=[=@])v(?=[0-9][^@/]*$)")
+"""The first letter of a tag that is used as a version."""
+_ANY_AGE = "ggml_graph_compute"
+"""A symbol of ggml of any age; those that can be tested also have `DEVICES`."""
+_SOURCES = ("ggml/src/ggml.c", "src/ggml.c", "ggml.c")
+"""Files beside the CMakeLists.txt of llama.cpp, ggml and their forks."""
 
 
 def locate(text: str) -> Path:
@@ -93,12 +97,24 @@ def _inside(folder: Path, text: str) -> Path:
     Among several folders it prefers one that has llama.cpp too, then one not named `NAME.libs` (by wheel repair tools),
     then the uppermost, then the first by name.
     """
-    found = _choose([p for f in _folders(folder) for p in sorted(f.iterdir()) if _is_library(p)])
+    libraries = [p for f in _folders(folder) for p in sorted(f.iterdir()) if _is_library(p)]
+    found = _choose(libraries)
     if found is None:
-        raise UnavailableError(
-            f"build {text}: no libggml, and no library with {_SYMBOL.decode()}, in {folder} or {LEVELS} levels below"
-        )
+        raise UnavailableError(f"build {text}: {_lacks(folder, libraries)}")
     return found
+
+
+def _lacks(folder: Path, libraries: Sequence[Path]) -> str:
+    """Return why no library in `folder` can be tested: an older ggml, only source, or nothing of it."""
+    old = max((p for p in libraries if _names(p, _ANY_AGE)), key=lambda p: p.stat().st_size, default=None)
+    if old is not None:
+        return old_api(f"{old.relative_to(folder)}", DEVICES)
+    trees = (f for f in _folders(folder) if (f / "CMakeLists.txt").is_file())
+    for tree in trees:
+        if any((tree / name).is_file() for name in _SOURCES):
+            cmake = f"cmake -S {tree} -B build -DBUILD_SHARED_LIBS=ON && cmake --build build -j"
+            return f"only source in {folder}; build it with `{cmake}`, and name the folder build"
+    return f"no libggml, and no library with {DEVICES}, in {folder} or {LEVELS} levels below"
 
 
 def _choose(libraries: Sequence[Path]) -> Path | None:
@@ -106,7 +122,7 @@ def _choose(libraries: Sequence[Path]) -> Path | None:
     folders = [f for f in dict.fromkeys(p.parent for p in libraries) if part(f, "ggml") is not None]
     if folders:
         return min(folders, key=lambda f: (part(f, "llama") is None, f.suffix == ".libs", len(f.parts), f.name))
-    return max(filter(_names_ggml, libraries), key=lambda p: p.stat().st_size, default=None)
+    return max((p for p in libraries if _names(p, DEVICES)), key=lambda p: p.stat().st_size, default=None)
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -121,13 +137,13 @@ def _is_library(path: Path) -> bool:
     return path.is_file() and (path.name.endswith(LIBRARIES) or ".so." in path.name)
 
 
-def _names_ggml(path: Path) -> bool:
-    kept = b""
+def _names(path: Path, symbol: str) -> bool:
+    kept, sought = b"", symbol.encode()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
-            if _SYMBOL in kept + piece:
+            if sought in kept + piece:
                 return True
-            kept = piece[-len(_SYMBOL) :]
+            kept = piece[-len(sought) :]
     return False
 
 
@@ -150,6 +166,18 @@ def _pip(name: str) -> list[str]:
     return [sys.executable, "-m", "pip", "download", *options, name]
 
 
+def _only_source(name: str, folder: Path) -> str:
+    """Return how to build a package of which pip finds only the source; empty if it finds none."""
+    package, _, version = name.partition("==")
+    said = _call([sys.executable, "-m", "pip", "index", "versions", "--no-binary", ":all:", package], folder, "stdout")
+    if version not in said.replace(",", " ").split():
+        return ""
+    return (
+        f"there is no wheel for this platform, only the source; build one with `pip wheel --no-deps {name} -w wheels` "
+        "(CMAKE_ARGS=-D… sets options of cmake), and name the .whl in the folder wheels"
+    )
+
+
 def _npm(name: str) -> list[str]:
     if not _NPM.fullmatch(name):
         raise UsageError(f"build npm:{name}: NAME@VERSION expected, with an exact version")
@@ -165,24 +193,27 @@ _REGISTRIES: dict[str, Callable[[str], list[str]]] = {"pypi": _pip, "npm": _npm}
 
 def _download(kind: str, name: str) -> Path:
     """Return a package's archive, downloaded once; UnavailableError has the client's message."""
+    name = _TAG.sub("", name)
     command = _REGISTRIES[kind](name)
     folder = cache() / kind / name.replace("/", "+")
     if not folder.is_dir():
         with fresh_folder(folder.parent) as made:
-            said = _call(command, made)
+            said = _call(command, made, "stderr")
             if not any(map(is_archive, made.iterdir())):
-                raise UnavailableError(f"build {kind}:{name}: {command[-1]} cannot be downloaded: {said}")
+                how = _only_source(name, made) if kind == "pypi" else ""
+                raise UnavailableError(f"build {kind}:{name}: {how or f'it cannot be downloaded: {said}'}")
             settle(made, folder)
     return next(p for p in sorted(folder.iterdir()) if is_archive(p))
 
 
-def _call(command: Sequence[str], folder: Path) -> str:
-    """Run a registry client in `folder`; return its error messages."""
-    null = subprocess.DEVNULL
-    child = spawn_command(command, cwd=folder, stdin=null, stdout=null, stderr=subprocess.PIPE)
-    tail = Tail(cast("BinaryIO", child.stderr))
+def _call(command: Sequence[str], folder: Path, name: Literal["stdout", "stderr"]) -> str:
+    """Run a registry client in `folder`; return its errors in a stream, or else the last lines."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = spawn_command(command, cwd=folder, **{**streams, name: subprocess.PIPE})
+    stream = cast("BinaryIO", getattr(child, name))
+    tail = Tail(stream)
     end_group(child, TIME_LIMIT)
     tail.join(1.0)
-    cast("BinaryIO", child.stderr).close()
+    stream.close()
     errors = [line for line in tail.lines if "rror" in line or "ERR" in line]
     return " / ".join(errors or tail.lines[-2:]) or f"its client ended with {child.returncode}"

@@ -187,6 +187,13 @@ def _folder(folder: Path) -> Path:
     return folder / "empty"
 
 
+def _tree(folder: Path) -> Path:
+    for name in ("CMakeLists.txt", "ggml/CMakeLists.txt", "ggml/src/ggml.c"):
+        (folder / "llama.cpp" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "llama.cpp" / name).touch()
+    return folder
+
+
 WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "nothing": (lambda folder: folder / "absent", "no such file or folder, and no distribution"),
     "short tar": (_short, "it cannot be read to its end"),
@@ -194,6 +201,11 @@ WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no tar": (_written("text.tgz", b"no archive"), "it cannot be read to its end"),
     "no library": (lambda folder: tar(folder / "b.tgz", ("readme", b"text")), "no libggml, and no library with"),
     "empty folder": (_folder, "no libggml, and no library with"),
+    "only source": (_tree, r"only source in .*`cmake -S \S+/llama\.cpp -B build "),
+    "older ggml": (
+        lambda folder: tar(folder / "b.tgz", ("lib/libctransformers.so", b"\0ggml_graph_compute\0")),
+        r"lib/libctransformers\.so has the ggml API of before b3889 .*: it lacks ggml_backend_dev_count; ",
+    ),
 }
 
 
@@ -229,13 +241,33 @@ def test_a_package_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(source._REGISTRIES, "npm", client)
     first = locate("npm:pkg@1.0")
     monkeypatch.setattr(source, "spawn_command", lambda *_, **__: pytest.fail("a second download"))
-    assert locate("npm:pkg@1.0") == first
+    assert locate("npm:pkg@1.0") == locate("npm:pkg@v1.0") == first
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setitem(source._REGISTRIES, "npm", client)
     with pytest.raises(UnavailableError, match=r"npm:pkg@2\.0: .* cannot be downloaded: ERR no such version"):
         locate("npm:pkg@2.0")
     assert calls[0] == "pkg@1.0"
+
+
+def test_a_package_of_source_alone_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command; a version that does not exist has the client's message."""
+    said = {"stderr": "ERROR: no matching distribution", "stdout": "x (0.3.36) / Available versions: 0.3.36, 0.3.35"}
+    monkeypatch.setattr(source, "_call", lambda _command, _folder, stream: said[stream])
+    with pytest.raises(UnavailableError, match=r"only the source; build one with `pip wheel --no-deps x==0\.3\.35 "):
+        locate("pypi:x==v0.3.35")
+    with pytest.raises(UnavailableError, match=r"pypi:x==0\.3\.3: it cannot be downloaded: ERROR: no matching"):
+        locate("pypi:x==0.3.3")
+
+
+def test_a_fork_with_an_older_api_is_named_for_it() -> None:
+    """A library of ggml without the device interface is old; without other functions it is incomplete."""
+    library = Library.__new__(Library)
+    library.title = "ggml of unknown version (/x)"
+    with pytest.raises(UnavailableError, match=r"\(/x\) has the ggml API of before b3889 .*dev_count and 1 more; "):
+        library._require(["ggml_log_set", "ggml_backend_dev_count"])
+    with pytest.raises(UnavailableError, match="it exports no ggml_log_set; name the folder"):
+        library._require(["ggml_log_set"])
 
 
 def test_a_distribution_without_ggml_is_no_build() -> None:

@@ -85,6 +85,19 @@ _REFUSAL = re.compile(
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 
+DEVICES = "ggml_backend_dev_count"
+"""A symbol of the device interface, which older builds lack."""
+
+
+def old_api(what: str, *lacking: str) -> str:
+    """Return that a build or fork has an older ggml, with the functions that it lacks."""
+    more = f" and {n} more" if (n := len(lacking) - 1) else ""
+    return (
+        f"{what} has the ggml API of before {OLDEST}, as some forks still do: it lacks {DEVICES}{more}; "
+        "the device interface is needed"
+    )
+
+
 class Library:
     """A loaded ggml: `ggml.backend_dev_get(0)` calls `ggml_backend_dev_get(0)`.
 
@@ -148,6 +161,8 @@ class Library:
         return None
 
     def _require(self, lacking: Sequence[str]) -> None:
+        if DEVICES in lacking and "ggml_init" not in lacking:
+            raise UnavailableError(old_api(self.title, *lacking))
         if lacking:
             raise UnavailableError(
                 f"{self.title} does not fit the binding, written for builds from {OLDEST} on: "
