@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -257,16 +258,18 @@ class Release:
 
     def outcome(self) -> Outcome:
         """Return the outcome; it fails for a new cause, a newly refused case or a broken target."""
-        new, left = len(self.ids(State.NEW)), sum(len(w.left) for w in self._works())
+        new, left = len(self.ids(State.NEW)), Counter[str]()
+        for m in self.missing():
+            left[m.reason] += m.count if m.cause is not MissingCause.LOST else 0
         before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
         lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]
-        why, word = (Why.INTERRUPTED, "interrupted") if self.interrupted else (Why.TIME_LIMIT, LATE)
-        cut = [f"{word}: {counted(left, 'case')} not run"] if left or self.interrupted else []
+        why = Why.INTERRUPTED if self.interrupted else Why.TIME_LIMIT
+        cut = [f"{word}: {counted(n, 'case')} not run" for word, n in left.items() if n]
         return (
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
             + coverage(lost, before)
             + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
-            + Outcome.of(why, cut)
+            + Outcome.of(why, cut or (["interrupted"] if self.interrupted else []))
             + Outcome.of(Why.UNPROVEN, [f"{name}: no case passed" for name in self.unproven()])
             + Outcome.of(Why.UNEXECUTED, [] if self.executed() else ["no cases ran"])
         )

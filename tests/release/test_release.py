@@ -18,6 +18,7 @@ from conformance.builds.build import Build, DeviceOf
 from conformance.case.case import Case
 from conformance.causes import analyse
 from conformance.causes.cause import assigned
+from conformance.cli.reports import outcome_of
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Error, Fault, Place
@@ -336,6 +337,7 @@ def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
     build, base = release.results(target)
     assert len(build) == len(base) <= FIRST
     assert len(sweep.hung["ops/SQR"]) + len(base) == len(ids)
+    assert release.outcome().exit_code == 5, "cases that did not run"
 
 
 class Ends(Runner):
@@ -488,6 +490,16 @@ def test_the_outcome_of_a_release() -> None:
     assert code({**there, "MUL-1": Verdict.UNSUPPORTED}) == 1
     assert code(there, ["SUB-1"]) == code(there, interrupted=True) == code({}, ["SUB-1"]) == 5
     assert code({}) == code({"SUB-1": Verdict.UNSUPPORTED}) == 3
+
+
+def test_a_report_of_a_cut_off_run_ends_like_the_run(tmp_path: Path) -> None:
+    """With 5, although the old build has failures that the new one has no longer."""
+    release = Release(_build(), _build("old"), [CPU], [Sweep(CPU, "ops", ["SUB-1"])], 1.0, Isolation(), Fixed())
+    _give(release, {"ADD-1": Verdict.PASS}, {"ADD-1": Verdict.FAIL})
+    path = made(tmp_path)
+    write(release, [path])
+    assert release.outcome().exit_code == 5
+    assert outcome_of(read_runs([path])).exit_code == 5
 
 
 def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) -> None:
