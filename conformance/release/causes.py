@@ -10,6 +10,7 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec
 from conformance.causes.cause import in_order
+from conformance.causes.same import same
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.report.compare import State
@@ -103,8 +104,10 @@ class Causes:
             self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
             keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
             causes = kind.find(results, FINDING * max(0.0, until - self._clock()) / (len(wanted) - i))
+            earlier = list(self._found)  # this search has told its own causes apart
             for cause in causes:
-                found = self._merged(target, kind, state, cause)
+                found = self._merged(target, kind, state, cause, earlier)
+                earlier = [f for f in earlier if f is not found]
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
                 found.explain(r for _, r in mine)
                 own = [k for k, _ in mine]
@@ -131,15 +134,17 @@ class Causes:
                 known.devices += [] if target.name in known.devices else [target.name]
         return fresh
 
-    def _merged(self, target: Target, kind: Kind, state: State, cause: Cause) -> Found:
+    def _merged(self, target: Target, kind: Kind, state: State, cause: Cause, earlier: Sequence[Found]) -> Found:
+        """Add a cause, or the device to the same cause: one with its id, or one of `earlier` that is alike."""
         state, note = self._confirmed(target, kind, state, cause)
-        same = next((f for f in self._found if f.cause.id == cause.id and f.state is state), None)
-        if same is None:
-            same = Found(cause, state, note=note)
-            self._found.append(same)
-        same.shared |= state is State.STILL and bool(note)
-        same.take(Found(cause, state, [target.name]))
-        return same
+        known = [f for f in self._found if f.cause.id == cause.id] + [f for f in earlier if _alike(f.cause, cause)]
+        found = next((f for f in known if f.state is state), None)
+        if found is None:
+            found = Found(cause, state, note=note)
+            self._found.append(found)
+        found.shared |= state is State.STILL and bool(note)
+        found.take(Found(cause, state, [target.name]))
+        return found
 
     def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
         """Run the smallest case again on both sides; return the resulting state and a note.
@@ -194,17 +199,23 @@ class Causes:
         for f in self._found:
             if f.state in (State.NEW, State.FIXED) and f.cause.id in both:
                 f.state, f.note = State.STILL, f"{f.state} in these cases; both builds have the cause in others"
-        new = {f.cause.id: f for f in self._found if f.state is State.NEW}
-        otherwise = [f for f in self._found if f.state is State.STILL and f.cause.id in new]
-        for f in otherwise:
-            new[f.cause.id].take(f)
-        self._found = [f for f in self._found if f not in otherwise]
+        new, kept = {f.cause.id for f in self._found if f.state is State.NEW}, dict[tuple[str, State], Found]()
+        for f in sorted(self._found, key=lambda f: f.state is not State.NEW):
+            state = State.NEW if f.state is State.STILL and f.cause.id in new else f.state
+            if (first := kept.setdefault((f.cause.id, state), f)) is not f:
+                first.take(f)
+        self._found = list(kept.values())
         return [f for state in State for f in self._of(state)]
 
     def _of(self, state: State) -> Iterator[Found]:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
+
+
+def _alike(a: Cause, b: Cause) -> bool:
+    """Return True if the searches on two devices, each with its own cases, found the same cause."""
+    return a.op == b.op and bool(same([replace(a, backend=b.backend)], [b]))
 
 
 def _key(target: Target, state: State, result: Result) -> Hashable:

@@ -20,7 +20,7 @@ from conformance.causes import analyse
 from conformance.causes.cause import assigned
 from conformance.cli.reports import outcome_of
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.judge.cause import Cause
+from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import MissingCause, Result, Verdict
 from conformance.live import audit
@@ -159,7 +159,7 @@ def test_a_base_that_fails_otherwise_has_not_the_cause(base_dies_of: str) -> Non
     if base_dies_of == "another":
         assert found == [("one", State.NEW, ("a", "b"))]
     else:
-        assert [(m, s) for m, s, _ in found] == [("one", State.STILL), ("one", State.STILL)]
+        assert [(m, s) for m, s, _ in found] == [("one", State.STILL)]
 
 
 def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
@@ -207,6 +207,37 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
     (found,) = causes.all()
     assert found.cases == {str(NEW): ["ADD-1"], str(other.build): ["ADD-1"]}
     assert (found.state, found.devices) == (State.NEW, ["CPU", "CPU threads=8"])
+
+
+@dataclass
+class Searched(Fixed):
+    """A kind that finds other causes on each device, as its cases are others."""
+
+    rules: Mapping[str, Sequence[tuple[str, tuple[Condition, ...]]]] = field(default_factory=dict)
+    """First case of a cause -> id and rule of each of the causes of that device."""
+
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
+        """One cause for each failure."""
+        failed = list(filter(fails, results))
+        rows = zip(self.rules[failed[0].case], failed, strict=True)
+        return [Cause(i, i, r.backend, Verdict.FAIL, "ADD", "", rule, (r.case,)) for (i, rule), r in rows]
+
+
+def test_alike_causes_of_two_devices_are_one() -> None:
+    """Rules that differ in a size or a value belong to one cause; two causes of one search stay two."""
+
+    def rule(key: str, value: str, size: str) -> tuple[Condition, ...]:
+        return Condition("op", "ADD"), Condition(key, value), Condition("src[0].ne[0]", size)
+
+    first = [("ADD-1", rule("src[0].type", "f16", "> 32")), ("ADD-2", rule("src[0].layout", "rows", "> 32"))]
+    second = [("ADD-3", rule("src[0].type", "f16|bf16", "> 64")), ("ADD-4", rule("src[0].type", "f16", "> 1"))]
+    kind = Searched({NEW: frozenset("abcd")}, rules={"a": first, "c": second})
+    causes, other = Causes(seconds=1.0), Target("CPU threads=8", NEW, None)
+    causes.add(CPU, kind, _results(NEW, dict.fromkeys("ab", Verdict.FAIL)), [], 1.0)
+    causes.add(other, kind, _results(NEW, dict.fromkeys("cd", Verdict.FAIL)), [], 1.0)
+    assert {f.cause.id: f.devices for f in causes.all()} == {
+        "ADD-1": ["CPU", "CPU threads=8"], "ADD-2": ["CPU"], "ADD-4": ["CPU threads=8"],
+    }  # fmt: skip
 
 
 def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
