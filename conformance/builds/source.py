@@ -105,7 +105,7 @@ def _inside(folder: Path, text: str) -> Path:
 
 
 def _lacks(folder: Path, libraries: Sequence[Path]) -> str:
-    """Return why no library in `folder` can be tested: an older ggml, only source, or nothing of it."""
+    """Return why `folder` cannot be tested: an older ggml, only source, or nothing of it."""
     old = max((p for p in libraries if _names(p, _ANY_AGE)), key=lambda p: p.stat().st_size, default=None)
     if old is not None:
         return old_api(f"{old.relative_to(folder)}", DEVICES)

@@ -281,11 +281,21 @@ def pattern(case_id: str) -> str:
     return f"{case_id.partition('/')[0]}/*"
 
 
-def grouped(missing: Sequence[Missing]) -> list[Missing]:
-    """Replace more than `LISTED` cases of one backend, family and reason by one entry each."""
-    keys = [(m.backend, pattern(m.case), m.reason, m.cause) for m in missing]
-    many = {key: Missing(*key, n) for key, n in Counter(keys).items() if n > LISTED}
-    return [*(m for m, key in zip(missing, keys, strict=True) if key not in many), *many.values()]
+def grouped(cases: Iterable[tuple[str, str, str, MissingCause]]) -> list[Missing]:
+    """Return missing cases, more than `LISTED` of one backend, family and reason as one entry.
+
+    `cases`: backend, id, reason and cause of each.
+    """
+    groups: dict[tuple[str, str, str, MissingCause], list[str]] = {}
+    for backend, case, why, cause in cases:
+        groups.setdefault((backend, pattern(case), why, cause), []).append(case)
+    missing: list[Missing] = []
+    for (backend, family, why, cause), ids in groups.items():
+        if len(ids) > LISTED:
+            missing.append(Missing(backend, family, why, cause, len(ids)))
+        else:
+            missing += [Missing(backend, i, why, cause) for i in ids]
+    return missing
 
 
 class Request:
@@ -315,14 +325,14 @@ class Request:
         """
         known = reasons or {}
         counts = Counter((r.backend, r.case) for r in results)
-        missing = []
+        missing: list[tuple[str, str, str, MissingCause]] = []
         for backend, ids in self.cases.items():
             for case in ids:
                 if counts[backend, case]:
                     counts[backend, case] -= 1
                 else:
                     why = known.get((backend, case)) or known.get((backend, ""))
-                    missing.append(Missing(backend, case, why) if why else Missing(backend, case, reason, cause))
+                    missing.append((backend, case, why or reason, MissingCause.LOST if why else cause))
         return grouped(missing)
 
     def unproven(self, results: Sequence[Result], missing: Sequence[Missing] = ()) -> dict[str, str]:

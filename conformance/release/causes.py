@@ -135,7 +135,7 @@ class Causes:
         return fresh
 
     def _merged(self, target: Target, kind: Kind, state: State, cause: Cause, earlier: Sequence[Found]) -> Found:
-        """Add a cause, or the device to the same cause: one with its id, or one of `earlier` that is alike."""
+        """Add a cause, or its device to one with the same id or to an `earlier` one that is alike."""
         state, note = self._confirmed(target, kind, state, cause)
         known = [f for f in self._found if f.cause.id == cause.id] + [f for f in earlier if _alike(f.cause, cause)]
         found = next((f for f in known if f.state is state), None)

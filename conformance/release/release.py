@@ -64,7 +64,9 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
     for each in LEVELS[: LEVELS.index(level) + 1]:
         for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
-            work += [Sweep(t, f"{name} at {each}", spread(ids, t.first, before)) for t in targets if name in t.runs]
+            own = [t for t in targets if name in t.runs]
+            orders = {first: spread(ids, first, before) for first in {t.first for t in own}}
+            work += [Sweep(t, f"{name} at {each}", list(orders[t.first])) for t in own]
             before.update(ids)
         if each == LEVELS[0]:
             ids = list(audit.FAMILY.ids("standard"))
@@ -156,6 +158,8 @@ class Release:
             try:
                 self.notes[target.name] = self.profiles.measure(target, self.build, self.base, share)
             except ConformanceError as e:
+                if self.isolation.seconds() <= 0:  # it may have been cut short
+                    return
                 self._break(target, e)
 
     def _break(self, target: Target, error: ConformanceError) -> None:
@@ -231,7 +235,8 @@ class Release:
 
     def missing(self) -> list[Missing]:
         """Return the planned cases of the build without a result, `grouped`."""
-        return grouped([Missing(str(t.build), i, why, cause) for t, _, ids, why, cause in self._left() for i in ids])
+        lists = ((str(t.build), ids, why, cause) for t, _, ids, why, cause in self._left())
+        return grouped((backend, i, why, cause) for backend, ids, why, cause in lists for i in ids)
 
     def not_run(self) -> list[str]:
         """Return sentences about stages and devices that did not run, and why."""
