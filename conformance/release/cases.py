@@ -133,14 +133,17 @@ class Sweep:
             hung: set[str] = set()
             done = 0
             more: list[str] = []
-            for _, result in it.play(self.target.build, self.left, ends=ends, limit=limit, stop=partial(bool, hung)):
-                done += 1
-                both = (result, (it.before or {}).get((result.backend, result.case)))
-                more += self._more(it, *both)
-                hung.update(_subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
+            stop = partial(bool, hung)
+            try:
+                for _, result in it.play(self.target.build, self.left, ends=ends, limit=limit, stop=stop):
+                    done += 1
+                    both = (result, (it.before or {}).get((result.backend, result.case)))
+                    more += self._more(it, *both)
+                    hung.update(_subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
+            finally:  # also on Ctrl-C
+                del self.left[:done]
             hung = {s for s in hung if s.startswith(ops.NAME)}
             slow.update(hung)
-            del self.left[:done]
             for subject in hung:
                 self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
             self.left = [i for i in self.left if _subject(i) not in hung] + more

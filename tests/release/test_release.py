@@ -350,6 +350,25 @@ def test_an_op_that_hangs_takes_no_more_time() -> None:
     assert [r.verdict for r in release.it.results][:30] == [Verdict.PASS] * 30, "what hung before comes last"
 
 
+def test_what_ran_before_an_interrupt_is_not_missing() -> None:
+    """Ctrl-C in the middle of a stage leaves the cases that have no result, and ends with 5."""
+    target, ids = Target("CPU", Spec("cpu"), None), [f"ops/SQR-f32-ne={n}x5@1" for n in range(10, 40)]
+
+    class Interrupted(Runner):
+        def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+            if any("=20x" in c.id for c in cases):
+                raise KeyboardInterrupt
+            return _results(spec, {c.id: Verdict.PASS for c in cases})
+
+    release = Release(_build(), None, [target], [Sweep(target, "ops", list(ids))], 60.0, Isolation(), Fixed())
+    release.it.runner = Interrupted()
+    release.run()
+    ran = [r.case for r in release.results(target)[0]]
+    assert ran
+    assert [*ran, *(m.case for m in release.missing())] == ids
+    assert release.outcome().exit_code == 5
+
+
 def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
     """The same where it hangs on the base alone."""
     ids = [f"ops/SQR-f32-ne={n}x5@1" for n in range(10, 40)]
