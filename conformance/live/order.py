@@ -30,7 +30,7 @@ from .llama import Models, Process, device, read_id
 NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
 KEYS = keys(
-    "devices=1 lazy= refuse= host=0 offload=0 fail= "
+    "devices=1 lazy= refuse= host=0 offload=0 uid=0 fail= "
     "copies=1 n=NUMBERS reserve=0 again=0 side=0 "
     "tensor=0 shares=NUMBERS layers=999"
 )
@@ -85,6 +85,8 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         "sched-refuse=RMS_NORM,host=1,n=4x4x4,reserve=4,lazy=last",
         f"{_LLAMA},devices=3,lazy=any+last+first",
         f"{_LLAMA},layers=1,lazy=last",
+        f"{_LLAMA},uid=1,lazy=last",
+        "sched-devices=2,refuse=RMS_NORM,again=2,copies=4,uid=1,lazy=last",
         f"{_LLAMA},layers=0,offload=1,lazy=last",
         "qwen3moe-real=1,ubatch=8,run=p20.d4,layers=0,offload=1,lazy=last",
         f"{_LLAMA},devices=2,refuse=ROPE,lazy=last",
@@ -129,14 +131,16 @@ def read(case_id: str) -> Request:
     must("n", min(batches) > 0 and sum(batches) <= CELLS, f"tokens of batches, together up to {CELLS},")
     must("reserve", 0 <= it["reserve"] <= CELLS, f"0 to {CELLS}")
     must("again", 0 <= it["again"] <= CELLS, f"0 to {CELLS}")
-    for key in ("host", "side", "tensor", "offload"):
+    for key in ("host", "side", "tensor", "offload", "uid"):
         must(key, it[key] in (0, 1), "0 or 1")
     moments: list[Any] = (it["lazy"] or MOMENTS[1]).split("+")
     must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
     what, _, n = it["fail"].partition(":")
     must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
     refused = frozenset(filter(None, it["refuse"].split("+")))
-    setting = Setting(moments, seed, refused, bool(it["host"]), bool(it["offload"]), Fail(what, int(n or 1)))
+    setting = Setting(
+        moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), Fail(what, int(n or 1))
+    )
     params = {
         "n": list(batches),
         **{key: it[key] for key in ("copies", "reserve", "again", "side", "tensor", "layers")},

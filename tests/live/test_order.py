@@ -109,6 +109,19 @@ def test_llama_runs_on_lazy_devices() -> None:
 
 
 @needs_wheel
+def test_a_graph_of_a_known_uid_runs_again(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler numbers changed splits anew; a number that does not change gives wrong values."""
+    case_id = "order/sched-devices=2,refuse=RMS_NORM,again=2,copies=4,uid=1@1"
+    result, said = played(machine, case_id)
+    assert result.verdict is Verdict.PASS, result.detail
+    assert said["calls"]["graph_reused"] > 0
+    monkeypatch.setattr(machine, "_uid", lambda _: 1)
+    result, said = played(machine, "order/sched-n=4x4,uid=1@1")
+    assert result.verdict is Verdict.FAIL
+    assert said["wrong"]
+
+
+@needs_wheel
 @pytest.mark.parametrize(("on_cpu", "error"), [(True, UnavailableError), (False, BackendCrashError)])
 def test_a_model_that_crashes_everywhere_is_unsupported(
     on_cpu: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ POISON = 0xFF
 """Byte of memory without a value: NaN in floats."""
 TOTAL = 1 << 30
 """Bytes of memory of each device."""
+UID_OFFSET = 88
+"""Offset of `uid` in `ggml_cgraph`, if the library has `ggml_graph_next_uid`."""
 SLOW = 0.05
 """Seconds that a slow event takes."""
 
@@ -64,6 +67,8 @@ class Setting:
     """Queue copies from the host's memory too, as Vulkan does."""
     offloads: bool = False
     """Run nodes whose weights are on the CPU (`offload_op`)."""
+    keeps_graphs: bool = False
+    """Run the last graph of a `ggml_cgraph.uid` again, as CUDA and RPC do."""
     fail: Fail = Fail()
 
 
@@ -98,6 +103,9 @@ class Machine:
         self._events: dict[int, tuple[Op | None, Any]] = {}
         self._buffers: dict[int, Memory] = {}
         self._devices: list[_Device] = []
+        self._has_uid = library.function("ggml_graph_next_uid") is not None
+        self._graphs: dict[tuple[int, int], list[_Graph]] = {}
+        """Kept graphs, by backend and uid."""
         self.begin(Setting())
         self._make(names)
 
@@ -109,6 +117,9 @@ class Machine:
         """Calls of the interface by name."""
         self.failures = 0
         """Calls that failed on request."""
+        for graph in chain.from_iterable(self._graphs.values()):
+            graph.free()
+        self._graphs.clear()
         self._addresses = Addresses()
         self._bytes = 0
         self._callbacks.errors.clear()
@@ -376,12 +387,24 @@ class Machine:
         if self._fails("compute"):
             return FAILED
         queue = self._streams[backend][0]
-        nodes = list(self._nodes(cgraph))
-        cut = self.timeline.random.randrange(len(nodes) + 1) if queue.moment == "any" else len(nodes)
-        for part in filter(None, (nodes[:cut], nodes[cut:])):
-            graph = _Graph(self, part)
+        uid = self._uid(cgraph)
+        keep = bool(self.setting.keeps_graphs and uid)
+        graphs = self._graphs.get((backend, uid)) if keep else None
+        if graphs is None:
+            nodes = list(self._nodes(cgraph))
+            cut = self.timeline.random.randrange(len(nodes) + 1) if queue.moment == "any" else len(nodes)
+            graphs = [_Graph(self, part, keep=keep) for part in (nodes[:cut], nodes[cut:]) if part]
+        else:
+            self.calls["graph_reused"] += 1
+        if keep:
+            self._graphs[backend, uid] = graphs
+        for graph in graphs:
             self._queue(queue, "graph_compute", graph.accesses, graph.run)
         return 0
+
+    def _uid(self, cgraph: int) -> int:
+        """Return `ggml_cgraph.uid`, or 0."""
+        return ctypes.c_uint64.from_address(cgraph + UID_OFFSET).value if self._has_uid else 0
 
     def _nodes(self, cgraph: int) -> Iterator[int]:
         """Yield the nodes that compute something; `ggml_cgraph` begins alike in all known versions."""
@@ -458,8 +481,8 @@ class _Place:
 class _Graph:
     """Nodes copied when they are queued, with the accesses of each."""
 
-    def __init__(self, machine: Machine, nodes: Sequence[int]) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, nodes: Sequence[int], *, keep: bool) -> None:
+        self._machine, self._keep = machine, keep
         g, library = machine.g, machine.library
         self._copies: dict[int, int] = {}
         most = 11 * len(nodes)
@@ -500,9 +523,14 @@ class _Graph:
         """Compute the nodes on the CPU."""
         machine = self._machine
         status = machine.g.backend_graph_compute(machine._cpu, self._graph)  # noqa: SLF001  # one module
-        machine.g.free(self._context)
+        if not self._keep:
+            self.free()
         if status:
             raise ConformanceError(f"the CPU backend returns status {status} for nodes of the lazy device")
+
+    def free(self) -> None:
+        """Free the copies."""
+        self._machine.g.free(self._context)
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> Any:  # noqa: ANN401  # a ctypes structure

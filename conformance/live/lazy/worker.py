@@ -30,7 +30,7 @@ from .programs import F32, PROGRAMS, Caller, ReportedError
 
 COUNTED = (
     "graph_compute", "cpy_tensor_async", "set_tensor_async", "get_tensor_async", "event_wait", "event_synchronize",
-    "synchronize",
+    "synchronize", "graph_reused",
 )  # fmt: skip
 """Functions whose calls are reported."""
 
