@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,11 +16,12 @@ from conformance.cli.cases import architecture_of
 from conformance.cli.options import BUDGET, ExistingFile, Folder, backend_option, isolation, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
-from conformance.ggml.text import shell
 from conformance.judge.outcome import Outcome, Why
 from conformance.live.llama import Device, device, llama_of
+from conformance.model import against, modelfile, plausible
 from conformance.model.answer import NOT_RUN, WRONG, Answer
 from conformance.model.check import Check, Text
+from conformance.model.finding import Finding
 from conformance.model.llama_process import Decoded, LlamaProcess
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
@@ -36,11 +39,18 @@ SHARE = 1 / 3
 """Share of --budget for the float64 reference in one arithmetic, and for shrinking."""
 SHOWN = 5
 """Maximum number of changed tokens to print."""
+FOUND = 20
+"""Maximum number of findings about a file to print."""
+PIECES, PER_VALUE = 96 << 20, 2
+"""Bytes that checking takes: for a piece, and per value of the largest tensor."""
 
 
 @click.command("check-model")
 @click.argument("model", type=click.Path(path_type=Path))
 @backend_option
+@click.option(
+    "--compare", type=ExistingFile, metavar="FILE", help="File that MODEL was made from, or of the same model."
+)
 @click.option("--prompt", metavar="TEXT", help=f"Default: {PROMPT!r}.")
 @click.option("--tokens", metavar="N,N,…", help="Prompt as token ids, for a vocabulary without text.")
 @click.option("--decode", type=click.IntRange(0), default=64, show_default=True, metavar="N",
@@ -55,6 +65,7 @@ SHOWN = 5
 def check_model(
     model: Path,
     backends: Sequence[str],
+    compare: Path | None,
     prompt: str | None,
     tokens: str | None,
     decode: int,
@@ -65,19 +76,29 @@ def check_model(
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Check MODEL.gguf on backends; locate the first wrong layer, node and step.
+    """Check MODEL.gguf: the file, by itself or against another, or backends that run it.
 
+    Without --backend the file is checked: its metadata, tokenizer and values; with --compare against another file of
+    the same model, in any types. With --backend the first wrong layer, node and step of each backend is located:
     llama.cpp generates tokens on its own CPU, and every backend gets the same tokens. On a backend of the adapter
     `ggml` llama.cpp itself runs; any other adapter runs the graphs that llama.cpp built. Exit codes: 0 right, or
-    different only by rounding, 1 a backend is wrong, 2 bad input, 3 a backend could not run the model.
+    different only by rounding, 1 the file or a backend is wrong, 2 bad input, 3 a backend could not run the model.
     """
-    if not backends:
-        raise UsageError(
-            f"check-model: --backend NAME expected: conform check-model {shell([str(model)])} --backend ggml"
-        )
     if prompt is not None and tokens is not None:
         raise UsageError("check-model: --prompt or --tokens expected, both given")
     arch = architecture_of(model)
+    document: dict[str, Any] = {**header("check-model"), "model": model.name}
+    findings: list[Finding] = []
+    if compare or not backends:
+        findings = _check_file(model, compare)
+        document["file"] = {
+            "compared": compare.name if compare else None, "findings": [f.to_json() for f in findings]
+        }  # fmt: skip
+    broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(f.wrong for f in findings) else [])
+    if not backends:
+        if json_path:
+            write_json(json_path, document)
+        leave(broken)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
     state = ["llama.cpp decodes on its CPU"]
     known = architectures().get(arch)
@@ -107,11 +128,45 @@ def check_model(
             "perplexity": text.perplexity if text else None,
         }
         by_backend = {a.backend: a.to_json() for a in answers}
-        write_json(json_path, {**header("check-model"), "model": model.name, **tokens_of, "backends": by_backend})
+        write_json(json_path, {**document, **tokens_of, "backends": by_backend})
     leave(
-        Outcome.of(Why.FAILED, [f"{a.backend}: {WRONG}" for a in answers if a.verdict == WRONG])
+        broken
+        + Outcome.of(Why.FAILED, [f"{a.backend}: {WRONG}" for a in answers if a.verdict == WRONG])
         + Outcome.of(Why.UNEXECUTED, [f"{a.backend}: {NOT_RUN}" for a in answers if a.verdict == NOT_RUN])
     )
+
+
+def _check_file(model: Path, other: Path | None) -> list[Finding]:
+    """Check a file, by itself and against another; print and return the findings."""
+    a, b = modelfile.read(model), None if other is None else modelfile.read(other)
+    largest = max((t.n_blocks * t.type.blck_size for t in a.readable() if t.type), default=0)
+    line(f"{model}: {a.arch or 'no architecture'}, {len(a.tensors)} tensors, {len(a.data) >> 20} MiB; "
+         f"checking takes at most {PIECES + PER_VALUE * largest >> 20} MiB of memory", err=True)  # fmt: skip
+    found = _findings([plausible.header(a), against.header(a, b) if b else ()])
+    state = [f"reading {model.name}"]
+
+    def say(words: str) -> None:
+        state[0] = words
+
+    with Progress().of(lambda: state[0]):
+        found += _findings([against.tensors(a, b, say) if b else (), plausible.values(a, say)])
+    if not any(f.wrong for f in found):
+        line(f"{model}: {f'equal to {other} but for the cost of its types' if b else 'nothing is implausible'}")
+    return found
+
+
+def _findings(sources: Iterable[Iterable[Finding]]) -> list[Finding]:
+    """Collect and print findings, the worst first; also if the search is interrupted."""
+    found: list[Finding] = []
+    try:
+        found.extend(chain.from_iterable(sources))
+    finally:
+        found.sort(key=lambda f: f.rank)
+        for f in found[:FOUND]:
+            line(f"{'' if f.wrong else 'unusual, '}{f.sentence()}")
+        if len(found) > FOUND:
+            line(f"and {len(found) - FOUND} more; --json FILE has all")
+    return found
 
 
 def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> LlamaProcess:

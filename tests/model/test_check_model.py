@@ -266,7 +266,6 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         ran = CliRunner().invoke(main, ["check-model", str(path), "--backend", "ggml"])
         assert (ran.exit_code, words in ran.output, ran.output.count("\n")) == (2, True, 1), ran.output
     for options, words in (
-        ([], "--backend ggml"),
         (["--backend", "ggml", "--tokens", "1,x"], "1,15,7"),
         (["--backend", "ggml", "--tokens", "100000"], "tokens from 0 to"),
         (["--backend", "ggml", "--prompt", "a"], "--tokens 1,2,3"),

@@ -1,0 +1,245 @@
+"""`conform check-model` on files: damaged ones, healthy pairs, and what is no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gguf import GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from marks import needs_wheel
+from trust import files
+from trust.files import DAMAGES, Draft
+
+from conformance.cli import main
+from conformance.ggml.errors import UsageError
+from conformance.ggml.quants import from_float
+from conformance.ggml.types import TYPES
+from conformance.model import against, modelfile, plausible
+from conformance.model.finding import Finding, Kind
+from conformance.model.graphs import silent
+from conformance.model.modelfile import ModelFile
+
+ROWS, WIDTH = 16, 512
+WEIGHT = "blk.0.ffn_up.weight"
+
+
+def draft(type_name: str, *, change: Callable[[np.ndarray], None] | None = None) -> Draft:
+    """A model of one matrix, changed before it is stored."""
+    x = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    if change:
+        change(x)
+    type_ = TYPES[type_name]
+    raw = np.ascontiguousarray(from_float(type_, x)).view(np.uint8).reshape(-1)
+    return Draft("llama", {"llama.block_count": 1}, {WEIGHT: type_}, {WEIGHT: (WIDTH, ROWS)}, {WEIGHT: raw})
+
+
+def alone(file: ModelFile) -> list[Finding]:
+    """What a file shows by itself."""
+    return [*plausible.header(file), *plausible.values(file, silent)]
+
+
+# -- two files --------------------------------------------------------------------------------------------------------
+
+
+@needs_wheel
+@pytest.mark.parametrize("kind", [*DAMAGES])
+def test_a_damage_is_named(tmp_path: Path, kind: str) -> None:
+    """Tensor or key and block are those of the damage, and nothing else is wrong."""
+    damaged = files.damaged(41, tmp_path, ["llama"], kind)
+    found = damaged.pair.findings(tmp_path)
+    assert damaged.named(found), (damaged.words, [f.sentence() for f in found])
+
+
+@needs_wheel
+@pytest.mark.parametrize("seed", [4, 6, 21])
+def test_a_healthy_pair_raises_no_alarm(tmp_path: Path, seed: int) -> None:
+    """Another type of the same values, quantised by the real ggml, is not wrong."""
+    pair = files.healthy(seed, tmp_path, ["llama", "qwen3"])
+    assert [f.sentence() for f in pair.findings(tmp_path) if f.wrong] == [], pair.words
+
+
+@pytest.mark.parametrize("type_name", ["q4_0", "q8_0", "q6_K", "q2_K"])
+@pytest.mark.parametrize("source", ["f32", "bf16", "q8_0", "q4_0"])
+def test_one_negated_scale_is_named_in_any_types(tmp_path: Path, type_name: str, source: str) -> None:
+    """The unit of the coarser type that holds the values of the one damaged block is the only wrong one."""
+    damaged = draft(type_name)
+    type_ = TYPES[type_name]
+    blocks = damaged.raw[WEIGHT].reshape(-1, type_.type_size)
+    block = len(blocks) // 2
+    at = {"q6_K": 208, "q2_K": 80}.get(type_name, 0)
+    blocks[block, at + 1] ^= 0x80
+    a, b = damaged.write(tmp_path / "a.gguf"), draft(source).write(tmp_path / "b.gguf")
+    (found,) = (f for f in against.tensors(a, b, silent) if f.wrong)
+    assert (found.kind, found.where, found.of) == (Kind.VALUES, WEIGHT, ROWS * WIDTH // found.per)
+    assert found.index == block * type_.blck_size // found.per
+    assert found.count <= max(1, type_.blck_size // found.per)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected", "found", "wrong"),
+    [
+        ("llama.rope.freq_base", 5e5, 1e4, [True]),
+        ("llama.rope.freq_base", 1e4, None, []),
+        ("llama.attention.layer_norm_rms_epsilon", 1e-5, 1e-6, [True]),
+        ("llama.context_length", 4096, 2048, [False]),
+        ("tokenizer.ggml.tokens", ["a", "b"], ["a", "c"], [True]),
+        ("tokenizer.chat_template", "a", "b", [False]),
+        ("general.name", "a", "b", []),
+    ],
+)
+def test_keys_that_change_results_are_wrong(
+    tmp_path: Path, key: str, expected: object, found: object, wrong: list[bool]
+) -> None:
+    """Others are told apart or ignored, and a key may be absent if it has the default."""
+    keys = [{} if value is None else {key: value} for value in (found, expected)]
+    a, b = (replace(draft("f32"), keys=k).write(tmp_path / f"{i}.gguf") for i, k in enumerate(keys))
+    assert [f.wrong for f in against.header(a, b)] == wrong
+
+
+# -- one file ---------------------------------------------------------------------------------------------------------
+
+
+def _far(x: np.ndarray) -> None:
+    x[3, 70] = 1e4
+
+
+def _nan(x: np.ndarray) -> None:
+    x[3, 70] = np.nan
+
+
+def _hole(x: np.ndarray) -> None:
+    x[3, 64:96] = 0
+
+
+def _channel(x: np.ndarray) -> None:
+    x[:, 70] *= 1e4
+
+
+@pytest.mark.parametrize(
+    ("change", "type_name", "found"),
+    [
+        (_far, "f16", (Kind.SCALE, False)),
+        (_nan, "f32", (Kind.NOT_FINITE, True)),
+        (_hole, "q8_0", (Kind.CONSTANT, False)),
+        (_channel, "q8_0", None),
+        (None, "q4_K", None),
+    ],
+)
+def test_implausible_values_are_named(
+    tmp_path: Path, change: Callable[[np.ndarray], None] | None, type_name: str, found: tuple[Kind, bool] | None
+) -> None:
+    """The block is named, and a channel that is large in every row is not."""
+    each = alone(draft(type_name, change=change).write(tmp_path / "a.gguf"))
+    assert [(f.kind, f.wrong, f.where, f.row) for f in each] == ([(*found, WEIGHT, 3)] if found else [])
+
+
+@pytest.mark.parametrize("type_name", ["q8_0", "q4_K", "q4_0"])
+def test_a_negative_scale_is_wrong_where_no_quantiser_writes_it(tmp_path: Path, type_name: str) -> None:
+    """Q4_0 has negative scales in healthy files, so there it is not seen."""
+    damaged = draft(type_name)
+    damaged.raw[WEIGHT].reshape(-1, TYPES[type_name].type_size)[5, 1] ^= 0x80
+    found = alone(damaged.write(tmp_path / "a.gguf"))
+    assert [(f.kind, f.index) for f in found] == ([] if type_name == "q4_0" else [(Kind.SCALE, 5)])
+
+
+def test_the_tables_of_tokens_are_checked(tmp_path: Path) -> None:
+    """Lengths, types, ids, scores and merges that contradict the tokens are named by table and entry."""
+    tokens = [f"t{i}" for i in range(300)]
+    table = "tokenizer.ggml."
+    keys = {
+        f"{table}tokens": [*tokens[:299], "t7"], f"{table}token_type": [1] * 150 + [9] + [1] * 149,
+        f"{table}scores": [*(-float(i) for i in range(200)), -3.0, *(-float(i) for i in range(201, 300))],
+        f"{table}merges": ["t1 t2", "t3"], f"{table}eos_token_id": 300,
+    }  # fmt: skip
+    file = replace(draft("f32"), keys=keys).write(tmp_path / "a.gguf")
+    found = {(f.where.removeprefix(table), f.index, f.wrong) for f in plausible.header(file)}
+    assert found == {("tokens", 299, False), ("token_type", 150, True), ("scores", 200, False), ("merges", 1, True),
+                     ("merges", 0, False), ("eos_token_id", None, True)}  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=st.integers(0, 1000), flips=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 255)), max_size=4))
+def test_damaged_headers_end_in_words(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, flips: list[tuple[int, int]]
+) -> None:
+    """Any bytes give findings or a UsageError."""
+    folder = tmp_path_factory.mktemp("header")
+    healthy = draft("q4_0").write(folder / "b.gguf")
+    data = bytearray(healthy.data)
+    for at, by in flips:
+        data[at] ^= by
+    path = folder / "a.gguf"
+    path.write_bytes(data[: len(data) - cut])
+    try:
+        file = modelfile.read(path)
+    except UsageError:
+        return
+    for f in [*alone(file), *against.header(file, healthy), *against.tensors(file, healthy, silent)]:
+        assert f.sentence()
+        assert f.to_json()
+
+
+def test_files_that_are_not_one_model_are_refused(tmp_path: Path) -> None:
+    """A part of a split model and a big-endian file are refused with what to do."""
+    with pytest.raises(UsageError, match="llama-gguf-split"):
+        replace(draft("f32"), keys={"split.count": 2}).write(tmp_path / "part.gguf")
+    data = bytearray(draft("f32").write(tmp_path / "a.gguf").data)
+    data[4:8] = data[4:8][::-1]
+    (tmp_path / "big.gguf").write_bytes(data)
+    with pytest.raises(UsageError, match="big-endian"):
+        modelfile.read(tmp_path / "big.gguf")
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_checks_a_file_without_a_backend(tmp_path: Path) -> None:
+    """It ends with 0 for a healthy pair, with 1 and the block for a damaged one; the record has the evidence."""
+    a, b, record = (str(tmp_path / n) for n in ("a.gguf", "b.gguf", "r.json"))
+    draft("q8_0").write(Path(a))
+    draft("f16").write(Path(b))
+    ran = CliRunner().invoke(main, ["check-model", a])
+    assert (ran.exit_code, "nothing is implausible" in ran.output) == (0, True), ran.output
+    ran = CliRunner().invoke(main, ["check-model", a, "--compare", b, "--json", record])
+    assert (ran.exit_code, "but for the cost of its types" in ran.output) == (0, True), ran.output
+    damaged = draft("q8_0")
+    damaged.raw[WEIGHT].reshape(-1, 34)[5, 1] ^= 0x80
+    damaged.write(Path(a))
+    ran = CliRunner().invoke(main, ["check-model", a, "--compare", b, "--json", record])
+    assert (ran.exit_code, f"values: {WEIGHT}, block 5 (row 0, 32 values), 1 of 256" in ran.output) == (1, True)
+    found = json.loads(Path(record).read_text("utf-8"))["file"]
+    assert (found["compared"], found["findings"][0]["index"], found["findings"][0]["where"]) == ("b.gguf", 5, WEIGHT)
+
+
+def test_an_interrupted_comparison_prints_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the second tensor leaves the finding of the first."""
+    path = tmp_path / "a.gguf"
+    damaged = draft("f32", change=_nan)
+    damaged.types["x"], damaged.ne["x"], damaged.raw["x"] = damaged.types[WEIGHT], (4,), np.zeros(16, np.uint8)
+    damaged.write(path)
+    values = ModelFile.values
+
+    def interrupted(self: ModelFile, t: modelfile.Stored, first: int, n: int) -> modelfile.F32:
+        if t.name == "x":
+            raise KeyboardInterrupt
+        return values(self, t, first, n)
+
+    monkeypatch.setattr(ModelFile, "values", interrupted)
+    ran = CliRunner().invoke(main, ["check-model", str(path)])
+    assert (ran.exit_code, f"not finite: {WEIGHT}" in ran.output) == (5, True), ran.output
+
+
+def test_a_file_without_an_architecture_is_read(tmp_path: Path) -> None:
+    """A file of metadata alone has nothing to be wrong."""
+    writer = GGUFWriter(tmp_path / "a.gguf", "")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert alone(modelfile.read(tmp_path / "a.gguf")) == []
