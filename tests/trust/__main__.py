@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
+from pathlib import Path
 from typing import Literal, get_args
 
 import click
@@ -17,6 +19,7 @@ from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import ids
 
+from . import files as model_files
 from .faults import FOLDER, Fault, read
 from .hunt import Hunt, differences, fewest, hunt, matrix
 from .inject import UNLOADABLE
@@ -160,6 +163,30 @@ def sight(sample: int, seed: int, area: str) -> None:
         click.echo(f"missed: {m.id}")
     for case in fewest(seen, smoke):
         click.echo(f"lacks: {case}")
+
+
+@main.command()
+@click.option("--sample", default=20, show_default=True, help="Damaged files, and as many healthy pairs.")
+@SEED
+def files(sample: int, seed: int) -> None:
+    """Compare damaged and healthy files of models; exit code 1 if a healthy pair raises an alarm."""
+    named, alone, alarms = [], [], 0
+    with tempfile.TemporaryDirectory(prefix="conformance-files-") as name:
+        folder = Path(name)
+        for k in range(seed, seed + sample):
+            damaged, healthy = model_files.damaged(k, folder), model_files.healthy(k + sample, folder)
+            found = damaged.pair.findings(folder)
+            named.append(damaged.named(found))
+            alone.append({f.where for f in damaged.pair.alone(folder)} >= set(damaged.where))
+            wrong = [f for f in healthy.findings(folder) if f.wrong]
+            alarms += bool(wrong)
+            click.echo(f"{k}: {damaged.words}: {'named' if named[-1] else f'not named: {[*map(str, found[:3])]}'}")
+            for f in wrong:
+                click.echo(f"{k + sample}: {healthy.words}: false alarm: {f.sentence()}")
+    rows = [("damaged files, compared", Rate(sum(named), sample)), ("damaged files, alone", Rate(sum(alone), sample)),
+            ("healthy pairs with an alarm", Rate(alarms, sample))]  # fmt: skip
+    table([(words, f"{r.noticed} of {r.of}", str(r)) for words, r in rows], ["files", "found", "rate"])
+    sys.exit(bool(alarms))
 
 
 main.add_command(kernels)
