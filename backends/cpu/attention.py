@@ -23,6 +23,8 @@ from .matmul import Activations, narrowed
 from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Table, Takes
 from .values import Values, alibi_slopes, blocks, in_float64, load, operand, optional, repeated, store
 
+_SPLIT = 512
+"""Cells from which `Arithmetic.flash_attn_parts` applies."""
 _FEW = 1 << 11
 """Elements below which a cast to F16 is faster than `_in_f16`."""
 _EXPONENT, _SIGN = np.uint32(0x7F800000), np.uint32(0x80000000)
@@ -134,12 +136,12 @@ def _in_f16(x: Values) -> NDArray[np.float32]:
 
 
 def attend(
-    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, *, in_f16: bool = False
+    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, *, f16_parts: int = 0
 ) -> Values:
     """Compute FLASH_ATTN_EXT from `kq`, its Q K^T: shape `(ne3, n_tokens, heads, ne0 of V)`.
 
-    Heads of Q share heads of V in runs (`iq2 / rv2`); the mask repeats over heads and batch by modulo. `in_f16`:
-    round the sum to F16 after each cell.
+    Heads of Q share heads of V in runs (`iq2 / rv2`); the mask repeats over heads and batch by modulo. `f16_parts`:
+    round the sum of each of so many parts of the cells to F16 after each cell; 0: of none.
     """
     heads = kq.shape[1]
     kq, hidden = _scores(node, kq, mask)
@@ -151,9 +153,13 @@ def attend(
     total = p.sum(-1, keepdims=True)
     if sink is not None:
         total += np.exp(sink - top)
-    if in_f16:
-        last = kq.max(-1, keepdims=True)
-        out = _added_up(kq, v, hidden) * np.where(np.isneginf(last), 0.0, np.exp(last - top))
+    if f16_parts:
+        out = np.zeros((*kq.shape[:3], v.shape[-1]))
+        size = -(-kq.shape[-1] // f16_parts)
+        for cells in (slice(i, i + size) for i in range(0, kq.shape[-1], size)):
+            own, seen = kq[..., cells], None if hidden is None else hidden[..., cells]
+            last = own.max(-1, keepdims=True)
+            out += _added_up(own, v[:, :, cells], seen) * np.where(np.isneginf(last), 0.0, np.exp(last - top))
     else:
         out = _weighted(p, v, hidden)
     return np.where(total == 0, 0.0, out / total).swapaxes(1, 2)
@@ -161,14 +167,17 @@ def attend(
 
 def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     (q, q_raw), (k, k_raw), (v, v_raw) = (operand(node, src, i) for i in range(3))
-    to, in_f16 = arithmetic.flash_attn, arithmetic.flash_attn_sum.get(v.type.name) == F16.name
+    to, parts = arithmetic.flash_attn, int(arithmetic.flash_attn_sum.get(v.type.name) == F16.name)
     tiled = 0 < arithmetic.flash_attn_tile <= q.ne[1] and v.ne[0] % arithmetic.flash_attn_step == 0
-    if tiled and k.type is v.type and k.type in (F32, F16):
-        to, in_f16 = {}, False
+    floats = k.type is v.type and k.type in (F32, F16)
+    if tiled and floats:
+        to, parts = {}, 0
+    elif floats and q.ne[1] == q.ne[3] == 1 and k.ne[1] >= _SPLIT:
+        parts *= arithmetic.flash_attn_parts
     kq = Activations(arithmetic, to, k.type, q.type, q_raw).times(k.type, k_raw)
     mask, sinks = optional(node, src, 3), optional(node, src, 4)
     values = narrowed(arithmetic, v.type, load(v.type, v_raw))
-    store(node.type, dst, attend(node, kq, values, mask, sinks, in_f16=in_f16))
+    store(node.type, dst, attend(node, kq, values, mask, sinks, f16_parts=parts))
 
 
 def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:

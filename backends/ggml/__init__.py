@@ -27,7 +27,7 @@ from conformance.ggml.types import F32, Q8_0
 
 from .context import refusal
 from .placement import addresses, homes, supports
-from .probe import flash_attn_step
+from .probe import flash_attn_splits, flash_attn_step
 from .sched import SchedSession, SplitSession
 from .session import GgmlSession, GuardSession
 
@@ -167,7 +167,7 @@ class GgmlBackend(Backend):
         if self._profile is not None:
             return self._profile
         if self._server is not None or self._library.device_type(self._device) == "CPU":
-            return cpu_arithmetic(self._library, ref=self._ref)
+            return cpu_arithmetic(self._library, self.threads, ref=self._ref)
         if self._products == EXACT.products:
             return UNDECLARED if self._stored == EXACT else self._stored
         return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
@@ -198,7 +198,7 @@ class GgmlBackend(Backend):
         shared = self._on_device(case)
         if shared is None:
             return self.arithmetic()
-        own, behind = self.arithmetic(), cpu_arithmetic(self._library)
+        own, behind = self.arithmetic(), cpu_arithmetic(self._library, self.threads)
         nodes = {n: own if n in here else behind for s, here in zip(case.steps, shared, strict=True) for n in s.graph}
         if not any(a is behind and computes(n) for n, a in nodes.items()):
             return own
@@ -295,15 +295,18 @@ def profile_of(path: str, backend: Backend) -> Arithmetic:
     return profile.arithmetic(f"profile {path}")
 
 
-def cpu_arithmetic(library: Library, *, ref: bool = False) -> Arithmetic:
+def cpu_arithmetic(library: Library, threads: int = 1, *, ref: bool = False) -> Arithmetic:
     """Return the rounding of this library's CPU device, from its own tables and functions.
 
     MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising is
     `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. `probe` finds the
-    rows that FLASH_ATTN_EXT sums in F32; with `ref` there are none.
+    rows that FLASH_ATTN_EXT sums in F32, and whether its threads share cells; with `ref` neither is so.
     """
-    step = 0 if ref else flash_attn_step(library, library.device("CPU"), GGML_CPU.flash_attn_tile)
-    base = replace(GGML_CPU, flash_attn_tile=GGML_CPU.flash_attn_tile if step else 0, flash_attn_step=step or 1)
+    cpu = library.device("CPU")
+    step = 0 if ref else flash_attn_step(library, cpu, GGML_CPU.flash_attn_tile)
+    parts = threads if threads > 1 and not ref and flash_attn_splits(library, cpu) else 1
+    tile = GGML_CPU.flash_attn_tile if step else 0
+    base = replace(GGML_CPU, flash_attn_tile=tile, flash_attn_step=step or 1, flash_attn_parts=parts)
     traits = library.cpu_traits()
     if not traits:
         return replace(base, quantize="reference")

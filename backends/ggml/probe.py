@@ -26,7 +26,12 @@ def flash_attn_step(library: Library, device: int, tokens: int) -> int:
     return next(step for step in STEPS if _sums_wide(library, device, tokens, STEPS[-1] + step))
 
 
-def _sums_wide(library: Library, device: int, tokens: int, d: int) -> bool:
+def flash_attn_splits(library: Library, device: int) -> bool:
+    """Return True if the threads of FLASH_ATTN_EXT share the cells of a token."""
+    return _sums_wide(library, device, 1, STEPS[-1], threads=2)
+
+
+def _sums_wide(library: Library, device: int, tokens: int, d: int, *, threads: int = 1) -> bool:
     """Return True if the mean of `CELLS` ones, in rows of `d`, is 1; an F16 sum stops halfway."""
     g = Builder()
     q, k, v = g.new_tensor_2d(F32, d, tokens), g.new_tensor_2d(F16, d, CELLS), g.new_tensor_2d(F16, d, CELLS)
@@ -35,7 +40,7 @@ def _sums_wide(library: Library, device: int, tokens: int, d: int) -> bool:
     inputs = {t: np.zeros(nbytes(t), np.uint8) for t in (q, k)}
     inputs[v] = np.ones(d * CELLS, "<f2").view(np.uint8)
     case = Case("probe/flash_attn@0", {}, [Step(Graph([node]), inputs, (node,))])
-    backend = library.start(device, 1)
+    backend = library.start(device, threads)
     buft = library.ggml.backend_dev_buffer_type(device)
     try:
         with GgmlSession(library, "CPU", backend, buft, case, {}) as session:

@@ -44,6 +44,10 @@ class Arithmetic:
     It then rounds neither Q nor its sums; 0 if the device has no such kernel."""
     flash_attn_step: int = 1
     """The tiled kernel applies only if V's `ne[0]` is a multiple of this."""
+    flash_attn_parts: int = 1
+    """Parts of a token's cells that FLASH_ATTN_EXT sums by themselves, as ggml's threads do.
+
+    K and V are both F32 or both F16 with at least 512 cells. The sums of the parts add up in float32."""
     tables: Mapping[str, str] = field(default_factory=dict)
     """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments.
 
@@ -198,6 +202,8 @@ def excess(key: str, bound: float) -> str:
     return f"an NMSE from 0 to {limit_of(op):g}, upstream's limit for {op} (max_nmse_err of test-backend-ops)"
 
 
+MOST_PARTS = 512
+"""Maximum `flash_attn_parts`: ggml's maximum number of threads."""
 _WIDTHS = frozenset({"float32", "f16", "bf16"})
 _ROUNDED = frozenset({"f16", "bf16", "q8_0", "q8_1", "q8_K", "int8xrow"})
 """Types to which devices round activations; the coarsest, int8 by row, costs 1e-4."""
@@ -214,6 +220,8 @@ def faults(a: Arithmetic) -> Iterator[str]:
     for key, bound in a.bounds.items():
         if why := excess(key, bound):
             yield f"bounds[{key!r:.80}]: {why} expected, {bound:g} found"
+    if not 1 <= a.flash_attn_parts <= MOST_PARTS:
+        yield f"flash_attn_parts: 1 to {MOST_PARTS} expected, {a.flash_attn_parts} found"
     for key, terms in a.lengths.items():
         if terms < 1:
             yield f"lengths[{key!r:.80}]: 1 or more expected, {terms} found"

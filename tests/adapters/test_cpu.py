@@ -349,6 +349,24 @@ def test_flash_attn_has_tiles_for_some_rows() -> None:
         assert np.array_equal(run(leafs, y)[0], run(leafs, y, backend=tiled)[0]) == same
 
 
+def test_flash_attn_sums_parts_by_themselves() -> None:
+    """From 512 cells on, one token and equal float types of K and V; each part has its own F16 sum and maximum."""
+    declared = Arithmetic("a", flash_attn_sum={"f16": "f16"})
+    whole, parts = (CPU.computing_in(replace(declared, flash_attn_parts=n)) for n in (1, 3))
+    for cells, tokens, same in ((511, 1, True), (512, 2, True), (512, 1, False)):
+        k, v = noise(1, 2, cells, 16), noise(2, 2, cells, 16)
+        leafs = Leafs()
+        y = attention(leafs, k, v, np.zeros((tokens, cells)))
+        a, b, exact = (run(leafs, y, backend=backend)[0] for backend in (whole, parts, CPU))
+        assert np.array_equal(a, b) == same
+        np.testing.assert_allclose(b, exact, atol=2e-3)
+    ones = np.ones((2, 6000, 16))
+    leafs = Leafs()
+    y = attention(leafs, np.zeros_like(ones), ones, np.zeros((1, 6000)))
+    np.testing.assert_allclose(run(leafs, y, backend=whole)[0], 2048 / 6000, rtol=1e-6)  # 2048 + 1 is 2048 in F16
+    np.testing.assert_allclose(run(leafs, y, backend=parts)[0], 1.0, rtol=1e-6)
+
+
 def test_masked_cells_have_no_say() -> None:
     """NaN and infinity in masked cells of K and V change nothing; a token that sees no cell gets zeros."""
     k, v, mask = noise(1, 2, 10, 16), noise(2, 2, 10, 16), np.zeros((5, 10))

@@ -213,6 +213,16 @@ def test_tiles_of_attention_are_computed(library: Library) -> None:
     assert flash_attn_step(library, cpu, 63) == 0
 
 
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_threads_of_attention_sum_their_cells_by_themselves(threads: int) -> None:
+    """The declared rounding follows the number of threads, so that results stay within the budget."""
+    case_id = "ops/FLASH_ATTN_EXT-f16+f16-q=64x1x8,k=64x777x2,sinks=1@639"
+    backend = GgmlBackend(threads=str(threads))
+    assert backend.arithmetic().flash_attn_parts == threads
+    (result,) = Runner().run(Spec("ggml", (("threads", str(threads)),)), [ops.build(case_id)])
+    assert result.verdict is Verdict.PASS, result.detail
+
+
 def test_a_use_that_the_library_lacks_is_unsupported(backend: GgmlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter or node that the library would ignore in silence is refused by its sign.
 

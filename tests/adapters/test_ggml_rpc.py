@@ -19,9 +19,9 @@ from conformance.ggml.lib.rpc import Server
 LISTENS = """
 import socket, sys, time
 if "--help" in sys.argv:
-    print("  -d, --device <dev1,dev2,...>")
+    print("  -t, --threads N  -d, --device <dev1,dev2,...>")
     sys.exit()
-assert sys.argv[1:3] == ["-d", "CPU"], sys.argv
+assert sys.argv[1:5] == ["-d", "CPU", "-t", "1"], sys.argv
 s = socket.create_server(("127.0.0.1", int(sys.argv[-1])))
 time.sleep(60)
 """
@@ -52,7 +52,7 @@ def _program(folder: Path, text: str) -> Path:
 
 
 def test_a_server_listens_until_it_is_closed(tmp_path: Path) -> None:
-    """It computes on the CPU alone, where its version lets one choose, and nothing is left of it."""
+    """It computes on the CPU alone, with one thread, where its version lets one choose, and nothing is left of it."""
     server = Server(_program(tmp_path, LISTENS))
     host, _, port = server.endpoint.rpartition(":")
     socket.create_connection((host, int(port)), timeout=5).close()

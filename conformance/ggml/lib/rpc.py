@@ -99,7 +99,7 @@ def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[st
 
 
 def _words(program: Path, environment: dict[str, str]) -> list[str]:
-    """Return the server's command line; it uses the CPU, whose arithmetic is known, if it can."""
+    """Return the command line: on the CPU, whose arithmetic is known, with one thread."""
     words = [os.fspath(program)]
     helped = _start([*words, "--help"], environment)
     try:
@@ -107,7 +107,8 @@ def _words(program: Path, environment: dict[str, str]) -> list[str]:
     except subprocess.TimeoutExpired:
         helped.kill()
         return words
-    return [*words, "-d", "CPU"] if "--device <" in text else words
+    known = (("--device <", ("-d", "CPU")), ("--threads", ("-t", "1")))
+    return [*words, *(word for option, own in known if option in text for word in own)]
 
 
 def _free_port() -> int:
