@@ -192,15 +192,20 @@ class Timeline:
 
     def wait(self, op: Op | None) -> None:
         """Let the host wait for an operation: it and all that it waits for take effect."""
+        self.finish(op)
         if op is not None:
-            self._finish(op)
             _join(self.host, op.clock)
 
     def drain(self) -> None:
         """Let everything take effect, without any order for the host."""
         for queue in self.queues:
-            if queue.last is not None:
-                self._finish(queue.last)
+            self.finish(queue.last)
+
+    def finish(self, op: Op | None) -> None:
+        """Let an operation and all that it waits for take effect, without any order for the host."""
+        while op is not None and not op.done:
+            self.finish(op.queue.pending[0].after)
+            self._step(op.queue)
 
     def report(self, race: Race) -> None:
         """Keep a race, once for each pair of accesses."""
@@ -235,13 +240,6 @@ class Timeline:
         if after is not None and not after.done:
             return False
         return self.random.random() < queue.pace
-
-    def _finish(self, op: Op) -> None:
-        while not op.done:
-            head = op.queue.pending[0]
-            if head.after is not None:
-                self._finish(head.after)
-            self._step(op.queue)
 
     @staticmethod
     def _step(queue: Queue) -> None:
