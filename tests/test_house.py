@@ -45,7 +45,7 @@ BUDGETS = {
     "conformance/live": 7_640,
     "conformance/model": 2_470, "conformance/nightly": 325, "conformance/perf": 2_380, "conformance/process": 1_160,
     "conformance/release": 1_730, "conformance/report": 3_590, "conformance/run": 8_285, "conformance/suite": 12_325,
-    "conformance/*.py": 1_305, "tests": 52_310,
+    "conformance/*.py": 1_305, "tests": 52_610,
 }  # fmt: skip
 """Lines of Python of each package. It grows only with a reason in the message of the same commit."""
 ROOM = 0.03

@@ -112,7 +112,7 @@ def _must(status: int, function: str) -> None:
 # sched: a decoder in batches over ggml_backend_sched
 
 
-class _Decoder:
+class Decoder:
     """Layers with a cache each, on the devices in turn."""
 
     def __init__(self, caller: Caller, *, side: bool) -> None:
@@ -158,9 +158,9 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
     """Decode batches without waiting between them; yield their outputs, then the caches.
 
     `n`: tokens of each batch; `copies=4`: as llama.cpp over several devices; `reserve`: tokens of a graph that is
-    reserved first; `again=1`: a batch of the same size computes the same graph again; `side=1`: see `_Decoder`.
+    reserved first; `again=1`: a batch of the same size computes the same graph again; `side=1`: see `Decoder`.
     """
-    g, decoder = caller.g, _Decoder(caller, side=params["side"])
+    g, decoder = caller.g, Decoder(caller, side=params["side"])
     backends = (_P * len(caller.backends))(*caller.backends)
     pointer = g.backend_sched_new(backends, None, len(backends), NODES, params["copies"] > 1, False)
     caller.owned.callback(g.backend_sched_free, pointer)
