@@ -3,8 +3,9 @@
 Weights of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K are `scale * quant + offset`, and a product is the difference of two sums,
 `sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml computes these separately, so float32 rounding is relative to
 the sums and not to their difference. If the activations of a model have a common offset, the sums have thousands of
-times the energy of the difference. LIGHTNING_INDEXER adds the scores of all heads by weights of both signs, whose sum
-may be far smaller than they are. The energies are computed here, from the bytes of the node.
+times the energy of the difference. NORM subtracts a mean that may be many deviations. LIGHTNING_INDEXER adds the scores
+of all heads by weights of both signs, whose sum may be far smaller than they are. The energies are computed here, from
+the bytes of the node.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class KnownValues:
             worth = self._by_offset(node) if node.op in _PRODUCTS else 0.0
             if node.op == "LIGHTNING_INDEXER":
                 worth = self._over_heads(node)
+            elif node.op == "NORM":
+                worth = self._around_mean(node)
             elif node.op in _OF_TERMS and nelements(node) <= FEW:
                 worth += self._of_few(node)
         return worth if np.isfinite(worth) else 0.0
@@ -92,6 +95,15 @@ class KnownValues:
             return 0.0
         energy = float(np.sum(self._result(node) ** 2))
         return n * max(0.0, terms / energy - 1) if energy else 0.0
+
+    def _around_mean(self, node: Tensor) -> float:
+        """Return the worth of the rounding of each row's mean, which all of its elements share."""
+        x = self._floats(node.src[0])
+        if x is None:
+            return 0.0
+        energy = np.sum(x * x, -1)
+        left = np.sum((x - x.mean(-1, keepdims=True)) ** 2, -1)
+        return float(np.mean(np.where(left > 0, energy / left - 1, 0)))
 
     def _over_heads(self, node: Tensor) -> float:
         """Return the worth of a sum over heads, of the cells that are not masked."""

@@ -12,6 +12,7 @@ from marks import needs_wheel
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml import quants
+from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.tensor import strided
 from conformance.ggml.types import TYPES
@@ -172,6 +173,24 @@ def _few(runner: Runner, case_id: str, wrong: float = 0.0) -> Case:
 def test_few_sums_that_cancel(runner: Runner, case_id: str) -> None:
     """The result of ggml passes; one term that is 1 % off fails."""
     _check_cancelling(runner, _few(runner, case_id), _few(runner, case_id, 0.01))
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_a_mean_far_from_zero(runner: Runner, seed: int) -> None:
+    """Means that are rounded to float32 pass; a variance as a difference of two means fails."""
+    case = runner.case(f"ops/NORM-f32-ne=67x4,data=far@{seed}")
+    step = case.steps[0]
+    (x,) = (data.view("<f4").reshape(4, 67) for data in step.inputs.values())
+    (expectation,) = runner.oracle.expect([case], EXACT)
+    expected = expectation.steps[0].outputs
+    mean = x.mean(-1, keepdims=True, dtype=np.float64).astype(np.float32)
+    left = x - mean
+    right = left / np.sqrt((left * left).mean(-1, keepdims=True) + np.float32(1e-5))
+    wrong = left / np.sqrt((x * x).mean(-1, keepdims=True) - mean * mean + np.float32(1e-5))
+    for found, passes in ((right, True), (wrong, False)):
+        values = {step.outputs[0]: found.astype("<f4").reshape(-1).view(np.uint8)}
+        (judged,) = judge_step(case, 0, expected, values, EXACT)
+        assert (judged.used <= 1) == passes
 
 
 @needs_wheel
