@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from conformance.case.case import Case, Step
@@ -31,6 +33,7 @@ def flash_attn_splits(library: Library, device: int) -> bool:
     return _sums_wide(library, device, 1, STEPS[-1], threads=2)
 
 
+@cache  # with a scheduler it is asked for each case
 def _sums_wide(library: Library, device: int, tokens: int, d: int, *, threads: int = 1) -> bool:
     """Return True if the mean of `CELLS` ones, in rows of `d`, is 1; an F16 sum stops halfway."""
     g = Builder()
