@@ -248,7 +248,7 @@ class Machine:
 
     def _free(self, backend: int) -> None:
         queue, _ = self._streams.pop(backend)
-        self.timeline.finish(queue.last)  # without an order: only `synchronize` is said to complete what is queued
+        self.timeline.finish(queue.last)  # orders nothing: by the contract only `synchronize` waits for the queue
 
     def _supports_op(self, _device: int, node: int) -> bool:
         op = self._op_names.get(self.library.struct(node).op)
