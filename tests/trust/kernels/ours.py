@@ -174,11 +174,14 @@ def _ids(way: str) -> Iterator[tuple[Level, str]]:
 def _runs(way: str, level: Level, case_id: str) -> bool:
     """Return True if a case runs with these options.
 
-    All with none, one node at smoke with threads, products in CPU_REPACK, else graphs of several nodes at smoke.
+    Without options all do. CPU_REPACK also gets products, of `standard` only without threads. Otherwise cases of
+    `smoke` run: those of one node with threads alone, graphs of several nodes with the other options.
     """
-    if "buffer=CPU_REPACK" in way and case_id.startswith("ops/MUL_MAT"):
+    if not way:
+        return True
+    if "CPU_REPACK" in way and case_id.startswith("ops/MUL_MAT"):
         return level == "smoke" or "threads" not in way
-    return not way or (level == "smoke" and case_id.startswith(_OF_ONE_NODE) == (way == "threads=8"))
+    return level == "smoke" and case_id.startswith(_OF_ONE_NODE) == (way == "threads=8")
 
 
 def _reach(runner: Runner, spec: Spec, seen: Seen, level: Level, case_id: str, way: str) -> Reach:
