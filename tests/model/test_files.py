@@ -41,7 +41,7 @@ def draft(type_name: str, *, change: Callable[[np.ndarray], None] | None = None)
 
 
 def alone(file: ModelFile) -> list[Finding]:
-    """What a file shows by itself."""
+    """Return the findings of the checks that need no second file."""
     return [*plausible.header(file), *plausible.values(file, silent)]
 
 

@@ -408,10 +408,10 @@ class Ends(Runner):
         return self.over
 
     def batch_size(self, spec: Spec) -> int:  # noqa: ARG002
-        """As many as a sweep would play."""
+        """Return the size of a sweep's first group."""
         return FIRST
 
-    def backend(self, spec: Spec) -> None:  # type: ignore[override]  # noqa: ARG002  # nobody uses it
+    def backend(self, spec: Spec) -> None:  # type: ignore[override]  # noqa: ARG002  # a sweep ignores the result
         """Opening takes 10 s."""
         self.now += 10
 
@@ -457,7 +457,7 @@ def test_a_target_that_does_not_open_ends_alone() -> None:
 
 
 def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path) -> None:
-    """It is not judged by a profile that nobody wrote; other targets run."""
+    """Without a measured profile no case is judged; other targets run."""
     gpu = Target(
         "GPU", Spec("ggml", (("lib", "/nowhere"), ("device", "X"), ("profile", str(tmp_path / "x.toml")))), None
     )

@@ -120,13 +120,13 @@ class Pair:
     b: Draft
 
     def findings(self, folder: Path) -> list[Finding]:
-        """What the comparison finds, worst first."""
+        """Return all findings of the comparison, worst first."""
         a, b = self.a.write(folder / "a.gguf"), self.b.write(folder / "b.gguf")
         found = [*against.header(a, b), *against.tensors(a, b, silent), *self.alone(folder)]
         return sorted(found, key=lambda f: f.rank)
 
     def alone(self, folder: Path) -> list[Finding]:
-        """What the first file shows by itself."""
+        """Return the findings for the first file without the second."""
         a = self.a.write(folder / "a.gguf")
         return [*plausible.header(a), *plausible.values(a, silent)]
 
