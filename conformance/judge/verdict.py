@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf, isfinite
 from typing import Annotated, Any
@@ -296,6 +296,16 @@ def grouped(cases: Iterable[tuple[str, str, str, MissingCause]]) -> list[Missing
         else:
             missing += [Missing(backend, i, why, cause) for i in ids]
     return missing
+
+
+def remaining(missing: Iterable[Missing], pairs: Iterable[tuple[str, str]]) -> Iterator[Missing]:
+    """Yield what is left of `missing` once the `pairs` (backend, case) have results."""
+    counts = Counter(key for backend, case in pairs for key in ((backend, case), (backend, pattern(case))))
+    for m in missing:
+        done = min(m.count, counts[m.backend, m.case])
+        counts[m.backend, m.case] -= done
+        if done < m.count:
+            yield replace(m, count=m.count - done)
 
 
 class Request:

@@ -28,7 +28,7 @@ from conformance.judge.verdict import Request, Result
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.select import new_seed
 
-from .runfile import JOURNAL, JOURNAL_BEGINS, MAX_MEMORY, Begun, checked
+from .runfile import JOURNAL, JOURNAL_BEGINS, KILLED, MAX_MEMORY, Begun, checked
 
 BESIDE = ".partial.jsonl"
 """Suffix of a `Partial`, after the name of its run's final file."""
@@ -169,7 +169,8 @@ class Partial:
                 os.close(self._descriptor)
                 raise UsageError(f"--json {target}: another run is writing it; choose another file")
             self._put_aside(target)
-            _write(self._descriptor, [{**header(JOURNAL), "asked": {"cases": asked.cases}, "seed": 0}])
+            missing = [m.to_json() for m in asked.missing((), KILLED)]
+            _write(self._descriptor, [{**header(JOURNAL), "asked": {"missing": missing}, "seed": 0}])
         except OSError as e:
             self._stop(e)
 

@@ -29,7 +29,7 @@ from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Count
-from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, Verdict
+from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, remaining
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
@@ -375,21 +375,27 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     lines = raw.split(b"\n")[:-1]
     rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
     head = rows[0] if rows and isinstance(rows[0], dict) else {}
-    asked = _requested_cases(head)
-    results = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
+    requested = _requested_cases(head)
+    asked = Counter[str]()
+    for m in requested:
+        asked[m.backend] += m.count
+    pairs = ((r["backend"], r["case"]) for r in rows[1:] if _names_pair(r))
     return {
         **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
         "kind": "conformance",
         "interrupted": True,
-        "asked": asked.to_json(),
-        "missing": [m.to_json() for m in asked.missing(results, KILLED)],
+        "asked": dict(asked),
+        "missing": [m.to_json() for m in remaining(requested, pairs)],
         "results": rows[1:],
     }
 
 
-def _requested_cases(head: Mapping[str, JSON]) -> Request:
+def _requested_cases(head: Mapping[str, JSON]) -> list[Missing]:
     try:
-        return Request(convert(head["asked"]["cases"], dict[str, list[str]]))
+        asked = head["asked"]
+        if "cases" in asked:  # of an earlier version, which listed each id
+            return Request(convert(asked["cases"], dict[str, list[str]])).missing((), KILLED)
+        return convert(asked["missing"], list[Missing])
     except (KeyError, TypeError, ValidationError):
         raise CaseFileError(
             "line 1", "the requested cases expected (this may be a journal of --journal: start the same "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.backend.registry import Spec
@@ -19,9 +20,10 @@ from conformance.case.case import JSON, Case
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.evidence import Error, Fault, Place
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import LISTED, Missing, Request, Result, Verdict
 from conformance.report import journal as journals
-from conformance.report.journal import Journal
+from conformance.report.journal import Journal, Partial
+from conformance.report.runfile import read_document
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 from conformance.run.session.select import build, case_ids
@@ -73,6 +75,41 @@ def test_what_a_kill_leaves_is_read_and_gone_on_with(results: list[Result], part
         third = Journal(path, ASKED)
         assert _by_key(filter(None, _taken(third, results))) == _by_key(results)
         third.close()
+
+
+@settings(max_examples=20)
+@given(st.tuples(*[st.sampled_from([1, 2, LISTED, LISTED + 1])] * 3), st.floats(0, 1), st.booleans())
+def test_what_a_kill_left_out_is_counted(sizes: tuple[int, ...], part: float, old: bool) -> None:
+    """By backend and family as many as the request lacks; the header stays small, and one of old lists each id."""
+    ids = [f"f{family}/{case}" for family, size in enumerate(sizes) for case in (0, *range(size))]  # one is twice in it
+    request = Request(dict.fromkeys("ab", ids))
+    done = [Result(case, backend, Verdict.PASS) for backend in "ab" for case in ids][: round(part * 2 * len(ids))]
+    with TemporaryDirectory() as folder:
+        partial = Partial(Path(folder) / "run.json", request)
+        partial.add(done)
+        partial.close(written=False)
+        head, *rows = partial.path.read_bytes().splitlines(keepends=True)
+        if old:
+            head = json.dumps({**json.loads(head), "asked": {"cases": request.cases}}).encode() + b"\n"
+        partial.path.write_bytes(head + b"".join(rows))
+        found = read_document(partial.path)
+    assert found is not None
+    assert found.record.asked == request.to_json()
+    assert _by_family(found.record.missing) == _by_family(request.missing(done, ""))
+
+
+def test_the_header_of_many_cases_is_small(tmp_path: Path) -> None:
+    """The ids of many cases are not written before the first of them runs."""
+    partial = Partial(tmp_path / "run.json", Request({"a": map("ops/{}".format, range(10**5))}))
+    partial.close(written=False)
+    assert partial.path.stat().st_size < 4096
+
+
+def _by_family(missing: Sequence[Missing]) -> Counter[tuple[str, str]]:
+    found = Counter[tuple[str, str]]()
+    for m in missing:
+        found[m.backend, m.case.partition("/")[0]] += m.count
+    return found
 
 
 def _by_key(results: object) -> dict[tuple[str, str], list[Result]]:
