@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build
 from conformance.builds.source import cache, contents
 from conformance.case.leftover import write_whole
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import BackendTimeoutError, ConformanceError, UsageError
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.learn import plain, resume
@@ -72,11 +73,10 @@ class Profiles:
             UsageError: the profile cannot be written.
             ConformanceError: the device does not open.
         """
-        keys = plain(self.level)
         of, spec = _measured(target, build, base)
         bare = Spec(spec.name, tuple((k, v) for k, v in spec.options if k != "profile"))
-        _, unknown = self._learn(of, bare, keys, seconds)
-        return f"{unknown} of {len(keys)} keys not measured: upstream's limits hold there" if unknown else ""
+        unknown = self._learn(of, bare, seconds)
+        return f"{unknown} not measured: upstream's limits hold there" if unknown else ""
 
     def path(self, build: Build, spec: Spec) -> Path:
         """Return the file of the profile of a build's device."""
@@ -85,18 +85,22 @@ class Profiles:
         words = f"{device} {said} {build.ggml} {build.number}"
         return self.folder / f"{_PLAIN.sub('-', words).strip('-')[:80]}-{sha256(words.encode()).hexdigest()[:8]}.toml"
 
-    def _learn(self, build: Build, spec: Spec, keys: Mapping[str, Sequence[str]], seconds: float) -> tuple[Path, int]:
-        """Return the file of a profile, and the number of the level's keys that it lacks."""
+    def _learn(self, build: Build, spec: Spec, seconds: float) -> str:
+        """Write a profile; return which of the level's keys it lacks, or ""."""
         path, end = self.path(build, spec), self.clock() + seconds
         runner = Runner(isolation=self.isolation)
         try:
             backend = runner.backend(spec)
             profile = self._begun(path, learn.begin(backend, contents(build.path) if build.path.exists() else ""))
             self._write(path, profile.to_toml())
+            try:
+                keys = plain(self.level, partial(self._check, end))
+            except BackendTimeoutError:
+                return "rounding"
             wanted = learn.left(profile, keys)
             for i, (key, ids) in enumerate(wanted.items()):
                 if self.clock() >= end:
-                    return path, len(wanted) - i
+                    return f"{len(wanted) - i} of {len(keys)} keys"
                 self.progress(
                     f"{spec}: measuring its rounding, {len(keys) - len(wanted) + i + 1} of {len(keys)}: {key}"
                 )
@@ -104,7 +108,11 @@ class Profiles:
                 self._write(path, profile.to_toml())
         finally:
             runner.close()
-        return path, 0
+        return ""
+
+    def _check(self, end: float) -> None:
+        if self.clock() >= end:
+            raise BackendTimeoutError("no time is left to measure rounding")
 
     def _begun(self, path: Path, new: Profile) -> Profile:
         """Return the profile of an earlier run; `new` if there is no valid one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -243,18 +243,23 @@ _ANGLES = grid(
 """The error of an angle is proportional to the position."""
 
 
-def plain(level: Level) -> dict[str, list[str]]:
-    """Return plain cases for the kernels used at a level: key -> ids, smallest first."""
-    used = _used(level)
+def plain(level: Level, check: Callable[[], None] = lambda: None) -> dict[str, list[str]]:
+    """Return plain cases for the kernels used at a level: key -> ids, smallest first.
+
+    It takes seconds; `check` is called between cases, and may raise to end it.
+    """
+    used = _used(level, check)
     weights = dict.fromkeys(t for key in used if key.startswith("MUL_MAT") for t in _types(key)[:1])
     caches = dict.fromkeys("+".join(_types(key)[1:]) for key in used if key.startswith("FLASH_ATTN_EXT-"))
     grids = (*(each for t in weights for each in _products(t)), *map(_attention, caches), _ANGLES)
     found: dict[str, list[str]] = {}
     for case_id in (with_seed(ops.NAME, body) for body in ids_of_rows(grids)):
+        check()
         if (node := _node(case_id)) is not None and (key := key_of(node)) in used:
             found.setdefault(key, []).append(case_id)
     offered: dict[str, list[str]] = {}
     for case_id in ops.ids("standard"):
+        check()
         node = _node(case_id)
         if node is not None and all(s is None or (s.op == "NONE" and is_contiguous(s)) for s in node.src):
             offered.setdefault(key_of(node), []).append(case_id)
@@ -264,11 +269,12 @@ def plain(level: Level) -> dict[str, list[str]]:
     return {key: list(dict.fromkeys(each)) for key, each in found.items()}
 
 
-def _used(level: Level) -> set[str]:
+def _used(level: Level, check: Callable[[], None]) -> set[str]:
     """Return the keys of all computing nodes in the cases of a level."""
     used: set[str] = set()
     for family in FAMILIES.values():
         for case_id in family.ids(level):
+            check()
             with suppress(ConformanceError):  # this machine cannot build the case
                 used.update(key_of(n) for s in family.build(case_id).steps for n in s.graph if computes(n))
     return used

@@ -17,6 +17,7 @@ from conformance.release.profiles import Profiles
 from conformance.release.target import Target
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.learn import plain
 
 KEYS = {
     "ADD-f32+f32": ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1"],
@@ -31,7 +32,7 @@ PLAIN = Target("CPU", Spec("ggml"), None)
 
 def _profiles(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Profiles:
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(module, "plain", lambda _: KEYS)
+    monkeypatch.setattr(module, "plain", lambda *_: KEYS)
     ticks = count()
     return Profiles(folder, Isolation(), clock=lambda: step * next(ticks))
 
@@ -70,6 +71,18 @@ def test_a_profile_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypa
     assert _profiles(tmp_path, monkeypatch, 0.0).measure(target, BUILD, None, 60.0) == ""
     assert begun.isdisjoint(learnt)
     assert dict(target.build.options)["profile"] == str(path)
+
+
+def test_choosing_what_to_measure_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds of a processor, minutes of a busy one; the profile without a key is there and judges."""
+    monkeypatch.setattr(module, "CPU", "the CPU")
+    profiles = _profiles(tmp_path, monkeypatch, 0.6)
+    monkeypatch.setattr(module, "plain", plain)
+    (target,) = profiles.give([GPU], BUILD, None)
+    assert profiles.measure(target, BUILD, None, 10.0) == "rounding not measured: upstream's limits hold there"
+    assert profiles.clock() < 20
+    (path,) = tmp_path.glob("*.toml")
+    assert (read(path).entries, read(path).others) == ({}, True)
 
 
 def test_a_profile_of_other_libraries_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
