@@ -18,6 +18,7 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.perf.bench import Bench, Row
+from conformance.perf.count import check_callgrind
 from conformance.perf.measure import Rounds
 from conformance.perf.units import ROUNDS, Unit, units
 from conformance.run.session.environment import environment
@@ -33,10 +34,18 @@ class Perf:
     """The tests of work units in a session with `--perf`."""
 
     def __init__(
-        self, bench: Bench, specs: list[Spec], level: Level, globs: list[str], rounds: int | None, *, timing: bool
+        self,
+        bench: Bench,
+        specs: list[Spec],
+        level: Level,
+        globs: list[str],
+        rounds: int | None,
+        *,
+        timing: bool,
+        counts: bool,
     ) -> None:
         self.rows: list[Row] = []
-        self._bench, self._specs, self._level = bench, specs, level
+        self._bench, self._specs, self._level, self._counts = bench, specs, level, counts
         self._units = units(level, globs)
         self._rounds = ROUNDS[level] if rounds is None else rounds
         self._timing = timing
@@ -47,6 +56,8 @@ class Perf:
         """Return the row of one test; measure its unit on all backends of the session, once."""
         if (unit, spec) not in self._rows:
             rows = self._measure(unit, self._wanted.get(unit, [spec]))
+            for row in rows if self._counts else ():
+                self._bench.count(row)
             self.rows += rows
             self._rows.update({(unit, r.backend): r for r in rows})
         return self._rows[unit, spec]
@@ -92,6 +103,7 @@ def configure(config: pytest.Config, bench: Bench, chosen: Chosen) -> None:
 
     Raises:
         UsageError: an option is not possible with it, or a glob matches no unit.
+        UnavailableError: the tool that counts is not installed.
     """
     if getattr(config.option, "dist", "no") != "no" or hasattr(config, "workerinput"):
         raise UsageError("--perf: parallel workers disturb each other's timing; run it without -n")
@@ -99,10 +111,12 @@ def configure(config: pytest.Config, bench: Bench, chosen: Chosen) -> None:
         raise UsageError("--perf: --shard and --fresh choose cases, not units; choose them with --unit")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise UsageError("--perf: pytest-benchmark is needed and was switched off; run it without -p no:benchmark")
-    timing = not config.getoption("benchmark_disable")
+    timing, counts = not config.getoption("benchmark_disable"), config.getoption("perf_count")
+    if counts:
+        check_callgrind()
     globs, rounds = config.getoption("unit_globs"), config.getoption("rounds")
     level = chosen.level or LEVELS[0]
-    perf = config.stash[PERF] = Perf(bench, chosen.specs, level, globs, rounds, timing=timing)
+    perf = config.stash[PERF] = Perf(bench, chosen.specs, level, globs, rounds, timing=timing, counts=counts)
     config.pluginmanager.register(perf, "conformance-perf")
 
 

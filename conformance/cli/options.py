@@ -181,6 +181,7 @@ UNIT = Option("--unit", "unit_globs", "Work units to time, repeatable; default: 
 ROUNDS = Option("--rounds", "rounds", "Repetitions per work unit, after the warm-up; default: the level's.",
                 click.IntRange(min=1), "N")  # fmt: skip
 PERF = Option("--perf", "perf", "Time backends; each case must pass first.", click.BOOL)
+PERF_COUNT = Option("--perf-count", "perf_count", "Also count instructions and cache misses.", click.BOOL)
 
 AGAINST = Option("--against", "against",
                  "Backend or record to compare with: fail only for new failures.",
@@ -199,7 +200,7 @@ PERF_RUN = (ROUNDS,)
 
 def add_to(group: pytest.OptionGroup) -> None:
     """Add the options to pytest."""
-    for o in (*RUN, PERF, UNIT, *PERF_RUN):
+    for o in (*RUN, PERF, PERF_COUNT, UNIT, *PERF_RUN):
         o.pytest(group)
 
 

@@ -124,7 +124,8 @@ class Callgrind:
 
 @contextmanager
 def callgrind() -> Iterator[Callgrind]:
-    """Provide a `Callgrind` with a temporary folder."""
+    """Provide a `Callgrind` with a temporary folder; UnavailableError without valgrind."""
+    check_callgrind()
     with tempfile.TemporaryDirectory(prefix="conformance-count-") as folder:
         yield Callgrind(Path(folder))
 

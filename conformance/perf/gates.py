@@ -5,7 +5,7 @@ budget = 90              # seconds of measuring that one gate may take
 
 [[gate]]
 name = "the fused state pays"
-kind = "ratio"           # or "counter": exact, no clock; or "absolute": seconds, on one kind of machine
+kind = "ratio"           # or "count": of instructions; "counter": exact; "absolute": seconds, on one kind of machine
 unit = "decode@past=512"
 backend = "openvino-stateful"
 against = "openvino-stateless" # or "baseline": what --against names, another build of the same backend
@@ -40,7 +40,7 @@ from .measure import Rounds
 from .statistics import FINE, REGRESSED, UNDECIDED, Decision, Interval, decide
 from .units import Unit, units
 
-Kind = Literal["counter", "ratio", "absolute"]
+Kind = Literal["counter", "count", "ratio", "absolute"]
 FAMILY = "gate"
 """Family in the ids of gates."""
 HELD = "memory.held"
@@ -52,6 +52,7 @@ SHIPPED = shipped.path("perf", "thresholds.toml")
 
 KEYS: dict[str, tuple[str, ...]] = {
     "counter": ("expect",),
+    "count": ("against", "limit"),
     "ratio": ("against", "limit"),
     "absolute": ("machine", "limit"),
 }
@@ -75,7 +76,7 @@ class Gate:
     unit: Unit
     backend: Spec
     limit: float
-    """A ratio, seconds, or a counter's limit."""
+    """A ratio of times or counts, seconds, or a counter's limit."""
     against: Spec | Literal["baseline"] | None = None
     machine: str = ""
     counter: str = ""
@@ -152,7 +153,8 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
         return gate(int(words["limit"]), counter=words["counter"], relation=words["relation"])
     limit = cast("float", entry.get("limit"))
     expect(is_number(limit) and limit > 0, f"{where} limit", "a number above 0", limit)
-    expect(unit.timed, f"{where} unit", "a unit with something to time", unit.name)
+    timed = unit.steps if kind == "count" else unit.timed
+    expect(timed, f"{where} unit", f"a unit with something to {'count' if kind == 'count' else 'time'}", unit.name)
     if kind == "absolute":
         expect(bool(_MACHINE.fullmatch(entry["machine"])), f"{where} machine", "12 hex digits", entry["machine"])
         return gate(float(limit), machine=entry["machine"])
@@ -311,13 +313,15 @@ class Judge:
         against = str(specs[1]) if len(specs) > 1 else None
 
         def buy(rounds: Rounds) -> None:
-            if gate.kind == "counter":
-                rounds.more(1)  # a counter is the same in each
+            if gate.kind in {"counter", "count"}:
+                rounds.more(1)  # they are the same in each
             elif len(rounds.seconds) == len(specs):
                 decisions.append(decide(rounds, str(gate.backend), against, gate.limit, self.budget))
 
         rows = self.bench.rows(gate.unit, specs, buy)
         for row in rows:
+            if gate.kind == "count" or gate.counter in COUNTED:
+                self.bench.count(row)
             key = row.unit, row.backend
             if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
                 self.rows[key] = row
@@ -326,11 +330,14 @@ class Judge:
                 return replace(row.result, case=gate.id, backend=str(gate.backend)).noted(
                     f"{gate.unit.name} on {row.backend}"
                 )
-        if gate.counter == HELD:
-            return self._held(gate)
-        if gate.kind == "counter":
-            return judge_count(gate, rows[0].result.metrics)
-        return judge_time(gate, decisions[-1], against)
+        return judge_time(gate, decisions[-1], against) if decisions else self._counted(gate, rows)
+
+    def _counted(self, gate: Gate, rows: Sequence[Row]) -> Result:
+        if gate.kind == "count":
+            now, then = rows
+            grown = now.counts.grown(then.counts) if now.counts and then.counts else None
+            return judge_counts(gate, now.result, then.result, grown)
+        return self._held(gate) if gate.counter == HELD else judge_count(gate, rows[0].result.metrics)
 
     def _held(self, gate: Gate) -> Result:
         try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,13 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_machine import Machine
 
+from conformance.backend.registry import Spec
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import Missing, MissingCause, Result, Verdict
-from conformance.perf.bench import Bench
+from conformance.perf.bench import Bench, Row
+from conformance.perf.count import Counts
 from conformance.perf.gates import SHIPPED, Answer, Gate, Judge, judge_count, judge_record, judge_time, loads
 from conformance.perf.statistics import decide
+from conformance.perf.units import Unit
 from conformance.report.runs import read_runs
 from conformance.run.runner import Runner
 from conformance.run.session.select import parse_specs
@@ -67,8 +73,8 @@ BROKEN = [
     (HEAD + "colour = 1\n" + COUNTER, r"t.toml colour: is unknown; known: level, budget, gate"),
     (HEAD + COUNTER + "limit = 3\n", r"t.toml gate c limit: is unknown"),
     (HEAD + COUNTER + COUNTER, r"t.toml gate c name: a name that no other gate has"),
-    (HEAD + COUNTER.replace("counter", "feeling"), r"gate c kind: one of counter, ratio, absolute expected, 'feeling'"),
-    (HEAD + COUNTER.replace('"counter"', "[]"), r"gate c kind: one of counter, ratio, absolute expected, \[\] found"),
+    (HEAD + COUNTER.replace("counter", "feeling"), r"gate c kind: one of counter, count, ratio, absolute expected, 'feeling'"),
+    (HEAD + COUNTER.replace('"counter"', "[]"), r"gate c kind: one of counter, count, ratio, absolute expected, \[\] found"),
     (HEAD + COUNTER.replace("load", "lode"), r"gate c unit: one of level smoke \(.*load.*\) expected, 'lode' found"),
     (HEAD + COUNTER.replace("cpu", "cpu?x"), r"gate c backend: a backend \(.*\) expected, 'cpu\?x' found"),
     (HEAD + COUNTER.replace("<= 2", "< 2"), r"gate c expect: COUNTER <=, == or >= NUMBER expected, 'compiles < 2'"),
@@ -148,6 +154,40 @@ def test_results_of_gates() -> None:
     assert nothing.cause is MissingCause.UNDECIDED
     assert nothing.reason.startswith("undecided, the machine is too noisy")
     assert judge([found], [nothing]).exit_code == 5
+
+
+@dataclass
+class Counted:
+    """A bench whose rows pass, and execute as many instructions as it says of their backend."""
+
+    instructions: Mapping[str, int]
+
+    def rows(self, unit: Unit, specs: Sequence[Spec], _: object) -> list[Row]:
+        """A row per backend."""
+        return [Row(unit, s, Result(unit.id, str(s), Verdict.PASS)) for s in specs]
+
+    def count(self, row: Row) -> None:
+        """Count, or be unable to."""
+        n = self.instructions[str(row.backend)]
+        row.counts = Counts(n, 0, 0)
+        row.result = replace(
+            row.result, verdict=Verdict.PASS if n else Verdict.UNSUPPORTED, metrics=row.counts.metrics()
+        )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "ggml", "verdict"), [(101, 100, "PASS"), (102, 100, "FAIL"), (9, 100, "PASS"), (100, 0, "UNSUPPORTED")]
+)
+def test_a_gate_counts(cpu: int, ggml: int, verdict: str) -> None:
+    """Instructions decide whatever the clock says: against another backend, or by their number alone."""
+    bench: Any = Counted({"cpu": cpu * 10**6, "ggml": ggml * 10**6})
+    count = RATIO.replace("ratio", "count").replace("load", "decode@past=0").replace("0.5", "1.01")
+    assert Judge(bench, 1.0).answer(one(count)).verdict is Verdict(verdict)  # type: ignore[union-attr]
+    fixed = COUNTER.replace("load", "decode@past=0").replace("compiles <= 2", "instructions <= 101000000")
+    found = Judge(bench, 1.0).answer(one(fixed))
+    assert found.verdict is (Verdict.PASS if cpu <= 101 else Verdict.FAIL)  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="a unit with something to count expected, 'load' found"):
+        one(RATIO.replace("ratio", "count"))
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(2.0, "FAIL"), (0.9, "PASS"), (1.02, None)])
