@@ -25,7 +25,7 @@ from conformance.judge.verdict import (
     counted,
     grouped,
 )
-from conformance.live import arch, audit, memory, scenario
+from conformance.live import arch, audit, memory, order, scenario
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.select import case_ids
@@ -38,7 +38,7 @@ from conformance.testrun import Chosen, TestRun
 from .cases import Sweep, spread
 from .causes import Causes, Found, Kind, difference, fails
 from .profiles import Profiles
-from .target import META, MODELS, OPS, TRAJECTORIES, Target, absent
+from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """Pattern for the messages with which ggml aborts."""
@@ -57,7 +57,10 @@ GRACE = 0.1
 
 
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
-    """Return the stages in order: ops, trajectories, audits, memory, models, then higher levels."""
+    """Return the stages in order, then those of higher levels.
+
+    They are ops; memory and scheduler, which take a minute; trajectories, audits and models, which take the rest.
+    """
     rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Sweep] = []
     before: set[str] = set()
@@ -68,16 +71,25 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
             orders = {first: spread(ids, first, before) for first in {t.first for t in own}}
             work += [Sweep(t, f"{name} at {each}", list(orders[t.first])) for t in own]
             before.update(ids)
+            if (each, name) == (LEVELS[0], OPS):
+                work += _short(targets, models=models)
         if each == LEVELS[0]:
             ids = list(audit.FAMILY.ids("standard"))
             work += [Sweep(t, audit.NAME, list(ids)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models:
-            ids, last = list(memory.BUILDS), _whole_models()
-            whole = [t for t in targets if MODELS in t.runs]
-            own = [t for t in whole if t.name != META]
-            work += [Sweep(t, memory.NAME, list(ids), then=memory.differing) for t in own]
-            work += [Sweep(t, arch.NAME, list(last)) for t in whole]
+            last = _whole_models()
+            work += [Sweep(t, arch.NAME, list(last)) for t in targets if MODELS in t.runs]
     return work
+
+
+def _short(targets: Sequence[Target], *, models: bool) -> Iterator[Sweep]:
+    """Yield memory, and the scheduler on lazy devices, for which the CPU stands."""
+    for t in targets:
+        if models and MODELS in t.runs and t.name != META:
+            yield Sweep(t, memory.NAME, list(memory.BUILDS), then=memory.differing)
+    for t in targets:
+        if t.name == CPU:
+            yield Sweep(t, order.NAME, list(order.FAMILY.ids(LEVELS[0])))
 
 
 def _whole_models() -> list[str]:
