@@ -1,9 +1,10 @@
-"""Settings of this run: hypothesis profile, folders, caches.
+"""Settings of this run: hypothesis profile, garbage collector, folders, caches.
 
 Hypothesis draws the same examples each time where CI is set, else from a growing database. No expected values are kept
 on disk, the temporary folder is the run's own, and one shrink runs at a time.
 """
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ settings.register_profile(
 )
 os.environ["CONFORMANCE_EXPECTED"] = ""  # tests change kernels: no later run may find their values
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+gc.set_threshold(20_000)  # by default the collector takes a tenth of the time: modules and tests stay anyway
+
+
+def pytest_collection_finish() -> None:
+    """What is collected stays to the end: no search for garbage looks at it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from sessions_of_pytest import session
 
 from conformance.cli import last_failed, main
 
@@ -16,7 +16,6 @@ RIGHT = "ops/SUM-f32-ne=33x5x3x2@349"
 WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
 """No level lists it."""
 WORDS = ("--backend", "ggml", "--case", RIGHT, "--case", WRONG)
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -75,23 +74,16 @@ def test_a_damaged_file_is_none(text: str) -> None:
     assert (done.exit_code, "running all of them" in done.stderr) == (0, True), done.output
 
 
-@pytest.mark.parametrize("shared", [(), ("-n", "2")])
-def test_pytest_runs_what_failed_again(shared: tuple[str, ...], tmp_path: Path) -> None:
+def test_pytest_runs_what_failed_again(tmp_path: Path) -> None:
     """Its own --lf, from its own cache, with workers, too; what it leaves out is not asked for."""
-    if shared:
-        pytest.importorskip("xdist")
-    words = [sys.executable, "-m", "pytest", "conformance", *WORDS, "-o", f"cache_dir={tmp_path / 'pytest'}"]
-
-    def go(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*words, *shared, *more], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-        )
-
-    assert "1 failed, 1 passed" in go().stdout
-    again = go("--lf")
-    assert "1 failed" in again.stdout, again.stdout
-    assert " passed" not in again.stdout
-    assert "no result for" not in again.stdout
-    first = go("--ff", "-v", "-n", "0") if shared else go("--ff", "-v")
+    words = ("-p", "cacheprovider", "-o", f"cache_dir={tmp_path / 'pytest'}", *WORDS)
+    shared = ("-n", "1") if find_spec("xdist") else ()
+    assert "1 failed, 1 passed" in session(*words, *shared).stdout
+    for more in ((), shared):
+        again = session(*words, "--lf", *more)
+        assert "1 failed" in again.stdout, again.stdout
+        assert " passed" not in again.stdout
+        assert "no result for" not in again.stdout
+    first = session(*words, "--ff", "-v")
     ran = [line for line in first.stdout.splitlines() if line.startswith("conformance/test_suite.py::test_case[")]
     assert ["GET_ROWS" in line for line in ran] == [True, False]

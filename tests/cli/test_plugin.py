@@ -8,23 +8,17 @@ from pathlib import Path
 
 import dying
 import pytest
-from sessions_of_pytest import PYTEST
+from sessions_of_pytest import PYTEST, ROOT, session
 
 from conformance.suite import FAMILIES
 
-ROOT = Path(__file__).resolve().parents[2]
 CASE = FAMILIES["ops"].ids("smoke")[0]
-
-
-def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [*PYTEST, "conformance", *args]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_ids_are_case_ids_and_the_record_is_written(tmp_path: Path) -> None:
     """A test's id holds its case's id and backend; `--json` holds what ran; totals stand per backend."""
     out = tmp_path / "r.json"
-    run = _pytest("-v", "--backend", "cpu", "--backend", "ggml", "--case", CASE, "--json", str(out))
+    run = session("-v", "--backend", "cpu", "--backend", "ggml", "--case", CASE, "--json", str(out))
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"conformance/test_suite.py::test_case[{CASE}-cpu] PASSED" in run.stdout
     assert f"conformance/test_suite.py::test_case[{CASE}-ggml] PASSED" in run.stdout
@@ -34,7 +28,7 @@ def test_ids_are_case_ids_and_the_record_is_written(tmp_path: Path) -> None:
 
 def test_an_unknown_backend_is_one_line() -> None:
     """A wrong name is a usage error that lists what is installed, before anything is collected."""
-    run = _pytest("--backend", "nope")
+    run = session("--backend", "nope")
     assert run.returncode == 4
     assert "backend 'nope' is not installed; known: " in run.stderr
     assert "Traceback" not in run.stderr + run.stdout
@@ -43,7 +37,7 @@ def test_an_unknown_backend_is_one_line() -> None:
 def test_a_case_that_no_level_lists_runs_by_its_id() -> None:
     """Any valid id runs, at another seed too."""
     name, _, seed = CASE.rpartition("@")
-    run = _pytest("--backend", "ggml", "--case", f"{name}@{int(seed) + 41}")
+    run = session("--backend", "ggml", "--case", f"{name}@{int(seed) + 41}")
     assert run.returncode == 0, run.stdout
     assert "1 passed" in run.stdout
 
@@ -53,7 +47,7 @@ def test_a_glob_runs_where_it_matches() -> None:
 
     So is an unknown family.
     """
-    found = _pytest("--backend", "cpu", "--case", "r*/*", "--collect-only", "-q")
+    found = session("--backend", "cpu", "--case", "r*/*", "--collect-only", "-q")
     assert found.returncode == 0, found.stdout + found.stderr
     families = {line.partition("[")[2].partition("/")[0] for line in found.stdout.splitlines() if "test_case[" in line}
     assert families == {"random", "relations"}
@@ -62,7 +56,7 @@ def test_a_glob_runs_where_it_matches() -> None:
         (("--case", "relations/*", "--family", "random"), "no case of level smoke matches 'relations/*'"),
         (("--family", "nope"), "family 'nope' is unknown"),
     ):
-        refused = _pytest("--backend", "cpu", "--collect-only", "-q", *words)
+        refused = session("--backend", "cpu", "--collect-only", "-q", *words)
         assert refused.returncode == 4, refused.stdout
         assert says in refused.stderr + refused.stdout
 
@@ -70,7 +64,7 @@ def test_a_glob_runs_where_it_matches() -> None:
 def test_a_family_runs_alone() -> None:
     """By `--family`, or by -k over the ids of tests; nothing else is collected with the first."""
     for words in (("--family", "alias"), ("-k", "alias/")):
-        found = _pytest("--backend", "cpu", "--collect-only", "-q", *words)
+        found = session("--backend", "cpu", "--collect-only", "-q", *words)
         ids = [line for line in found.stdout.splitlines() if "test_case[" in line]
         assert len(ids) == len(FAMILIES["alias"].ids("smoke"))
         assert all("[alias/" in i for i in ids)
@@ -78,14 +72,14 @@ def test_a_family_runs_alone() -> None:
 
 def test_nothing_executed_fails() -> None:
     """Deselecting every case is no success."""
-    run = _pytest("--backend", "cpu", "--case", CASE, "-k", "no_such_case")
+    run = session("--backend", "cpu", "--case", CASE, "-k", "no_such_case")
     assert run.returncode not in {0, 5}
     assert "no cases ran" in run.stdout
 
 
 def test_no_available_backend_fails() -> None:
     """Where no chosen backend is available the run fails and says why each is not."""
-    run = _pytest("--backend", "ggml?lib=/nowhere.so", "--case", CASE)
+    run = session("--backend", "ggml?lib=/nowhere.so", "--case", CASE)
     assert run.returncode not in {0, 5}
     assert "/nowhere.so" in run.stdout + run.stderr
 
@@ -97,10 +91,10 @@ def test_what_a_stop_leaves_out_is_missing(tmp_path: Path) -> None:
     """-x: each selected pair is told or missing with that reason; what -k deselects was not asked for."""
     out = tmp_path / "r.json"
     words = ("--backend", "ggml", "--backend", "cpu", "--case", FAILS, "-x", "--json", str(out))
-    run = _pytest(*words, "-k", "not cpu")
+    run = session(*words, "-k", "not cpu")
     assert run.returncode == 1, run.stdout
     assert json.loads(out.read_text())["asked"] == {"ggml": 1}
-    first = _pytest(*words)
+    first = session(*words)
     found = json.loads(out.read_text())
     assert first.returncode == 1, first.stdout
     assert {m["reason"] for m in found["missing"]} == {"stopped after 1 failure"}
@@ -110,9 +104,14 @@ def test_what_a_stop_leaves_out_is_missing(tmp_path: Path) -> None:
 
 def test_a_named_backend_on_which_nothing_passed_fails_the_session() -> None:
     """All skipped beside a backend that passes is no success."""
-    run = _pytest("--backend", "xdna2", "--backend", "ggml", "--case", dying.DEADLY)
+    run = session("--backend", "xdna2", "--backend", "ggml", "--case", dying.DEADLY)
     assert run.returncode == 1, run.stdout
     assert "xdna2: no case passed (1 UNSUPPORTED)" in run.stdout
+
+
+def _pytest(*args: str) -> None:
+    """A session that does not come to its end, in a process of its own."""
+    subprocess.run([*PYTEST, "conformance", *args], cwd=ROOT, capture_output=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("when", ["sessionfinish", "terminal_summary"])
@@ -133,7 +132,6 @@ def test_a_killed_adapter_leaves_what_ran(tmp_path: Path, monkeypatch: pytest.Mo
     """The process of pytest is gone in the middle: what ran lies beside --json."""
     out = tmp_path / "r.json"
     with dying.installed(tmp_path, monkeypatch):
-        run = _pytest("--backend", "ggml", "--backend", "dying?how=gone", "--case", dying.DEADLY,
-                      "--json", str(out))  # fmt: skip
-    assert not out.exists(), run.stdout
+        _pytest("--backend", "ggml", "--backend", "dying?how=gone", "--case", dying.DEADLY, "--json", str(out))
+    assert not out.exists()
     assert len((tmp_path / "r.json.partial.jsonl").read_text().splitlines()) == 2

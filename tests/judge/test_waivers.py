@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from datetime import date, timedelta
 from math import inf
 from pathlib import Path
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 from click.testing import Result as Invoked
 from hypothesis import given
 from hypothesis import strategies as st
-from sessions_of_pytest import PYTEST
+from sessions_of_pytest import session
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -377,10 +376,8 @@ def test_pytest_takes_waivers_too(tmp_path: Path, shared: tuple[str, ...]) -> No
         pytest.importorskip("xdist")
     path = tmp_path / "w.toml"
     path.write_text(_entry("ops/GLU.SWIGLU_OAI-f16-*limit=2.0@1", "CRASH") + _entry("ops/GONE-*"))
-    command = [*PYTEST, "-q", "conformance/test_suite.py", "--backend", "ggml"]
-    command += ["--waivers", str(path), "--case", CRASHES, "--case", PASSES, *shared]
-    root = Path(__file__).parents[2]
-    stale = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+    words = ("--backend", "ggml", "--waivers", str(path), "--case", CRASHES, "--case", PASSES, *shared)
+    stale = session(*words)
     assert stale.returncode == 1
     assert "1 passed, 1 xfailed" in stale.stdout
     assert "waivers fail this run: " in stale.stdout
@@ -388,7 +385,7 @@ def test_pytest_takes_waivers_too(tmp_path: Path, shared: tuple[str, ...]) -> No
     if shared:
         return
     path.write_text(_entry("ops/GLU.SWIGLU_OAI-f16-*limit=2.0@1", "CRASH"))
-    fine = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+    fine = session(*words)
     assert fine.returncode == 0, fine.stdout
     assert "1 passed, 1 xfailed" in fine.stdout
 

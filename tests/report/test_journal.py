@@ -201,7 +201,7 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Runner, "run", run)
     loose = tmp_path / "loose.gguf"
     casefile.write(loose, [build(case_ids(["ops"], [], "smoke")[0])])
-    words = ["run", str(loose), "--family", "gqa", "--family", "alias", "--backend", "ggml", "--fresh", "2",
+    words = ["run", str(loose), "--family", "alias", "--backend", "ggml", "--fresh", "2",
              "--save-failures", str(tmp_path)]  # fmt: skip
     whole, broken, path = tmp_path / "whole.json", tmp_path / "broken.json", tmp_path / "j"
 
@@ -212,7 +212,7 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.M
     assert CliRunner().invoke(main, [*words, "--journal", str(path), "--json", str(broken)]).exit_code == 0
     resumed = json.loads(broken.read_text())
     total = len(resumed["results"])
-    assert len(ran) == total == 1 + len(case_ids(["gqa", "alias"], [], "smoke")) + 2
+    assert len(ran) == total == 1 + len(case_ids(["alias"], [], "smoke")) + 2
     assert CliRunner().invoke(main, [*words, "--journal", str(path), "--json", str(broken)]).exit_code == 0
     assert len(ran) == total
     again = json.loads(broken.read_text())

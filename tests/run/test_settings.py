@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from planted_adapter import planted_adapter
-from sessions_of_pytest import PYTEST
+from sessions_of_pytest import session
 
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
@@ -274,15 +273,13 @@ def test_waivers_that_come_along_are_named_from_anywhere(here: Path) -> None:
 def test_pytest_takes_names_too(here: Path) -> None:
     """`pytest conformance` knows --config, names and their levels."""
     config = _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n', "names.toml")
-    root = Path(__file__).parents[2]
     out = here / "r.json"
-    command = [*PYTEST, "-q", "conformance", "--config"]
-    words = [str(config.absolute()), "--backend", "x", "--backend", "ggml", "--case", NORMS, "--json", str(out)]
-    done = subprocess.run([*command, *words], cwd=root, capture_output=True, text=True, check=False)
+    words = ("--backend", "x", "--backend", "ggml", "--case", NORMS, "--json", str(out))
+    done = session("--config", str(config.absolute()), *words)
     assert done.returncode == 0, done.stdout
     backends = [r["backend"] for r in json.loads(out.read_text())["results"]]
     assert (backends.count("x"), backends.count("ggml")) == (LEVELS["standard"], LEVELS["smoke"])
-    wrong = subprocess.run([*command, "no.toml"], cwd=root, capture_output=True, text=True, check=False)
+    wrong = session("--config", "no.toml")
     assert wrong.returncode == 4
     assert "'no.toml' does not exist" in wrong.stderr + wrong.stdout
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from sessions_of_pytest import PYTEST
+from sessions_of_pytest import session
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -103,8 +102,7 @@ def test_the_command_line_and_pytest_deal_alike(tmp_path: Path) -> None:
     words = ["--backend", "ggml", "--family", "ops", "--case", "ops/ADD-*", "--shard", "2/2", "--json"]
     run = CliRunner().invoke(main, ["run", *words, str(tmp_path / "a.json")])
     assert run.exit_code == 0, run.output
-    command = [*PYTEST, "conformance", "-q"]
-    subprocess.run([*command, *words, str(tmp_path / "b.json")], cwd=ROOT, capture_output=True, timeout=120, check=True)
+    assert session(*words, str(tmp_path / "b.json")).returncode == 0
     a, b = (json.loads((tmp_path / n).read_text()) for n in ("a.json", "b.json"))
     ids = [i for i in FAMILIES["ops"].ids("smoke") if i.startswith("ops/ADD-")]
     assert {r["case"] for r in a["results"]} == {r["case"] for r in b["results"]} == set(Shard(2, 2).share(ids))

@@ -135,7 +135,7 @@ from pathlib import Path
 from conformance.backend.registry import Spec
 from conformance.run.session.select import build
 from conformance.run.session.writeahead import Ahead, recover
-folder, case, end = Path(sys.argv[1]), build(sys.argv[3]), time.monotonic() + 4
+folder, case, end = Path(sys.argv[1]), build(sys.argv[3]), time.monotonic() + 2
 lost = 0
 while time.monotonic() < end:
     if sys.argv[2] == "recover":

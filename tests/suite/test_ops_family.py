@@ -242,7 +242,7 @@ def _check_roots(case: Case) -> None:
 
 def test_rebuilding_gives_the_same_bytes() -> None:
     """A case is its id: built twice it has the same tensors and bytes, and another seed has others."""
-    for case_id in STANDARD[::7]:
+    for case_id in STANDARD[::19]:
         if case_id.startswith("ops/COUNT_EQUAL-") and ",n=1@" in case_id:  # all of its elements are equal
             continue
         assert _digest(build(case_id)) == _digest(build(case_id))

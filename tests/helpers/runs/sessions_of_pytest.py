@@ -1,9 +1,33 @@
-"""How tests start a pytest of their own."""
+"""How tests start a session of pytest."""
 
 from __future__ import annotations
 
+import io
+import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
-_LEFT_OUT = ("cacheprovider", "benchmark", "hypothesispytest")
-PYTEST = [sys.executable, "-m", "pytest", *(word for name in _LEFT_OUT for word in ("-p", f"no:{name}"))]
-"""Without the plugins that the suite does not use: to import them takes as long as all of pytest."""
+import pytest
+
+from conformance.backend.registry import define, defined
+
+ROOT = Path(__file__).resolve().parents[3]
+LEFT_OUT = [word for name in ("cacheprovider", "benchmark", "hypothesispytest") for word in ("-p", f"no:{name}")]
+"""The plugins that the suite does not use: to import them takes as long as all of pytest."""
+PYTEST = [sys.executable, "-m", "pytest", *LEFT_OUT]
+"""A session in a process of its own."""
+
+
+def session(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `pytest conformance WORDS` from the root of the tree, in this process, which has loaded all that it needs.
+
+    What a test patches holds there.
+    """
+    names, out, err = defined(), io.StringIO(), io.StringIO()
+    known = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # what this process has imported already
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(ROOT)
+        code = pytest.main([*LEFT_OUT, *known, "--capture=no", "conformance", *words])
+    define(names)
+    return subprocess.CompletedProcess(words, int(code), out.getvalue(), err.getvalue())
