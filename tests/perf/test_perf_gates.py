@@ -73,8 +73,14 @@ BROKEN = [
     (HEAD + "colour = 1\n" + COUNTER, r"t.toml colour: is unknown; known: level, budget, gate"),
     (HEAD + COUNTER + "limit = 3\n", r"t.toml gate c limit: is unknown"),
     (HEAD + COUNTER + COUNTER, r"t.toml gate c name: a name that no other gate has"),
-    (HEAD + COUNTER.replace("counter", "feeling"), r"gate c kind: one of counter, count, ratio, absolute expected, 'feeling'"),
-    (HEAD + COUNTER.replace('"counter"', "[]"), r"gate c kind: one of counter, count, ratio, absolute expected, \[\] found"),
+    (
+        HEAD + COUNTER.replace("counter", "feeling"),
+        r"gate c kind: one of counter, count, ratio, absolute expected, 'feeling'",
+    ),
+    (
+        HEAD + COUNTER.replace('"counter"', "[]"),
+        r"gate c kind: one of counter, count, ratio, absolute expected, \[\] found",
+    ),
     (HEAD + COUNTER.replace("load", "lode"), r"gate c unit: one of level smoke \(.*load.*\) expected, 'lode' found"),
     (HEAD + COUNTER.replace("cpu", "cpu?x"), r"gate c backend: a backend \(.*\) expected, 'cpu\?x' found"),
     (HEAD + COUNTER.replace("<= 2", "< 2"), r"gate c expect: COUNTER <=, == or >= NUMBER expected, 'compiles < 2'"),
