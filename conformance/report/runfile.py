@@ -194,6 +194,9 @@ class Named(Struct, frozen=True):
     """A build, as the user names it."""
 
     name: str
+    ggml: str = ""
+    number: str = ""
+    released: str = ""
 
 
 class Builds(Struct, frozen=True):

@@ -26,7 +26,7 @@ from conformance.report.runs import Runs
 from . import tables
 from .drawings import SECONDS, drawn_graphs
 
-SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "detail", "status", "sections", "main")
+SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "detail", "status", "sections", "builds", "main")
 """Parts of the page's script in `static/`, in order of execution."""
 
 
@@ -59,6 +59,7 @@ def page(
         "superseded": len(runs.superseded),
         "unlisted": _unlisted(runs),
         "devices": runs.devices(),
+        "builds": tables.builds(runs.documents),
         "tables": {
             **tables.tables(runs, [*tables.units(runs.documents), *units], documents),
             "compared": tables.compared(against.pairs if against else ()),

@@ -18,7 +18,9 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
+from conformance.live.memory import NAME as MEMORY
 from conformance.perf.history import History, Series, changes, last_good, series
+from conformance.perf.units import FAMILY as PERF
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
 from conformance.report.runfile import Conformance, Document, Environment
@@ -47,6 +49,8 @@ LOST_COUNT = "lost"
 """The count that a pair without a result increases."""
 NOTHING = -1
 """An index in `at` without a value."""
+COUNTED = ("instructions", "cycles")
+"""Metrics of a counted unit."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
            "cause")  # fmt: skip
 
@@ -156,6 +160,34 @@ def compared(pairs: Sequence[Pair]) -> JSON:
     about = [subject(p.case) for p in pairs]
     columns |= {name: [a[k] for a in about] for k, name in enumerate(("family", "op", "type"))}
     return {"count": len(pairs), "columns": {name: words(values) for name, values in columns.items()}}
+
+
+def builds(documents: Sequence[Document]) -> list[JSON]:
+    """Return the builds of `conform build test`, from old to new.
+
+    `figures` are rows of device, model or unit, metric, and value.
+    """
+    found = [(d.record.builds, d) for d in documents if d.record.builds]
+    newest = {of.build.name: (of, d) for of, d in found}  # documents are in order
+    return [
+        {
+            **to_builtins(of.build),
+            "devices": (devices := {t.name: t.backend for t in of.devices}),
+            "figures": _figures(d.record.results, {backend: name for name, backend in devices.items()}),
+        }
+        for of, d in sorted(newest.values(), key=lambda x: x[0].build.released or x[1].written)
+    ]
+
+
+def _figures(results: Sequence[Result], devices: Mapping[str, str]) -> list[JSON]:
+    rows: list[JSON] = []
+    for r in results:
+        family, _, name = subject(r.case)
+        if r.backend not in devices or family not in {MEMORY, PERF} or ",of=" in r.case:
+            continue
+        about = [devices[r.backend], str(unit_named(r.case)["unit"]) if family == PERF else name]
+        rows += [[*about, k, v] for k, v in r.metrics.items() if family == MEMORY or k in COUNTED]
+    return rows
 
 
 def units(documents: Sequence[Document]) -> list[Row[Fields]]:

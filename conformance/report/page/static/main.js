@@ -43,6 +43,7 @@ function show_(v) {
 }
 
 const VIEWS = {
+  builds: ["Builds", buildsSection],
   overview: ["Overview", overviewSection],
   support: ["Support", supportSection],
   results: ["Results", resultsGrid],
@@ -61,6 +62,7 @@ const VIEWS = {
 
 // Views that have a tab only where there is something to see.
 const DATA = {
+  builds: () => BUILDS.length > 1,
   support: () => tables.results.count,
   results: () => tables.results.count,
   budgets: () => tables.results.columns.budget_used.numbers.some((x) => x !== null),
@@ -72,7 +74,7 @@ const main = document.getElementById("main");
 
 function route() {
   const { view, params } = parse(location.hash);
-  const name = Object.hasOwn(VIEWS, view) ? view : "overview";
+  const name = Object.hasOwn(VIEWS, view) ? view : DATA.builds() ? "builds" : "overview";
   const [title, section, parent] = VIEWS[name];
   const root = h("div", { class: `view ${name}` });
   section(root, params);

@@ -49,6 +49,10 @@ function fillLost() {
   const counts = new Map();
   for (const i of rows) counts.set(t.value("backend", i), (counts.get(t.value("backend", i)) || 0) + 1);
   const total = rows.length + unlisted();
+  const lines = [
+    ...[...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
+    ...report.unlisted.map(([backend, n, why]) => h("li", null, `${count(n)} on ${backend}${asked(backend)}: ${why}`)),
+  ];
   const list = h("ul", { class: "stories" });
   const details = h("details", {
     ontoggle: () => {
@@ -58,9 +62,7 @@ function fillLost() {
   }, h("summary", null, "List"), list);
   add(document.getElementById("lost"), h("section", { class: "banner", role: "alert" },
     h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": requested, but without a result. The run is incomplete."),
-    h("ul", null,
-      [...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
-      report.unlisted.map(([backend, n, why]) => h("li", null, `${count(n)} on ${backend}${asked(backend)}: ${why}`))),
+    h("ul", null, lines.slice(0, MOST_NAMED), lines.length > MOST_NAMED ? h("li", null, h("a", { href: "#notrun" }, `and ${count(lines.length - MOST_NAMED)} more`)) : ""),
     report.unlisted.length ? h("p", { class: "quiet" }, "To list the cases of a pattern: ", h("code", null, "conform list cases --level LEVEL --case PATTERN")) : "",
     rows.length ? details : ""));
 }
