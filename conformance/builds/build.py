@@ -59,6 +59,8 @@ class Build:
     """True if it has an RPC server program and the RPC backend."""
     architectures: tuple[str, ...] = ()
     """Names of the architectures that its llama.cpp knows; none if it does not list them."""
+    released: str = ""
+    """Day of its release, such as `2025-08-28`, if the user gave it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a strict JSON object."""

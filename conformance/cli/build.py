@@ -26,13 +26,14 @@ from conformance.cli.options import (
     repeated_option,
 )
 from conformance.cli.output import Group, leave, line, table
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
-from conformance.perf.units import BY_ID
+from conformance.perf.units import BY_ID, Unit
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
+from conformance.release import state
 from conformance.release.backtest import Answer, Attempt
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
@@ -56,10 +57,14 @@ LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
 """Environment in which ggml-vulkan lists drivers that run on the CPU."""
+COUNTING = 1 / 3
+"""Share of the budget after which no further unit is counted."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
 """The default file of backtests, in the checkout.
 
 A file in the current directory must not choose packages to download and load."""
+BUILDS = FAULTS.with_name("builds.toml")
+"""The default list of builds, likewise."""
 
 
 @click.group(cls=Group)
@@ -95,16 +100,36 @@ def build_test(
     Exit codes: 1 a cause is new (without --against: any cause), or NEW refuses cases that OLD passes, 3 no
     case passed on a device, 5 --budget ended before every case ran: see docs/exit-codes.md.
     """
-    begun = since(f"conform build test {new}")
-    ends = time.monotonic() + (1 - REPORTING) * budget
     paths = [made(output)] if output else []
     paths += [json_path] if json_path else []
+    it = _tested((new, old), devices, budget, level, isolation, paths)
+    for path in (*paths[:1], *write_page(output, paths[:1])) if output else ():
+        line(f"{path}: written")
+    leave(it.outcome())
+
+
+def _tested(
+    names: tuple[str, str | None],
+    devices: Sequence[str],
+    budget: float,
+    level: Level,
+    isolation: Isolation,
+    paths: Sequence[Path],
+    released: str = "",
+    counted: Sequence[Unit] = (),
+) -> Release:
+    """Test a build against another, or alone, and write its record."""
+    new, old = names
+    begun = since(f"conform build test {new}")
+    ends = time.monotonic() + (1 - REPORTING) * budget
     for text in begin(paths):
         line(text, err=True)
-    builds = _probe(new), None if old is None else _probe(old)
-    it = _release(*builds, devices, budget, level, replace(isolation, until=ends), *paths[:1])
-    it.seconds = max(0.0, ends - time.monotonic())
+    builds = replace(_probe(new), released=released), None if old is None else _probe(old)
+    isolation = replace(isolation, until=ends)
+    it = _release(*builds, devices, budget, level, isolation, *paths[:1])
     with Progress().of(begun):
+        it.counts.extend(state.count(counted, it.targets, isolation, ends - budget * (1 - COUNTING)))
+        it.seconds = max(0.0, ends - time.monotonic())
         it.run()
     _show(it)
     try:
@@ -112,9 +137,46 @@ def build_test(
     finally:
         for text in it.it.faults:
             line(text, err=True)
-    for path in (*paths[:1], *write_page(output)) if output else ():
-        line(f"{path}: written")
-    leave(it.outcome())
+    return it
+
+
+@build.command("state")
+@click.argument("path", metavar="[TOML]", required=False, type=ExistingFile, default=BUILDS)
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
+@BUDGET.click(default="30m", show_default=True, help="Maximum time per build: 90s, 30m, 2h.")
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
+@click.option(
+    "-o", "--output", type=Folder, metavar="DIR", required=True, help="Write the page and the records to DIR."
+)
+@isolation
+def build_state(
+    path: Path, devices: Sequence[str], budget: float, level: Level, output: Path, isolation: Isolation
+) -> None:
+    """Test each build that TOML lists, and write one page of all.
+
+    TOML is described in docs/builds.md; default: ci/builds.toml of the checkout. A build with a record in DIR is not
+    tested again. Exit codes: 1 a build could not be tested, 5 interrupted: see docs/exit-codes.md.
+    """
+    listed = state.read(path)
+    if listed.units:
+        check_callgrind()
+    done, failed, interrupted = [], [], Outcome()
+    for name, day in listed.released.items():
+        record = made(output / state.folder(name))
+        try:
+            if not record.exists():
+                it = _tested((name, None), devices, budget, level, isolation, [record], day, listed.units)
+                interrupted = Outcome.of(
+                    Why.INTERRUPTED, [f"{name}: remove {record.parent} to test it again"] if it.interrupted else []
+                )
+            done.append(record)
+        except UnavailableError as e:
+            failed.append(f"could not be tested: {e}")
+        if interrupted.exit_code:
+            break
+    for written in write_page(output, done) if done else ():
+        line(f"{written}: written")
+    leave(Outcome.of(Why.MISSING, failed) + interrupted)
 
 
 def _probe(text: str) -> Build:
@@ -164,10 +226,10 @@ def _release(
 def _show(it: Release) -> None:
     totals = it.totals()
     table([(t.name, str(totals[t.name]), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
-    for state in dict.fromkeys(f.state for f in it.found):
-        own = [f for f in it.found if f.state is state]
+    for of in dict.fromkeys(f.state for f in it.found):
+        own = [f for f in it.found if f.state is of]
         line("")
-        line(f"{state}: {len(own)}" if it.base else f"causes: {len(own)}")
+        line(f"{of}: {len(own)}" if it.base else f"causes: {len(own)}")
         for n, f in enumerate(own, 1):
             seen = f", {f.cause.seen}" if f.cause.seen else ""
             line(f"{n:3}. {f.cause.id} on {', '.join(f.devices)}{seen}: {f.cause.sentence}")

@@ -59,9 +59,9 @@ def write(release: Release, paths: Sequence[Path]) -> None:
         release.it.recorded(written=written)
 
 
-def write_page(folder: Path) -> Iterator[Path]:
-    """Write page and summary of the run file; yield each path. UsageError if impossible."""
-    runs = read_runs([folder / RESULTS])
+def write_page(folder: Path, paths: Sequence[Path]) -> Iterator[Path]:
+    """Write page and summary of run files; yield each path. UsageError if impossible."""
+    runs = read_runs(paths)
     against = compare_builds(runs)
     for name, text in (
         (PAGE, page(runs, now=datetime.now(timezone.utc), against=against)),
@@ -74,6 +74,7 @@ def write_page(folder: Path) -> Iterator[Path]:
 def document(release: Release) -> dict[str, JSON]:
     """Return the run file: both builds' results, causes, and cases that did not run."""
     rows = [r for t in release.targets for side in release.results(t) for r in side]
+    rows += release.counts
     causes, missing = list(_causes(release.found)), release.missing()
     asked = Counter(r.backend for r in rows)
     for m in missing:

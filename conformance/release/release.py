@@ -117,6 +117,8 @@ class Release:
     """Path of the run file; each result is beside it at once, until it is written."""
     profiles: Profiles | None = None
     """Measures the targets whose devices declare no rounding."""
+    counts: list[Result] = field(default_factory=list)
+    """Results of counted units, for the record."""
     level: Level = "standard"
     """Highest level of the cases."""
     learning: float = 0.0

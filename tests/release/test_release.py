@@ -561,7 +561,7 @@ def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) ->
     release.found = causes.all()
     path = made(tmp_path / "page")
     write(release, [path])
-    page, summary = write_page(path.parent)
+    page, summary = write_page(path.parent, [path])
     assert (path.name, page.name) == ("run.json", "index.html")
     assert "new: ADD is wrong" in summary.read_text()
     (cause,) = causes_of(path)
@@ -579,7 +579,7 @@ def test_planned_cases_are_counted_in_the_record(tmp_path: Path) -> None:
     _give(release, {"ops/SUB@1": Verdict.PASS}, {})
     path = made(tmp_path)
     write(release, [path])
-    (page, _) = write_page(tmp_path)
+    (page, _) = write_page(tmp_path, [path])
     assert max(path.stat().st_size, page.stat().st_size) < 200_000
     runs = read_runs([path])
     assert [(m.value.case, m.value.count) for m in runs.missing] == [("ops/*", 20_000), ("gqa/x@1", 1)]

@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -44,6 +46,8 @@ TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
         (["backtest", "{file}"], "run.json"),
         (["backtest", "{toml}", "--link", "zzz"], "no fault matches --link zzz"),
         (["backtest", "{toml}", "--budget", "0s"], "a time as 90s"),
+        (["state", "{toml}", "-o", "{page}"], "past.toml fault: is unknown; known: units, released"),
+        (["state", "{days}", "-o", "{page}"], "days.toml released a: a day such as 2025-08-28 expected, 'May' found"),
     ],
 )
 def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path) -> None:
@@ -51,7 +55,9 @@ def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path
     record = written_to(tmp_path / "run.json", RUN)
     toml = tmp_path / "past.toml"
     toml.write_text(TOML)
-    names = {"file": record, "toml": toml}
+    days = tmp_path / "days.toml"
+    days.write_text('[released]\na = "May"\n')
+    names = {"file": record, "toml": toml, "days": days, "page": tmp_path / "page"}
     ran = CliRunner().invoke(main, ["build", *(w.format(**names) for w in words)])
     assert (ran.exit_code, said in ran.output) == (2, True), ran.output
 
@@ -70,6 +76,35 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
     (row,) = json.loads(out.read_text())
     assert (row["answer"], row["state"], row["causes"]) == ("not run", None, [])
     assert row["error"] == "build pypi:a==1: not there"
+
+
+def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each build is tested once, also by a second start; one that cannot be tested is exit code 1, and no row."""
+    tested = []
+
+    def test(names: tuple[str, None], *about: Any) -> Any:  # noqa: ANN401  # stands in for `_tested`
+        new, paths, day = names[0], about[4], about[5]
+        tested.append(new)
+        if new == "c":
+            raise UnavailableError("build c: not there")
+        backend = f"ggml?lib={new}"
+        memory = result("memory/llama-real=1@1", backend, "PASS", metrics={"resident": 10.0})
+        speed = result("perf/decode@past=0/llama-l=2@1", backend, "PASS", metrics={"instructions": 7.0, "seconds": 1.0})
+        builds = {"build": {"name": new, "released": day}, "devices": [{"name": "CPU", "backend": backend}]}
+        written_to(paths[0], {**document([("ADD-1", backend, "FAIL"), memory, speed]), "builds": builds})
+        return SimpleNamespace(interrupted=False)
+
+    monkeypatch.setattr(commands, "_tested", test)
+    toml, page = tmp_path / "builds.toml", tmp_path / "page"
+    toml.write_text("[released]\nb = 2026-02-01\na = 2026-01-01\nc = 2026-03-01\n")
+    for _ in range(2):
+        ran = CliRunner().invoke(main, ["build", "state", str(toml), "-o", str(page)])
+        assert (ran.exit_code, "could not be tested: build c: not there" in ran.output) == (1, True), ran.output
+    assert tested == ["b", "a", "c", "c"]
+    text = (page / "index.html").read_text()
+    found = json.loads(text.split('id="data">')[1].split("</script>")[0])["builds"]
+    assert [(b["name"], b["released"]) for b in found] == [("a", "2026-01-01"), ("b", "2026-02-01")]
+    assert found[0]["figures"] == [["CPU", "llama", "resident", 10.0], ["CPU", "decode@past=0", "instructions", 7.0]]
 
 
 def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
