@@ -293,6 +293,8 @@ def read_document(path: Path, *, named: bool = True) -> Document | None:
         raise UsageError(f"{path}: a run file expected, cannot be read: {e.strerror}") from None
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{path}: a run file of at most {MAX_BYTES} bytes expected, a larger one found")
+    if not named and path.suffix == ".jsonl" and b"\n" not in raw:  # killed while it wrote its first line
+        return None
     body = _parse(path, raw)
     if not named and not (isinstance(body, dict) and body.get("kind") in KINDS):
         return None
