@@ -18,11 +18,11 @@ from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.live.llama import Device, device, llama_of
-from conformance.model import against, modelfile, plausible
+from conformance.model import against, modelfile, plausible, turns
 from conformance.model.answer import NOT_RUN, WRONG, Answer
 from conformance.model.check import Check, Text
 from conformance.model.finding import Finding
-from conformance.model.llama_process import Decoded, LlamaProcess
+from conformance.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
@@ -53,8 +53,11 @@ PIECES, PER_VALUE = 96 << 20, 2
 )
 @click.option("--prompt", metavar="TEXT", help=f"Default: {PROMPT!r}.")
 @click.option("--tokens", metavar="N,N,…", help="Prompt as token ids, for a vocabulary without text.")
+@click.option("--turns", "turns_file", type=ExistingFile, metavar="FILE", help="Play the conversations in FILE.")
+@click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE,…",
+              help=f"Setting of the context: {', '.join(turns.KEYS)}; repeatable.")  # fmt: skip
 @click.option("--decode", type=click.IntRange(0), default=64, show_default=True, metavar="N",
-              help="Number of tokens after the prompt.")  # fmt: skip
+              help="Number of tokens of each answer.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's.")
 @BUDGET.click(default="6m", show_default=True)
 @click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
@@ -68,6 +71,8 @@ def check_model(
     compare: Path | None,
     prompt: str | None,
     tokens: str | None,
+    turns_file: Path | None,
+    settings: Sequence[str],
     decode: int,
     lib: str | None,
     budget: float,
@@ -81,11 +86,12 @@ def check_model(
     Without --backend the file is checked: its metadata, tokenizer and values; with --compare against another file of
     the same model, in any types. With --backend the first wrong layer, node and step of each backend is located:
     llama.cpp generates tokens on its own CPU, and every backend gets the same tokens. On a backend of the adapter
-    `ggml` llama.cpp itself runs; any other adapter runs the graphs that llama.cpp built. Exit codes: 0 right, or
+    `ggml` llama.cpp itself runs; any other adapter runs the graphs that llama.cpp built. With --turns conversations
+    are played, with each --setting until a backend is wrong, and again as one prompt. Exit codes: 0 right, or
     different only by rounding, 1 the file or a backend is wrong, 2 bad input, 3 a backend could not run the model.
     """
-    if prompt is not None and tokens is not None:
-        raise UsageError("check-model: --prompt or --tokens expected, both given")
+    if sum(given is not None for given in (prompt, tokens, turns_file)) > 1:
+        raise UsageError("check-model: one of --prompt, --tokens and --turns expected, several given")
     arch = architecture_of(model)
     document: dict[str, Any] = {**header("check-model"), "model": model.name}
     findings: list[Finding] = []
@@ -105,34 +111,39 @@ def check_model(
     answers: list[Answer] = []
     cpu = Device("llama.cpp", llama_of(lib))
     with Progress().of(lambda: state[0]):
-        flash_attn = known is None or known.flash_attn
-        with closing(_load(model, arch, cpu, flash_attn, 10 * isolation.time_limit)) as llama:
-            asked = _prompt(llama, prompt, tokens)
-            decoded, case = llama.record(asked, decode)
-            words = llama.words([*asked, *decoded.tokens])
+        chosen = settings or (turns.SETTINGS if turns_file else ("",))
+        played = [turns.setting(s, flash_attn=known is None or known.flash_attn) for s in chosen]
+        share = budget * SHARE / len(played)
+
+        def check(case: Case, talk: Talk, decoded: Decoded, setting: Setting) -> Check:
+            if "tokens" not in document:
+                document.update(_begin(llama, talk, decoded, case))
+            made = Check(model, case, talk, decoded, _device, isolation, setting, share, text, output, share)
+            made.say = lambda words: state.__setitem__(0, words)
+            return made
+
+        with closing(_load(model, arch, cpu, 10 * isolation.time_limit)) as llama:
             text = None if text_file is None else _text(llama, text_file)
-            check = Check(model, case, asked, decoded, _device, isolation, budget * SHARE, text, output, budget * SHARE)
-            check.say = lambda words: state.__setitem__(0, words)
-            _begin(asked, words, decoded, case)
-            with closing(check):
-                for spec in specs:
-                    answers.append(check.of(spec))
-                    _show(answers[-1], llama, text.perplexity if text else None)
+            talk = (
+                turns.talk(llama, turns_file, decode) if turns_file else alone(_prompt(llama, prompt, tokens), decode)
+            )
+            skipped = None if settings else lambda s, why: line(f"{s.text}: not played: {why}", err=True)
+            for answer in turns.answers(llama, talk, played, specs, check, skipped):
+                answers.append(answer)
+                _show(answer, llama, text.perplexity if text else None)
     _table(answers)
+    last = {a.backend: a for a in answers}
     if json_path:
-        tokens_of = {
-            "prompt": list(asked),
-            "decode": decode,
-            "tokens": decoded.tokens,
-            "text": "".join(words),
-            "perplexity": text.perplexity if text else None,
+        document.update(decode=decode, perplexity=text.perplexity if text else None)
+        by_backend = {
+            name: {**a.to_json(), "settings": [x.summary() for x in answers if x.backend == name]}
+            for name, a in last.items()
         }
-        by_backend = {a.backend: a.to_json() for a in answers}
-        write_json(json_path, {**document, **tokens_of, "backends": by_backend})
+        write_json(json_path, {**document, "backends": by_backend})
     leave(
         broken
-        + Outcome.of(Why.FAILED, [f"{a.backend}: {WRONG}" for a in answers if a.verdict == WRONG])
-        + Outcome.of(Why.UNEXECUTED, [f"{a.backend}: {NOT_RUN}" for a in answers if a.verdict == NOT_RUN])
+        + Outcome.of(Why.FAILED, [f"{name}: {WRONG}" for name, a in last.items() if a.verdict == WRONG])
+        + Outcome.of(Why.UNEXECUTED, [f"{name}: {NOT_RUN}" for name, a in last.items() if a.verdict == NOT_RUN])
     )
 
 
@@ -169,10 +180,10 @@ def _findings(sources: Iterable[Iterable[Finding]]) -> list[Finding]:
     return found
 
 
-def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> LlamaProcess:
+def _load(model: Path, arch: str, cpu: Device, time_limit: float) -> LlamaProcess:
     """Start llama.cpp with the model; UsageError with advice if it cannot load it."""
     try:
-        return LlamaProcess(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
+        return LlamaProcess(model, cpu, time_limit=time_limit)
     except UsageError as e:
         known = "; conform capture lists the architectures that it knows, --lib BUILD selects another llama.cpp"
         hint = known if arch not in architectures() else "; is the file complete?" if "cannot load" in str(e) else ""
@@ -209,22 +220,33 @@ def _text(llama: LlamaProcess, file: Path) -> Text:
     tokens = llama.tokens(_utf8(file))[:READ]
     if len(tokens) < 2:
         raise UsageError(f"{file}: at least two tokens expected for a perplexity, {len(tokens)} found")
-    return Text(tokens, *llama.record(tokens, every=True))
+    return Text(tokens, *llama.record(alone(tokens), every=True))
 
 
-def _begin(prompt: Sequence[int], words: Sequence[str], decoded: Decoded, case: Case) -> None:
-    """Print the prompt and llama.cpp's tokens."""
-    n = len(prompt)
+def _begin(llama: LlamaProcess, talk: Talk, decoded: Decoded, case: Case) -> dict[str, Any]:
+    """Print the prompts and llama.cpp's tokens; return them for the record."""
     caches = sum(len(case.persistent[t]) for t in case.caches())
     weights = sum(len(data) for data in case.persistent.values()) - caches
-    line(f"prompt, {n} tokens: {''.join(words[:n])}")
-    line(f"llama.cpp, {len(decoded.tokens)} tokens: {''.join(words[n:])}")
+    pairs = [
+        (turn.prompt, answer)
+        for slot, answers in zip(talk, decoded.answers, strict=True)
+        for turn, answer in zip(slot, answers, strict=True)
+    ]
+    texts = [["".join(llama.words(tokens)) for tokens in pair] for pair in pairs]
+    for (prompt, answer), (asked, said) in zip(pairs, texts, strict=True):
+        line(f"prompt, {len(prompt)} tokens: {asked}")
+        line(f"llama.cpp, {len(answer)} tokens: {said}")
     line(f"weights {weights >> 20} MiB, mapped from the file; caches {caches / (1 << 20):.1f} MiB", err=True)
+    return {
+        "prompt": [token for prompt, _ in pairs for token in prompt],
+        "tokens": decoded.tokens,
+        "text": "".join(chain.from_iterable(texts)),
+    }
 
 
 def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
     """Print the answer, and the text that the backend generated if it differs."""
-    line(f"{answer.backend}: {answer.sentence()}")
+    line(f"{answer.name}: {answer.sentence()}")
     if answer.cause:
         line(f"  {answer.cause}")
     if answer.flips:
@@ -243,7 +265,7 @@ def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
 
 def _table(answers: Sequence[Answer]) -> None:
     rows = [
-        (a.backend, a.verdict, *_figures(a), f"{a.seconds:.0f}", "" if a.resident is None else a.resident >> 20)
+        (a.name, a.verdict, *_figures(a), f"{a.seconds:.0f}", "" if a.resident is None else a.resident >> 20)
         for a in answers
     ]
     table(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from conformance.case.case import JSON
 
 from .figures import Figures, Flip
+from .llama_process import Place
 
 RIGHT, ROUNDING, WRONG, NOT_RUN = "right", "rounding", "wrong", "not run"
 """Verdicts."""
@@ -21,6 +22,8 @@ class Answer:
     """The verdict on one backend with its measurements."""
 
     backend: str
+    setting: str = ""
+    """The setting of the context; "" for llama.cpp's defaults."""
     verdict: str = NOT_RUN
     figures: Figures | None = None
     """Comparison with llama.cpp on its CPU."""
@@ -36,12 +39,26 @@ class Answer:
     cause: str = ""
     """Cause of the difference."""
     first_divergence: dict[str, JSON] | None = None
+    place: Place | None = None
+    """The first wrong place."""
+    fresh: str = ""
+    """Verdict on the same tokens as one prompt of a fresh context."""
     saved: str = ""
     """File of the shrunk case."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     resident: int | None = None
     """Resident bytes of the backend's process after the run."""
+
+    @property
+    def name(self) -> str:
+        """The backend, and the setting if there is one."""
+        return f"{self.backend} ({self.setting})" if self.setting else self.backend
+
+    def summary(self) -> dict[str, JSON]:
+        """Return the answer to one setting in short."""
+        f = self.figures
+        return {"setting": self.setting, "answer": self.sentence(), "kl_max": number(f.kl_max) if f else None}
 
     def sentence(self) -> str:
         """Return the verdict in one sentence."""
@@ -70,6 +87,9 @@ class Answer:
             "top1": f.top1 if f else None,
             "greedy_equal": bool(f.agree.all()) if f else None,
             "first_divergence": self.first_divergence,
+            "setting": self.setting,
+            "place": self.place._asdict() if self.place else None,
+            "fresh": self.fresh or None,
             "cause": self.cause or None,
             "tokens": list(self.tokens),
             "flips": [

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from pathlib import Path
@@ -39,7 +39,7 @@ from conformance.run.oracle import Oracle
 from . import figures, graphs, locate
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
 from .graphs import Say, Trajectory, silent
-from .llama_process import Decoded, LlamaProcess
+from .llama_process import PLAIN, Decoded, LlamaProcess, Place, Setting, Talk, alone
 from .locate import Found, Inspected, Lost
 
 F32 = NDArray[np.float32]
@@ -73,16 +73,18 @@ class Text:
 
 @dataclass(slots=True)
 class Check:
-    """One model, one prompt, and their results from llama.cpp on its CPU."""
+    """One model, one conversation, and their results from llama.cpp on its CPU."""
 
     model: Path
     case: Case
     """The recorded graphs."""
-    prompt: Sequence[int]
+    talk: Talk
+    """The prompt, or the conversations."""
     reference: Decoded
     device: Callable[[Spec], Device]
     """Return the device that llama.cpp uses for a spec of the adapter `ggml`."""
     isolation: Isolation = field(default_factory=Isolation)
+    setting: Setting = PLAIN
     float64: float = 120.0
     """Seconds of processor time for the reference in each arithmetic.
 
@@ -97,14 +99,39 @@ class Check:
     _ran: list[tuple[Arithmetic, Trajectory]] = field(default_factory=list)
 
     @property
-    def prompts(self) -> int:
-        """Number of steps that decode the prompt."""
-        return len(self.case.steps) - len(self.reference.tokens)
+    def choices(self) -> list[int]:
+        """The rows of logits by which a token is chosen."""
+        return [row for row, place in enumerate(self.reference.places) if place.token >= 0]
+
+    def place(self, k: int) -> Place:
+        """Return the first slot's last place in step `k`, or in the next step that has any."""
+        steps = self._steps()
+        at = min(step for step in steps if step >= k)
+        here = [p for p, step in zip(self.reference.places, steps, strict=True) if step == at]
+        return [p for p in here if p.slot == here[0].slot][-1]
+
+    def last(self, answer: Answer) -> Place:
+        """Return the first wrong place of an answer, or the last place of the first slot."""
+        return answer.place or [p for p in self.reference.places if p.slot == 0][-1]
+
+    def words(self, k: int) -> str:
+        """Format the place of step `k`, counted from 0."""
+        steps, places = self._steps(), self.reference.places
+        here = [p for p, step in zip(places, steps, strict=True) if step == k]
+        if [len(turns) for turns in self.talk] == [1]:
+            return step_words(k, prompt=any(p.token <= 0 for p in here))
+        if not here:  # it only moves positions
+            return f"the shift before {self.words(k + 1)}"
+        last = {p.slot: p for p in here}
+        return " and ".join(place_words(p, len(self.talk)) for p in last.values())
 
     @property
-    def choices(self) -> slice:
-        """The rows of logits by which a token is chosen."""
-        return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
+    def replayed(self) -> Talk:
+        """The conversations with llama.cpp's answers."""
+        return [
+            [replace(turn, forced=answer) for turn, answer in zip(turns, answers, strict=True)]
+            for turns, answers in zip(self.talk, self.reference.answers, strict=True)
+        ]
 
     def close(self) -> None:
         """Close the reference."""
@@ -115,13 +142,14 @@ class Check:
 
         UsageError or UnavailableError if the backend cannot be opened.
         """
-        answer, begun = Answer(str(spec)), time.monotonic()
+        answer, begun = Answer(str(spec), self.setting.text), time.monotonic()
         with self._opened(spec) as backend:
             try:
                 self._judge(spec, backend, answer)
             except BackendError as e:
-                at = "" if e.step is None else f"in the {step_words(e.step, self.prompts)}: "
+                at = "" if e.step is None else f"in the {self.words(e.step)}: "
                 answer.verdict, answer.wrong = WRONG, f"{at}{e}"
+                answer.place = None if e.step is None else self.place(e.step)
                 answer.first_divergence = {"kind": "error", "step": e.step}
         answer.seconds = time.monotonic() - begun
         return answer
@@ -179,7 +207,7 @@ class Check:
         over = self._by_chain(found, arithmetic) if found else []
         chained = [] if not hints and found and self._same(found, arithmetic) else [j.step for j in over]
         wrong = sorted({*hints, *chained})
-        steps = sorted({0, min(self.prompts, last), last})
+        steps = sorted({*self._notable(), last})
         inspected = [(run, run.wrong(reference)) for run in graphs.inspect(backend, self.case, steps, say=say)]
         if not wrong:
             answer.notes += self._over(backend, reference, inspected, over)
@@ -208,12 +236,12 @@ class Check:
         """Return a note on nodes, or outputs and caches, that are over budget with right logits."""
         found = [(run, judged) for run, wrong in inspected for judged in wrong]
         if not found:
-            said = [f"{sentence(j, self.case)}, {step_words(j.step, self.prompts)}" for j in over[:1]]
+            said = [f"{sentence(j, self.case)}, {self.words(j.step)}" for j in over[:1]]
             return [f"over its budget: {words}; {ROUNDED}" for words in said]
         run, judged = found[0]
         first = locate.alone(backend, reference, run, judged)
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        which = step_words(run.step, self.prompts)
+        which = self.words(run.step)
         named = first.named if isinstance(first, Lost) else first.judged
         if named is None:
             return [f"{first.words}, {which}{more}"]
@@ -238,24 +266,24 @@ class Check:
 
     def _refusal(self, backend: Backend) -> str:
         """Return why the backend does not run the graphs, or an empty text."""
-        for k, step in enumerate(self.case.steps[: self.prompts + 1]):
+        for k in self._notable():
+            step = self.case.steps[k]
             for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
                 if not answer:
-                    return f"{node.op} {node.name} of the {step_words(k, self.prompts)}: {answer.reason}"
+                    return f"{node.op} {node.name} of the {self.words(k)}: {answer.reason}"
         answer = backend.supports_case(self.case)
         return "" if answer else answer.reason
 
     def _llama_logits(self, spec: Spec, answer: Answer) -> F32:
         """Return the logits of llama.cpp on a device for the reference's tokens."""
         self.say(f"{spec}: decoding with llama.cpp")
-        n = len(self.reference.tokens)
         try:
             with closing(
                 LlamaProcess(self.model, self.device(spec), time_limit=5 * self.isolation.time_limit)
             ) as llama:
-                decoded = llama.play(self.prompt, n, self.reference.tokens)
+                decoded = llama.play(self.replayed, self.setting)
                 if self.text is not None:
-                    self._read(answer, llama.play(self.text.tokens, every=True).logits)
+                    self._read(answer, llama.play(alone(self.text.tokens), every=True).logits)
         except ConformanceError as e:
             raise BackendError(str(e)) from None
         answer.resident = decoded.resident
@@ -293,10 +321,9 @@ class Check:
         if every.agree.all() and every.nmse.max() <= FLOAT32:
             return []
         exact, own = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic))
-        first = self.choices.start
         pairs = (exact, own), (exact, reference)
         flips = figures.flips(logits, reference, rounding(*pairs))
-        answer.flips = [f for f in flips if f.row >= first]
+        answer.flips = [f for f in flips if f.row in self.choices]
         worth = allowance(*pairs)
         if len(exact) < len(reference):
             answer.notes.append(
@@ -308,7 +335,15 @@ class Check:
 
     def _steps(self) -> list[int]:
         """Return the step of each row of logits."""
-        return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.logits_of(s).ne[1])]
+        return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.rows_of(s))]
+
+    def _notable(self) -> list[int]:
+        """Return the first step of the first two prompts and of their answers."""
+        first: dict[tuple[int, bool], int] = {}
+        for place, k in zip(self.reference.places, self._steps(), strict=True):
+            if place.turn < 2 and place.token <= 1:
+                first.setdefault((place.turn, place.token > 0), k)
+        return sorted({0, *first.values()})
 
     def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
         """Return outputs and final caches whose error exceeds the budget of their chain."""
@@ -343,10 +378,10 @@ class Check:
         graph = case.steps[0].graph
         layer = layer_of(found.node, graph)
         at = f"from layer {layer} on: " if layer is not None else "outside the layers: "
-        which = step_words(found.run.step, self.prompts)
+        which = self.words(found.run.step)
         numbers = describe(found.judged, case).numbers
         assert numbers is not None
-        answer.verdict = WRONG
+        answer.verdict, answer.place = WRONG, self.place(found.run.step)
         answer.wrong = f"{at}{sentence(found.judged, case)}, {which}"
         answer.cause = found.words
         answer.first_divergence = {
@@ -366,8 +401,8 @@ class Check:
         rows = [r for r, k in enumerate(self._steps()) if k == step]
         nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
         kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)
-        answer.verdict = WRONG
-        answer.wrong = f"in the logits: NMSE {nmse:.2g}, KL {kl:.2g}, {step_words(step, self.prompts)}"
+        answer.verdict, answer.place = WRONG, self.place(step)
+        answer.wrong = f"in the logits: NMSE {nmse:.2g}, KL {kl:.2g}, {self.words(step)}"
         answer.wrong += "" if located else "; cannot locate the node"
         answer.cause = cause
         answer.first_divergence = {"kind": "graph", "step": step, "layer": None, "name": graphs.LOGITS, "nmse": nmse}
@@ -422,7 +457,13 @@ def _own(t: Tensor) -> int | None:
     return None
 
 
-def step_words(k: int, prompts: int) -> str:
-    """Format step `k`, counted from 0; the first `prompts` steps decode the prompt."""
+def step_words(k: int, *, prompt: bool) -> str:
+    """Format step `k`, counted from 0, of a run with one prompt."""
     which = f"{_ORDINALS[k]} step" if k < len(_ORDINALS) else f"step {k + 1}"
-    return f"{which} (the prompt)" if k < prompts else which
+    return f"{which} (the prompt)" if prompt else which
+
+
+def place_words(place: Place, n_slots: int) -> str:
+    """Format a place in one of several conversations, or turns."""
+    slot = f"slot {place.slot + 1}, " if n_slots > 1 else ""
+    return f"{slot}turn {place.turn + 1}, {f'token {place.token}' if place.token > 0 else 'the prompt'}"

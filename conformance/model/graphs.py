@@ -43,7 +43,7 @@ class Trajectory:
     def logits(self, case: Case) -> F32:
         """Return the logits of all steps in order, `[rows, n_vocab]`; UsageError as `logits_of`."""
         rows = zip(case.steps, self.outputs, strict=False)
-        return np.concatenate([_rows(t := logits_of(s), o[t]) for s, o in rows])
+        return np.concatenate([_rows(t := logits_of(s), o[t]) for s, o in rows if s.outputs])
 
 
 def logits_of(step: Step) -> Tensor:
@@ -52,6 +52,11 @@ def logits_of(step: Step) -> Tensor:
     if not named:
         raise UsageError(f"no output called {LOGITS} in llama.cpp's graph; it has {', '.join(map(str, step.outputs))}")
     return named[0]
+
+
+def rows_of(step: Step) -> int:
+    """Return the number of rows of logits, 0 for a shift of caches; UsageError as `logits_of`."""
+    return logits_of(step).ne[1] if step.outputs else 0
 
 
 def _rows(t: Tensor, data: Bytes) -> F32:

@@ -155,7 +155,9 @@ def _key(default: str) -> Key:
     return Key(float, "a number", float(default))
 
 
-def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_keys(
+    case_id: str, keys_text: str, keys: Mapping[str, Key], *, what: str = "case"
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Parse `key=value,key=value`: values of all keys, and given texts; UsageError if invalid."""
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -163,20 +165,20 @@ def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[di
         name, equals, value = item.partition("=")
         key = keys.get(name)
         if not equals:
-            raise UsageError(f"case {case_id!r}: {item!r} found, key=value expected; keys: {', '.join(keys)}")
+            raise UsageError(f"{what} {case_id!r}: {item!r} found, key=value expected; keys: {', '.join(keys)}")
         if key is None:
-            raise unknown(f"case {case_id!r}: key", name, keys)
+            raise unknown(f"{what} {case_id!r}: key", name, keys)
         if name in given:
-            raise UsageError(f"case {case_id!r}: {name} occurs twice")
+            raise UsageError(f"{what} {case_id!r}: {name} occurs twice")
         try:
             values[name] = key.read(value)
         except ValueError:
-            raise UsageError(f"case {case_id!r}: {name}: {key.what} expected, {value!r} found") from None
+            raise UsageError(f"{what} {case_id!r}: {name}: {key.what} expected, {value!r} found") from None
         given[name] = value
     for name, key in keys.items():
         if name not in values:
             if key.required:
-                raise UsageError(f"case {case_id!r}: {name}: {key.what} is missing")
+                raise UsageError(f"{what} {case_id!r}: {name}: {key.what} is missing")
             values[name] = key.default
     return values, given
 

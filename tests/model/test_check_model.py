@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +23,15 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32
 from conformance.live.llama import Device
-from conformance.model import figures, graphs
+from conformance.model import figures, graphs, turns
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
 from conformance.model.check import Check, Text, allowance, layer_of, rounding, step_words
-from conformance.model.llama_process import LlamaProcess
+from conformance.model.llama_process import LlamaProcess, Turn, alone
 from conformance.run.runner import Runner
 
 pytestmark = needs_wheel
@@ -39,9 +41,10 @@ DECODE = 4
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of llama in Q8_0: llama.cpp rounds activations."""
+    """Two layers of llama in Q8_0, for llama.cpp rounds activations, with a template of ChatML."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    made = CliRunner().invoke(main, ["capture", "llama", "--model", "--weight-type", "q8_0", "-o", str(path)])
+    made = CliRunner().invoke(main, ["capture", "llama", "--model", "--weight-type", "q8_0", "-o", str(path),
+                                       "--set", "tokenizer.chat_template=chatml"])  # fmt: skip
     assert made.exit_code == 0, made.output
     return path
 
@@ -50,8 +53,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(model: Path) -> Iterator[Check]:
     """The model's check, which shares the reference's runs."""
     with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
-        decoded, case = llama.record(PROMPT, DECODE)
-        with closing(Check(model, case, PROMPT, decoded, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)) as it:
+        decoded, case = llama.record(alone(PROMPT, DECODE))
+        with closing(
+            Check(model, case, alone(PROMPT, DECODE), decoded, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)
+        ) as it:
             yield it
 
 
@@ -73,7 +78,7 @@ def test_a_device_of_llama_is_right(check: Check) -> None:
 def test_a_text_has_a_row_for_each_token(model: Path, check: Check) -> None:
     """Graphs with results of every token give llama.cpp's own perplexity, but for rounding."""
     with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
-        text = Text(PROMPT, *llama.record(PROMPT, every=True))
+        text = Text(PROMPT, *llama.record(alone(PROMPT), every=True))
     found = graphs.run(check.oracle.reference_in(EXACT), text.case).logits(text.case)
     assert found.shape == text.decoded.logits.shape == (len(PROMPT), llama.n_vocab)
     assert figures.perplexity(found, PROMPT) == pytest.approx(text.perplexity, rel=0.05)
@@ -221,6 +226,125 @@ def test_a_fault_is_named(check: Check, tmp_path: Path, fault: str) -> None:
         assert sum(len(s.graph) for s in small.steps) <= 3
 
 
+# -- conversations ----------------------------------------------------------------------------------------------------
+
+
+class Relaying(CpuBackend):
+    """Lays quantised weights out anew for the first product of one token, and then reads them wrongly for a prompt."""
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """The table, with a product that forgets the layout."""
+        right = super().kernels()
+        relaid: set[str] = set()
+
+        def product(node: Tensor, dst: Raw, src: Sources) -> None:
+            right["MUL_MAT"](node, dst, src)
+            weight, x = node.src[0], node.src[1]
+            assert weight is not None
+            assert x is not None
+            if weight.name == "blk.1.attn_v.weight":
+                if x.ne[1] == 1:
+                    relaid.add(weight.name)
+                elif weight.name in relaid:
+                    dst[...] = dst[..., ::-1].copy()
+
+        return {**right, "MUL_MAT": product}
+
+
+@pytest.fixture(scope="module")
+def turns_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two turns of one slot."""
+    path = tmp_path_factory.mktemp("turns") / "turns.json"
+    path.write_text(json.dumps({"messages": [{"tokens": PROMPT}, {"tokens": [7, 21, 9, 40]}]}), "utf-8")
+    return path
+
+
+def _play(model: Path, turns_file: Path, backend: str, record: Path, *options: str) -> dict[str, Any]:
+    call = ["check-model", str(model), "--turns", str(turns_file), "--decode", "2", "--json", str(record), *options]
+    ran = CliRunner().invoke(main, [*call, "--backend", backend])
+    assert ran.exit_code in {0, 1}, ran.output
+    found: dict[str, Any] = json.loads(record.read_text("utf-8"))["backends"][backend]
+    assert (found["verdict"] == WRONG) == bool(ran.exit_code)
+    return found
+
+
+def test_a_fault_of_the_second_prompt_is_found_by_turns_alone(model: Path, turns_file: Path, tmp_path: Path) -> None:
+    """The second prompt of a session is named, layer and turn; a fresh run of the same tokens is right."""
+    registry.provide("relaying", Relaying)
+    found = _play(model, turns_file, "relaying", tmp_path / "answers.json")
+    assert found["place"] == {"slot": 0, "turn": 1, "token": 0}, found["answer"]
+    assert found["setting"] == ""
+    assert (found["first_divergence"]["layer"], found["first_divergence"]["kind"]) == (1, "stale")
+    assert found["answer"].endswith("turn 2, the prompt")
+    assert found["fresh"] == ROUNDING
+    assert "a fresh run of the 11 tokens so far is right" in found["notes"]
+
+
+def _only_quantised(_b: CpuBackend, node: Tensor, dst: Raw, _s: Sources, _before: Raw) -> None:
+    """Attention over quantised keys swaps heads."""
+    assert node.src[1] is not None
+    if node.src[1].type.name == "q8_0":
+        dst[...] = dst[:, :, ::-1].copy()
+
+
+def test_a_fault_of_one_setting_is_found_with_it(model: Path, turns_file: Path, tmp_path: Path) -> None:
+    """Settings before it are right, those after it are not played, and two slots decode the same tokens."""
+    planted("only-quantised", "FLASH_ATTN_EXT", "cache_k_l1", _only_quantised)
+    settings = ["slots=2,batch=3,ubatch=2,shift=2", "cache=q8_0,slots=2", "fa=0"]
+    options = [x for text in settings for x in ("--setting", text)]
+    found = _play(model, turns_file, "only-quantised", tmp_path / "answers.json", *options)
+    assert [(s["setting"], s["answer"].partition(" ")[0]) for s in found["settings"]] == [
+        (settings[0], "differs"),
+        (settings[1], "wrong"),
+    ]
+    assert found["place"] == {"slot": 0, "turn": 0, "token": 0}, found["answer"]
+    assert found["first_divergence"]["op"] == "FLASH_ATTN_EXT"
+    assert found["answer"].endswith("slot 1, turn 1, the prompt")
+
+
+class Chat:
+    """A tokenizer of letters, and a template of one letter per role."""
+
+    def chat(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Format messages."""
+        return "".join(f"<{role[0]}>{text}" for role, text in messages) + "<a>"
+
+    def tokens(self, text: str, *, first: bool = True) -> list[int]:
+        """Return a token per letter, after a leading one."""
+        return [0] * first + [ord(c) for c in text]
+
+
+def test_a_template_formats_each_turn_once(tmp_path: Path) -> None:
+    """A prompt is what the template adds after the last answer; given answers are decoded; tokens need no template."""
+    file = tmp_path / "turns.json"
+    said = [{"role": "system", "content": "S"}, {"content": "Q"}, {"role": "assistant", "content": "A"}]
+    file.write_text("\n".join(json.dumps({"messages": m}) for m in ([*said, {"content": "R"}], [{"tokens": [1]}])))
+    first, second = turns.talk(Chat(), file, 5)  # type: ignore[arg-type]
+    texts = ["".join(map(chr, turn.prompt)) for turn in first]
+    assert texts == ["\0<s>S<u>Q<a>", "<u>R<a>"]
+    assert [turn.forced for turn in (*first, *second)] == [[65], None, None]
+    assert second == [Turn([1], 5)]
+    for text, words in (
+        ("", "the file is empty"),
+        ("[]", "conversations expected"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}', "role"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "message 1"),
+        ('{"messages": [{"content": "a"}, {"content": ""}]}', "message 2"),
+        ('{"messages": []}', "no message of a user"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            turns.talk(Chat(), file, 5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="slots: 1 to 64 expected, 0 found"):
+        turns.setting("slots=0", flash_attn=True)
+
+
+def test_the_template_is_the_models_own(model: Path) -> None:
+    """llama.cpp applies the template of the file."""
+    with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
+        assert llama.chat([("user", "é")]) == "<|im_start|>user\né<|im_end|>\n<|im_start|>assistant\n"
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -269,7 +393,7 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         (["--backend", "ggml", "--tokens", "1,x"], "1,15,7"),
         (["--backend", "ggml", "--tokens", "100000"], "tokens from 0 to"),
         (["--backend", "ggml", "--prompt", "a"], "--tokens 1,2,3"),
-        (["--backend", "ggml", "--prompt", "a", "--tokens", "1"], "--prompt or --tokens"),
+        (["--backend", "ggml", "--prompt", "a", "--tokens", "1"], "one of --prompt, --tokens and --turns"),
     ):
         ran = CliRunner().invoke(main, ["check-model", str(model), *options])
         assert (ran.exit_code, words in ran.output) == (2, True), ran.output
@@ -334,4 +458,4 @@ def test_layers_by_the_names_of_llama() -> None:
     assert [layer_of(n, graph) for n in graph] == [None, 3, 3, 3, None]
     assert layer_of(new_tensor(F32, 4, name="cache_k_l12"), graph) == 12
     assert layer_of(new_tensor(F32, 4, name="Vcur-7 (view)"), graph) == 7
-    assert [step_words(k, 1) for k in (0, 1, 11)] == ["first step (the prompt)", "second step", "step 12"]
+    assert [step_words(k, prompt=not k) for k in (0, 1, 11)] == ["first step (the prompt)", "second step", "step 12"]
