@@ -175,7 +175,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [2.0])
 def test_two_writers_and_a_reader(tmp_path: Path, seconds: float) -> None:
-    """At the same time: no error, and every row that a writer committed is there. The minute is in benchmarks."""
+    """At the same time: no error, and every row that a writer committed is there."""
     told = load(tmp_path / "h.sqlite", seconds)
     assert told.lost == 0
     assert told.written > 0
