@@ -9,7 +9,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -114,7 +114,9 @@ def sources() -> Iterator[Text]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             match node:
                 case ast.Expr(value=ast.Constant(value=str() as text)):
-                    yield from (Text(path, node.lineno, "docstring", part) for part in text.split("\n\n"))
+                    first, *others = text.split("\n\n")
+                    yield Text(path, node.lineno, "docstring", first)
+                    yield from (Text(path, node.lineno, "paragraph", part) for part in others)
                 case ast.Call(func=function) if _prints(function):
                     values = [*node.args, *(k.value for k in node.keywords)]
                     yield from (Text(path, line, "message", text) for v in values for line, text in _literals(v))
@@ -137,21 +139,18 @@ def _literals(node: ast.AST) -> Iterator[tuple[int, str]]:
                 yield from _literals(child)
 
 
-def summaries() -> Iterator[str]:
+def summaries(texts: Iterable[Text]) -> Iterator[str]:
     """Yield FILE:LINE of each docstring, also of attributes, with a summary over `SUMMARY`."""
-    for path in (p for pattern in SOURCES for p in sorted(ROOT.glob(pattern))):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            match node:
-                case ast.Expr(value=ast.Constant(value=str() as text)):
-                    if (length := len(text.lstrip().partition("\n")[0])) > SUMMARY:
-                        place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                        yield f"{place}: summary of {length} characters, {SUMMARY} allowed"
+    for text in (t for t in texts if t.kind == "docstring"):
+        if (length := len(text.text.lstrip().partition("\n")[0])) > SUMMARY:
+            yield f"{text.file.relative_to(ROOT)}:{text.line}: summary of {length} characters, {SUMMARY} allowed"
 
 
 def findings() -> list[str]:
     """Return FILE:LINE, the sentence and the suggestion for each match of a rule."""
-    found: dict[str, None] = dict.fromkeys(summaries())
-    for text in (*documents(), *helps(), *sources()):
+    texts = [*documents(), *helps(), *sources()]
+    found: dict[str, None] = dict.fromkeys(summaries(texts))
+    for text in texts:
         for sentence in _SENTENCE.split(" ".join(_CODE.sub("`x`", text.text).split())):
             for pattern, instead in COMPILED:
                 if pattern.search(sentence.strip("*_()")):

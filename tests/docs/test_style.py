@@ -57,4 +57,4 @@ def test_all_kinds_of_text_are_read() -> None:
 def test_a_long_summary_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a smaller limit the first line of some docstring is too long."""
     monkeypatch.setitem(STYLE["summaries"].__globals__, "SUMMARY", 80)
-    assert any("characters, 80 allowed" in line for line in STYLE["summaries"]())
+    assert any("characters, 80 allowed" in line for line in STYLE["summaries"](STYLE["sources"]()))
