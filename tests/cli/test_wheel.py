@@ -130,19 +130,16 @@ def test_golden_outputs_come_along(python: Path, empty: Path) -> None:
     assert int(n) > 300
 
 
-def test_pytest_runs_the_installed_suite(python: Path, empty: Path) -> None:
-    """`pytest --pyargs conformance` in an empty folder knows the suite's options and runs the installed files."""
-    said = _pytest(python, empty, "--pyargs", "conformance", "--backend", "cpu", "--family", "gqa", "--json", "r.json")
-    assert "cpu: " in said
-    assert json.loads((empty / "r.json").read_text())["totals"]["PASS"] > 5
-
-
 def test_workers_of_pytest_run_the_installed_suite(python: Path, empty: Path) -> None:
-    """Under pytest-xdist too, where each worker reads the command line by itself."""
+    """`pytest --pyargs conformance` in an empty folder, where each worker reads the command line by itself.
+
+    CI runs the whole of it so.
+    """
     pytest.importorskip("xdist")
-    chosen = ("--backend", "cpu", "--case", CASE)
+    chosen = ("--backend", "cpu", "--case", CASE, "--json", "r.json")
     said = _pytest(python, empty, *chosen, "--pyargs", "conformance.test_suite", "-n", "1")
     assert "cpu: 1 PASS" in said
+    assert json.loads((empty / "r.json").read_text())["totals"]["PASS"] == 1
 
 
 def test_an_adapter_runs_beside_the_wheel(python: Path, empty: Path) -> None:

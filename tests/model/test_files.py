@@ -48,21 +48,27 @@ def alone(file: ModelFile) -> list[Finding]:
 # -- two files --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a model of an architecture is made once."""
+    return tmp_path_factory.mktemp("models")
+
+
 @needs_wheel
 @pytest.mark.parametrize("kind", [*DAMAGES])
-def test_a_damage_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_damage_is_named(folder: Path, kind: str) -> None:
     """Tensor or key and block are those of the damage, and nothing else is wrong."""
-    damaged = files.damaged(41, tmp_path, ["llama"], kind)
-    found = damaged.pair.findings(tmp_path)
+    damaged = files.damaged(41, folder, ["llama"], kind)
+    found = damaged.pair.findings(folder)
     assert damaged.named(found), (damaged.words, [f.sentence() for f in found])
 
 
 @needs_wheel
 @pytest.mark.parametrize("seed", [4, 6, 21])
-def test_a_healthy_pair_raises_no_alarm(tmp_path: Path, seed: int) -> None:
+def test_a_healthy_pair_raises_no_alarm(folder: Path, seed: int) -> None:
     """Another type of the same values, quantised by the real ggml, is not wrong."""
-    pair = files.healthy(seed, tmp_path, ["llama", "qwen3"])
-    assert [f.sentence() for f in pair.findings(tmp_path) if f.wrong] == [], pair.words
+    pair = files.healthy(seed, folder, ["llama", "qwen3"])
+    assert [f.sentence() for f in pair.findings(folder) if f.wrong] == [], pair.words
 
 
 @pytest.mark.parametrize("type_name", ["q4_0", "q8_0", "q6_K", "q2_K"])

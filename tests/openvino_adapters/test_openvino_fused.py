@@ -255,8 +255,7 @@ def test_remembered_cache_fuses_and_grows(kind: str, batch: int, heads: int, kv_
         _close(found, _attention(h, new[0], k, v, values[0], values[1], alibi))
 
 
-@pytest.mark.parametrize("q4_0", [False, True], ids=["f32", "q4_0"])
-@pytest.mark.parametrize("rope", ["normal", "neox"])
+@pytest.mark.parametrize(("rope", "q4_0"), [("normal", False), ("neox", True)], ids=["normal-f32", "neox-q4_0"])
 @pytest.mark.parametrize("form", [stateful, slots, concat, rows])
 def test_yardsticks_decode_rightly(form: Any, rope: Rope, q4_0: bool) -> None:  # noqa: ANN401  # one of four functions
     """Each decoder written by hand gives the logits of float64 NumPy over a prompt and more tokens, and fuses."""

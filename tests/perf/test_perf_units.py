@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from sessions_of_pytest import ROOT, session
 
 from backends.cpu import CpuBackend
 from conformance.backend import registry
@@ -39,7 +40,6 @@ from conformance.run.session.select import build
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import Timed
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = "llama-l=1,embd=32,heads=2,kv=1,head=16,ff=32,vocab=32"
 OP = table.op(Timed("RMS_NORM-f32-ne=64x4", 4, 3))
 Values = Mapping[Tensor, Bytes]
@@ -377,19 +377,14 @@ def test_a_command_of_earlier_versions_names_the_one_of_today(old: str, new: str
     assert f"use conform perf {new}" in done.output
 
 
-def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", "--backend", "cpu", *args]
-    alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}  # where benchmarks are off
-    return subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
     """With `--perf` there is a test per unit and backend and nothing else, and both records have the same seconds."""
     ours, theirs = tmp_path / "perf.json", tmp_path / "benchmark.json"
-    run = _pytest(
-        "--perf", "--unit", "op/RMS*", "--unit", "memory", "--rounds", "2", "-v",
-        "--json", str(ours), "--benchmark-json", str(theirs),
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", "--backend", "cpu", "-v"]
+    command += ["--perf", "--unit", "op/RMS*", "--unit", "memory", "--rounds", "2"]
+    command += ["--json", str(ours), "--benchmark-json", str(theirs)]
+    alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}  # where benchmarks are off
+    run = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "test_suite.py::test_time[op/RMS_NORM@n=64-cpu] PASSED" in run.stdout
     assert "test_suite.py::test_memory[memory-cpu] PASSED" in run.stdout
@@ -400,7 +395,7 @@ def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
     assert benchmark["group"] == "op/RMS_NORM@n=64"
     assert benchmark["extra_info"]["compiles"] == measured.metrics["compiles"]
     assert memory.metrics["memory.weights"] > 0
-    run = _pytest("--collect-only", "-q", "--family", "gqa")
+    run = session("--backend", "cpu", "--collect-only", "-q", "--family", "gqa")
     assert "test_case[gqa/" in run.stdout
     assert "test_time" not in run.stdout
 
@@ -408,7 +403,7 @@ def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["-q", "conformance/test_suite.py::test_time"], 1, "no tests ran"),
+        (["--case", OP.case_id, "-k", "test_time"], 1, "1 deselected"),
         (["--perf", "-n", "2"], 4, "run it without -n"),
         (["--perf", "--unit", "nope"], 4, "no unit of level smoke matches 'nope'"),
         (["--perf", "--rounds", "0"], 4, "0 is not in the range x>=1"),
@@ -417,9 +412,7 @@ def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
 )
 def test_pytest_without_perf_and_with_what_does_not_go_with_it(options: list[str], code: int, said: str) -> None:
     """No test of time exists without `--perf`; a wrong option is one line."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--backend", "cpu", *options]
-    command += [] if any(o.startswith("conformance") for o in options) else ["conformance"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    run = session("-p", "benchmark", "--backend", "cpu", *options)
     assert said in run.stdout + run.stderr
     assert run.returncode == code
 

@@ -456,8 +456,9 @@ def test_a_target_that_does_not_open_ends_alone() -> None:
     assert release.outcome().exit_code == 1
 
 
-def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path) -> None:
+def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a measured profile no case is judged; other targets run."""
+    monkeypatch.setattr("conformance.release.profiles.plain", lambda *_: {})  # to list its cases takes seconds
     gpu = Target(
         "GPU", Spec("ggml", (("lib", "/nowhere"), ("device", "X"), ("profile", str(tmp_path / "x.toml")))), None
     )
@@ -474,8 +475,9 @@ def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path) -> None:
     assert release.outcome().exit_code == 1
 
 
-def test_failures_of_a_backend_that_no_longer_opens_are_grouped_by_message() -> None:
+def test_failures_of_a_backend_that_no_longer_opens_are_grouped_by_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are causes all the same, one for each op and message."""
+    monkeypatch.setattr("conformance.causes.analyse.confirm", lambda *_, **__: {})  # two dozen processes
     spec = Spec("ggml", (("lib", "/nowhere"),))
     died = [Result(i, str(spec), Verdict.CRASH, error=Error("SIGABRT: x.cpp:7: no")) for i in (SQR, SQR + "2")]
     died += [Result("ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", str(spec), Verdict.FAIL)]

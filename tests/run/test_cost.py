@@ -35,7 +35,7 @@ LARGE = (
     "ops/FLASH_ATTN_EXT-f16+f16-q=64x256x32,k=64x2048x8,mask=2048x256,hide=holes@643",
     "ops/MUL_MAT-f16+f32-a=4096x4096,b=4096x1@47",
     "ops/SET_ROWS-f32+f32+i64-a=1024x4096,n=512@747",
-    "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,seqs=4,ctx=4096,run=p250.15(d12.p244).d6@462",
+    "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,seqs=4,ctx=4096,run=p250.5(d12.p244).d6@462",
 )
 
 
