@@ -22,7 +22,7 @@ import click
 from documents import DOCUMENTS, ELISION, ROOT, Command, commands
 
 from conformance.cli import main
-from conformance.cli.options import PERF_RUN
+from conformance.cli.options import PERF_COUNT, PERF_RUN
 from conformance.cli.options import RUN as SUITE
 
 if sys.version_info >= (3, 11):
@@ -117,7 +117,7 @@ def options_in(words: tuple[str, ...]) -> Iterator[str]:
 
 def every_option() -> set[str]:
     """The options of every `conform` command and of `pytest conformance`."""
-    found = {name for o in (*SUITE, *PERF_RUN) for name in o.name.split("/")}
+    found = {name for o in (*SUITE, *PERF_RUN, PERF_COUNT) for name in o.name.split("/")}
     commands: list[click.Command] = [main]
     while commands:
         command = commands.pop()
