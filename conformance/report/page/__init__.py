@@ -59,7 +59,7 @@ def page(
         "superseded": len(runs.superseded),
         "unlisted": _unlisted(runs),
         "devices": runs.devices(),
-        "builds": tables.builds(runs.documents),
+        "builds": tables.builds(runs),
         "tables": {
             **tables.tables(runs, [*tables.units(runs.documents), *units], documents),
             "compared": tables.compared(against.pairs if against else ()),

@@ -162,32 +162,32 @@ def compared(pairs: Sequence[Pair]) -> JSON:
     return {"count": len(pairs), "columns": {name: words(values) for name, values in columns.items()}}
 
 
-def builds(documents: Sequence[Document]) -> list[JSON]:
+def builds(runs: Runs) -> list[JSON]:
     """Return the builds of `conform build test`, from old to new.
 
     `figures` are rows of device, model or unit, metric, and value.
     """
-    found = [(d.record.builds, d) for d in documents if d.record.builds]
-    newest = {of.build.name: (of, d) for of, d in found}  # documents are in order
+    found = [(d.record.builds, d.written) for d in runs.documents if d.record.builds]
+    newest = {of.build.name: (of, written) for of, written in found}  # documents are in order
+    figures: dict[str, list[tuple[str, str, float]]] = {}
+    for r in (r.value for r in runs.results):
+        figures.setdefault(r.backend, []).extend(_figures(r))
     return [
         {
             **to_builtins(of.build),
-            "devices": (devices := {t.name: t.backend for t in of.devices}),
-            "figures": _figures(d.record.results, {backend: name for name, backend in devices.items()}),
+            "devices": {t.name: t.backend for t in of.devices},
+            "figures": [[t.name, *row] for t in of.devices for row in figures.get(t.backend, ())],
         }
-        for of, d in sorted(newest.values(), key=lambda x: x[0].build.released or x[1].written)
+        for of, written in sorted(newest.values(), key=lambda x: x[0].build.released or x[1])
     ]
 
 
-def _figures(results: Sequence[Result], devices: Mapping[str, str]) -> list[JSON]:
-    rows: list[JSON] = []
-    for r in results:
-        family, _, name = subject(r.case)
-        if r.backend not in devices or family not in {MEMORY, PERF} or ",of=" in r.case:
-            continue
-        about = [devices[r.backend], str(unit_named(r.case)["unit"]) if family == PERF else name]
-        rows += [[*about, k, v] for k, v in r.metrics.items() if family == MEMORY or k in COUNTED]
-    return rows
+def _figures(r: Result) -> list[tuple[str, str, float]]:
+    """Return model or unit, metric and value of a measurement."""
+    family, _, name = subject(r.case)
+    if family == PERF:
+        return [(str(unit_named(r.case)["unit"]), k, v) for k, v in r.metrics.items() if k in COUNTED]
+    return [(name, k, v) for k, v in r.metrics.items()] if family == MEMORY and ",of=" not in r.case else []
 
 
 def units(documents: Sequence[Document]) -> list[Row[Fields]]:

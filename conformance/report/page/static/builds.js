@@ -83,6 +83,6 @@ function figuresOfBuilds() {
 
 function buildMatrix(what, rows) {
   return scroller(`${what} by build`, h("table", { class: "matrix" },
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, what), BUILDS.map((b) => h("th", { scope: "col", title: b.name }, h("span", { class: "name" }, versionOf(b)), h("span", { class: "quiet" }, b.released))))),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, what), BUILDS.map((b) => h("th", { scope: "col", title: b.name }, h("span", { class: "name" }, versionOf(b).split(/(?<=\.)/).flatMap((part) => [part, h("wbr")])), h("span", { class: "quiet" }, b.released))))),
     h("tbody", null, rows.map(({ label, cells }) => h("tr", null, h("th", { scope: "row" }, label), cells.map((c) => h("td", null, c)))))));
 }
