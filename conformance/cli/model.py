@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import REFERENCE, Spec
 from conformance.case.case import Case
 from conformance.cli.cases import architecture_of
 from conformance.cli.options import BUDGET, ExistingFile, Folder, backend_option, isolation, json_option
 from conformance.cli.output import leave, line, table
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.live.llama import Device, device, llama_of
-from conformance.model import against, modelfile, plausible, turns
-from conformance.model.answer import NOT_RUN, WRONG, Answer
+from conformance.model import against, figures, layers, modelfile, plausible, turns
+from conformance.model.answer import NOT_RUN, WRONG, Answer, number
 from conformance.model.check import Check, Text
 from conformance.model.finding import Finding
+from conformance.model.layers import Files
 from conformance.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
+from conformance.model.modelfile import ModelFile
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
-from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.session.environment import header
 from conformance.suite.zoo.model import table as architectures
 
@@ -41,8 +44,8 @@ SHOWN = 5
 """Maximum number of changed tokens to print."""
 FOUND = 20
 """Maximum number of findings about a file to print."""
-PIECES, PER_VALUE = 96 << 20, 2
-"""Bytes that checking takes: for a piece, and per value of the largest tensor."""
+PIECES, PER_VALUE, PLAYED = 96 << 20, 2, 32
+"""Bytes: for a piece, and per value of the largest tensor without and with a prompt."""
 
 
 @click.command("check-model")
@@ -95,34 +98,39 @@ def check_model(
     arch = architecture_of(model)
     document: dict[str, Any] = {**header("check-model"), "model": model.name}
     findings: list[Finding] = []
+    cpu = Device("llama.cpp", llama_of(lib))
+    known = architectures().get(arch)
+    flash_attn = known is None or known.flash_attn
+    load = partial(_load, arch=arch, cpu=cpu, time_limit=10 * isolation.time_limit)
     if compare or not backends:
-        findings = _check_file(model, compare)
-        document["file"] = {
-            "compared": compare.name if compare else None, "findings": [f.to_json() for f in findings]
-        }  # fmt: skip
+        a, b = modelfile.read(model), modelfile.read(compare) if compare else None
+        findings, logits = _check_file(a, b), None
+        if b:
+            plain = turns.setting("", flash_attn=flash_attn)
+            layer, logits = _by_layers(a, b, load, lambda llama: _prompt(llama, prompt, tokens), plain)
+            findings += layer
+        document["file"] = {"compared": compare.name if compare else None, "logits": logits,
+                            "findings": [f.to_json() for f in findings]}  # fmt: skip
     broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(f.wrong for f in findings) else [])
     if not backends:
         if json_path:
             write_json(json_path, document)
         leave(broken)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
-    state = ["llama.cpp decodes on its CPU"]
-    known = architectures().get(arch)
     answers: list[Answer] = []
-    cpu = Device("llama.cpp", llama_of(lib))
-    with Progress().of(lambda: state[0]):
-        chosen = settings or (turns.SETTINGS if turns_file else ("",))
-        played = [turns.setting(s, flash_attn=known is None or known.flash_attn) for s in chosen]
-        share = budget * SHARE / len(played)
+    chosen = settings or (turns.SETTINGS if turns_file else ("",))
+    played = [turns.setting(s, flash_attn=flash_attn) for s in chosen]
+    share = budget * SHARE / len(played)
+    with _progress("llama.cpp decodes on its CPU") as say:
 
         def check(case: Case, talk: Talk, decoded: Decoded, setting: Setting) -> Check:
             if "tokens" not in document:
                 document.update(_begin(llama, talk, decoded, case))
             made = Check(model, case, talk, decoded, _device, isolation, setting, share, text, output, share)
-            made.say = lambda words: state.__setitem__(0, words)
+            made.say = say
             return made
 
-        with closing(_load(model, arch, cpu, 10 * isolation.time_limit)) as llama:
+        with closing(load(model)) as llama:
             text = None if text_file is None else _text(llama, text_file)
             talk = (
                 turns.talk(llama, turns_file, decode) if turns_file else alone(_prompt(llama, prompt, tokens), decode)
@@ -147,23 +155,58 @@ def check_model(
     )
 
 
-def _check_file(model: Path, other: Path | None) -> list[Finding]:
+def _check_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
     """Check a file, by itself and against another; print and return the findings."""
-    a, b = modelfile.read(model), None if other is None else modelfile.read(other)
+    model = a.path
     largest = max((t.n_blocks * t.type.blck_size for t in a.readable() if t.type), default=0)
+    takes = PIECES + (PLAYED if b else PER_VALUE) * largest
     line(f"{model}: {a.arch or 'no architecture'}, {len(a.tensors)} tensors, {len(a.data) >> 20} MiB; "
-         f"checking takes at most {PIECES + PER_VALUE * largest >> 20} MiB of memory", err=True)  # fmt: skip
+         f"checking takes at most {takes >> 20} MiB of memory", err=True)  # fmt: skip
     found = _findings([plausible.header(a), against.header(a, b) if b else ()])
-    state = [f"reading {model.name}"]
-
-    def say(words: str) -> None:
-        state[0] = words
-
-    with Progress().of(lambda: state[0]):
+    with _progress(f"reading {model.name}") as say:
         found += _findings([against.tensors(a, b, say) if b else (), plausible.values(a, say)])
     if not any(f.wrong for f in found):
-        line(f"{model}: {f'equal to {other} but for the cost of its types' if b else 'nothing is implausible'}")
+        line(f"{model}: {f'equal to {b.path} but for the cost of its types' if b else 'nothing is implausible'}")
     return found
+
+
+@contextmanager
+def _progress(begin: str) -> Iterator[Callable[[str], None]]:
+    """Show the latest words that the yielded function got."""
+    state = [begin]
+    with Progress().of(lambda: state[0]):
+        yield lambda words: state.__setitem__(0, words)
+
+
+def _by_layers(
+    a: ModelFile,
+    b: ModelFile,
+    load: Callable[[Path], LlamaProcess],
+    prompt: Callable[[LlamaProcess], Sequence[int]],
+    setting: Setting,
+) -> tuple[list[Finding], dict[str, Any] | None]:
+    """Play a prompt through two files; return the first wrong node and the logits' KL."""
+    with _progress("layers: llama.cpp loads both files") as say, ExitStack() as opened:
+        try:
+            theirs, mine = (opened.enter_context(closing(load(file.path))) for file in (b, a))
+        except ConformanceError as e:
+            line(f"layers: not compared: {e}")
+            return [], None
+        asked = prompt(theirs)
+        (expected, right), (decoded, case) = (
+            llama.record(alone(asked), setting, every=True) for llama in (theirs, mine)
+        )
+        logits = None
+        if decoded.logits.shape == expected.logits.shape:
+            f = figures.measure(decoded.logits, expected.logits)
+            line(f"layers: logits of {len(asked)} tokens: KL {f.kl_max:.2g} at most, {f.kl_mean:.2g} on average, "
+                 f"top 1 {f.top1:.1%}")  # fmt: skip
+            logits = {"tokens": list(asked), "kl": {"max": number(f.kl_max), "mean": number(f.kl_mean)}, "top1": f.top1}
+        reference = opened.enter_context(closing(open_backend(Spec(REFERENCE))))
+        found = layers.first(Files(a, b), case, right, reference, say)
+    if not found:
+        line("layers: no node differs by more than its types cost")
+    return _findings([[found] if found else []]), logits
 
 
 def _findings(sources: Iterable[Iterable[Finding]]) -> list[Finding]:

@@ -161,6 +161,14 @@ def fit(a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> Fit:
     return pair.fit(pair.even)
 
 
+def storing(a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> float | None:
+    """Return the error energy of storing values of `b` in both types, as a share of theirs.
+
+    It is measured over an even sample. None without a quantiser for both types.
+    """
+    return _Pair(a, x, b, y).storing()
+
+
 class _Pair:
     """Two tensors, read by units of both types."""
 
@@ -242,6 +250,16 @@ class _Pair:
             if not self._known:
                 allowed = np.zeros_like(error)
             return np.where(error > 0, error / allowed, 0.0), np.where(error > 0, error / energy, 0.0)
+
+    def storing(self) -> float | None:
+        """Return the energy of the types' cost divided by that of the second side's values."""
+        if not self._known:
+            return None
+        source = self._units(self.even)[1]
+        on_grid = self._sides[1][2].is_quantized
+        costs = [np.sqrt(cost(type_, source, on_grid=on_grid)) for _, _, type_ in self._sides]
+        energy = _energy(source).sum()
+        return float(((costs[0] + costs[1]) ** 2).sum() / energy) if energy else 0.0
 
     def fit(self, units: NDArray[np.intp]) -> Fit:
         """Return how well `units` of both fit."""

@@ -36,6 +36,8 @@ class Kind(str, Enum):
     """A scale that no quantiser writes, or values far above their neighbours'."""
     CONSTANT = "constant"
     """Equal values where the others differ."""
+    LAYER = "layer"
+    """A node that differs by more than quantising its weights costs."""
 
 
 @dataclass(frozen=True, slots=True)

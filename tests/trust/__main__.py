@@ -178,7 +178,8 @@ def files(sample: int, seed: int) -> None:
             found = damaged.pair.findings(folder)
             named.append(damaged.named(found))
             alone.append({f.where for f in damaged.pair.alone(folder)} >= set(damaged.where))
-            wrong = [f for f in healthy.findings(folder) if f.wrong]
+            layer = healthy.layer(folder)
+            wrong = [f for f in (*healthy.findings(folder), *([layer] if layer else [])) if f.wrong]
             alarms += bool(wrong)
             click.echo(f"{k}: {damaged.words}: {'named' if named[-1] else f'not named: {[*map(str, found[:3])]}'}")
             for f in wrong:

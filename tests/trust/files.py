@@ -19,13 +19,17 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
+from backends.cpu import CpuBackend
+from conformance.case.case import Case
 from conformance.ggml.lib.library import Library
 from conformance.ggml.quants import from_float
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.types import F32, TYPES, GGMLType
-from conformance.model import against, plausible
+from conformance.live.llama import Device
+from conformance.model import against, layers, plausible
 from conformance.model.finding import Finding, Kind
 from conformance.model.graphs import silent
+from conformance.model.llama_process import LlamaProcess, alone
 from conformance.model.modelfile import ModelFile, read
 from conformance.suite.zoo import family, model
 
@@ -33,6 +37,7 @@ ARCHITECTURES = ("llama", "qwen3", "gemma2", "phi3", "falcon", "deepseek2", "olm
 SOURCES = ("f32", "f16", "bf16", "q8_0")
 QUANTISED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs",
              "iq3_s", "iq2_s", "mxfp4", "f16", "bf16")  # fmt: skip
+PROMPT = [3, 14, 15, 92, 65]
 DISTRIBUTIONS = ("normal", "tails", "channels", "few", "repeated")
 F = NDArray[np.float32]
 
@@ -125,10 +130,22 @@ class Pair:
         found = [*against.header(a, b), *against.tensors(a, b, silent), *self.alone(folder)]
         return sorted(found, key=lambda f: f.rank)
 
+    def layer(self, folder: Path) -> Finding | None:
+        """Return the first node that differs by more than the types cost, for a prompt of five tokens."""
+        files = layers.Files(self.a.write(folder / "a.gguf"), self.b.write(folder / "b.gguf"))
+        a, b = (_recorded(file) for file in (files.a, files.b))
+        return layers.first(files, a, b, CpuBackend(), silent)
+
     def alone(self, folder: Path) -> list[Finding]:
         """Return the findings for the first file without the second."""
         a = self.a.write(folder / "a.gguf")
         return [*plausible.header(a), *plausible.values(a, silent)]
+
+
+def _recorded(file: ModelFile) -> Case:
+    """Return the graph that llama.cpp builds for the prompt."""
+    with closing(LlamaProcess(file.path, Device("llama.cpp"))) as llama:
+        return llama.record(alone(PROMPT))[1]
 
 
 def healthy(seed: int, folder: Path, archs: Sequence[str] = ARCHITECTURES) -> Pair:

@@ -1,0 +1,78 @@
+"""`conform check-model --compare` on a prompt: the first node that differs by more than its types cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from marks import needs_wheel
+from trust import files
+from trust.files import Draft, Pair
+
+from conformance.cli import main
+from conformance.ggml.quants import from_float, to_float
+from conformance.model.finding import Kind
+
+pytestmark = needs_wheel
+SEED = 1997
+"""Draws a llama of two layers in Q4_K, made from F16."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A healthy pair."""
+    return files.healthy(SEED, tmp_path_factory.mktemp("zoo"), ["llama"])
+
+
+def _rope(a: Draft) -> None:
+    a.keys["llama.rope.freq_base"] = 500000.0
+
+
+def _swapped(a: Draft) -> None:
+    x, y = "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"
+    a.raw[x], a.raw[y] = a.raw[y], a.raw[x]
+
+
+def _larger(a: Draft) -> None:
+    """Every value is 25 % too large, which no single block of four bits shows."""
+    name = "blk.1.attn_v.weight"
+    type_ = a.types[name]
+    x = to_float(type_, a.raw[name].reshape(-1, type_.type_size)) * np.float32(1.25)
+    a.raw[name] = from_float(type_, x).reshape(-1).view(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "node", "layer"),
+    [(_rope, "ROPE Qcur-0", 0), (_swapped, "MUL_MAT ffn_gate-1", 1), (_larger, "MUL_MAT Vcur-1", 1)],
+)
+def test_the_first_node_that_differs_is_named(
+    pair: Pair, tmp_path: Path, damage: Callable[[Draft], None], node: str, layer: int
+) -> None:
+    """Nodes after it, which only read other values, are not; a factor on a tensor is seen by its node alone."""
+    a = replace(pair.a, keys=dict(pair.a.keys), raw=dict(pair.a.raw))
+    damage(a)
+    damaged = replace(pair, a=a)
+    found = damaged.layer(tmp_path)
+    assert found is not None
+    assert (found.kind, found.where, f"from layer {layer} on" in found.why) == (Kind.LAYER, node, True)
+    assert ("its parameters differ" in found.why) == (damage is _rope)
+    assert any(f.wrong for f in damaged.findings(tmp_path)) == (damage is not _larger)
+
+
+def test_the_command_plays_a_prompt_through_both_files(pair: Pair, tmp_path: Path) -> None:
+    """A healthy pair ends with 0 and the KL of its logits, which the record has too; the memory is stated."""
+    for draft, name in ((pair.a, "a.gguf"), (pair.b, "b.gguf")):
+        draft.write(tmp_path / name)
+    a, b, record = (str(tmp_path / n) for n in ("a.gguf", "b.gguf", "r.json"))
+    ran = CliRunner().invoke(main, ["check-model", a, "--compare", b, "--tokens", "3,14,15", "--json", record])
+    assert ran.exit_code == 0, ran.output
+    assert "layers: logits of 3 tokens: KL " in ran.output
+    assert "layers: no node differs by more than its types cost" in ran.output
+    found = json.loads(Path(record).read_text("utf-8"))["file"]["logits"]
+    assert found["tokens"] == [3, 14, 15]
+    assert 0 < found["kl"]["mean"] <= found["kl"]["max"] < 1
