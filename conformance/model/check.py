@@ -40,7 +40,7 @@ from . import figures, graphs, locate
 from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
 from .graphs import Say, Trajectory, silent
 from .llama_process import PLAIN, Decoded, LlamaProcess, Place, Setting, Talk, alone
-from .locate import Found, Inspected, Lost
+from .locate import Found, Inspected, Lost, Unplaced
 
 F32 = NDArray[np.float32]
 FACTOR = 4.0
@@ -191,15 +191,15 @@ class Check:
 
     def _by_nodes(
         self, spec: Spec, backend: Backend, answer: Answer, found: Trajectory | None, hints: Sequence[int]
-    ) -> tuple[list[int], Lost | None]:
+    ) -> tuple[list[int], Unplaced | None]:
         """Judge a run by its chains of nodes, and every node of three steps alone.
 
         It puts the first wrong node into `answer`, or notes nodes over budget if no output is wrong. `hints` are steps
         with wrong logits.
 
         Returns:
-            Steps that are wrong for another reason than a near-tie of experts, and the node whose output gets lost, if
-            that hides which node is wrong.
+            Steps that are wrong for another reason than a near-tie of experts, and why no node is named although one is
+            wrong.
         """
         say, last = self._saying(str(spec)), len(self.case.steps) - 1
         arithmetic = backend.arithmetic_in(self.case)
@@ -222,7 +222,7 @@ class Check:
         if first is None:
             return wrong, None
         answer.notes += self._minor(first)
-        if isinstance(first, Lost):
+        if not isinstance(first, Found):
             return wrong, first
         if first.fault is None:
             answer.notes.append(f"{first.words}; what follows is not judged")
@@ -247,7 +247,7 @@ class Check:
             return [f"{first.words}, {which}{more}"]
         return [f"over its budget: {sentence(named, run.case)}, {which}{more}; {ROUNDED}"]
 
-    def _minor(self, first: Found | Lost) -> list[str]:
+    def _minor(self, first: Found | Unplaced) -> list[str]:
         """Return a note about nodes whose error is too small to explain the result."""
         if not first.minor:
             return []

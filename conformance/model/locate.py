@@ -59,6 +59,8 @@ class Found:
     """Number of further wrong nodes of the same op and types, each run in its own graph."""
     minor: Sequence[Judged] = ()
     """Further wrong nodes whose error is too small to explain the result."""
+    cut: Judged | None = None
+    """If no node is wrong alone: the first wrong one if graphs end with it."""
 
     @property
     def node(self) -> Tensor:
@@ -70,6 +72,8 @@ class Found:
         """Description of the fault."""
         if self.fault is None:
             return self.tie
+        if self.cut is not None:
+            return f"{WORDS[self.fault]}; graphs that end earlier are wrong from {_node_words(self.cut)} on"
         if not self.similar:
             return WORDS[self.fault]
         types = ", ".join(s.type.name for s in self.judged.tensor.src if s is not None)
@@ -99,6 +103,33 @@ class Lost:
         return f"probe: requested with every other node, {said}; requested {alone}, {is_}: outputs are lost"
 
 
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two methods that name different nodes: nodes alone, and graphs that end earlier."""
+
+    replayed: Judged | None
+    """The first wrong node with recorded inputs; None if none explains the result."""
+    cut: Judged | None
+    """The first wrong node at the end of a graph; None if there is none."""
+    run: StepRun
+    minor: Sequence[Judged] = ()
+    """Nodes whose error is too small to explain the result."""
+
+    @property
+    def words(self) -> str:
+        """Description of both answers."""
+        one, other = ("no node" if j is None else sentence(j, self.run.case) for j in (self.replayed, self.cut))
+        return f"two methods disagree: each node alone, with its own inputs: {one}; graphs that end earlier: {other}"
+
+
+Unplaced = Lost | Contradiction
+"""Why no node is named."""
+
+
+def _node_words(judged: Judged) -> str:
+    return f"{judged.tensor.op} {judged.tensor.name} (NMSE {judged.difference.nmse:.2g})"
+
+
 def _writer(t: Tensor, graph: Graph) -> Tensor:
     if t in graph.nodes:
         return t
@@ -112,15 +143,31 @@ def first(
     inspected: Sequence[Inspected],
     reopen: Reopen,
     say: Say,
-) -> Found | Lost | None:
+) -> Found | Unplaced | None:
     """Return the first wrong node, cache or output of a run; None if every step is right.
 
-    A cache or output is returned if each node alone is right. Other results are a choice of experts at a near-tie
-    (`TIE`) that explains the error, and `Lost` if lost outputs hide which node is wrong.
+    A node is returned if two methods agree: it is wrong alone, with recorded inputs, and at the end of a graph, while
+    its sources are right at the ends of theirs. A cache or output is returned if each node alone is right. Other
+    results are a choice of experts at a near-tie (`TIE`) that explains the error, `Lost` if lost outputs hide which
+    node is wrong, and a `Contradiction`.
 
     `inspected`: steps with their wrong nodes. `reference` computes in the backend's arithmetic. BackendError if either
     fails.
     """
+    found = _first(backend, reference, case, inspected, reopen, say)
+    if not isinstance(found, Found) or found.fault is not Fault.NODE:
+        return found
+    say("checking the node with graphs that end earlier")
+    probe, least = _probe(backend, reference, found.run, ()), SHARE * _weight([found.judged])
+    if probe.ends(found.judged, least):
+        return found
+    start = next(iter(_wrong_outputs(backend, reference, found.run)), found.judged)
+    return Contradiction(found.judged, probe.traced(start, least), found.run, found.minor)
+
+
+def _first(
+    backend: Backend, reference: Backend, case: Case, inspected: Sequence[Inspected], reopen: Reopen, say: Say
+) -> Found | Unplaced | None:
     seen = next((alone(backend, reference, run, _culprit(wrong)) for run, wrong in inspected if wrong), None)
     upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
     step = _first_step(backend, reference, case, upto, say)
@@ -133,7 +180,7 @@ def first(
         if isinstance(found, Found):
             return found
         one_by_one = _one_by_one(backend, reference, run, step, say)
-        if isinstance(one_by_one, Found):
+        if isinstance(one_by_one, (Found, Contradiction)):
             return one_by_one
         lost = replace(found, minor=one_by_one)
     elif tie := _tie(run, reference):
@@ -141,7 +188,11 @@ def first(
     bare = step.run
     with reopen() as fresh:
         right = not any(j.used > 1 for j in _judge(bare.case, reference, _values(fresh, bare.case)))
-    return replace(step, fault=Fault.STALE) if right else lost or replace(step, fault=Fault.GRAPH)
+    if right or lost:
+        return replace(step, fault=Fault.STALE) if right else lost
+    say("each node alone is right: trying graphs that end earlier")
+    cut = _probe(backend, reference, run, ()).traced(step.judged)
+    return replace(step, fault=Fault.GRAPH, cut=cut)
 
 
 def _culprit(wrong: Sequence[Judged]) -> Judged:
@@ -175,12 +226,14 @@ def _probe(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Jud
     return Probe(outputs, [StepValues(dict(run.case.steps[0].expected))], backend, reference, _bare(run.case))
 
 
-def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found, say: Say) -> Found | Sequence[Judged]:
+def _one_by_one(
+    backend: Backend, reference: Backend, run: StepRun, step: Found, say: Say
+) -> Found | Contradiction | Sequence[Judged]:
     """Locate the fault if requesting every node gives no usable values.
 
     Runs each node in its own graph with right inputs. Returns the worst node of the op and types whose errors together
-    explain the wrong outputs; else the node behind the wrong value of `step`, found with graphs that end earlier; else
-    the nodes whose errors are too small.
+    explain the wrong outputs; else a `Contradiction` with the node behind the wrong value of `step` that graphs that
+    end earlier show; else the nodes whose errors are too small.
     """
     off = _wrong_outputs(backend, reference, run)
     if not off:
@@ -196,8 +249,8 @@ def _one_by_one(backend: Backend, reference: Backend, run: StepRun, step: Found,
     if heaviest and _weight(heaviest) >= enough:
         return Found(_culprit(heaviest), fed, Fault.NODE, similar=len(heaviest) - 1, minor=minor)
     say("no single node explains it: trying graphs that end earlier")
-    traced = _probe(backend, reference, run, off).traced(step.judged)
-    return Found(traced, run, Fault.NODE, minor=minor) if traced and _weight([traced]) >= enough else minor
+    traced = _probe(backend, reference, run, off).traced(step.judged, enough)
+    return Contradiction(None, traced, run, minor) if traced else minor
 
 
 def _weight(wrong: Sequence[Judged]) -> float:

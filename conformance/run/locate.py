@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial as bound
 from math import isnan
 
 import numpy as np
@@ -140,6 +141,10 @@ class Probe:
     backend: Backend
     reference: Backend
     case: Case
+    right: dict[int, Mapping[Tensor, Bytes]] = field(default_factory=dict)
+    """Step -> the reference's value of every node, computed on first use."""
+    known: dict[tuple[int, Tensor], Judged | None] = field(default_factory=dict)
+    """Errors of nodes at the end of a graph; None for a right one."""
 
     def named(self, judged: Judged) -> Judged | None:
         """Return a node that is wrong also if no other node is an output; `judged` if unknown.
@@ -170,22 +175,27 @@ class Probe:
         found = execute(self.backend, self._up_to(k, t, last)).steps[k].outputs[t]
         return judged.budget.used(compare(t, self.ran[k].outputs[t], found)) <= 1
 
-    def traced(self, wrong: Judged) -> Judged | None:
+    def ends(self, judged: Judged, least: float) -> bool:
+        """Return True if a node is wrong at the end of a graph, and its sources are not.
+
+        Each source ends a graph of its own. An NMSE below `least` counts as right.
+        """
+        k, t = judged.step, judged.tensor
+        with suppress(BackendError):
+            sources = _sources(self.case.steps[k].graph.nodes, t)
+            return bool(self._at_end(k, t, least)) and not any(self._at_end(k, s, least) for s in sources)
+        return False
+
+    def traced(self, wrong: Judged, least: float = 0.0) -> Judged | None:
         """Return the first wrong node behind a wrong value; None if there is none or it is unknown.
 
-        The node is wrong at the end of a graph, while its sources are right at the ends of their graphs.
+        For this node `ends` is true.
         """
         k, nodes = wrong.step, self.case.steps[wrong.step].graph.nodes
         last = next((n for n in reversed(nodes) if computes(n) and n.root is wrong.tensor.root), None)
         if last is None:
             return None
-        known: dict[Tensor, Judged | None] = {}
-
-        def off(t: Tensor) -> Judged | None:
-            if t not in known:
-                known[t] = self.judged(k, t)
-            return known[t]
-
+        off = bound(self._at_end, k, least=least)
         with suppress(BackendError):
             while off(last) is not None:
                 before = _before(nodes, last)
@@ -200,6 +210,13 @@ class Probe:
                 else:
                     return off(last)
         return None
+
+    def _at_end(self, k: int, t: Tensor, least: float) -> Judged | None:
+        """Judge `t` at the end of a graph; None if it is right."""
+        if (k, t) not in self.known:
+            self.known[k, t] = self.judged(k, t)
+        found = self.known[k, t]
+        return found if found is not None and found.difference.nmse >= least else None
 
     def tell(self, result: Result, found: Judged | None, outputs: Sequence[Judged]) -> Result:
         """Return `result` located at the node `found`, else at the first of `outputs` that is lost."""
@@ -231,7 +248,7 @@ class Probe:
     def judged(self, k: int, t: Tensor, last: Tensor | None = None) -> Judged | None:
         """Judge `t` of step `k` as the only output of a graph up to `last` or `t`; None if right."""
         case = self._up_to(k, t, last or t)
-        found, right = (execute(b, case).steps[k].outputs[t] for b in (self.backend, self.reference))
+        found, right = execute(self.backend, case).steps[k].outputs[t], self._expected(k, t)
         chain = Chain(self.reference.arithmetic())
         for each in case.steps[:k]:
             chain.enter(each.graph)
@@ -239,13 +256,22 @@ class Probe:
         (judged,) = judge_step(plain, k, {t: right}, {t: found}, self.reference.arithmetic(), chain)
         return judged if judged.used > 1 else None
 
+    def _expected(self, k: int, t: Tensor) -> Bytes:
+        if k not in self.right:
+            whole = replace(self.case, steps=self.case.steps[: k + 1])
+            self.right[k] = execute(self.reference, whole, every_node=[k]).steps[k].outputs
+        return self.right[k][t]
+
     def _up_to(self, k: int, t: Tensor, last: Tensor) -> Case:
         """Return the case up to node `last` of step `k`, with `t` as the only output."""
         step = self.case.steps[k]
         graph = Graph(step.graph.nodes[: step.graph.nodes.index(last) + 1])
         leaves = set(graph.tensors())
         inputs = {x: data for x, data in step.inputs.items() if x in leaves}
-        return replace(self.case, steps=[*self.case.steps[:k], Step(graph, inputs, (t,))])
+        steps = [*self.case.steps[:k], Step(graph, inputs, (t,))]
+        leaves.update(x for s in steps[:k] for x in s.graph.tensors())
+        persistent = {x: data for x, data in self.case.persistent.items() if x in leaves}
+        return replace(self.case, persistent=persistent, steps=steps)
 
 
 def _sources(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:

@@ -226,6 +226,62 @@ def test_a_fault_is_named(check: Check, tmp_path: Path, fault: str) -> None:
         assert sum(len(s.graph) for s in small.steps) <= 3
 
 
+def together(fault: str, op: str, name: str, inside: str, hidden: str) -> None:
+    """The reference, registered as `fault`: a node is wrong in graphs with `inside`, unless `hidden` is asked."""
+    spoiled = [False]
+
+    class Looking(KernelSession):
+        """Looks at each graph before it runs."""
+
+        def compute(
+            self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+        ) -> Mapping[Tensor, Bytes]:
+            spoiled[0] = inside in {n.name for n in graph} and hidden not in {t.name for t in outputs}
+            return super().compute(graph, inputs, outputs)
+
+    class Together(CpuBackend):
+        """The reference with this fault."""
+
+        def kernels(self) -> Mapping[str, Kernel]:
+            """The table, with the fault."""
+            right = super().kernels()
+
+            def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+                right[op](node, dst, src)
+                if spoiled[0] and node.name == name:
+                    dst *= np.float32(1.5)
+
+            return {**right, op: kernel}
+
+        def open(self, case: Case) -> KernelSession:
+            """A session that looks."""
+            return Looking(self.name, self.kernels(), case)
+
+    registry.provide(fault, Together)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            ("fused", "MUL", "attn_norm-1", "attn_norm-1", "norm-1"),
+            "graphs that end earlier are wrong from MUL attn_norm-1 (NMSE 0.25) on",
+        ),
+        (("whole", "MUL_MAT", "Vcur-1", graphs.LOGITS, ""), "with its own inputs: MUL_MAT Vcur-1"),
+    ],
+)
+def test_a_node_is_named_if_two_methods_name_it(check: Check, fault: tuple[str, str, str, str, str], said: str) -> None:
+    """Else the answer has what each found: a wrong fusion is right node by node, a wrong whole graph in its parts."""
+    together(*fault)
+    answer = check.of(Spec(fault[0]))
+    assert answer.verdict == WRONG, answer.sentence()
+    assert said in answer.cause, answer.cause
+    assert "this node is wrong by itself" not in answer.cause
+    if fault[0] == "whole":
+        assert answer.sentence().endswith("cannot locate the node")
+        assert "graphs that end earlier: MUL_MAT result_output" in answer.cause
+
+
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 
