@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from conformance.judge.outcome import Outcome, Why
 from conformance.live.llama import Device, device, llama_of
 from conformance.model import against, figures, layers, modelfile, plausible, turns
 from conformance.model.answer import NOT_RUN, WRONG, Answer, number
-from conformance.model.check import Check, Text
+from conformance.model.check import Check, InterruptedCheckError, Text
 from conformance.model.finding import Finding
 from conformance.model.layers import Files
 from conformance.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
@@ -117,17 +118,16 @@ def check_model(
             write_json(json_path, document)
         leave(broken)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
-    answers: list[Answer] = []
     chosen = settings or (turns.SETTINGS if turns_file else ("",))
     played = [turns.setting(s, flash_attn=flash_attn) for s in chosen]
     share = budget * SHARE / len(played)
-    with _progress("llama.cpp decodes on its CPU") as say:
+    with _progress(f"llama.cpp maps {model.stat().st_size >> 20} MiB and decodes on its CPU") as say:
 
         def check(case: Case, talk: Talk, decoded: Decoded, setting: Setting) -> Check:
             if "tokens" not in document:
                 document.update(_begin(llama, talk, decoded, case))
             made = Check(model, case, talk, decoded, _device, isolation, setting, share, text, output, share)
-            made.say = say
+            made.say, made.told = say, partial(line, err=True)
             return made
 
         with closing(load(model)) as llama:
@@ -136,9 +136,10 @@ def check_model(
                 turns.talk(llama, turns_file, decode) if turns_file else alone(_prompt(llama, prompt, tokens), decode)
             )
             skipped = None if settings else lambda s, why: line(f"{s.text}: not played: {why}", err=True)
-            for answer in turns.answers(llama, talk, played, specs, check, skipped):
-                answers.append(answer)
-                _show(answer, llama, text.perplexity if text else None)
+            answers, cut = _collect(
+                turns.answers(llama, talk, played, specs, check, skipped),
+                lambda answer: _show(answer, llama, text.perplexity if text else None),
+            )
     _table(answers)
     last = {a.backend: a for a in answers}
     if json_path:
@@ -150,9 +151,22 @@ def check_model(
         write_json(json_path, {**document, "backends": by_backend})
     leave(
         broken
+        + cut
         + Outcome.of(Why.FAILED, [f"{name}: {WRONG}" for name, a in last.items() if a.verdict == WRONG])
         + Outcome.of(Why.UNEXECUTED, [f"{name}: {NOT_RUN}" for name, a in last.items() if a.verdict == NOT_RUN])
     )
+
+
+def _collect(found: Iterable[Answer], show: Callable[[Answer], None]) -> tuple[list[Answer], Outcome]:
+    """Show and return answers; Ctrl-C ends with what is known, and an outcome that says so."""
+    answers: list[Answer] = []
+    try:
+        for answer in found:
+            answers.append(answer)
+            show(answer)
+    except InterruptedCheckError as e:
+        return [*answers, e.answer], Outcome.of(Why.INTERRUPTED, ["interrupted"])
+    return answers, Outcome.of(Why.INTERRUPTED, [])
 
 
 def _check_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
@@ -199,8 +213,7 @@ def _by_layers(
         logits = None
         if decoded.logits.shape == expected.logits.shape:
             f = figures.measure(decoded.logits, expected.logits)
-            line(f"layers: logits of {len(asked)} tokens: KL {f.kl_max:.2g} at most, {f.kl_mean:.2g} on average, "
-                 f"top 1 {f.top1:.1%}")  # fmt: skip
+            line(f"layers: {f.sentence()}")
             logits = {"tokens": list(asked), "kl": {"max": number(f.kl_max), "mean": number(f.kl_mean)}, "top1": f.top1}
         reference = opened.enter_context(closing(open_backend(Spec(REFERENCE))))
         found = layers.first(Files(a, b), case, right, reference, say)
@@ -279,7 +292,9 @@ def _begin(llama: LlamaProcess, talk: Talk, decoded: Decoded, case: Case) -> dic
     for (prompt, answer), (asked, said) in zip(pairs, texts, strict=True):
         line(f"prompt, {len(prompt)} tokens: {asked}")
         line(f"llama.cpp, {len(answer)} tokens: {said}")
-    line(f"weights {weights >> 20} MiB, mapped from the file; caches {caches / (1 << 20):.1f} MiB", err=True)
+    takes = PIECES + PLAYED * max(prod(t.ne) for t in case.persistent)
+    line(f"weights {weights >> 20} MiB, mapped from the file; caches {caches / (1 << 20):.1f} MiB; "
+         f"a backend holds as much, the reference at most {takes >> 20} MiB", err=True)  # fmt: skip
     return {
         "prompt": [token for prompt, _ in pairs for token in prompt],
         "tokens": decoded.tokens,

@@ -71,6 +71,25 @@ class Text:
         return figures.perplexity(self.decoded.logits, self.tokens)
 
 
+class InterruptedCheckError(KeyboardInterrupt):
+    """Ctrl-C during a check; `answer` has what is known."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+@dataclass(slots=True)
+class Float64:
+    """A run of the reference, which goes on as far as it is needed."""
+
+    arithmetic: Arithmetic
+    steps: Iterator[Trajectory]
+    ran: Trajectory = field(default_factory=Trajectory)
+    seconds: float = 0.0
+    """Processor time so far."""
+
+
 @dataclass(slots=True)
 class Check:
     """One model, one conversation, and their results from llama.cpp on its CPU."""
@@ -96,7 +115,9 @@ class Check:
     """Seconds of shrinking."""
     say: Say = silent
     oracle: Oracle = field(default_factory=Oracle)
-    _ran: list[tuple[Arithmetic, Trajectory]] = field(default_factory=list)
+    told: Say = silent
+    """Prints a line before the answer is known."""
+    _float64: list[Float64] = field(default_factory=list)
 
     @property
     def choices(self) -> list[int]:
@@ -140,7 +161,7 @@ class Check:
     def of(self, spec: Spec) -> Answer:
         """Check one backend; its failures are part of the answer.
 
-        UsageError or UnavailableError if the backend cannot be opened.
+        UsageError or UnavailableError if the backend cannot be opened, InterruptedCheckError on Ctrl-C.
         """
         answer, begun = Answer(str(spec), self.setting.text), time.monotonic()
         with self._opened(spec) as backend:
@@ -151,6 +172,9 @@ class Check:
                 answer.verdict, answer.wrong = WRONG, f"{at}{e}"
                 answer.place = None if e.step is None else self.place(e.step)
                 answer.first_divergence = {"kind": "error", "step": e.step}
+            except KeyboardInterrupt:
+                answer.wrong = "interrupted"
+                raise InterruptedCheckError(answer) from None
         answer.seconds = time.monotonic() - begun
         return answer
 
@@ -170,8 +194,10 @@ class Check:
             answer.verdict, answer.wrong = NOT_RUN, refused
             return
         else:
-            found = graphs.run(backend, self.case, say=say)
-            logits = found.logits(self.case)
+            for found in graphs.steps(backend, self.case, say):
+                if len(logits := found.logits(self.case)) and not answer.figures:
+                    answer.figures = figures.measure(logits, self.reference.logits[: len(logits)])
+                    self.told(f"{spec}: {answer.figures.sentence()}")
             if self.text is not None:
                 self._read(answer, graphs.run(backend, self.text.case, say=say).logits(self.text.case))
             answer.resident = resident(os.getpid())
@@ -302,35 +328,49 @@ class Check:
 
     # -- the logits ------------------------------------------------------------------------------------------------
 
-    def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
-        """Run the reference in an arithmetic, for as many steps as the time allows."""
-        for known, ran in self._ran:
-            if known == arithmetic:
-                return ran
-        say = self._saying(f"float64, rounding as {arithmetic.name}")
-        backend = self.oracle.reference_in(arithmetic)
-        self._ran.append((arithmetic, graphs.run(backend, self.case, say=say, seconds=self.float64)))
-        return self._ran[-1][1]
+    def trajectory(self, arithmetic: Arithmetic, upto: int = 0) -> Trajectory:
+        """Run the reference in an arithmetic for at least `upto` steps, if the time allows."""
+        own = next((own for own in self._float64 if own.arithmetic == arithmetic), None)
+        if own is None:
+            say = self._saying(f"float64, rounding as {arithmetic.name}")
+            steps = graphs.steps(self.oracle.reference_in(arithmetic), self.case, say)
+            self._float64.append(own := Float64(arithmetic, steps))
+        begun = time.process_time()
+        while len(own.ran.outputs) < upto and (not own.ran.outputs or own.seconds < self.float64):
+            own.ran = next(own.steps)
+            own.seconds += time.process_time() - begun
+            begun = time.process_time()
+        return own.ran
 
     def _compare(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> list[int]:
-        """Compare the logits with llama.cpp's; return the steps whose difference is not rounding."""
+        """Compare the logits with llama.cpp's; return the steps whose difference is not rounding.
+
+        The reference computes the first step, and more if rows disagree beyond the rounding of these.
+        """
         reference = self.reference.logits
         every = figures.measure(logits, reference)
         answer.figures = figures.measure(logits[self.choices], reference[self.choices])
         answer.tokens = [int(t) for t in logits[self.choices].argmax(1)]
+        self.told(f"{answer.backend}: {answer.figures.sentence()}")
         if every.agree.all() and every.nmse.max() <= FLOAT32:
             return []
-        exact, own = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic))
-        pairs = (exact, own), (exact, reference)
-        flips = figures.flips(logits, reference, rounding(*pairs))
-        answer.flips = [f for f in flips if f.row in self.choices]
-        worth = allowance(*pairs)
-        if len(exact) < len(reference):
-            answer.notes.append(
-                f"computed in float64: {len(exact)} of {len(reference)} rows in {self.float64:g} s of processor time"
-            )
-        over = {int(row) for row in np.flatnonzero(~(every.nmse <= worth))} | {f.row for f in flips if not f.near}
         steps = self._steps()
+        upto, known = steps[0] + 1, -1
+        while True:
+            exact, own = (self.trajectory(a, upto).logits(self.case) for a in (EXACT, arithmetic))
+            pairs = (exact, own), (exact, reference)
+            flips = figures.flips(logits, reference, rounding(*pairs))
+            over = {int(row) for row in np.flatnonzero(~(every.nmse <= allowance(*pairs)))}
+            over |= {f.row for f in flips if not f.near}
+            if not over or min(len(exact), len(own)) == known:
+                break
+            known = min(len(exact), len(own))
+            upto = min((steps[row] + 1 for row in over if row >= known), default=len(self.case.steps))
+        answer.flips = [f for f in flips if f.row in self.choices]
+        if over and known < len(reference):
+            answer.notes.append(
+                f"computed in float64: {known} of {len(reference)} rows in {self.float64:g} s of processor time"
+            )
         return sorted({steps[row] for row in over})
 
     def _steps(self) -> list[int]:

@@ -9,6 +9,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.judge.verdict import counted
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
@@ -59,6 +61,11 @@ class Figures:
     def kl_mean(self) -> float:
         """Mean KL divergence."""
         return float(self.kl.mean())
+
+    def sentence(self) -> str:
+        """Return KL and agreement in words."""
+        kl = f"KL {self.kl_max:.2g} at most, {self.kl_mean:.2g} on average"
+        return f"logits of {counted(len(self.kl), 'token')}: {kl}, top 1 {self.top1:.1%}"
 
 
 def measure(found: F32, reference: F32) -> Figures:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +35,7 @@ class Trajectory:
     outputs: list[Mapping[Tensor, Bytes]] = field(default_factory=list)
     """Outputs of each step."""
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
-    """Caches after the last step; empty if time ran out before it."""
-    complete: bool = False
+    """Caches after the last step."""
 
     def logits(self, case: Case) -> F32:
         """Return the logits of all steps in order, `[rows, n_vocab]`; UsageError as `logits_of`."""
@@ -63,22 +60,22 @@ def _rows(t: Tensor, data: Bytes) -> F32:
     return np.asarray(data.view("<f4").reshape(-1, t.ne[0]))
 
 
-def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf) -> Trajectory:
-    """Run the steps in order; only the first may start after `seconds` of processor time.
+def run(backend: Backend, case: Case, *, say: Say = silent) -> Trajectory:
+    """Run the steps in order; BackendError, with its step, if the backend fails."""
+    *_, found = steps(backend, case, say)
+    return found
 
-    BackendError, with its step, if the backend fails.
-    """
-    found, begun = Trajectory(), time.process_time()
+
+def steps(backend: Backend, case: Case, say: Say = silent) -> Iterator[Trajectory]:
+    """Run the steps in order; yield the results so far, one object, after each. Raises as `run`."""
+    found = Trajectory()
     with backend.open(case) as session:
         for k, step in enumerate(case.steps):
-            if k and time.process_time() - begun > seconds:
-                break
             say(f"step {k + 1} of {len(case.steps)}")
             found.outputs.append(dict(compute(session, k, step)))
-        else:
-            found.complete = True
-            found.caches = caches_of(session, case)
-    return found
+            if k + 1 == len(case.steps):
+                found.caches = caches_of(session, case)
+            yield found
 
 
 def compute(session: Session, k: int, step: Step, nodes: tuple[Tensor, ...] = ()) -> Mapping[Tensor, Bytes]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from conformance.model import figures, graphs, turns
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
 from conformance.model.check import Check, Text, allowance, layer_of, rounding, step_words
 from conformance.model.llama_process import LlamaProcess, Turn, alone
+from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 
 pytestmark = needs_wheel
@@ -424,6 +426,40 @@ def test_the_command_writes_what_its_contract_says(model: Path, tmp_path: Path) 
     found = json.loads(record.read_text("utf-8"))["backends"]["swapped-heads"]
     assert found["answer"].startswith("wrong from layer 1 on: FLASH_ATTN_EXT")
     assert (found["first_divergence"]["layer"], found["first_divergence"]["step"]) == (1, 0)
+
+
+def _interrupted(_b: CpuBackend, _n: Tensor, dst: Raw, src: Sources, _before: Raw) -> None:
+    """Ctrl-C in the second token after the prompt."""
+    if dst.any() and np.any(src[1] == 4):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_keeps_what_is_known(model: Path, tmp_path: Path) -> None:
+    """The KL of the first step is printed at once; an interrupted backend has it in table and record, too."""
+    planted("interrupted", "SET_ROWS", "cache_k_l1", _interrupted)
+    record = tmp_path / "answers.json"
+    call = ["check-model", str(model), "--tokens", "3,14,15", "--decode", "3", "--json", str(record)]
+    ran = CliRunner().invoke(main, [*call, "--backend", "cpu", "--backend", "interrupted"])
+    assert ran.exit_code == 5, ran.output
+    assert "interrupted: logits of 1 token: KL " in ran.output
+    assert "not run" in ran.output.splitlines()[-3]
+    answers = json.loads(record.read_text("utf-8"))["backends"]
+    assert answers["cpu"]["verdict"] == ROUNDING
+    assert answers["interrupted"]["answer"] == "not run: interrupted"
+    assert 0 < answers["interrupted"]["kl"]["max"] < 1e-2
+
+
+def test_float64_computes_no_more_steps_than_disagree(check: Check) -> None:
+    """Rounding is measured in the first step; a row of K that is missing from the third on is compared to the end."""
+    op, name, spoil, _ = FAULTS["stale-row"]
+    planted("stale-again", op, name, spoil)
+    for backend, computed in (("cpu", 1), ("stale-again", 1 + DECODE)):
+        said: list[str] = []
+        fresh = replace(check, oracle=Oracle(), _float64=[])
+        fresh.say = said.append
+        with closing(fresh):
+            fresh.of(Spec(backend))
+        assert sum("rounding as exact: step" in words for words in said) == computed, said
 
 
 def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
