@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from stand_in import Faulty
 
-from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, create
-from conformance.case.case import Case
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
 from conformance.causes.failure import failure_of
 from conformance.causes.group import GONE, Nodes
 from conformance.causes.search import Search
@@ -22,56 +22,20 @@ SPEC = Spec("poisoned")
 WRONG, RIGHT = "ops/SCALE-f32-ne=18x6x3,s=-1.5,b=0.5@1", "ops/SQR-f32-ne=18x6x3x2@1"
 
 
-class Poisoned(Backend):
-    """The reference; SCALE with a bias is wrong, and after `LASTS` graphs everything is."""
+class Poisoned(Faulty):
+    """SCALE with a bias is wrong, and after `LASTS` graphs everything is."""
 
     LASTS = 12
 
     def __init__(self) -> None:
-        self.inner, self.ran = create(Spec("cpu")), 0
+        super().__init__(self._spoil)
+        self.ran = 0
 
-    def info(self) -> DeviceInfo:
-        """A made-up device."""
-        return DeviceInfo("poisoned", "none", "the reference with a fault")
-
-    def supports_op(self, node: Tensor) -> Support:
-        """Everything."""
-        del node
-        return YES
-
-    def open(self, case: Case) -> Session:
-        """The reference's session with the fault."""
-        return PoisonedSession(self, self.inner.open(case))
-
-
-class PoisonedSession(Session):
-    """Counts its graphs in the backend."""
-
-    def __init__(self, backend: Poisoned, inner: Session) -> None:
-        self.backend, self.inner = backend, inner
-
-    def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the reference."""
-        self.inner.write(tensor, data)
-
-    def read(self, tensor: Tensor) -> Bytes:
-        """As the reference."""
-        return self.inner.read(tensor)
-
-    def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
-    ) -> Mapping[Tensor, Bytes]:
-        """As the reference, then the fault."""
-        found = {t: data.copy() for t, data in self.inner.compute(graph, inputs, outputs).items()}
-        self.backend.ran += 1
+    def _spoil(self, _: Graph, found: dict[Tensor, Bytes]) -> None:
+        self.ran += 1
         for t, data in found.items():
-            if self.backend.ran > self.backend.LASTS or (t.op == "SCALE" and t.params.b):
+            if self.ran > self.LASTS or (t.op == "SCALE" and t.params.b):
                 data.view("<f4")[0] += 1
-        return found
-
-    def witness(self) -> Witness:
-        """As the reference."""
-        return self.inner.witness()
 
 
 class _Runner(Runner):

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from sessions_of_pytest import PYTEST
+from sessions_of_pytest import ROOT, session
 
 from pytest_ggml_conformance import HOME, is_asked
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +55,7 @@ def test_the_plugin_is_loaded_once(more: tuple[str, ...]) -> None:
     """The entry point and the suite's conftest both ask for it; its options are there once, wherever they stand."""
     if "--noconftest" in more:
         more = (*more, "-p", "conformance.plugin")
-    command = [*PYTEST, "--level", "smoke", *more, "conformance", "--backend", "cpu"]
-    command += ["--case", "ops/RMS_NORM-f32-ne=33x4,eps=0.0@426", "-q"]
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}  # no worker of this run's xdist
-    done = subprocess.run(command, cwd=ROOT, env=outside, capture_output=True, text=True, check=False, timeout=120)
+    words = ("--level", "smoke", *more, "conformance", "--backend", "cpu")
+    done = session(*words, "--case", "ops/RMS_NORM-f32-ne=33x4,eps=0.0@426", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cpu: 1 PASS" in done.stdout

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+from stand_in import Faulty, Tampered
 
-from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, create
+from conformance.backend.interface import Backend, Session
+from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
@@ -29,56 +31,21 @@ from conformance.run.signature import signature_of
 
 SPEC = Spec("faulty")
 B = Builder()
-Tamper = Callable[["Faulty", int, Graph, dict[Tensor, Bytes]], None]
+Tamper = Callable[["Kept", int, Graph, dict[Tensor, Bytes]], None]
 
 
-class Faulty(Backend):
-    """The reference; `fault` gets the outputs of the session's `k`-th compute. `kept` lives as long as the backend."""
+class Kept(Faulty):
+    """`fault` gets the outputs of the session's `k`-th compute, and the backend, as long as which `kept` lives."""
 
     def __init__(self, fault: Tamper) -> None:
-        self.inner, self.fault = create(Spec("cpu")), fault
+        super().__init__(lambda *_: None)
+        self.fault = fault
         self.kept: dict[Any, Bytes] = {}
-
-    def info(self) -> DeviceInfo:
-        """A made-up device."""
-        return DeviceInfo("faulty", "none", "the reference with a fault")
-
-    def supports_op(self, node: Tensor) -> Support:
-        """Everything."""
-        del node
-        return YES
 
     def open(self, case: Case) -> Session:
         """The reference's session with the fault."""
-        return FaultySession(self, self.inner.open(case))
-
-
-class FaultySession(Session):
-    """Counts its steps."""
-
-    def __init__(self, backend: Faulty, inner: Session) -> None:
-        self.backend, self.inner, self.steps = backend, inner, 0
-
-    def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the reference."""
-        self.inner.write(tensor, data)
-
-    def read(self, tensor: Tensor) -> Bytes:
-        """As the reference."""
-        return self.inner.read(tensor)
-
-    def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
-    ) -> Mapping[Tensor, Bytes]:
-        """As the reference, then the fault."""
-        found = {t: data.copy() for t, data in self.inner.compute(graph, inputs, outputs).items()}
-        self.backend.fault(self.backend, self.steps, graph, found)
-        self.steps += 1
-        return found
-
-    def witness(self) -> Witness:
-        """As the reference."""
-        return self.inner.witness()
+        steps = count()
+        return Tampered(self.inner.open(case), lambda graph, found: self.fault(self, next(steps), graph, found))
 
 
 class FaultyRunner(Runner):
@@ -87,7 +54,7 @@ class FaultyRunner(Runner):
     fault: Tamper
 
     def _open(self, spec: Spec, *, own: bool) -> Backend:
-        return Faulty(self.fault) if spec == SPEC else super()._open(spec, own=own)
+        return Kept(self.fault) if spec == SPEC else super()._open(spec, own=own)
 
 
 @pytest.fixture
@@ -125,40 +92,40 @@ def _run(runner: FaultyRunner, fault: Tamper, case: Case | None = None) -> Resul
     return result
 
 
-def _program_of_first(backend: Faulty, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+def _program_of_first(backend: Kept, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
     """A key without `op_params`: an equal graph with another factor gives what the first gave."""
     for t, data in found.items():
         if t.op == "SCALE":
             data[:] = backend.kept.setdefault((len(graph), t.ne), data.copy())
 
 
-def _second_step(_: Faulty, k: int, __: Graph, found: dict[Tensor, Bytes]) -> None:
+def _second_step(_: Kept, k: int, __: Graph, found: dict[Tensor, Bytes]) -> None:
     """A log that the session keeps: from the second step on the outputs are wrong."""
     for t, data in found.items():
         if k and t.op == "SCALE":
             data.view("<f4")[3] += 1
 
 
-def _kernel(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
+def _kernel(_: Kept, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
     for t, data in found.items():
         if t.op == "SCALE":
             data.view("<f4")[3] += 1
 
 
-def _kernel_of_large_factors(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
+def _kernel_of_large_factors(_: Kept, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
     """A kernel that is wrong for what only the last step has."""
     for t, data in found.items():
         if t.op == "SCALE" and t.params.s > 1:
             data.view("<f4")[3] += 1
 
 
-def _no_large_factors(_: Faulty, __: int, graph: Graph, ___: dict[Tensor, Bytes]) -> None:
+def _no_large_factors(_: Kept, __: int, graph: Graph, ___: dict[Tensor, Bytes]) -> None:
     """A kernel that refuses what only the last step has."""
     if any(n.op == "SCALE" and n.params.s > 1 for n in graph):
         raise BackendError("ScatterUpdate_192 takes no factor of 1.5")
 
 
-def _together(_: Faulty, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+def _together(_: Kept, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
     """A fusion of ADD and SCALE, which nobody sees where ADD is asked for too."""
     adds = [n for n in graph if n.op == "ADD"]
     if adds and not any(n in found for n in adds):
@@ -195,7 +162,7 @@ def test_nodes_that_are_wrong_together_are_no_kept_fault(runner: FaultyRunner) -
     assert result.detail.endswith(f"each node alone is right; {locate.TOGETHER}")
 
 
-def _shows_outputs_alone(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
+def _shows_outputs_alone(_: Kept, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
     """SCALE is wrong, and who asks for ADD gets an error."""
     for t, data in found.items():
         if t.op == "ADD":
@@ -245,7 +212,7 @@ def test_what_another_case_left_is_said(runner: FaultyRunner) -> None:
 
 
 def _raises(op: str, *, from_step: int = 0, behind: str = "") -> Tamper:
-    def fault(_: Faulty, k: int, graph: Graph, __: dict[Tensor, Bytes]) -> None:
+    def fault(_: Kept, k: int, graph: Graph, __: dict[Tensor, Bytes]) -> None:
         ops = [n.op for n in graph]
         if k >= from_step and op in ops and (not behind or behind in ops):
             raise BackendError("shape.compatible(): ScatterUpdate_192")
@@ -283,7 +250,7 @@ def test_a_failure_keeps_its_signature_while_it_shrinks(runner: FaultyRunner) ->
 def test_a_node_that_fails_otherwise_alone_is_not_named(runner: FaultyRunner) -> None:
     """SET_ROWS alone raises other words than the graph: the graph's own node is named, as one that fails behind it."""
 
-    def fault(_: Faulty, __: int, graph: Graph, ___: dict[Tensor, Bytes]) -> None:
+    def fault(_: Kept, __: int, graph: Graph, ___: dict[Tensor, Bytes]) -> None:
         ops = {n.op for n in graph}
         if any(n.op == "SCALE" and n.src[0] in graph.nodes for n in graph):
             raise BackendError("no memory for the graph")
@@ -295,7 +262,7 @@ def test_a_node_that_fails_otherwise_alone_is_not_named(runner: FaultyRunner) ->
     assert (result.where.op, result.where.fault) == ("SCALE", Fault.GRAPH)
 
 
-def _loses(backend: Faulty, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+def _loses(backend: Kept, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
     """What others read is no output: its memory stays as it was."""
     del backend
     for t, data in found.items():
@@ -303,7 +270,7 @@ def _loses(backend: Faulty, _: int, graph: Graph, found: dict[Tensor, Bytes]) ->
             data.view("<f4")[:] = np.nan
 
 
-def _loses_and_errs(backend: Faulty, k: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+def _loses_and_errs(backend: Kept, k: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
     """And a kernel is wrong, behind three nodes that are right."""
     for t, data in found.items():
         if t.op == "SQRT":
@@ -343,7 +310,7 @@ def test_a_backend_that_loses_what_others_read_is_not_blamed_for_the_first_node(
 def test_the_first_wrong_node_is_found_though_all_before_the_last_are_lost(runner: FaultyRunner, op: str) -> None:
     """Graphs that end earlier tell which node is wrong, wherever it is: what follows reads what it gave."""
 
-    def fault(backend: Faulty, k: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+    def fault(backend: Kept, k: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
         ops = [n.op for n in graph]
         for t, data in found.items():
             if op in ops and graph.nodes.index(t) >= ops.index(op):
@@ -367,7 +334,7 @@ def test_an_index_that_is_lost_hides_no_wrong_node(runner: FaultyRunner) -> None
     case = Case("test/rows@0", {}, [step])
     case.validate()
 
-    def fault(_: Faulty, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+    def fault(_: Kept, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
         for t, data in found.items():
             if t.op == "GET_ROWS":
                 data.view("<f4")[3] += 1

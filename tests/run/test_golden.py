@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from commands import conform
 from sessions_of_pytest import session
+from stand_in import Faulty, Tampered
 
 from conformance import shipped
-from conformance.backend.interface import Backend, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, create
+from conformance.backend.interface import Session
+from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import GGML_CPU, Arithmetic
@@ -183,24 +184,15 @@ def test_requantised_weights_are_not_comparable() -> None:
     assert str(Totals.of([weights, plain])) == "2 PASS; golden: 1 compared, 1 not comparable"
 
 
-class Other(Backend):
-    """The reference as a backend, which changes what it gives, and counts the cases that it computes."""
+class Other(Faulty):
+    """Changes what it gives, and counts the cases that it computes."""
 
     batch = 8
 
     def __init__(self, factor: float, arithmetic: Arithmetic) -> None:
-        self._inner = create(Spec("cpu"))
-        self._arithmetic = arithmetic
-        self._factor = factor
+        super().__init__(self._change)
+        self._arithmetic, self._factor = arithmetic, factor
         self.computed: Counter[int] = Counter()
-
-    def info(self) -> DeviceInfo:
-        """A made-up device."""
-        return DeviceInfo("other", "none", "the reference with a fault")
-
-    def supports_op(self, node: Tensor) -> Support:
-        """As the reference."""
-        return self._inner.supports_op(node)
 
     def arithmetic(self) -> Arithmetic:
         """As the test wants it."""
@@ -208,31 +200,13 @@ class Other(Backend):
 
     def open(self, case: Case) -> Session:
         """A session that counts."""
-        return _Other(self, self._inner.computing_in(self._arithmetic).open(case))
+        return Tampered(self.inner.computing_in(self._arithmetic).open(case), self.tamper)
 
-
-class _Other(Session):
-    def __init__(self, backend: Other, inner: Session) -> None:
-        self._backend, self._inner = backend, inner
-
-    def write(self, tensor: Tensor, data: Bytes) -> None:
-        self._inner.write(tensor, data)
-
-    def read(self, tensor: Tensor) -> Bytes:
-        return self._inner.read(tensor)
-
-    def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
-    ) -> Mapping[Tensor, Bytes]:
-        self._backend.computed.update(id(t) for t in outputs)
-        found = {t: b.copy() for t, b in self._inner.compute(graph, inputs, outputs).items()}
+    def _change(self, _: Graph, found: dict[Tensor, Bytes]) -> None:
+        self.computed.update(map(id, found))
         for t, data in found.items():
             if t.type.name == "f32":
-                data.view(np.float32)[-1] *= self._backend._factor
-        return found
-
-    def witness(self) -> Witness:
-        return self._inner.witness()
+                data.view(np.float32)[-1] *= self._factor
 
 
 class Alone(Other):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stand_in import Faulty, Tamper, Tampered
 
-from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness, no
+from conformance.backend.interface import YES, Backend, Session, Support, no
 from conformance.backend.kernel import KernelBackend, KernelSession, Raw, Sources
 from conformance.backend.registry import Spec, create
 from conformance.case import casefile
@@ -30,61 +31,13 @@ from conformance.run.runner import Runner
 from conformance.run.session.failures import file_name
 from conformance.run.session.select import build, case_ids
 
-Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
 SPEC = Spec("faulty")
 
 
-class FaultySession(Session):
-    """The reference's session with its outputs tampered with."""
-
-    def __init__(self, inner: Session, tamper: Tamper) -> None:
-        self._inner, self._tamper = inner, tamper
-
-    def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the reference."""
-        self._inner.write(tensor, data)
-
-    def read(self, tensor: Tensor) -> Bytes:
-        """As the reference."""
-        return self._inner.read(tensor)
-
-    def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
-    ) -> Mapping[Tensor, Bytes]:
-        """As the reference, then tampered with."""
-        found = {t: b.copy() for t, b in self._inner.compute(graph, inputs, outputs).items()}
-        self._tamper(graph, found)
-        return found
-
-    def witness(self) -> Witness:
-        """As the reference."""
-        return self._inner.witness()
-
-
-class FaultyBackend(Backend):
-    """The reference with a fault."""
+class FaultyBackend(Faulty):
+    """Eight cases at once."""
 
     batch = 8
-
-    def __init__(self, tamper: Tamper, support: Callable[[Tensor], Support] = lambda _: YES) -> None:
-        self._inner = create(Spec("cpu"))
-        self._tamper, self._support = tamper, support
-
-    def info(self) -> DeviceInfo:
-        """A made-up device."""
-        return DeviceInfo("faulty", "none", "the reference with a fault")
-
-    def supports_op(self, node: Tensor) -> Support:
-        """As the test wants it."""
-        return self._support(node)
-
-    def arithmetic(self) -> Arithmetic:
-        """Exact."""
-        return Arithmetic()
-
-    def open(self, case: Case) -> Session:
-        """The reference's session, tampered with."""
-        return FaultySession(self._inner.open(case), self._tamper)
 
 
 def _bytes(a: np.ndarray) -> Bytes:
@@ -253,7 +206,7 @@ def test_right_node_by_node_blames_no_node(runner: Runner) -> None:
 ATTENTION = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=p3.d1.d1@0"
 
 
-class NanSession(FaultySession):
+class NanSession(Tampered):
     """Puts a NaN into a masked cell of every cache: before the first step (-1), or behind the back of a step."""
 
     def __init__(self, inner: Session, case: Case, step: int) -> None:
@@ -263,9 +216,9 @@ class NanSession(FaultySession):
 
     def _spoil(self) -> None:
         for t in self._case.caches() if self._k == self._step and self._case.family == "kv_growth" else ():
-            data = self._inner.read(t).copy()
+            data = self.inner.read(t).copy()
             data.view("<u2")[-1] = 0x7E00
-            self._inner.write(t, data)
+            self.inner.write(t, data)
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
@@ -286,7 +239,7 @@ def test_a_nan_in_a_cache_is_traced_to_where_it_began(runner: Runner, step: int,
 
     class Spoils(FaultyBackend):
         def open(self, case: Case) -> Session:
-            return NanSession(self._inner.open(case), case, step)
+            return NanSession(self.inner.open(case), case, step)
 
     (result,) = _run(runner, Spoils(_right), case)
     assert result.verdict is Verdict.FAIL

@@ -20,14 +20,15 @@ PYTEST = [sys.executable, "-m", "pytest", *LEFT_OUT]
 
 
 def session(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run `pytest conformance WORDS` from the root of the tree, in this process, which has loaded all that it needs.
+    """Run pytest from the root of the tree, in this process, which has loaded all that it needs.
 
-    What a test patches holds there.
+    It is `pytest conformance WORDS`, unless the words name the suite. What a test patches holds there.
     """
     names, out, err = defined(), io.StringIO(), io.StringIO()
     known = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # what this process has imported already
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(ROOT)
-        code = pytest.main([*LEFT_OUT, *known, "--capture=no", "conformance", *words])
+        suite = () if "conformance" in words else ("conformance",)
+        code = pytest.main([*LEFT_OUT, *known, "--capture=no", *suite, *words])
     define(names)
     return subprocess.CompletedProcess(words, int(code), out.getvalue(), err.getvalue())

@@ -1,17 +1,21 @@
-"""An adapter before another one, that opens other cases than it is given or fails where a test wants it to."""
+"""Adapters before another one: its cases, or what it computes, are changed where a test wants it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from conformance.backend.interface import Backend, DeviceInfo, Session, Support
+from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
+
+Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
+"""Changes what a graph gave."""
 
 
 class StandIn(Backend):
@@ -44,6 +48,53 @@ class StandIn(Backend):
         if error is not None:
             raise error
         return self.inner.open(self._opens(case))
+
+
+class Tampered(Session):
+    """Another session, of whose outputs `tamper` gets copies."""
+
+    def __init__(self, inner: Session, tamper: Tamper) -> None:
+        self.inner, self._tamper = inner, tamper
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """As the other."""
+        self.inner.write(tensor, data)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """As the other."""
+        return self.inner.read(tensor)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the other, then tampered with."""
+        found = {t: data.copy() for t, data in self.inner.compute(graph, inputs, outputs).items()}
+        self._tamper(graph, found)
+        return found
+
+    def witness(self) -> Witness:
+        """As the other."""
+        return self.inner.witness()
+
+
+class Faulty(Backend):
+    """The reference, whose outputs are tampered with; it takes what `support` takes."""
+
+    def __init__(self, tamper: Tamper, support: Callable[[Tensor], Support] = lambda _: YES) -> None:
+        self.inner = create(Spec("cpu"))
+        self.tamper, self._support = tamper, support
+
+    def info(self) -> DeviceInfo:
+        """A made-up device."""
+        return DeviceInfo("faulty", "none", "the reference with a fault")
+
+    def supports_op(self, node: Tensor) -> Support:
+        """As the test wants it."""
+        return self._support(node)
+
+    def open(self, case: Case) -> Session:
+        """The reference's session, tampered with."""
+        return Tampered(self.inner.open(case), self.tamper)
 
 
 def doubled(case: Case, name: str = "blk.1.ffn_up.weight") -> Case:
