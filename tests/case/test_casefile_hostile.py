@@ -8,11 +8,12 @@ import random
 import struct
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_json import LEFT_OUT, changed, places
 from random_cases import small_case
 
 from conformance.case import casefile
@@ -116,18 +117,9 @@ def lines(path: Path) -> list[JSON]:
     return [json.loads(line) for line in bundle.documents[0].split(b"\n")]
 
 
-def _places(value: JSON, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    if at:
-        yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from _places(inner, (*at, key))
-
-
-_LEFT_OUT = object()
 _STRANGE: tuple[Any, ...] = (
     *(None, -1, 2**31, 2**63 - 1, 2**64, 0.5, "", "x", [], [0], [-1, -1], [2**62] * 4, {}, {"a": 1}),
-    _LEFT_OUT,
+    LEFT_OUT,
 )
 
 
@@ -135,16 +127,9 @@ def test_every_field_of_a_document(path: Path) -> None:
     """Each value of a document replaced by others, or left out, and every digest right: refused by name, or a case."""
     good = lines(path)
     tried = refusals = 0
-    for n, place in enumerate(_places(good)):
+    for n, place in enumerate(places(good)):
         for value in _STRANGE[n % 5 :: 5]:  # a fifth of them in each place, all of them in the places together
-            parts = json.loads(json.dumps(good))
-            target = parts
-            for key in place[:-1]:
-                target = target[key]
-            if value is _LEFT_OUT:
-                del target[place[-1]]
-            else:
-                target[place[-1]] = value
+            parts = changed(good, place, value)
             forged(path, b"\n".join(json.dumps(p).encode() for p in parts))
             tried += 1
             try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from changed_json import drawn
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -52,42 +51,16 @@ def documents() -> list[dict[str, JSON]]:
     ]
 
 
-def _places(value: JSON, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for k, v in items:
-        yield (*path, k)
-        yield from _places(v, (*path, k))
-
-
-MUTATED = st.tuples(
-    st.integers(0, len(documents()) - 1),
-    st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3),
-)
-
-
-def _mutated(which: int, changes: list[tuple[int, int]]) -> JSON:
-    found = copy.deepcopy(documents()[which])
-    for at, value in changes:
-        places = list(_places(found))
-        *path, last = places[at % len(places)]
-        parent: JSON = found
-        for k in path:
-            parent = parent[k]
-        if value < 0 and isinstance(parent, dict):
-            del parent[last]
-        else:
-            parent[last] = copy.deepcopy(VALUES[value])
-        if not found:
-            break
-    return found
+CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(MUTATED)
-def test_changed_documents_are_read_or_refused(tmp_path: Path, drawn: tuple[int, list[tuple[int, int]]]) -> None:
+@given(st.tuples(st.integers(0, len(documents()) - 1), CHANGES))
+def test_changed_documents_are_read_or_refused(tmp_path: Path, which: tuple[int, list[tuple[int, int]]]) -> None:
     """Fields left out, swapped, huge or deep: every report and the history take them, or a line says what is wrong."""
     path = tmp_path / "run.json"
-    path.write_text(json.dumps(_mutated(*drawn)), encoding="ascii")
+    document_, changes = which
+    path.write_text(json.dumps(drawn(documents()[document_], changes, VALUES)), encoding="ascii")
     try:
         runs = read_runs([path])
     except UsageError as e:
@@ -103,23 +76,14 @@ def test_changed_documents_are_read_or_refused(tmp_path: Path, drawn: tuple[int,
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3))
+@given(CHANGES)
 def test_changed_journals_are_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     """A second start goes on, or names the file, the line and the field."""
     asked: dict[str, JSON] = {"cases": []}
     path = tmp_path / "journal"
     head = {**header("journal"), "asked": asked, "seed": 1}
     lines: JSON = [head, result(ADD, "x", "FAIL", witness={"a": 1}), result(ADD, "x", "PASS")]
-    for at, value in changes:
-        places = [p for p in _places(lines) if len(p) > 1]
-        *where, last = places[at % len(places)]
-        parent: JSON = lines
-        for k in where:
-            parent = parent[k]
-        if value < 0 and isinstance(parent, dict):
-            del parent[last]
-        else:
-            parent[last] = copy.deepcopy(VALUES[value])
+    lines = drawn(lines, changes, VALUES, lambda place: len(place) > 1)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
         journal = Journal(path, asked)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_json import Place, drawn
 from click.testing import CliRunner
 from commands import NAMES, conform
 from hypothesis import HealthCheck, example, given, settings
@@ -56,28 +55,8 @@ def _run(backend: str = ABSENT) -> dict[str, JSON]:
     return {**document(rows), "asked": {backend: 2, "y": 2}, "missing": missing, "causes": causes}
 
 
-def _places(value: JSON, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for k, v in items:
-        yield (*path, k)
-        yield from _places(v, (*path, k))
-
-
-def _changed(value: JSON, changes: list[tuple[int, int]]) -> JSON:
-    """`value` with fields left out (-1) or replaced by one of `VALUES`."""
-    for at, new in changes:
-        places = [p for p in _places(value) if p[0] in {"results", "causes", "missing", "asked", "totals"}]
-        if not places:
-            break
-        *path, last = places[at % len(places)]
-        parent: JSON = value
-        for k in path:
-            parent = parent[k]
-        if new < 0 and isinstance(parent, dict):
-            del parent[last]
-        else:
-            parent[last] = copy.deepcopy(VALUES[new])
-    return value
+def _is_read(place: Place) -> bool:
+    return place[0] in {"results", "causes", "missing", "asked", "totals"}
 
 
 CHANGES = st.lists(st.tuples(st.integers(0, 10**4), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3)
@@ -91,7 +70,8 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
     path, made = tmp_path / "run.json", tmp_path / "made"
     made.unlink(missing_ok=True)
     (tmp_path / "h.sqlite").unlink(missing_ok=True)
-    path.write_text(json.dumps(_changed(_run(), changes), ensure_ascii=form != "UTF-8"), encoding="utf-8")
+    run = drawn(_run(), changes, VALUES, _is_read)
+    path.write_text(json.dumps(run, ensure_ascii=form != "UTF-8"), encoding="utf-8")
     for name, *words in (
         ("triage", "--budget", "0.01s", "--no-confirm", "--write-baseline", str(made)),
         ("report", "-o", str(tmp_path / "page")),
