@@ -134,8 +134,8 @@ def test_what_a_killed_run_found_is_on_disk(tmp_path: Path) -> None:
     assert {r.value.backend for r in runs.results} == {"ggml"}
     assert {m.value.backend for m in runs.missing} == {"dying?how=gone"}
     assert len(runs.missing) == len(runs.results)
-    again = _outside(*words, "--backend", "ggml")
-    assert again.returncode == 0, again.stderr
+    again = _conform(*words, "--backend", "ggml")
+    assert again.exit_code == 0, again.stderr
     aside = tmp_path / "r.json.partial-1.jsonl"
     assert f"results are in {aside}" in again.stderr
     assert len(read_runs([aside]).results) == len(runs.results)
