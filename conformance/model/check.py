@@ -329,14 +329,14 @@ class Check:
     # -- the logits ------------------------------------------------------------------------------------------------
 
     def trajectory(self, arithmetic: Arithmetic, upto: int = 0) -> Trajectory:
-        """Run the reference in an arithmetic for at least `upto` steps, if the time allows."""
+        """Run the reference up to the first logits, and for `upto` steps if the time allows."""
         own = next((own for own in self._float64 if own.arithmetic == arithmetic), None)
         if own is None:
             say = self._saying(f"float64, rounding as {arithmetic.name}")
             steps = graphs.steps(self.oracle.reference_in(arithmetic), self.case, say)
             self._float64.append(own := Float64(arithmetic, steps))
-        begun = time.process_time()
-        while len(own.ran.outputs) < upto and (not own.ran.outputs or own.seconds < self.float64):
+        begun, first = time.process_time(), self._steps()[0] + 1
+        while len(own.ran.outputs) < max(first, upto) and (len(own.ran.outputs) < first or own.seconds < self.float64):
             own.ran = next(own.steps)
             own.seconds += time.process_time() - begun
             begun = time.process_time()
@@ -354,8 +354,7 @@ class Check:
         self.told(f"{answer.backend}: {answer.figures.sentence()}")
         if every.agree.all() and every.nmse.max() <= FLOAT32:
             return []
-        steps = self._steps()
-        upto, known = steps[0] + 1, -1
+        steps, upto, known = self._steps(), 0, -1
         while True:
             exact, own = (self.trajectory(a, upto).logits(self.case) for a in (EXACT, arithmetic))
             pairs = (exact, own), (exact, reference)
