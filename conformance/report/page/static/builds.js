@@ -18,7 +18,7 @@ function buildsSection(root) {
     h("p", { class: "about" }, "Each build ran the same cases in the same order, for a limited time. A dash: it did not run, or the build lacks it."),
     h("h3", null, "Devices"), scroller("Devices of builds", devicesOfBuilds()));
   const causes = causesOfBuilds(), figures = figuresOfBuilds();
-  if (causes.length) add(root, h("h3", null, "Causes"), h("p", { class: "about" }, "The verdict of the smallest case of each cause, in each build."), buildMatrix("cause", causes));
+  if (causes.length) add(root, h("h3", null, "Causes"), h("p", { class: "about" }, "The verdict of the smallest case of each cause in each build, the newest first."), buildMatrix("cause", causes));
   if (figures.length) add(root, h("h3", null, "Speed and memory"),
     h("p", { class: "about" }, "Counted instructions, estimated cycles, and bytes. A ratio compares with the previous build of the same package, if a figure that does not vary differs by more than 1 %."), buildMatrix("figure", figures));
 }
@@ -81,8 +81,9 @@ function figuresOfBuilds() {
   }) }));
 }
 
+// The newest build first, which a narrow window shows.
 function buildMatrix(what, rows) {
   return scroller(`${what} by build`, h("table", { class: "matrix" },
-    h("thead", null, h("tr", null, h("th", { scope: "col" }, what), BUILDS.map((b) => h("th", { scope: "col", title: b.name }, h("span", { class: "name" }, versionOf(b).split(/(?<=\.)/).flatMap((part) => [part, h("wbr")])), h("span", { class: "quiet" }, b.released))))),
-    h("tbody", null, rows.map(({ label, cells }) => h("tr", null, h("th", { scope: "row" }, label), cells.map((c) => h("td", null, c)))))));
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, what), [...BUILDS].reverse().map((b) => h("th", { scope: "col", title: b.name }, h("span", { class: "name" }, versionOf(b).split(/(?<=\.)/).flatMap((part) => [part, h("wbr")])), h("span", { class: "quiet" }, b.released))))),
+    h("tbody", null, rows.map(({ label, cells }) => h("tr", null, h("th", { scope: "row" }, label), [...cells].reverse().map((c) => h("td", null, c)))))));
 }
