@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import prod
@@ -27,6 +28,7 @@ from conformance.model.finding import Finding
 from conformance.model.layers import Files
 from conformance.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
 from conformance.model.modelfile import ModelFile
+from conformance.model.server import Judge, Server
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
@@ -58,6 +60,8 @@ PIECES, PER_VALUE, PLAYED = 96 << 20, 2, 32
 @click.option("--prompt", metavar="TEXT", help=f"Default: {PROMPT!r}.")
 @click.option("--tokens", metavar="N,N,…", help="Prompt as token ids, for a vocabulary without text.")
 @click.option("--turns", "turns_file", type=ExistingFile, metavar="FILE", help="Play the conversations in FILE.")
+@click.option("--server", "url", metavar="URL",
+              help="Judge a server's tokens and log probabilities (/v1/completions).")  # fmt: skip
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE,…",
               help=f"Setting of the context: {', '.join(turns.KEYS)}; repeatable.")  # fmt: skip
 @click.option("--decode", type=click.IntRange(0), default=64, show_default=True, metavar="N",
@@ -76,6 +80,7 @@ def check_model(
     prompt: str | None,
     tokens: str | None,
     turns_file: Path | None,
+    url: str | None,
     settings: Sequence[str],
     decode: int,
     lib: str | None,
@@ -91,8 +96,9 @@ def check_model(
     the same model, in any types. With --backend the first wrong layer, node and step of each backend is located:
     llama.cpp generates tokens on its own CPU, and every backend gets the same tokens. On a backend of the adapter
     `ggml` llama.cpp itself runs; any other adapter runs the graphs that llama.cpp built. With --turns conversations
-    are played, with each --setting until a backend is wrong, and again as one prompt. Exit codes: 0 right, or
-    different only by rounding, 1 the file or a backend is wrong, 2 bad input, 3 a backend could not run the model.
+    are played, with each --setting until a backend is wrong, and again as one prompt. With --server a server is judged;
+    if it is wrong, backends get its worst prompt. Exit codes: 0 right, or different only by rounding, 1 the file, a
+    backend or the server is wrong, 2 bad input, 3 a backend could not run the model.
     """
     if sum(given is not None for given in (prompt, tokens, turns_file)) > 1:
         raise UsageError("check-model: one of --prompt, --tokens and --turns expected, several given")
@@ -103,7 +109,7 @@ def check_model(
     known = architectures().get(arch)
     flash_attn = known is None or known.flash_attn
     load = partial(_load, arch=arch, cpu=cpu, time_limit=10 * isolation.time_limit)
-    if compare or not backends:
+    if compare or not (backends or url):
         a, b = modelfile.read(model), modelfile.read(compare) if compare else None
         findings, logits = _check_file(a, b), None
         if b:
@@ -113,7 +119,7 @@ def check_model(
         document["file"] = {"compared": compare.name if compare else None, "logits": logits,
                             "findings": [f.to_json() for f in findings]}  # fmt: skip
     broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(f.wrong for f in findings) else [])
-    if not backends:
+    if not (backends or url):
         if json_path:
             write_json(json_path, document)
         leave(broken)
@@ -124,8 +130,6 @@ def check_model(
     with _progress(f"llama.cpp maps {model.stat().st_size >> 20} MiB and decodes on its CPU") as say:
 
         def check(case: Case, talk: Talk, decoded: Decoded, setting: Setting) -> Check:
-            if "tokens" not in document:
-                document.update(_begin(llama, talk, decoded, case))
             made = Check(model, case, talk, decoded, _device, isolation, setting, share, text, output, share)
             made.say, made.told = say, partial(line, err=True)
             return made
@@ -135,13 +139,22 @@ def check_model(
             talk = (
                 turns.talk(llama, turns_file, decode) if turns_file else alone(_prompt(llama, prompt, tokens), decode)
             )
+            if url:
+                with closing(load(model, cpu=replace(cpu, device="CPU"))) as packed:
+                    judge = Judge(Server(url, llama), llama, packed, check, flash_attn, say)
+                    judged = judge.judge(talk[0][0].prompt if prompt or tokens else ())
+                line(f"{url}: {judged.sentence()}")
+                document["server"] = judged.to_json()
+                broken += Outcome.of(Why.FAILED, [f"{url}: {WRONG}"] if judged.verdict == WRONG else [])
+                talk = judged.talk or talk
             skipped = None if settings else lambda s, why: line(f"{s.text}: not played: {why}", err=True)
             answers, cut = _collect(
-                turns.answers(llama, talk, played, specs, check, skipped),
+                turns.answers(
+                    llama, talk, played, specs, check, lambda *of: document.update(_begin(llama, *of)), skipped
+                ),
                 lambda answer: _show(answer, llama, text.perplexity if text else None),
             )
-    _table(answers)
-    last = {a.backend: a for a in answers}
+    last = _table(answers)
     if json_path:
         document.update(decode=decode, perplexity=text.perplexity if text else None)
         by_backend = {
@@ -321,16 +334,16 @@ def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
         line(f"  {note}")
 
 
-def _table(answers: Sequence[Answer]) -> None:
+def _table(answers: Sequence[Answer]) -> dict[str, Answer]:
+    """Print a row per answer; return the last answer of each backend."""
     rows = [
         (a.name, a.verdict, *_figures(a), f"{a.seconds:.0f}", "" if a.resident is None else a.resident >> 20)
         for a in answers
     ]
-    table(
-        rows,
-        ["backend", "answer", "KL max", "KL mean", "top 1", "least margin", "s", "MiB held"],
-        disable_numparse=True,
-    )
+    heads = ["backend", "answer", "KL max", "KL mean", "top 1", "least margin", "s", "MiB held"]
+    if rows:
+        table(rows, heads, disable_numparse=True)
+    return {a.backend: a for a in answers}
 
 
 def _figures(answer: Answer) -> tuple[str, str, str, str]:

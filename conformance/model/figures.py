@@ -84,11 +84,12 @@ def divergence(found: F32, reference: F32) -> float:
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
         return inf
     known = np.isfinite(reference)
-    p, q = _log_softmax(reference[known]), _log_softmax(found[known])
+    p, q = log_softmax(reference[known]), log_softmax(found[known])
     return max(0.0, float(np.sum(np.exp(p) * (p - q))))
 
 
-def _log_softmax(logits: F32) -> F64:
+def log_softmax(logits: F32) -> F64:
+    """Return the log probabilities of a row of logits."""
     x = logits.astype(np.float64)
     x -= x.max(initial=-inf)
     return np.asarray(x - np.log(np.exp(x).sum()))
@@ -97,7 +98,7 @@ def _log_softmax(logits: F32) -> F64:
 def perplexity(logits: F32, tokens: Sequence[int]) -> float:
     """Return the perplexity of `tokens`: row i of `logits` predicts token i + 1."""
     rows = zip(logits, tokens[1:], strict=False)
-    return float(np.exp(-np.mean([_log_softmax(row)[token] for row, token in rows])))
+    return float(np.exp(-np.mean([log_softmax(row)[token] for row, token in rows])))
 
 
 def nmse(found: F32, reference: F32) -> float:

@@ -32,6 +32,9 @@ STAND_IN = "ANSWER"
 """Text in place of a generated answer, to find what the chat template writes after it."""
 FORM = 'conversations expected, each {"messages": [{"role": "user", "content": "…"}, …]}, or "tokens": [1, 2]'
 
+Checking = Callable[[Case, Talk, Decoded, Setting], Check]
+"""Makes the check of what llama.cpp played and recorded."""
+
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     """One message, as texts or tokens."""
@@ -132,13 +135,14 @@ def answers(
     talk: Talk,
     settings: Sequence[Setting],
     specs: Sequence[Spec],
-    check: Callable[[Case, Talk, Decoded, Setting], Check],
+    check: Checking,
+    begin: Callable[[Talk, Decoded, Case], None],
     skipped: Callable[[Setting, str], None] | None = None,
 ) -> Iterator[Answer]:
     """Check backends with one setting after the other, each until it is wrong.
 
-    The first setting decides the answers of the conversations. With several turns, and unless positions shift, a fresh
-    context also gets the same tokens as one prompt.
+    The first setting decides the answers of the conversations, which `begin` may print. With several turns, and unless
+    positions shift, a fresh context also gets the same tokens as one prompt.
 
     Raises:
         UsageError: llama.cpp cannot play the first setting, or any if `skipped` is None.
@@ -154,6 +158,7 @@ def answers(
             continue
         with closing(check(case, spread(talk, setting.slots), decoded, setting)) as session:
             if setting is settings[0]:
+                begin(session.talk, decoded, case)
                 talk = session.replayed
             for spec in left.copy():
                 answer = session.of(spec)
@@ -169,7 +174,7 @@ def _add_fresh(
     session: Check,
     spec: Spec,
     answer: Answer,
-    check: Callable[[Case, Talk, Decoded, Setting], Check],
+    check: Checking,
 ) -> None:
     """Add the answer for the same tokens, up to the first wrong place, as one prompt."""
     place = session.last(answer)

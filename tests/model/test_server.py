@@ -1,0 +1,203 @@
+"""`conform check-model --server`: a server on loopback that runs the model, and ones that run it wrongly."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from marks import needs_wheel
+
+from conformance.case.case import Case
+from conformance.cli import main
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.live.llama import Device
+from conformance.model import server
+from conformance.model.answer import RIGHT, WRONG
+from conformance.model.check import Check
+from conformance.model.figures import F32, log_softmax
+from conformance.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
+from conformance.model.server import BANDS, TOKENS, Block, Judge, Judgement, Server, distance
+from conformance.model.turns import setting
+
+Served = Callable[[list[int], int], F32]
+"""Return the logits after a prompt and after each of n - 1 greedy tokens."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of llama in F32, so that rounding is small."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    made = CliRunner().invoke(main, ["capture", "llama", "--model", "-o", str(path)])
+    assert made.exit_code == 0, made.output
+    return path
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm after few prompts, which is not as sure."""
+    monkeypatch.setattr(server, "ALARM", 0.06)
+
+
+@pytest.fixture(scope="module")
+def llama(model: Path) -> Iterator[LlamaProcess]:
+    """llama.cpp's plain CPU."""
+    with closing(LlamaProcess(model, Device("llama.cpp"))) as it:
+        yield it
+
+
+@contextmanager
+def serving(served: Served, *, ids: bool = True) -> Iterator[str]:
+    """Serve completions on loopback, with ids as llama-server does, or with texts; yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            rows = [log_softmax(x) for x in served(asked["prompt"], asked["max_tokens"])]
+            best = [np.argsort(-x)[: asked["logprobs"]].tolist() for x in rows]
+            content = [
+                {"id": top[0], "logprob": x[top[0]], "top_logprobs": [{"id": t, "logprob": x[t]} for t in top]}
+                for x, top in zip(rows, best, strict=True)
+            ]
+            texts = {
+                "tokens": [f"<{top[0]}>" for top in best],
+                "top_logprobs": [{f"<{t}>": x[t] for t in top} for x, top in zip(rows, best, strict=True)],
+            }
+            body = json.dumps({"choices": [{"logprobs": {"content": content} if ids else texts}]}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_request(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}"
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def judged(model: Path, llama: LlamaProcess) -> Iterator[Callable[..., Judgement]]:
+    """Judge what is served; a server and the judge share the processes."""
+    with closing(LlamaProcess(model, Device("llama.cpp", "", "CPU"))) as packed:
+
+        def judge(served: Served, tokens: int = 12 * TOKENS, *, ids: bool = True) -> Judgement:
+            def check(case: Case, talk: Talk, decoded: Decoded, how: Setting) -> Check:
+                return Check(model, case, talk, decoded, lambda spec: Device(str(spec)), setting=how)
+
+            with serving(served, ids=ids) as url:
+                return Judge(Server(url, llama), llama, packed, check).judge(tokens=tokens)
+
+        yield judge
+
+
+def playing(llama: LlamaProcess, text: str, changed: Callable[[F32, int], F32] = lambda x, _: x) -> Served:
+    """Serve the model with a setting; `changed` gets logits and the position of their first row."""
+
+    def served(prompt: list[int], n: int) -> F32:
+        logits = llama.play(alone(prompt, n - 1), setting(text, flash_attn=True)).logits[-n:]
+        return changed(logits, len(prompt) - 1)
+
+    return served
+
+
+def _late(logits: F32, first: int) -> F32:
+    at = first + np.arange(len(logits))[:, None]
+    return np.where(at < 256, logits, logits * np.float32(1.1))
+
+
+@needs_wheel
+@pytest.mark.parametrize("ids", [True, False])
+def test_the_same_model_raises_no_alarm(judged: Callable[..., Judgement], llama: LlamaProcess, ids: bool) -> None:
+    """Another size of batches is right, whether a server names tokens by ids or texts."""
+    if not ids:
+        llama.words = lambda tokens: [f"<{t}>" for t in tokens]  # type: ignore[method-assign]
+    found = judged(playing(llama, "ubatch=8"), 4 * TOKENS, ids=ids)
+    assert found.verdict == RIGHT
+    assert (found.tokens, {*found.blocks}) == (4 * TOKENS, {*BANDS})
+    assert not any(b.excess for b in found.every)
+    assert found.sentence().startswith("the same model: ")
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("text", "changed", "words"),
+    [
+        ("cache=q4_0", lambda x, _: x, "cache=q4_0 explains it"),
+        ("", lambda x, _: np.roll(x, 1, 1), "another model or other weights, 0% of tokens agree"),
+        ("", lambda x, _: np.hstack([x, x + 1]), "another model or other weights, 0% of tokens agree"),
+        ("", _late, "wrong from position 256 on"),
+    ],
+)
+def test_wrong_servers_are_told_apart(
+    judged: Callable[..., Judgement], llama: LlamaProcess, text: str, changed: Callable[[F32, int], F32], words: str
+) -> None:
+    """A quantised cache, other weights, and a fault of late positions each have their words."""
+    found = judged(playing(llama, text, changed), 24 * TOKENS)
+    assert found.verdict == WRONG
+    assert found.e_value >= 1 / server.ALARM
+    assert found.sentence().endswith(words), found.sentence()
+
+
+@needs_wheel
+def test_the_command_hands_the_worst_prompt_over(
+    model: Path, llama: LlamaProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong server ends with 1, and a backend gets the prompt and tokens on which it was worst."""
+    monkeypatch.setattr(server, "BANDS", (4, 5))
+    record = tmp_path / "server.json"
+    with serving(playing(llama, "", lambda x, _: np.roll(x, 1, 1))) as url:
+        call = ["check-model", str(model), "--server", f"{url}/v1", "--backend", "cpu", "--json", str(record)]
+        ran = CliRunner().invoke(main, call)
+    assert ran.exit_code == 1, ran.output
+    found = json.loads(record.read_text("utf-8"))
+    assert found["server"]["verdict"] == WRONG
+    assert found["backends"]["cpu"]["verdict"] == RIGHT
+    assert len(found["tokens"]) == TOKENS
+    ran = CliRunner().invoke(main, ["check-model", str(model), "--server", "127.0.0.1:1"])
+    assert (ran.exit_code, "a URL such as" in ran.output) == (2, True), ran.output
+
+
+def test_what_is_no_server() -> None:
+    """A message says what the URL gave."""
+    with pytest.raises(UnavailableError, match="is the server running"):
+        Server("http://127.0.0.1:1", None).complete([1], 1)  # type: ignore[arg-type]
+    with serving(lambda *_: np.zeros((0, 4), np.float32)) as url, pytest.raises(UsageError, match="no log prob"):
+        Server(url, None).complete([1], 1)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 5))
+def test_the_e_process_is_a_fair_bet(excesses: list[bool], variants: int) -> None:
+    """With an excess of probability 1 / (m + 1) the mean of the next value is the present one."""
+
+    def value(outcomes: list[bool]) -> float:
+        blocks = [Block([], [0], [], 2.0 * e, 1.0, 0) for e in outcomes]
+        return Judgement("", variants, blocks={1: blocks}).e_value
+
+    p = 1 / (variants + 1)
+    mean = p * value([*excesses, True]) + (1 - p) * value([*excesses, False])
+    assert mean == pytest.approx(value(excesses))
+
+
+def test_the_distance_is_about_kl() -> None:
+    """For a small difference d is the KL divergence; NaN is infinitely far."""
+    p = np.array([0.1, 0.2, 0.3, 0.4])
+    q = p * (1 + 0.01 * np.array([1, -1, 1, -0.5]))
+    q /= q.sum()
+    kl = float(np.sum(p * np.log(p / q)))
+    rows = [[dict(enumerate(np.log(x).tolist()))] for x in (p, q)]
+    assert distance(*rows) == pytest.approx(kl, rel=0.02)
+    assert distance(rows[0], [{0: float("nan")}]) == np.inf
