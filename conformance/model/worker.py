@@ -35,6 +35,7 @@ from conformance.suite.zoo.load import LacksError, new_context
 from conformance.suite.zoo.recorder import Recorder, references, step
 from conformance.suite.zoo.worker import Drive, with_tokens
 
+from .graphs import logits_of
 from .llama_process import F32, DecodeRequest, Place, Setting, Turn
 
 NO_VOCABULARY = 0
@@ -204,8 +205,12 @@ class Model(DeviceModel):
         begin = recorder.begin if recorder else lambda _: None
         reader = Reader(self.library, self.model, context, request, begin=begin, each=each)
         places, answers = self._converse(reader, play, batches)
-        np.save(play.logits, np.concatenate([rows for _, rows in batches]))
+        logits = np.concatenate([rows for _, rows in batches])
+        np.save(play.logits, logits)
         if recorder:
+            recorded = [s.expected[logits_of(s)] for s in steps if s.outputs]
+            if not np.array_equal(np.concatenate(recorded), logits.view(np.uint8).reshape(-1)):
+                raise UsageError("its graphs order tokens of several slots in another way than batches; use slots=1")
             self._write(Path(play.case), request, recorder, steps)
         self.library.llama.free(context)
         return {"answers": answers, "places": places}

@@ -360,6 +360,18 @@ def test_a_fault_of_one_setting_is_found_with_it(model: Path, turns_file: Path, 
     assert found["answer"].endswith("slot 1, turn 1, the prompt")
 
 
+def test_slots_that_graphs_reorder_are_refused(tmp_path: Path) -> None:
+    """A recurrent model decodes equal parts of its slots, so that rows of graphs and of batches differ."""
+    path = tmp_path / "mamba.gguf"
+    made = CliRunner().invoke(main, ["capture", "mamba", "--model", "-o", str(path)])
+    assert made.exit_code == 0, made.output
+    turns = [Turn(PROMPT, forced=[7]), Turn(PROMPT)]
+    with closing(LlamaProcess(path, Device("llama.cpp"))) as llama:
+        assert len(llama.record([turns])[0].logits) == 3
+        with pytest.raises(UsageError, match="use slots=1"):
+            llama.record([turns, turns])
+
+
 class Chat:
     """A tokenizer of letters, and a template of one letter per role."""
 
