@@ -13,7 +13,7 @@ A TOML file holds any number of
     report = 17565                             # issue or pull request of ggml-org/llama.cpp that it is from, if any
     level = "standard"                         # the first level whose cases notice it, if not smoke
     kind = "positions of images"               # what an earlier suite did not see, if it is of such a kind
-    case = "ops/ROPE-f32-ne=64x3x4,mode=NEOX@1"  # then also a case of that level, or a family, which notices it
+    case = "ops/ROPE-f32-ne=64x3x4,mode=NEOX@1"  # then also a case of that level that notices it
 """
 
 from __future__ import annotations
