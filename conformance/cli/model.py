@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -35,6 +35,7 @@ from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.session.environment import header
 from conformance.suite.zoo.model import table as architectures
 
+T = TypeVar("T")
 PROMPT = "The capital of France is"
 """The default prompt."""
 MADE_UP = 8
@@ -214,25 +215,31 @@ def _by_layers(
 ) -> tuple[list[Finding], dict[str, Any] | None]:
     """Play a prompt through two files; return the first wrong node and the logits' KL."""
     with _progress("layers: llama.cpp loads both files") as say, ExitStack() as opened:
-        try:
-            theirs, mine = (opened.enter_context(closing(load(file.path))) for file in (b, a))
-        except ConformanceError as e:
-            line(f"layers: not compared: {e}")
+        both = _accepted(lambda: [opened.enter_context(closing(load(file.path))) for file in (b, a)])
+        asked = prompt(both[0]) if both else []
+        recorded = _accepted(lambda: [llama.record(alone(asked), setting, every=True) for llama in both])
+        if not recorded:
             return [], None
-        asked = prompt(theirs)
-        (expected, right), (decoded, case) = (
-            llama.record(alone(asked), setting, every=True) for llama in (theirs, mine)
-        )
+        (expected, right), (decoded, case) = recorded
         logits = None
         if decoded.logits.shape == expected.logits.shape:
             f = figures.measure(decoded.logits, expected.logits)
             line(f"layers: {f.sentence()}")
             logits = {"tokens": list(asked), "kl": {"max": number(f.kl_max), "mean": number(f.kl_mean)}, "top1": f.top1}
         reference = opened.enter_context(closing(open_backend(Spec(REFERENCE))))
-        found = layers.first(Files(a, b), case, right, reference, say)
-    if not found:
+        found = _accepted(lambda: [layers.first(Files(a, b), case, right, reference, say)])
+    if found == [None]:
         line("layers: no node differs by more than its types cost")
-    return _findings([[found] if found else []]), logits
+    return _findings([[f for f in found if f]]), logits
+
+
+def _accepted(results: Callable[[], list[T]]) -> list[T]:
+    """Return results; none, with the reason printed, if a file is refused."""
+    try:
+        return results()
+    except ConformanceError as e:
+        line(f"layers: not compared: {e}")
+        return []
 
 
 def _findings(sources: Iterable[Iterable[Finding]]) -> list[Finding]:

@@ -76,3 +76,13 @@ def test_the_command_plays_a_prompt_through_both_files(pair: Pair, tmp_path: Pat
     found = json.loads(Path(record).read_text("utf-8"))["file"]["logits"]
     assert found["tokens"] == [3, 14, 15]
     assert 0 < found["kl"]["mean"] <= found["kl"]["max"] < 1
+
+
+def test_a_file_that_llama_refuses_keeps_its_other_findings(pair: Pair, tmp_path: Path) -> None:
+    """A missing norm is named, and the reason why no prompt was played."""
+    a = replace(pair.a, raw={k: v for k, v in pair.a.raw.items() if k != "output_norm.weight"})
+    for draft, name in ((a, "a.gguf"), (pair.b, "b.gguf")):
+        draft.write(tmp_path / name)
+    ran = CliRunner().invoke(main, ["check-model", str(tmp_path / "a.gguf"), "--compare", str(tmp_path / "b.gguf")])
+    assert (ran.exit_code, "missing: output_norm.weight" in ran.output) == (1, True), ran.output
+    assert "layers: not compared: " in ran.output

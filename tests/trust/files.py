@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from conformance.case.case import Case
+from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import Library
 from conformance.ggml.quants import from_float
 from conformance.ggml.quants.blocks import BLOCK
@@ -131,10 +132,15 @@ class Pair:
         return sorted(found, key=lambda f: f.rank)
 
     def layer(self, folder: Path) -> Finding | None:
-        """Return the first node that differs by more than the types cost, for a prompt of five tokens."""
+        """Return the first node that differs by more than the types cost, for a prompt of five tokens.
+
+        None if there is none, or if llama.cpp refuses a file.
+        """
         files = layers.Files(self.a.write(folder / "a.gguf"), self.b.write(folder / "b.gguf"))
-        a, b = (_recorded(file) for file in (files.a, files.b))
-        return layers.first(files, a, b, CpuBackend(), silent)
+        with suppress(UsageError):
+            a, b = (_recorded(file) for file in (files.a, files.b))
+            return layers.first(files, a, b, CpuBackend(), silent)
+        return None
 
     def alone(self, folder: Path) -> list[Finding]:
         """Return the findings for the first file without the second."""
