@@ -59,7 +59,7 @@ GRACE = 0.1
 def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
     """Return the stages in order, then those of higher levels.
 
-    They are ops; memory and scheduler, which take a minute; trajectories, audits and models, which take the rest.
+    They are ops; scheduler and memory, which take a minute; trajectories, audits and models, which take the rest.
     """
     rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Sweep] = []
@@ -83,13 +83,13 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
 
 
 def _short(targets: Sequence[Target], *, models: bool) -> Iterator[Sweep]:
-    """Yield memory, and the scheduler on lazy devices, for which the CPU stands."""
-    for t in targets:
-        if models and MODELS in t.runs and t.name != META:
-            yield Sweep(t, memory.NAME, list(memory.BUILDS), then=memory.differing)
+    """Yield the scheduler on lazy devices, for the CPU alone, then memory."""
     for t in targets:
         if t.name == CPU:
             yield Sweep(t, order.NAME, list(order.FAMILY.ids(LEVELS[0])))
+    for t in targets:
+        if models and MODELS in t.runs and t.name != META:
+            yield Sweep(t, memory.NAME, list(memory.BUILDS), then=memory.differing)
 
 
 def _whole_models() -> list[str]:

@@ -284,7 +284,7 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
     assert [w.stage for w in plan([kernels], "smoke", models=False)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", models=True)
-    assert [w.stage for w in with_models] == ["ops at smoke", "memory", "order", "trajectories at smoke",
+    assert [w.stage for w in with_models] == ["ops at smoke", "order", "memory", "trajectories at smoke",
                                               "audit", "arch"]  # fmt: skip
 
 
