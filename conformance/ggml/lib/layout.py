@@ -354,6 +354,8 @@ OPTIONAL: Signatures = {
     "backend_tensor_copy_async": (None, (_P, _P, _P, _P)), "backend_synchronize": (None, (_P,)),
     "backend_event_new": (_P, (_P,)), "backend_event_free": (None, (_P,)), "backend_event_record": (None, (_P, _P)),
     "backend_event_wait": (None, (_P, _P)), "backend_event_synchronize": (None, (_P,)),
+    "backend_graph_plan_create": (_P, (_P, _P)), "backend_graph_plan_free": (None, (_P, _P)),
+    "backend_graph_plan_compute": (_I, (_P, _P)),
     "backend_graph_compute_async": (_I, (_P, _P)), "backend_sched_graph_compute_async": (_I, (_P, _P)),
     "backend_sched_synchronize": (None, (_P,)), "backend_get_device": (_P, (_P,)),
 }
