@@ -40,7 +40,7 @@ from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
 from conformance.suite.zoo.worker import Drive, last_words
 
 from .held import measure
-from .scenarios.harness import Harness, RefusedError, load
+from .scenarios.harness import Harness, RefusedError, Together, in_threads, load
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -116,12 +116,12 @@ class DeviceModel:
         except ConformanceError as e:
             return {"failed": str(e), "complaints": self.complaints()}
 
-    def scenario(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request for a part of a scenario."""
+    def scenario(self, ask: Mapping[str, Any], together: Together = in_threads) -> dict[str, Any]:
+        """Answer a request for a part of a scenario; `together` calls functions in threads."""
         it, folder = SCENARIOS[ask["scenario"]], Path(ask["folder"])
         self.library.log.clear()
         request = replace(self._request, **ask["changes"])
-        harness = Harness(self.library, self.model, request, folder, ask["part"], self.device)
+        harness = Harness(self.library, self.model, request, folder, ask["part"], self.device, together)
         if harness.kind not in it.kinds:
             return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
         try:

@@ -102,7 +102,9 @@ COMPONENTS: Mapping[str, Component] = {
     "quantisation": Component(),
     "files": Component(),
     "training": Component(),
-    "threads": Component(("relations/threads-*", *_scenarios("threads", "contexts-2")), {"threads": "?*"}),
+    "threads": Component(
+        ("relations/threads-*", *_scenarios("threads", "contexts-2", "contexts-threads")), {"threads": "?*"}
+    ),
 }
 _OPERAND = re.compile(r"(src\[\d\]|any source|any operand|result)\.(.+)")
 _PROPERTIES = frozenset(

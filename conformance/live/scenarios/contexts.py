@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
 from conformance.suite.zoo.model import table
 
-from .harness import PROMPT, Context, Harness, RefusedError, joined
+from .harness import AFTER, F32, PROMPT, Context, Harness, RefusedError, joined
+from .states import load_seq, save_seq
 
 
 def two(harness: Harness) -> Iterator[Comparison]:
@@ -26,6 +28,49 @@ def two(harness: Harness) -> Iterator[Comparison]:
     for k, context in enumerate(calm):
         expected = [context.feed((0, tokens[k][i * PROMPT : (i + 1) * PROMPT])) for i in range(3)]
         yield Comparison(f"context {k}", joined(*fed[k]), joined(*expected), exact=True)
+
+
+def in_threads(harness: Harness) -> Iterator[Comparison]:
+    """Decode in two contexts on one model, in a thread each, or one after the other."""
+    texts = [harness.tokens(2 * PROMPT, name) for name in ("a", "b")]
+    batches = [np.split(texts[0], (PROMPT, 2 * PROMPT - 2, 2 * PROMPT - 1)), np.split(texts[1][:AFTER], AFTER)]
+
+    def run(k: int, context: Context) -> F32:
+        return joined(*(context.feed((0, tokens)) for tokens in batches[k]))
+
+    found = harness.together([partial(run, k, harness.context()) for k in range(2)])
+    for k in range(2):
+        yield Comparison(f"context {k}", found[k], run(k, harness.context()), exact=True)
+    yield Comparison("the contexts", found[1][-1:], found[0][-1:], apart=True)
+
+
+def loads(harness: Harness) -> Iterator[Comparison]:
+    """Load the model again, three times; free it right after a batch was decoded."""
+    text = harness.tokens(2 * PROMPT)
+    calm = harness.context()
+    expected = joined(calm.feed((0, text)), calm.steps())
+    for i in range(3):
+        other = harness.beside()
+        with other.clean():
+            context = other.context()
+            rows = joined(context.feed((0, text)), context.steps())
+            context.decode((0, text))
+        yield Comparison(f"load {i}", rows, expected)
+
+
+def in_flight(harness: Harness) -> Iterator[Comparison]:
+    """Save, remove and load a sequence without waiting for the batches before."""
+    context, calm = harness.context(2), harness.context(2)
+    texts = [harness.tokens(PROMPT, name) for name in ("a", "b")]
+    for seq in range(2):
+        calm.feed((seq, texts[seq]))
+    context.decode((0, texts[0]))
+    saved = save_seq(context, 0)
+    context.rm(0)
+    context.decode((1, texts[1]))
+    load_seq(context, 0, saved)
+    for seq in range(2):
+        yield Comparison(f"sequence {seq}", context.steps(seq), calm.steps(seq))
 
 
 def sizes(harness: Harness) -> Iterator[Comparison]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -40,6 +41,8 @@ PROMPT, AFTER = 13, 3
 """Tokens of a default prompt, and steps after it."""
 
 
+Together = Callable[[Sequence[Callable[[], F32]]], list[F32]]
+"""Calls functions in a thread each and returns their results."""
 AMPLIFIED = 4.0
 """Allowed ratio of the NMSE of logits to the NMSE of rounded keys."""
 
@@ -50,6 +53,12 @@ def rounding(name: str) -> float:
     x = Stream("rounding", name).normal(1 << 14, 1.0, 0.0).astype(np.float32).reshape(-1, 256)
     lost = (roundtrip(TYPES[name], x).astype(np.float64) - x) ** 2
     return float(lost.sum() / (x.astype(np.float64) ** 2).sum())
+
+
+def in_threads(functions: Sequence[Callable[[], F32]]) -> list[F32]:
+    """Call functions in a thread each; raises as the first that does."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [future.result() for future in [pool.submit(function) for function in functions]]
 
 
 class RefusedError(UsageError):
@@ -78,6 +87,7 @@ class Harness:
     """Index of this process among the scenario's parts."""
     device: str = ""
     """Name of the device, or of several joined by `+`; "" for the CPU alone."""
+    together: Together = in_threads
     contexts: list[int] = field(default_factory=list)
     """`llama_context *` of each context; freed by `clean`."""
     models: list[int] = field(default_factory=list)
@@ -206,12 +216,10 @@ class Harness:
         try:
             yield
         finally:
-            for pointer in self.contexts:
-                self.library.llama.free(pointer)
-            for pointer in self.models:
-                self.library.llama.model_free(pointer)
-            self.contexts.clear()
-            self.models.clear()
+            while self.contexts:
+                self.library.llama.free(self.contexts.pop())
+            while self.models:
+                self.library.llama.model_free(self.models.pop())
 
 
 class Context:
@@ -251,8 +259,9 @@ class Context:
         return self.results("get_logits_ith", at, self.harness.n_vocab)
 
     def decode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
-        """Decode as `feed`, without reading the results."""
-        self._run("decode", spans, every=False)
+        """Decode (or encode) as `feed`, without waiting for the results."""
+        encodes = self.kind == "encoder"
+        self._run("encode" if encodes else "decode", spans, every=encodes)
 
     def encode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
         """Encode the texts of sequences in one batch, each from position 0; UsageError as `feed`."""

@@ -172,13 +172,13 @@ BUGS: dict[str, Bug] = {
     "a loaded file lacks a cell": _f("state_load_file", f.loses_a_cell, "state-file"),
     "the end of a file is not written": _f("state_save_file", f.file_ends_early, "state-file"),
     "a sequence is not loaded": _f(
-        "state_seq_set_data", f.loads_nothing, "state-seq state-seq-other state-seq-unified state-fragmented"
+        "state_seq_set_data", f.loads_nothing, "state-seq state-seq-other state-seq-unified state-fragmented in-flight"
     ),
     "a loaded sequence lacks a cell": _f(
-        "state_seq_set_data", f.loses_a_cell, "state-seq state-seq-other state-seq-unified state-fragmented"
+        "state_seq_set_data", f.loses_a_cell, "state-seq state-seq-other state-seq-unified state-fragmented in-flight"
     ),
     "the end of a sequence is not loaded": _f(
-        "state_seq_set_data", f.ends_early, "state-seq state-seq-other state-seq-unified state-fragmented"
+        "state_seq_set_data", f.ends_early, "state-seq state-seq-other state-seq-unified state-fragmented in-flight"
     ),
     "a sequence is loaded into another": _f(
         "state_seq_set_data", f.arguments(lambda c, p, n, to: (c, p, n, 1 - to)), "state-seq-other"
@@ -329,14 +329,14 @@ BUGS: dict[str, Bug] = {
     "an MTP layer is not begun anew": _f("memory_seq_rm", f.nothing(True), "mtp-layers", HEADS),
     # split models
     "a split model turns otherwise": _split(
-        f"{SPLITS} split-rm split-cp-unified split-state split-state-seq", init_from_model=f.params(_turns)
+        f"{SPLITS} split-rm split-cp-unified split-state split-state-seq loads", init_from_model=f.params(_turns)
     ),
     "a split model reads another token": _split(
-        f"{SPLITS} split-state split-state-seq",
+        f"{SPLITS} split-state split-state-seq loads",
         decode=f.batch_where(lambda b: b.n_tokens > 1, lambda b: f.next_token(b, 0)),
     ),
     "a split model decodes another token": _split(
-        f"{SPLITS} split-rm", decode=f.batch_where(lambda b: b.n_tokens == 1, lambda b: f.next_token(b, 0))
+        f"{SPLITS} split-rm loads", decode=f.batch_where(lambda b: b.n_tokens == 1, lambda b: f.next_token(b, 0))
     ),
     "seq_rm of a split model does nothing": _split("split-rm", memory_seq_rm=f.nothing(True)),
     "seq_rm of a split model takes a cell too many": _split(
@@ -368,9 +368,9 @@ BUGS: dict[str, Bug] = {
         "decode", f.ids(lambda i: i ^ 1), "batch-3 batch-3-unified slots-0-2 sets-unified"
     ),
     "contexts share what they hold": _f("decode", f.clears_the_other, "contexts-2"),
-    "contexts share a mask": _d(lambda: d.shared("kq_mask"), "contexts-2"),
-    "contexts share indices of cells": _d(lambda: d.shared("k_idxs", "v_idxs"), "contexts-2"),
-    "contexts share tokens": _d(lambda: d.shared("inp_tokens"), "contexts-2"),
+    "contexts share a mask": _d(lambda: d.shared("kq_mask"), "contexts-2 contexts-threads"),
+    "contexts share indices of cells": _d(lambda: d.shared("k_idxs", "v_idxs"), "contexts-2 contexts-threads"),
+    "contexts share tokens": _d(lambda: d.shared("inp_tokens"), "contexts-2 contexts-threads"),
     "a mask stays": _always(d.kept("kq_mask"), "batch-2 slots-1-3 sets ubatch ubatch-3 unified chunks drafts"),
     "indices of cells stay": _always(
         d.kept("k_idxs", "v_idxs"), "batch-4 slots-0-2 slots-1-3 sets-unified ubatch chunks seq-rm-whole"
