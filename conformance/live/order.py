@@ -22,19 +22,23 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Level, keys, read_keys, split_id, without
 
-from .lazy.device import NAMES, Fail, Setting
+from .lazy.device import ASKS, NAMES, SORTS, Fail, Setting
 from .lazy.programs import CELLS, PROGRAMS
 from .lazy.timeline import Moment
 from .llama import Models, Process, device, read_id
+from .scenarios.table import SCENARIOS
 
 NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
 KEYS = keys(
-    "devices=1 lazy= refuse= host=0 offload=0 uid=0 fail= "
-    "copies=1 n=NUMBERS reserve=0 again=0 side=0 "
-    "tensor=0 shares=NUMBERS layers=999"
+    "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 optimize=0 fail= "
+    "copies=1 n=NUMBERS reserve=0 again=0 side=0 threads=1 "
+    "tensor=0 shares=NUMBERS layers=999 do="
 )
 BATCHES = (4, 1, 4)
+MOST_THREADS = 4
+PLAYABLE = frozenset(name for name, scenario in SCENARIOS.items() if scenario.parts == 1)
+"""Scenarios that lazy devices can play."""
 MOMENTS = get_args(Moment)
 REPORTED = ("alloc", "compute", "lost", "memory", "init")
 """Failures that ggml reports; `event` is only slow."""
@@ -64,6 +68,7 @@ class Request:
 
 
 _SPLIT = ("refuse=RMS_NORM", "devices=2", "devices=2,refuse=RMS_NORM,copies=4,n=4x4x4x4x4x4,reserve=4")
+_MODEL = "llama-real=1,ubatch=8"
 _LLAMA = "llama-real=1,ubatch=4,run=p24.d3"
 _MIXED = ("last+first", "first+last", "any+last", "any+first")
 _FAILS = ("alloc:2", "alloc:9", "compute:1", "compute:9", "lost:1", "lost:7", "memory:40000", "event:1", "init:2")
@@ -80,12 +85,22 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         "sched-devices=2,n=16x1x4x16,reserve=16,lazy=last",
         "sched-devices=2,again=1,copies=4,n=4x4,lazy=last+first",
         "sched-devices=2,copies=4,n=4x4x4x4x4x4x4,reserve=4,lazy=last",
+        "sched-devices=2,n=4x1x32,reserve=16,lazy=last",
+        "sched-devices=2,threads=2,lazy=any",
+        "sched-devices=2,refuse=RMS_NORM,copies=4,threads=3,n=4x4x4,lazy=last",
+        "sched-refuse=RMS_NORM,shared=1,lazy=last",
+        *(f"sched-devices=2,side=1,again=1,copies=4,optimize={k},lazy=any" for k in (SORTS, ASKS)),
+        "plan-again=2,lazy=any",
         "sched-refuse=RMS_NORM,again=2,lazy=any",
         "sched-refuse=RMS_NORM,host=1,side=1,lazy=last",
         "sched-refuse=RMS_NORM,host=1,n=4x4x4,reserve=4,lazy=last",
         f"{_LLAMA},devices=3,lazy=any+last+first",
         f"{_LLAMA},layers=1,lazy=last",
         f"{_LLAMA},uid=1,lazy=last",
+        f"{_LLAMA},shared=1,lazy=last",
+        *(f"{_LLAMA},devices=2,optimize={k},lazy=last" for k in (SORTS, ASKS)),
+        f"{_MODEL},do=contexts-threads,devices=2,lazy=any",
+        *(f"{_MODEL},do={scenario},lazy=last" for scenario in ("in-flight", "loads", "state-seq", "sets", "draft-2")),
         "sched-devices=2,refuse=RMS_NORM,again=2,copies=4,uid=1,lazy=last",
         f"{_LLAMA},layers=0,offload=1,lazy=last",
         "qwen3moe-real=1,ubatch=8,run=p20.d4,layers=0,offload=1,lazy=last",
@@ -131,7 +146,10 @@ def read(case_id: str) -> Request:
     must("n", min(batches) > 0 and sum(batches) <= CELLS, f"tokens of batches, together up to {CELLS},")
     must("reserve", 0 <= it["reserve"] <= CELLS, f"0 to {CELLS}")
     must("again", 0 <= it["again"] <= CELLS, f"0 to {CELLS}")
-    for key in ("host", "side", "tensor", "offload", "uid"):
+    must("threads", 1 <= it["threads"] <= MOST_THREADS, f"1 to {MOST_THREADS}")
+    must("optimize", it["optimize"] in (0, SORTS, ASKS), f"0, {SORTS} or {ASKS}")
+    must("do", not it["do"] or bool(model and it["do"] in PLAYABLE), "a model's scenario with one part")
+    for key in ("host", "shared", "side", "tensor", "offload", "uid"):
         must(key, it[key] in (0, 1), "0 or 1")
     moments: list[Any] = (it["lazy"] or MOMENTS[1]).split("+")
     must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
@@ -139,11 +157,12 @@ def read(case_id: str) -> Request:
     must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
     refused = frozenset(filter(None, it["refuse"].split("+")))
     setting = Setting(
-        moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), Fail(what, int(n or 1))
-    )
+        moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), bool(it["shared"]),
+        it["optimize"], Fail(what, int(n or 1)),
+    )  # fmt: skip
     params = {
         "n": list(batches),
-        **{key: it[key] for key in ("copies", "reserve", "again", "side", "tensor", "layers")},
+        **{key: it[key] for key in ("copies", "reserve", "again", "side", "threads", "tensor", "layers", "do")},
     }
     params["shares"] = list(it["shares"])
     return Request(program, model, params, [0, 0, 1] if program == "streams" else list(range(count)), setting)
@@ -205,7 +224,7 @@ def judge(result: Result, fail: Fail, said: dict[str, Any]) -> Result:
 
     VACUOUS if a failure on request did not occur, or no device computed anything.
     """
-    if not fail.what and not said["calls"].get("graph_compute"):
+    if not fail.what and not any(said["calls"].get(name) for name in ("graph_compute", "graph_plan_compute")):
         return replace(result, verdict=Verdict.VACUOUS, error=Error(*2 * ("no device computed anything",)))
     wrong = [*said["races"], said["wrong"]]
     if fail.what in REPORTED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
 from conformance.judge.verdict import Result, Verdict
 from conformance.live import order
 from conformance.live.lazy import programs
-from conformance.live.lazy.device import Fail, Machine, Setting
+from conformance.live.lazy.device import ASKS, SORTS, Fail, Machine, Setting
 from conformance.live.lazy.programs import STEPS, Step, Streams
 from conformance.live.lazy.timeline import Moment
 from conformance.live.lazy.worker import play
@@ -102,6 +102,11 @@ def test_llama_runs_on_lazy_devices() -> None:
         result = player.play("order/llama-real=1,ubatch=4,run=p12.d1,layers=0,offload=1@1")
         assert result.verdict is Verdict.PASS, result.detail
         assert result.metrics["graph_compute"] > 0
+        result = player.play("order/llama-real=1,ubatch=4,run=p12.d1,shared=1@1")
+        assert result.verdict is Verdict.FAIL
+        assert "GET_ROWS reads inp_tokens (the host's) that changed" in result.detail
+        result = player.play("order/llama-real=1,do=contexts-threads@1")
+        assert result.verdict is Verdict.PASS, result.detail
         result = player.play(f"{model},fail=compute:2@1")
         assert result.verdict is Verdict.PASS, result.detail
     finally:
@@ -119,6 +124,74 @@ def test_a_graph_of_a_known_uid_runs_again(machine: Machine, monkeypatch: pytest
     result, said = played(machine, "order/sched-n=4x4,uid=1@1")
     assert result.verdict is Verdict.FAIL
     assert said["wrong"]
+
+
+@needs_wheel
+@pytest.mark.parametrize("optimize", [SORTS, ASKS])
+def test_nodes_may_run_in_another_order(machine: Machine, optimize: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all legal ones; if nothing is asked to stay allocated, or uses are ignored, values are wrong."""
+    case_id = f"order/sched-side=1,again=1,optimize={optimize},lazy=any@"
+    orders = set()
+    sort = machine._sort
+
+    def seen(nodes: Sequence[int]) -> list[int]:
+        found = sort(nodes)
+        orders.add(tuple(map(nodes.index, found)))
+        return found
+
+    monkeypatch.setattr(machine, "_sort", seen)
+    for seed in range(3):
+        result, _ = played(machine, f"{case_id}{seed}")
+        assert result.verdict is Verdict.PASS, result.detail
+    assert len(orders) > 5
+    if optimize == ASKS:
+        monkeypatch.setattr(machine, "_keep", lambda *_: None)
+    else:
+        monkeypatch.setattr(machine, "_uses", lambda node: (set(), {node}))
+    assert any(played(machine, f"{case_id}{seed}")[0].verdict is Verdict.FAIL for seed in range(3))
+
+
+@needs_wheel
+def test_allocation_dependencies_need_a_ggml_that_knows_them(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one passes no structure that could be called."""
+    monkeypatch.setattr(machine, "_has_deps", False)
+    with pytest.raises(UnavailableError, match="its graph_optimize takes no allocation dependencies"):
+        played(machine, f"order/sched-optimize={ASKS}@1")
+
+
+@needs_wheel
+def test_plans_are_computed_again(machine: Machine) -> None:
+    """With other inputs, in turn, on the CPU and a device; a failure is reported."""
+    result, said = played(machine, "order/plan-again=2,lazy=last@1")
+    assert (result.verdict, said["calls"]["graph_plan_compute"]) == (Verdict.PASS, 9), result.detail
+    result, said = played(machine, "order/plan-fail=compute:2@1")
+    assert (result.verdict, said["reported"]) == (Verdict.PASS, "ggml_backend_graph_plan_compute returned -1")
+
+
+@needs_wheel
+def test_decoders_run_in_threads(machine: Machine) -> None:
+    """They share weights, and nothing else; the order of their calls is the seed's."""
+    for seed in range(3):
+        case_id = f"order/sched-devices=2,refuse=RMS_NORM,copies=4,threads=3,n=4x4x4,lazy=any@{seed}"
+        result, said = played(machine, case_id)
+        assert result.verdict is Verdict.PASS, result.detail
+        assert played(machine, case_id)[1] == said
+    result, said = played(machine, "order/sched-threads=2,fail=compute:3@1")
+    assert (result.verdict, said["reported"]) == (
+        Verdict.PASS,
+        "ggml_backend_sched_graph_compute_async returned -1",
+    ), result.detail
+
+
+@needs_wheel
+def test_a_device_may_read_the_memory_of_the_host(machine: Machine) -> None:
+    """A batch on the CPU overwrites what the one before still reads there; one batch alone is right."""
+    result, said = played(machine, "order/sched-refuse=RMS_NORM,shared=1,n=4x4x4,reserve=4@1")
+    assert result.verdict is Verdict.FAIL
+    assert "(the host's) that changed before they were read" in said["races"][0]
+    assert said["wrong"]
+    result, said = played(machine, "order/sched-refuse=RMS_NORM,shared=1,n=4,lazy=any@1")
+    assert (result.verdict, said["calls"].get("cpy_tensor_async")) == (Verdict.PASS, None), result.detail
 
 
 @needs_wheel
@@ -355,6 +428,10 @@ def test_an_exception_in_a_callback_is_kept() -> None:
         ("order/sched-fail=burn:1@1", "alloc, compute, lost, memory, init, event and :N expected"),
         ("order/sched-fail=alloc@1", "and :N expected, 'alloc' found"),
         ("order/sched-x=1@1", "key 'x' is unknown"),
+        ("order/sched-threads=9@1", "threads: 1 to 4 expected, 9 found"),
+        ("order/sched-optimize=3@1", "optimize: 0, 1 or 2 expected, 3 found"),
+        ("order/sched-do=loads@1", "do: a model's scenario with one part expected, 'loads' found"),
+        ("order/llama-do=state-process@1", "do: a model's scenario with one part expected"),
     ],
 )
 def test_an_invalid_id_is_refused(case_id: str, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.ggml.errors import ConformanceError
@@ -163,3 +163,45 @@ def test_races_are_kept_once_and_not_without_end() -> None:
         program.call("write", 0, 0, 4)
         program.call("host read", 0, 0, 4)
     assert [type(r) for r in program.timeline.races] == [Race]
+
+
+@given(st.integers(0, 99))
+@settings(max_examples=10)
+def test_threads_take_turns_as_the_seed_says(seed: int) -> None:
+    """One runs at a time, in an order that depends on the seed alone; what they do without an order races."""
+
+    def play() -> tuple[list[str], list[str]]:
+        program, ran = Program("last", seed), list[str]()
+        program.call("host write", 0, 9, 1)
+
+        def thread(name: str) -> str:
+            for i in range(4):
+                program.timeline.switch()
+                ran.append(f"{name}{i}")
+                program.call("host read", 0, 9, 1)
+            program.call("host write", 0, "ab".index(name) + 4, 1)
+            program.call("host write", 0, 0, 1)
+            return name
+
+        assert program.timeline.together([lambda: thread("a"), lambda: thread("b")]) == ["a", "b"]
+        program.call("host write", 0, 0, 9)
+        return ran, [str(race) for race in program.timeline.races]
+
+    ran, races = play()
+    assert (ran, races) == play()
+    assert [r for r in ran if r[0] == "a"] == ["a0", "a1", "a2", "a3"]
+    (race,) = races
+    assert "host write 0 1 is not ordered after" in race
+    assert race.endswith("these are different threads")
+
+
+def test_an_error_of_a_thread_is_raised() -> None:
+    """The other thread runs to its end."""
+    program, ran = Program("last"), list[int]()
+
+    def broken() -> None:
+        raise ConformanceError("broken")
+
+    with pytest.raises(ConformanceError, match="broken"):
+        program.timeline.together([broken, lambda: ran.append(1)])
+    assert ran == [1]

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.ggml.lib.layout import InitParams
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.tables import DEVICE, REG, Callbacks, Table, interface
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS
 
-from .timeline import HOST, Access, Addresses, Memory, Moment, Op, Queue, Race, Stamp, Timeline
+from .timeline import Access, Addresses, Memory, Moment, Op, Queue, Race, Stamp, Timeline
 
 _P = ctypes.c_void_p
 NAMES = ("LAZY0", "LAZY1", "LAZY2")
@@ -42,6 +42,13 @@ UID_OFFSET = 88
 """Offset of `uid` in `ggml_cgraph`, if the library has `ggml_graph_next_uid`."""
 SLOW = 0.05
 """Seconds that a slow event takes."""
+
+
+SORTS, ASKS = 1, 2
+"""`graph_optimize` sorts nodes as the seed says, or `graph_compute` does.
+
+For the latter `graph_optimize` asks for all tensors to stay allocated until the last node.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,10 @@ class Setting:
     """Run nodes whose weights are on the CPU (`offload_op`)."""
     keeps_graphs: bool = False
     """Run the last graph of a `ggml_cgraph.uid` again, as CUDA and RPC do."""
+    shared: bool = False
+    """Read and write the host's memory, too, as devices do that share it."""
+    optimize: int = 0
+    """0, `SORTS` or `ASKS`."""
     fail: Fail = Fail()
 
 
@@ -90,6 +101,8 @@ class Machine:
         self.library, self.g = library, library.ggml
         self.interface = interface(library)
         self._lock = threading.RLock()
+        self._inside = 0
+        """Depth of calls of the interface."""
         self._callbacks = Callbacks()
         self._cpu_device = library.device("CPU")
         self._cpu = library.start(self._cpu_device, 1)
@@ -104,22 +117,37 @@ class Machine:
         self._buffers: dict[int, Memory] = {}
         self._devices: list[_Device] = []
         self._has_uid = library.function("ggml_graph_next_uid") is not None
+        self._has_deps = self.interface.api > 2 or library.function("ggml_op_alloc_size_may_expand") is not None
         self._graphs: dict[tuple[int, int], list[_Graph]] = {}
         """Kept graphs, by backend and uid."""
+        self._plans: dict[int, _Graph] = {}
+        """Graph plans by address."""
+        self._sorted: set[int] = set()
+        """Nodes that `graph_compute` may sort."""
+        self._host_writes: list[Access] = []
+        """Accesses of devices that write the host's memory."""
         self.begin(Setting())
         self._make(names)
 
     def begin(self, setting: Setting) -> None:
-        """Start a new timeline with a setting; backends and buffers of the last one must be freed."""
+        """Start a new timeline with a setting; backends and buffers of the last one must be freed.
+
+        UnavailableError if this ggml knows no allocation dependencies, and `setting` asks for some.
+        """
+        if setting.optimize == ASKS and not self._has_deps:
+            raise UnavailableError(f"{self.library.title}: its graph_optimize takes no allocation dependencies")
         self.setting = setting
         self.timeline = Timeline(setting.seed)
         self.calls: Counter[str] = Counter()
         """Calls of the interface by name."""
         self.failures = 0
         """Calls that failed on request."""
-        for graph in chain.from_iterable(self._graphs.values()):
+        for graph in chain(*self._graphs.values(), self._plans.values()):
             graph.free()
         self._graphs.clear()
+        self._plans.clear()
+        self._sorted.clear()
+        self._host_writes.clear()
         self._addresses = Addresses()
         self._bytes = 0
         self._callbacks.errors.clear()
@@ -131,8 +159,8 @@ class Machine:
 
     @property
     def alive(self) -> int:
-        """Number of backends, events and buffers that were not freed."""
-        return len(self._streams) + len(self._events) + len(self._buffers)
+        """Number of backends, events, buffers and plans that were not freed."""
+        return len(self._streams) + len(self._events) + len(self._buffers) + len(self._plans)
 
     def register(self) -> None:
         """Add the devices to the library's registry, for the life of the process."""
@@ -156,7 +184,9 @@ class Machine:
             **dict.fromkeys(("set_tensor_async", "set_tensor_2d_async"), lambda *a: self._later(True, *a)),
             **dict.fromkeys(("get_tensor_async", "get_tensor_2d_async"), lambda *a: self._later(False, *a)),
             "cpy_tensor_async": self._copy_async, "synchronize": self._synchronize, "graph_compute": self._compute,
-            "event_record": self._record, "event_wait": self._wait,
+            "event_record": self._record, "event_wait": self._wait, "graph_optimize": self._optimize,
+            "graph_plan_create": self._plan, "graph_plan_free": self._plan_free,
+            "graph_plan_compute": self._plan_compute,
         }, FAILED)  # fmt: skip
         reg_table = self._fill(REG, {
             "get_name": lambda _: self._text("LAZY"), "get_device_count": lambda _: len(self._devices),
@@ -179,7 +209,8 @@ class Machine:
             "get_memory": self._memory, "get_type": lambda _: GPU,
             "get_props": lambda _, props: self._props(name, props),
             "init_backend": lambda _, __: self._init(index), "get_buffer_type": lambda _: ctypes.addressof(buft),
-            "supports_op": self._supports_op, "supports_buft": lambda _, other: other == ctypes.addressof(buft),
+            "supports_op": self._supports_op,
+            "supports_buft": lambda _, other: other == ctypes.addressof(buft) or self._shares(other),
             "offload_op": lambda _, __: self.setting.offloads,
             "event_new": lambda _: self._event_new(index), "event_free": self._event_free,
             "event_synchronize": self._event_synchronize,
@@ -194,9 +225,15 @@ class Machine:
 
     def _locked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:  # noqa: ANN401  # as the C function
+            if not self._inside:
+                self.timeline.switch()
             with self._lock:
+                self._inside += 1
                 self.calls[name] += 1
-                return function(*arguments)
+                try:
+                    return function(*arguments)
+                finally:
+                    self._inside -= 1
 
         return call
 
@@ -209,7 +246,7 @@ class Machine:
         """Return True if this call fails on request."""
         fail = self.setting.fail
         lost = fail.what == "lost" and self.calls["graph_compute"] >= fail.n
-        if lost or (fail.what == what and self.calls[_COUNTED[what]] == fail.n):
+        if lost or (fail.what == what and sum(self.calls[name] for name in _COUNTED[what]) == fail.n):
             self.failures += 1
             return True
         return False
@@ -256,6 +293,9 @@ class Machine:
             return False
         return bool(self.g.backend_dev_supports_op(self._cpu_device, node))
 
+    def _shares(self, buft: int) -> bool:
+        return self.setting.shared and bool(self.g.backend_buft_is_host(buft))
+
     # buffers
 
     def _alloc(self, index: int, buft: int, size: int) -> int:
@@ -279,7 +319,7 @@ class Machine:
         end = memory.base + memory.data.nbytes
         whole = Access(memory.base, end, writes=True, what=f"frees {memory.name}")
         self.timeline.at_host("free_buffer", (whole,))
-        memory.freed = Stamp(HOST, self.timeline.host[HOST], "free_buffer", whole)
+        memory.freed = self.timeline.now("free_buffer", whole)
         memory.data[:] = bytes([POISON]) * memory.data.nbytes
         self._bytes -= memory.data.nbytes
 
@@ -342,16 +382,21 @@ class Machine:
 
     def _upload(self, queue: Queue, call: str, place: _Place, reads: Access) -> Callable[[], None]:
         """Return the copy of host memory, which must not change before it."""
-        now = ctypes.string_at(reads.begin, reads.end - reads.begin)
-        queued = Stamp(queue.name, queue.clock.get(queue.name, 0) + 1, call, reads)
+        copy = partial(_move, place.real, reads.begin, reads.end - reads.begin)
+        return self._watched(queue, call, (reads,), copy)
 
-        def run() -> None:
-            if ctypes.string_at(reads.begin, len(now)) != now:
-                changed = replace(reads, writes=True)
-                self.timeline.report(Race(queued, Stamp(HOST, 0, "the caller", changed), kind="changed"))
-            _move(place.real, reads.begin, len(now))
+    def _watched(self, queue: Queue, call: str, reads: Sequence[Access], run: Callable[[], None]) -> Callable[[], None]:
+        """Return an operation that first checks that host memory did not change."""
+        before = [(Stamp(queue.name, queue.clock.get(queue.name, 0) + 1, call, r), _bytes(r)) for r in reads]
 
-        return run
+        def check() -> None:
+            for stamp, data in before:
+                if _bytes(stamp.access) != data:
+                    changed = self.timeline.now("the caller", replace(stamp.access, writes=True))
+                    self.timeline.report(Race(stamp, changed, kind="changed"))
+            run()
+
+        return check
 
     def _copy_async(self, from_: int, to: int, source: int, target: int) -> bool:
         """Copy on the source's queue and let the other wait, as `ggml-backend.h` says."""
@@ -392,6 +437,8 @@ class Machine:
         graphs = self._graphs.get((backend, uid)) if keep else None
         if graphs is None:
             nodes = list(self._nodes(cgraph))
+            if self._sorted.issuperset(nodes):
+                nodes = self._sort(nodes)
             cut = self.timeline.random.randrange(len(nodes) + 1) if queue.moment == "any" else len(nodes)
             graphs = [_Graph(self, part, keep=keep) for part in (nodes[:cut], nodes[cut:]) if part]
         else:
@@ -399,8 +446,68 @@ class Machine:
         if keep:
             self._graphs[backend, uid] = graphs
         for graph in graphs:
-            self._queue(queue, "graph_compute", graph.accesses, graph.run)
+            self._queue_graph(queue, "graph_compute", graph)
         return 0
+
+    def _queue_graph(self, queue: Queue, call: str, graph: _Graph) -> None:
+        run = graph.run
+        if self.setting.shared:
+            host = [a for a in graph.accesses if a.begin < Addresses.FIRST]
+            self._host_writes += [a for a in host if a.writes]
+            own = self._host_writes  # what a device wrote may change before this graph runs
+            reads = [a for a in host if not a.writes and not any(a.begin < w.end and w.begin < a.end for w in own)]
+            run = self._watched(queue, call, reads, run)
+        self._queue(queue, call, graph.accesses, run)
+
+    # plans and the order of nodes
+
+    def _plan(self, _backend: int, cgraph: int) -> int:
+        graph = _Graph(self, list(self._nodes(cgraph)), keep=True)
+        self._plans[graph.context] = graph
+        return graph.context
+
+    def _plan_free(self, _backend: int, plan: int) -> None:
+        self._graphs.setdefault((0, 0), []).append(self._plans.pop(plan))  # it may be queued
+
+    def _plan_compute(self, backend: int, plan: int) -> int:
+        if self._fails("compute"):
+            return FAILED
+        self._queue_graph(self._streams[backend][0], "graph_plan_compute", self._plans[plan])
+        return 0
+
+    def _optimize(self, _backend: int, cgraph: int, params: int) -> None:
+        array = self._pointers(cgraph)
+        if self.setting.optimize == SORTS:
+            array[:] = self._sort(list(array))
+        if self.setting.optimize == ASKS and len(array):
+            for pointer in array:
+                for tensor in (pointer, *filter(None, self.library.struct(pointer).src)):
+                    self._keep(params, tensor, array[-1])
+            self._sorted.update(array)
+
+    @staticmethod
+    def _keep(params: int, tensor: int, until: int) -> None:
+        """Ask for a tensor to stay allocated until a node (`ggml_backend_graph_optimize_params`)."""
+        add, data = (_P * 2).from_address(params)
+        ctypes.CFUNCTYPE(None, _P, _P, _P)(add or 0)(data, tensor, until)
+
+    def _sort(self, nodes: Sequence[int]) -> list[int]:
+        """Return nodes in an order of the seed, each behind those that it needs."""
+        uses = [self._uses(node) for node in nodes]
+        behind = [{i for i in range(j) if _collide(uses[i], uses[j])} for j in range(len(nodes))]
+        order: list[int] = []
+        while len(order) < len(nodes):
+            ready = [j for j in range(len(nodes)) if j not in order and behind[j].issubset(order)]
+            order.append(self.timeline.random.choice(ready))
+        return [nodes[j] for j in order]
+
+    def _uses(self, node: int) -> tuple[set[int], set[int]]:
+        """Return the tensors that a node reads, and that it writes; a view is also its `view_src`."""
+        t = self.library.struct(node)
+        sources = set(filter(None, t.src))
+        reads = sources | {root for s in sources if (root := self.library.struct(s).view_src)}
+        writes_view = t.view_src and t.op not in self._views
+        return reads, {node, t.view_src} if writes_view else {node}
 
     def _uid(self, cgraph: int) -> int:
         """Return `ggml_cgraph.uid`, or 0."""
@@ -408,13 +515,16 @@ class Machine:
 
     def _nodes(self, cgraph: int) -> Iterator[int]:
         """Yield the nodes that compute something; `ggml_cgraph` begins alike in all known versions."""
-        n = ctypes.c_int.from_address(cgraph + 4).value
-        pointers = (_P * n).from_address(_P.from_address(cgraph + 16).value or 0) if n else ()
-        for pointer in filter(None, pointers):
+        for pointer in filter(None, self._pointers(cgraph)):
             node = self.library.struct(pointer)
             computes = node.op not in self._views and all(node.ne)
             if computes and (node.flags & FLAG_COMPUTE or not self.library.flags_compute):
                 yield pointer
+
+    @staticmethod
+    def _pointers(cgraph: int) -> Any:  # noqa: ANN401  # an array of ctypes
+        n = ctypes.c_int.from_address(cgraph + 4).value
+        return (_P * n).from_address(_P.from_address(cgraph + 16).value or 0) if n else (_P * 0)()
 
     def _queue(
         self,
@@ -457,17 +567,23 @@ class Machine:
         """Return bytes of a tensor; reports a race if their buffer was freed."""
         t = self.library.struct(tensor)
         begin = (t.data or 0) + offset
-        memory = self._addresses.find(begin, size)
         name = t.name.decode(errors="replace") or "a tensor"
+        if self.setting.shared and begin < Addresses.FIRST:
+            what = f"{op}{'writes' if writes else 'reads'} {name} (the host's)"
+            return _Place(Access(begin, begin + size, writes, what), begin)
+        memory = self._addresses.find(begin, size)
         inside = f"{memory.name}+{begin - memory.base}"
         access = Access(begin, begin + size, writes, f"{op}{'writes' if writes else 'reads'} {name} ({inside})")
         if memory.freed is not None:
-            self.timeline.report(Race(memory.freed, Stamp(HOST, 0, "a later call", access), kind="freed"))
+            self.timeline.report(Race(memory.freed, self.timeline.now("a later call", access), kind="freed"))
         return _Place(access, _address(memory) + begin - memory.base)
 
 
-_COUNTED = {"alloc": "alloc_buffer", "compute": "graph_compute", "init": "init_backend", "lost": "graph_compute"}
-"""Failure -> the function whose calls it counts."""
+_COUNTED = {
+    "alloc": ("alloc_buffer",), "compute": ("graph_compute", "graph_plan_compute"), "init": ("init_backend",),
+    "lost": ("graph_compute",),
+}  # fmt: skip
+"""Failure -> the functions whose calls it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,8 +603,8 @@ class _Graph:
         self._copies: dict[int, int] = {}
         most = 11 * len(nodes)
         size = (most + 1) * library.layout.overhead + g.graph_overhead_custom(len(nodes), False)
-        self._context: int = g.init(InitParams(size, None, True))
-        self._graph: int = g.new_graph_custom(self._context, len(nodes), False)
+        self.context: int = g.init(InitParams(size, None, True))
+        self._graph: int = g.new_graph_custom(self.context, len(nodes), False)
         self.accesses: list[Access] = []
         for pointer in nodes:
             node = library.struct(self._copy(pointer))
@@ -508,7 +624,7 @@ class _Graph:
         """Return the copy of a tensor, at an address that the CPU can use."""
         if pointer not in self._copies:
             machine, library = self._machine, self._machine.library
-            new: int = machine.g.new_tensor_1d(self._context, library.types["f32"], 1)
+            new: int = machine.g.new_tensor_1d(self.context, library.types["f32"], 1)
             ctypes.memmove(new, pointer, ctypes.sizeof(library.layout.tensor))
             t = library.struct(new)
             size = machine.g.nbytes(pointer)
@@ -530,7 +646,11 @@ class _Graph:
 
     def free(self) -> None:
         """Free the copies."""
-        self._machine.g.free(self._context)
+        self._machine.g.free(self.context)
+
+
+def _collide(a: tuple[set[int], set[int]], b: tuple[set[int], set[int]]) -> bool:
+    return bool(a[1] & (b[0] | b[1]) or a[0] & b[1])
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> Any:  # noqa: ANN401  # a ctypes structure
@@ -539,6 +659,10 @@ def _struct(name: str, *fields: tuple[str, Any]) -> Any:  # noqa: ANN401  # a ct
 
 def _host(address: int, size: int, *, writes: bool) -> Access:
     return Access(address, address + size, writes, f"{'writes' if writes else 'reads'} {size} bytes of the host")
+
+
+def _bytes(access: Access) -> bytes:
+    return ctypes.string_at(access.begin, access.end - access.begin)
 
 
 def _move(target: int, source: int, size: int) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ class Caller:
     backends: Sequence[int]
     """`ggml_backend_t` in order of priority; the CPU is last."""
     seed: int
+    together: Callable[[Sequence[Callable[[], list[F32]]]], list[list[F32]]] = lambda each: [f() for f in each]
+    """Calls functions in threads; on the CPU alone one after the other."""
     owned: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -54,6 +57,17 @@ class Caller:
             function = self.library.function(f"ggml_{name}")
             function.restype, function.argtypes = result, arguments
             self.ops[name] = function
+
+    def beside(self, seed: int) -> Caller:
+        """Return a caller with backends of its own on the same devices, freed with this one."""
+        devices = [self.call("backend_get_device")(b) for b in self.backends]
+        threads = [None] * (len(devices) - 1) + [1]
+        backends = [self.library.start(d, n) for d, n in zip(devices, threads, strict=True)]
+        for backend in backends:
+            self.owned.callback(self.g.backend_free, backend)
+        other = replace(self, backends=backends, seed=seed, owned=ExitStack())
+        self.owned.callback(other.owned.close)
+        return other
 
     @contextmanager
     def context(self, tensors: int, *, graph: bool = False) -> Iterator[int]:
@@ -113,24 +127,24 @@ def _must(status: int, function: str) -> None:
 
 
 class Decoder:
-    """Layers with a cache each, on the devices in turn."""
+    """Layers with a cache each, on the devices in turn, maybe with another's `weights`."""
 
-    def __init__(self, caller: Caller, *, side: bool) -> None:
+    def __init__(self, caller: Caller, *, side: bool = False, weights: Sequence[int] = ()) -> None:
         self.caller = caller
         self.side = caller.tensors(caller.backends[-1], (WIDTH, 1))[0] if side else None
         """A row that each layer normalises and adds, in a split of the CPU without inputs."""
         if self.side:
             caller.set(self.side, caller.values(WIDTH))
         owners = caller.backends[:-1] or caller.backends
-        self.weights: list[int] = []
+        self.weights = list(weights)
         self.caches: list[int] = []
         for layer in range(LAYERS):
             owner = owners[layer * len(owners) // LAYERS]
-            self.weights += caller.tensors(owner, (WIDTH, WIDTH), usage=USAGE_WEIGHTS)
+            if not weights:
+                self.weights += caller.tensors(owner, (WIDTH, WIDTH), usage=USAGE_WEIGHTS)
+                caller.set(self.weights[-1], caller.values(WIDTH, WIDTH) / np.float32(8))
             self.caches += caller.tensors(owner, (WIDTH, CELLS))
-        for weight, cache in zip(self.weights, self.caches, strict=True):
-            caller.set(weight, caller.values(WIDTH, WIDTH) / np.float32(8))
-            caller.set(cache, np.zeros((CELLS, WIDTH), np.float32))
+            caller.set(self.caches[-1], np.zeros((CELLS, WIDTH), np.float32))
 
     def build(self, context: int, at: int, n: int) -> tuple[int, int, int]:
         """Return the graph of `n` tokens from cell `at` on, its input and its output."""
@@ -158,9 +172,24 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
     """Decode batches without waiting between them; yield their outputs, then the caches.
 
     `n`: tokens of each batch; `copies=4`: as llama.cpp over several devices; `reserve`: tokens of a graph that is
-    reserved first; `again=1`: a batch of the same size computes the same graph again; `side=1`: see `Decoder`.
+    reserved first; `again=1`: a batch of the same size computes the same graph again; `side=1`: see `Decoder`;
+    `threads`: so many decoders share the weights, in a thread each.
     """
-    g, decoder = caller.g, Decoder(caller, side=params["side"])
+    first = Decoder(caller, side=params["side"])
+    if params["threads"] == 1:
+        yield from _decode(first, params)
+        return
+
+    def decode(own: Caller) -> list[F32]:
+        return list(_decode(Decoder(own, side=params["side"], weights=first.weights), params))
+
+    callers = [caller.beside(caller.seed + 1 + i) for i in range(params["threads"])]
+    for outputs in caller.together([partial(decode, own) for own in callers]):
+        yield from outputs
+
+
+def _decode(decoder: Decoder, params: Mapping[str, Any]) -> Iterator[F32]:
+    caller, g = decoder.caller, decoder.caller.g
     backends = (_P * len(caller.backends))(*caller.backends)
     pointer = g.backend_sched_new(backends, None, len(backends), NODES, params["copies"] > 1, False)
     caller.owned.callback(g.backend_sched_free, pointer)
@@ -295,4 +324,54 @@ def streams(caller: Caller, _: Mapping[str, Any], steps: Mapping[str, Step] = ST
     yield from it.seen
 
 
-PROGRAMS: Mapping[str, Callable[[Caller, Mapping[str, Any]], Iterator[F32]]] = {"sched": sched, "streams": streams}
+# plan: graphs that are planned once and computed often
+
+
+def plan(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
+    """Compute planned graphs in turn; yield outputs, then caches.
+
+    The first backend and the CPU have a decoder each; the CPU alone computes the same without plans. `n`: tokens of
+    each graph; `again`: further turns with other inputs.
+    """
+    alone = len(caller.backends) == 1
+    for backend in (caller.backends[0], caller.backends[-1]):
+        own = replace(caller, backends=[backend])
+        decoder, starts = Decoder(own), np.cumsum([0, *params["n"]])
+        graphs = [_allocated(decoder, int(at), n) for at, n in zip(starts, params["n"], strict=False)]
+        plans = [0 if alone else _planned(own, graph) for graph, _, _ in graphs]
+        for _ in range(1 + params["again"]):
+            for n, created, (graph, x, h) in zip(params["n"], plans, graphs, strict=True):
+                own.set(x, own.values(n, WIDTH))
+                if alone:
+                    _must(own.g.backend_graph_compute(backend, graph), "ggml_backend_graph_compute")
+                else:
+                    _must(own.call("backend_graph_plan_compute")(backend, created), "ggml_backend_graph_plan_compute")
+                    own.call("backend_synchronize")(backend)
+                yield own.get(h, n, WIDTH)
+        yield from (own.get(cache, CELLS, WIDTH) for cache in decoder.caches)
+
+
+def _planned(caller: Caller, graph: int) -> int:
+    """Return a plan of a graph, freed with the caller."""
+    backend = caller.backends[0]
+    created: int = caller.call("backend_graph_plan_create")(backend, graph)
+    caller.owned.callback(caller.call("backend_graph_plan_free"), backend, created)
+    return created
+
+
+def _allocated(decoder: Decoder, at: int, n: int) -> tuple[int, int, int]:
+    """Return a graph, its input and its output, whose tensors each have memory of their own."""
+    caller = decoder.caller
+    context = caller.owned.enter_context(caller.context(NODES, graph=True))
+    built = decoder.build(context, at, n)
+    device = caller.call("backend_get_device")(caller.backends[0])
+    buffer = caller.g.backend_alloc_ctx_tensors_from_buft(context, caller.g.backend_dev_buffer_type(device))
+    if not buffer:
+        raise ReportedError("ggml_backend_alloc_ctx_tensors_from_buft returned NULL")
+    caller.owned.callback(caller.g.backend_buffer_free, buffer)
+    return built
+
+
+PROGRAMS: Mapping[str, Callable[[Caller, Mapping[str, Any]], Iterator[F32]]] = {
+    "sched": sched, "streams": streams, "plan": plan,
+}  # fmt: skip

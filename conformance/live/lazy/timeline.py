@@ -2,8 +2,9 @@
 
 A queued operation takes effect at the first legal moment, at the last, or at any: when the host waits for it, or
 earlier, as a seed decides. Order is followed with vector clocks, whatever the moments are: two accesses to the same
-bytes, one of them a write, must be ordered by a queue, an event or a synchronisation. All threads of the host count as
-one, because this module cannot see how they wait for each other.
+bytes, one of them a write, must be ordered by a queue, an event or a synchronisation. Threads that `Timeline.together`
+starts are ordered by their start and end only, and take turns by the seed; all others count as the host, because this
+module cannot see how they wait for each other.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
+from threading import Condition, Thread, get_ident
+from typing import Literal, TypeVar
 
 from conformance.ggml.errors import ConformanceError
 
 Moment = Literal["first", "last", "any"]
 HOST = "host"
+"""The actor of the host, and the beginning of those of its threads."""
 MOST = 20
 """Maximum number of races that are kept."""
 PACES = (0.02, 0.2, 0.8)
 """Paces of queues whose operations take effect at any moment."""
+T = TypeVar("T")
 Clock = dict[str, int]
 """Actor -> the number of its operations that happened before."""
 
@@ -43,7 +47,7 @@ class Stamp:
     """An access with its actor and time."""
 
     actor: str
-    """`host`, or the name of a queue."""
+    """`host`, one of its threads, or the name of a queue."""
     tick: int
     call: str
     """The function of the interface, such as `graph_compute`."""
@@ -69,11 +73,12 @@ class Race:
         if self.kind == "changed":
             return f"{self.earlier} that changed before they were read: no wait for {self.earlier.actor}"
         a, b = self.earlier.actor, self.later.actor
-        missing = (
-            f"no ggml_backend_synchronize of {a}, nor of an event recorded after it"
-            if b == HOST
-            else f"no event recorded on {a} after it that {b} waits for"
-        )
+        if a.startswith(HOST):
+            missing = "these are different threads"
+        elif b.startswith(HOST):
+            missing = f"no ggml_backend_synchronize of {a}, nor of an event recorded after it"
+        else:
+            missing = f"no event recorded on {a} after it that {b} waits for"
         return f"{self.later} is not ordered after {self.earlier}: {missing}"
 
 
@@ -146,12 +151,29 @@ class Queue:
     last: Op | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Thread:
+    """A thread of the host."""
+
+    actor: str
+    clock: Clock
+    runs: bool = True
+
+
 class Timeline:
     """All queues of a process, the host, and the races between them."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = Random(seed)  # noqa: S311  # a schedule, no secret
         self.host: Clock = {}
+        self._main = _Thread(HOST, self.host)
+        self._threads: dict[int, _Thread] = {}
+        """Threads that take turns, by `get_ident`."""
+        self._alternating: Sequence[_Thread] = ()
+        self._running = self._main
+        """The thread whose turn it is."""
+        self._turn = Condition()
+        self._turns = Random(seed)  # noqa: S311  # as above
         self.queues: list[Queue] = []
         self.races: list[Race] = []
         self._shadow = Shadow()
@@ -175,7 +197,7 @@ class Timeline:
         after: Op | None = None,
     ) -> Op:
         """Append an operation to a queue and return it; with `after` it waits for that one."""
-        _join(queue.clock, self.host)
+        _join(queue.clock, self._me().clock)
         if after is not None:
             _join(queue.clock, after.clock)
         self._check(queue.name, queue.clock, call, accesses)
@@ -188,13 +210,71 @@ class Timeline:
     def at_host(self, call: str, accesses: Sequence[Access]) -> None:
         """Record what the host itself does, at once."""
         self._advance()
-        self._check(HOST, self.host, call, accesses)
+        me = self._me()
+        self._check(me.actor, me.clock, call, accesses)
+
+    def now(self, call: str, access: Access) -> Stamp:
+        """Return an access of the host after all that it did."""
+        me = self._me()
+        return Stamp(me.actor, me.clock.get(me.actor, 0), call, access)
+
+    def _me(self) -> _Thread:
+        return self._threads.get(get_ident(), self._main)
 
     def wait(self, op: Op | None) -> None:
         """Let the host wait for an operation: it and all that it waits for take effect."""
         self.finish(op)
         if op is not None:
-            _join(self.host, op.clock)
+            _join(self._me().clock, op.clock)
+
+    def together(self, functions: Sequence[Callable[[], T]]) -> list[T]:
+        """Call functions in a thread each, one at a time; `switch` lets another go on.
+
+        A thread starts after all that the host did, and the host goes on after all of them. Raises as the first that
+        does.
+        """
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+        self._alternating = threads = [_Thread(f"{HOST}.{i}", dict(self.host)) for i in range(len(functions))]
+
+        def run(i: int) -> None:
+            self._threads[get_ident()] = me = threads[i]
+            self._wait_for(me)
+            try:
+                results[i] = functions[i]()
+            except BaseException as e:  # noqa: BLE001  # raised below
+                errors.append(e)
+            me.runs = False
+            self._pass_on()
+
+        started = [Thread(target=run, args=(i,)) for i in range(len(functions))]
+        self._running = threads[0]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+        self._threads.clear()
+        for each in threads:
+            _join(self.host, each.clock)
+        if errors:
+            raise errors[0]
+        return [results[i] for i in range(len(functions))]
+
+    def switch(self) -> None:
+        """Let a thread of `together` go on, as the seed says, and wait for this one's turn."""
+        me = self._me()
+        if me is not self._main:
+            self._pass_on()
+            self._wait_for(me)
+
+    def _pass_on(self) -> None:
+        with self._turn:
+            self._running = self._turns.choice([t for t in self._alternating if t.runs] or [self._main])
+            self._turn.notify_all()
+
+    def _wait_for(self, me: _Thread) -> None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._running is me)
 
     def drain(self) -> None:
         """Let everything take effect, without any order for the host."""

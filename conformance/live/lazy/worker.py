@@ -20,6 +20,7 @@ from conformance.ggml.errors import ConformanceError, UnavailableError, UsageErr
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.llama import Llama
 from conformance.live.comparison import CLOSE, nmse
+from conformance.live.scenarios.harness import Together, in_threads
 from conformance.live.worker import DeviceModel
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.family import Request
@@ -29,8 +30,8 @@ from .device import NAMES, Fail, Machine, Setting
 from .programs import F32, PROGRAMS, Caller, ReportedError
 
 COUNTED = (
-    "graph_compute", "cpy_tensor_async", "set_tensor_async", "get_tensor_async", "event_wait", "event_synchronize",
-    "synchronize", "graph_reused",
+    "graph_compute", "graph_plan_compute", "cpy_tensor_async", "set_tensor_async", "get_tensor_async", "event_wait",
+    "event_synchronize", "synchronize", "graph_reused",
 )  # fmt: skip
 """Functions whose calls are reported."""
 
@@ -75,10 +76,11 @@ def run(
     ReportedError if ggml reports a failure.
     """
     machine.begin(setting)
+    together = (machine.timeline.together,) if devices else ()
     if program not in PROGRAMS:
         if params["tensor"] and machine.g.backend_meta_device is None:
             raise UnavailableError("this ggml exports no ggml_backend_meta_device")
-        return decode(params, "+".join(NAMES[i] for i in devices))
+        return decode(params, "+".join(NAMES[i] for i in devices), *together)
     library = machine.library
     backends: list[int] = []
     try:
@@ -88,7 +90,7 @@ def run(
                 raise ReportedError("ggml_backend_dev_init returned NULL")
             backends.append(backend)
         backends.append(library.start(library.device("CPU"), 1))
-        caller = Caller(library, backends, setting.seed)
+        caller = Caller(library, backends, setting.seed, *together)
         with caller.owned:
             return list(PROGRAMS[program](caller, params))
     finally:
@@ -96,10 +98,11 @@ def run(
             library.ggml.backend_free(backend)
 
 
-def decode(params: Mapping[str, Any], devices: str) -> list[F32]:
-    """Return the results of a model in llama.cpp, per batch.
+def decode(params: Mapping[str, Any], devices: str, together: Together = in_threads) -> list[F32]:
+    """Return the results of a model, per batch, or all that the scenario `do` compares.
 
-    `devices` is "" for the CPU alone. ReportedError if llama.cpp reports a failure.
+    `devices` is "" for the CPU alone. ReportedError if llama.cpp reports a failure, UnavailableError if the scenario
+    does not apply.
     """
     try:
         split = Split(SPLIT_TENSOR if params["tensor"] else SPLIT_LAYER, params["shares"], params["layers"])
@@ -110,8 +113,14 @@ def decode(params: Mapping[str, Any], devices: str) -> list[F32]:
         raise ReportedError(str(e)) from None
     try:
         with TemporaryDirectory(prefix="conformance-order-") as folder:
-            file = Path(folder, "run.npz")
-            said = model.reply({"run": str(file), "changes": {}, "watch": None})
+            file = Path(folder, f"{params['do'] or 'run'}.npz")
+            if params["do"]:
+                ask = {"scenario": params["do"], "part": 0, "folder": folder, "changes": {}}
+                said = model.scenario(ask, together)
+            else:
+                said = model.reply({"run": str(file), "changes": {}, "watch": None})
+            if "unsupported" in said:
+                raise UnavailableError(said["unsupported"])
             if "failed" in said:
                 raise ReportedError(said["failed"])
             with np.load(file) as arrays:
