@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from backends.ggml import GgmlBackend
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.library import RPC_SERVERS, Library
-from conformance.ggml.lib.rpc import Server
+from conformance.ggml.lib.rpc import Proxy, Server
 
 LISTENS = """
 import socket, sys, time
@@ -80,6 +83,48 @@ def test_why_a_server_ended_is_said_before_what_that_led_to(tmp_path: Path, capf
         aborts[0](b"rpc.cpp:5: the server is gone")
     server.close()
     assert capfd.readouterr().err.splitlines() == ["ops.cpp:7: GGML_ASSERT(x) failed", "rpc.cpp:5: the server is gone"]
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    """The address of a server that sends back what it gets."""
+
+    def serve() -> None:
+        while True:
+            try:
+                end = listener.accept()[0]
+            except OSError:
+                return
+            while data := end.recv(1 << 16):
+                end.sendall(data)
+            end.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    Thread(target=serve, daemon=True).start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def _sent(proxy: Proxy, data: bytes) -> bytes:
+    host, _, port = proxy.endpoint.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as end:
+        end.sendall(data)
+        end.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: end.recv(1 << 16), b""))
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(0, 9), st.integers(0, 400), st.integers(0, 9))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_proxy_counts_bytes(echo: str, data: bytes, piece: int, drop: int, seed: int) -> None:
+    """All come through in pieces of any size; after `drop` of them the connection ends, and a new proxy serves on."""
+    proxy = Proxy(echo, piece, drop, seed)
+    got = _sent(proxy, data)
+    assert data.startswith(got)
+    assert proxy.sent == (min(drop, len(data)) if drop else len(data))
+    assert proxy.broke is (0 < drop <= len(data))
+    assert proxy.broke or got == data
+    proxy.close()
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ GGML: Signatures = {
     "backend_dev_type": (_I, (_P,)), "backend_dev_buffer_type": (_P, (_P,)),
     "backend_dev_host_buffer_type": (_P, (_P,)), "backend_dev_supports_op": (_B, (_P, _P)),
     "backend_dev_get_props": (None, (_P, _P)), "backend_dev_backend_reg": (_P, (_P,)), "backend_reg_name": (_S, (_P,)),
-    "backend_reg_get_proc_address": (_P, (_P, _S)),
+    "backend_reg_get_proc_address": (_P, (_P, _S)), "backend_reg_dev_get": (_P, (_P, _Z)),
     "backend_sched_new": (_P, (_P, _P, _I, _Z, _B, _B)), "backend_sched_free": (None, (_P,)),
     "backend_sched_reset": (None, (_P,)), "backend_sched_reserve": (_B, (_P, _P)),
     "backend_sched_alloc_graph": (_B, (_P, _P)),

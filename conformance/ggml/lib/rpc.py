@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from threading import Thread
 
 from conformance.ggml.errors import UnavailableError
@@ -88,6 +89,63 @@ class Server:
         self._reader.join()
 
 
+class Proxy:
+    """A connection to a server that carries few bytes at a time, or breaks.
+
+    Args: piece: most bytes of a message, a number that `seed` draws each time; 0: all that there are. drop: bytes from
+    the client after which the connection closes; 0: never. Nothing depends on the clock.
+    """
+
+    def __init__(self, endpoint: str, piece: int = 0, drop: int = 0, seed: int = 0) -> None:
+        self._server, self._piece, self._drop, self._seed = endpoint, piece, drop, seed
+        self.sent = 0
+        """Bytes of the client that were passed on."""
+        self._listener = socket.create_server((_HOST, 0))
+        self.endpoint = f"{_HOST}:{self._listener.getsockname()[1]}"
+        Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def broke(self) -> bool:
+        """True if the connection was closed as `drop` says."""
+        return 0 < self._drop <= self.sent
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=self._serve, args=self._listener.accept()[:1], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        host, _, port = self._server.rpartition(":")
+        with suppress(OSError), client, socket.create_connection((host, int(port))) as server:
+            ways = ((client, server, True), (server, client, False))
+            threads = [Thread(target=self._pass, args=way, daemon=True) for way in ways]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        random = Random(f"{self._seed} {counted}")  # noqa: S311  # sizes of messages, no secret
+        with suppress(OSError):
+            target.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not self.broke and (data := source.recv(1 << 16)):
+                while data and not self.broke:
+                    n = random.randint(1, self._piece) if self._piece else len(data)
+                    piece = data[: min(n, self._drop - self.sent) if counted and self._drop else n]
+                    target.sendall(piece)
+                    self.sent += counted * len(piece)
+                    data = data[len(piece) :]
+        for end in (source, target) if self.broke else (target,):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR if self.broke else socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
 def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(  # noqa: S603  # the program of the build that the user named
@@ -127,8 +185,8 @@ def attach(library: Library, rpc: str) -> Server | None:
     return server
 
 
-def connect(library: Library, endpoint: str, server: Server | None = None) -> None:
-    """Register the devices of the server at `endpoint`, `HOST:PORT`, in the library.
+def connect(library: Library, endpoint: str, server: Server | None = None) -> int:
+    """Register the devices of the server at `endpoint`, `HOST:PORT`; return the registry.
 
     `server` is given if it was started here. UnavailableError if the library has no RPC or the server no device.
     """
@@ -136,9 +194,10 @@ def connect(library: Library, endpoint: str, server: Server | None = None) -> No
     add = None if rpc is None else library.registry_function(rpc, "ggml_backend_rpc_add_server", _P, ctypes.c_char_p)
     if add is None:
         raise UnavailableError(f"ggml: rpc: {library.title} has no RPC device; a build with libggml-rpc expected")
-    registry = add(endpoint.encode())
+    registry: int | None = add(endpoint.encode())
     if not registry:
         raise UnavailableError(f"ggml: rpc: no server answers at {endpoint}")
     library.ggml.backend_register(registry)
     if server is not None:
         server.speak_through(library)
+    return registry
