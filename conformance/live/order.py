@@ -16,14 +16,15 @@ from typing import Any, get_args
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendCrashError, UnavailableError, UsageError
+from conformance.ggml.lib.rpc import Server
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Level, keys, read_keys, split_id, without
 
-from .lazy.device import ASKS, NAMES, SORTS, Fail, Setting
-from .lazy.programs import CELLS, PROGRAMS
+from .lazy.device import ASKS, DROP, NAMES, SORTS, Fail, Setting
+from .lazy.programs import CELLS, PROGRAMS, RPC
 from .lazy.timeline import Moment
 from .llama import Models, Process, device, read_id
 from .scenarios.table import SCENARIOS
@@ -32,7 +33,7 @@ NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
 KEYS = keys(
     "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 optimize=0 fail= "
-    "copies=1 n=NUMBERS reserve=0 again=0 side=0 threads=1 "
+    "copies=1 n=NUMBERS reserve=0 again=0 side=0 threads=1 piece=0 "
     "tensor=0 shares=NUMBERS layers=999 do="
 )
 BATCHES = (4, 1, 4)
@@ -40,11 +41,13 @@ MOST_THREADS = 4
 PLAYABLE = frozenset(name for name, scenario in SCENARIOS.items() if scenario.parts == 1)
 """Scenarios that lazy devices can play."""
 MOMENTS = get_args(Moment)
-REPORTED = ("alloc", "compute", "lost", "memory", "init")
+REPORTED = ("alloc", "compute", "lost", "memory", "init", DROP)
 """Failures that ggml reports; `event` is only slow."""
 AVOIDABLE = ("alloc", "memory")
 """Failures after which llama.cpp may try to do with less memory."""
 FAILURES = (*REPORTED, "event")
+COMPUTES = ("graph_compute", "graph_plan_compute", "rpc_bytes")
+"""Calls, or bytes, of which a run without failures must have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         "sched-refuse=RMS_NORM,shared=1,lazy=last",
         *(f"sched-devices=2,side=1,again=1,copies=4,optimize={k},lazy=any" for k in (SORTS, ASKS)),
         "plan-again=2,lazy=any",
+        *(f"rpc-{key}" for key in ("piece=7", "piece=1000,n=16x1x32,reserve=32", "piece=100,again=2")),
+        *(f"rpc-fail={DROP}:{n}" for n in (1, 9, 100, 30_000, 70_000)),
         "sched-refuse=RMS_NORM,again=2,lazy=any",
         "sched-refuse=RMS_NORM,host=1,side=1,lazy=last",
         "sched-refuse=RMS_NORM,host=1,n=4x4x4,reserve=4,lazy=last",
@@ -155,6 +160,8 @@ def read(case_id: str) -> Request:
     must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
     what, _, n = it["fail"].partition(":")
     must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
+    must("fail", (what == DROP) <= (program == RPC), f"{DROP} with the program {RPC} only")
+    must("piece", it["piece"] >= 0, "bytes")
     refused = frozenset(filter(None, it["refuse"].split("+")))
     setting = Setting(
         moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), bool(it["shared"]),
@@ -162,7 +169,9 @@ def read(case_id: str) -> Request:
     )  # fmt: skip
     params = {
         "n": list(batches),
-        **{key: it[key] for key in ("copies", "reserve", "again", "side", "threads", "tensor", "layers", "do")},
+        **{
+            key: it[key] for key in ("copies", "reserve", "again", "side", "threads", "piece", "tensor", "layers", "do")
+        },
     }
     params["shares"] = list(it["shares"])
     return Request(program, model, params, [0, 0, 1] if program == "streams" else list(range(count)), setting)
@@ -182,6 +191,7 @@ class Player:
         if found.device not in ("", "CPU"):
             raise UnavailableError(f"{spec}: the family {NAME} tests a build on devices of its own: name no device")
         self._lib, self._models = found.lib, Models(isolation)
+        self._server: Server | None = None
         self._processes = {
             llama: Process("conformance.live.lazy.worker", found, Load(found.lib, llama), isolation)
             for llama in (False, True)
@@ -193,15 +203,19 @@ class Player:
         params = request.params
         if request.model:
             params = {**params, "request": asdict(replace(self._models.use(request.model), lib=self._lib))}
+        if request.program == RPC:
+            params = {**params, "endpoint": self._endpoint()}
         begun = time.perf_counter()
         setting = {**asdict(request.setting), "refused": sorted(request.setting.refused)}
         asked = {"program": request.program, "params": params, "setting": setting}
         try:
             said = self._processes[bool(request.model)].ask(**asked, devices=request.devices)
-        except BackendCrashError:
+        except BackendCrashError as e:
             if request.model:
                 self._check_cpu(asked)
-            raise
+            if request.setting.fail.what != DROP or "RPC" not in str(e):
+                raise
+            said = self._after_drop(asked, request.devices, str(e))
         result = Result("", "", Verdict.PASS, seconds=time.perf_counter() - begun, metrics=said["calls"])
         return judge(result, request.setting.fail, said)
 
@@ -212,8 +226,27 @@ class Player:
         except BackendCrashError as e:
             raise UnavailableError(f"no reference: on the CPU: {e}") from None
 
+    def _endpoint(self) -> str:
+        """Return the address of a server of this build; UnavailableError if it has none."""
+        if not self._lib:
+            raise UnavailableError(f"the program {RPC} needs a build with an RPC server; the wheel has none")
+        if self._server is None:
+            path = Path(self._lib)
+            self._server = Server(path if path.is_dir() else path.parent)
+        return self._server.endpoint
+
+    def _after_drop(self, asked: dict[str, Any], devices: Sequence[int], reported: str) -> dict[str, Any]:
+        """Return the same server's reply without the failure, which ended the client."""
+        again = self._processes[False].ask(
+            **{**asked, "setting": {**asked["setting"], "fail": asdict(Fail())}}, devices=devices
+        )
+        wrong = f"after the failure, {again['wrong']}" if again["wrong"] else ""
+        return {**again, "wrong": wrong, "reported": reported, "failures": 1}
+
     def close(self) -> None:
         """End all processes."""
+        if self._server is not None:
+            self._server.close()
         self._models.close()
         for process in self._processes.values():
             process.close()
@@ -224,7 +257,7 @@ def judge(result: Result, fail: Fail, said: dict[str, Any]) -> Result:
 
     VACUOUS if a failure on request did not occur, or no device computed anything.
     """
-    if not fail.what and not any(said["calls"].get(name) for name in ("graph_compute", "graph_plan_compute")):
+    if not fail.what and not any(said["calls"].get(name) for name in COMPUTES):
         return replace(result, verdict=Verdict.VACUOUS, error=Error(*2 * ("no device computed anything",)))
     wrong = [*said["races"], said["wrong"]]
     if fail.what in REPORTED:

@@ -226,6 +226,39 @@ def test_a_copy_from_the_cpu_may_be_late(machine: Machine) -> None:
     assert result.verdict is Verdict.PASS, result.detail
 
 
+def test_a_connection_that_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's process ends with RPC's message, and the same server is right again; another end is a crash."""
+    words = "Remote RPC server crashed or returned malformed response"
+    wrong = ""
+
+    def ask(_: Process, **request: Any) -> dict[str, Any]:  # noqa: ANN401
+        assert request["params"]["endpoint"] == "host:1"
+        if request["setting"]["fail"]["what"]:
+            raise BackendCrashError(f"its process died (SIGABRT): {words}", died="SIGABRT")
+        return {"races": [], "wrong": wrong, "reported": "", "failures": 0, "calls": {"rpc_bytes": 9}}
+
+    monkeypatch.setattr(Process, "ask", ask)
+    monkeypatch.setattr(order.Player, "_endpoint", lambda _: "host:1")
+    player = order.FAMILY.player(Spec("ggml"), Isolation(), None)
+    result = player.play("order/rpc-fail=drop:9@1")
+    assert (result.verdict, result.detail) == (Verdict.PASS, f"its process died (SIGABRT): {words}")
+    wrong = "value 0"
+    result = player.play("order/rpc-fail=drop:9@1")
+    assert (result.verdict, result.detail) == (Verdict.FAIL, "after the failure, value 0")
+    words = "double free"
+    with pytest.raises(BackendCrashError):
+        player.play("order/rpc-fail=drop:9@1")
+    player.close()
+
+
+def test_the_wheel_has_no_rpc() -> None:
+    """The program needs a build with a server."""
+    player = order.FAMILY.player(Spec("ggml"), Isolation(), None)
+    with pytest.raises(UnavailableError, match="needs a build with an RPC server; the wheel has none"):
+        player.play("order/rpc-piece=7@1")
+    player.close()
+
+
 # faults of a caller, injected with knowledge of the device
 
 
@@ -425,9 +458,10 @@ def test_an_exception_in_a_callback_is_kept() -> None:
         ("order/sched-devices=9@1", "devices: 1 to 3 expected"),
         ("order/sched-n=60x60@1", "together up to 64"),
         ("order/sched-lazy=later@1", "first, last, any, joined by"),
-        ("order/sched-fail=burn:1@1", "alloc, compute, lost, memory, init, event and :N expected"),
+        ("order/sched-fail=burn:1@1", "alloc, compute, lost, memory, init, drop, event and :N expected"),
         ("order/sched-fail=alloc@1", "and :N expected, 'alloc' found"),
         ("order/sched-x=1@1", "key 'x' is unknown"),
+        ("order/sched-fail=drop:9@1", "fail: drop with the program rpc only expected"),
         ("order/sched-threads=9@1", "threads: 1 to 4 expected, 9 found"),
         ("order/sched-optimize=3@1", "optimize: 0, 1 or 2 expected, 3 found"),
         ("order/sched-do=loads@1", "do: a model's scenario with one part expected, 'loads' found"),

@@ -40,6 +40,8 @@ TOTAL = 1 << 30
 """Bytes of memory of each device."""
 UID_OFFSET = 88
 """Offset of `uid` in `ggml_cgraph`, if the library has `ggml_graph_next_uid`."""
+DROP = "drop"
+"""The failure of a connection to an RPC server."""
 SLOW = 0.05
 """Seconds that a slow event takes."""
 
@@ -56,9 +58,12 @@ class Fail:
     """A failure on request."""
 
     what: str = ""
-    """`alloc`, `compute`, `lost`, `memory`, `event`, `init`; empty for none."""
+    """`alloc`, `compute`, `lost`, `memory`, `event`, `init`, `drop`; empty for none."""
     n: int = 1
-    """Number of the call that fails, or of the first one (`lost`), from 1 on; bytes (`memory`)."""
+    """Number of the call that fails, from 1 on, or of the first one (`lost`).
+
+    Bytes for `memory` and `drop`.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,16 @@ NODES = 256
 """Maximum nodes of a graph."""
 F32 = NDArray[np.float32]
 ROW = 4 * WIDTH
+RPC = "rpc"
+"""The program `sched` on the device of an RPC server."""
+
+
+Together = Callable[[Sequence[Callable[[], list[F32]]]], list[list[F32]]]
+
+
+def in_turn(functions: Sequence[Callable[[], list[F32]]]) -> list[list[F32]]:
+    """Call functions one after the other and return their results."""
+    return [function() for function in functions]
 
 
 class ReportedError(ConformanceError):
@@ -45,7 +55,7 @@ class Caller:
     backends: Sequence[int]
     """`ggml_backend_t` in order of priority; the CPU is last."""
     seed: int
-    together: Callable[[Sequence[Callable[[], list[F32]]]], list[list[F32]]] = lambda each: [f() for f in each]
+    together: Together = in_turn
     """Calls functions in threads; on the CPU alone one after the other."""
     owned: ExitStack = field(default_factory=ExitStack)
 
@@ -373,5 +383,5 @@ def _allocated(decoder: Decoder, at: int, n: int) -> tuple[int, int, int]:
 
 
 PROGRAMS: Mapping[str, Callable[[Caller, Mapping[str, Any]], Iterator[F32]]] = {
-    "sched": sched, "streams": streams, "plan": plan,
+    "sched": sched, "streams": streams, "plan": plan, RPC: sched,
 }  # fmt: skip

@@ -19,6 +19,7 @@ import numpy as np
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.llama import Llama
+from conformance.ggml.lib.rpc import Proxy, connect
 from conformance.live.comparison import CLOSE, nmse
 from conformance.live.scenarios.harness import Together, in_threads
 from conformance.live.worker import DeviceModel
@@ -26,12 +27,13 @@ from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.load import SPLIT_LAYER, SPLIT_TENSOR, LacksError, Split
 
-from .device import NAMES, Fail, Machine, Setting
-from .programs import F32, PROGRAMS, Caller, ReportedError
+from . import programs
+from .device import DROP, NAMES, Fail, Machine, Setting
+from .programs import F32, PROGRAMS, RPC, Caller, ReportedError, in_turn
 
 COUNTED = (
     "graph_compute", "graph_plan_compute", "cpy_tensor_async", "set_tensor_async", "get_tensor_async", "event_wait",
-    "event_synchronize", "synchronize", "graph_reused",
+    "event_synchronize", "synchronize", "graph_reused", "rpc_bytes",
 )  # fmt: skip
 """Functions whose calls are reported."""
 
@@ -76,26 +78,52 @@ def run(
     ReportedError if ggml reports a failure.
     """
     machine.begin(setting)
-    together = (machine.timeline.together,) if devices else ()
+    if program == RPC and devices:
+        return _over_rpc(machine, params, setting)
+    together = machine.timeline.together
     if program not in PROGRAMS:
         if params["tensor"] and machine.g.backend_meta_device is None:
             raise UnavailableError("this ggml exports no ggml_backend_meta_device")
-        return decode(params, "+".join(NAMES[i] for i in devices), *together)
-    library = machine.library
+        return decode(params, "+".join(NAMES[i] for i in devices), together if devices else in_threads)
+    handles = [machine.devices[i] for i in devices]
+    return _call(machine.library, program, params, handles, setting.seed, together if devices else in_turn)
+
+
+def _call(
+    library: Library,
+    program: str,
+    params: Mapping[str, Any],
+    devices: Sequence[int],
+    seed: int,
+    together: programs.Together = in_turn,
+) -> list[F32]:
     backends: list[int] = []
     try:
         for device in devices:
-            backend = library.ggml.backend_dev_init(machine.devices[device], None)
+            backend = library.ggml.backend_dev_init(device, None)
             if not backend:
                 raise ReportedError("ggml_backend_dev_init returned NULL")
             backends.append(backend)
         backends.append(library.start(library.device("CPU"), 1))
-        caller = Caller(library, backends, setting.seed, *together)
+        caller = Caller(library, backends, seed, together)
         with caller.owned:
             return list(PROGRAMS[program](caller, params))
     finally:
         for backend in backends:
             library.ggml.backend_free(backend)
+
+
+def _over_rpc(machine: Machine, params: Mapping[str, Any], setting: Setting) -> list[F32]:
+    """Run `sched` on a server's device behind a proxy, whose bytes are counted as calls."""
+    drop = setting.fail.n if setting.fail.what == DROP else 0
+    proxy = Proxy(params["endpoint"], params["piece"], drop, setting.seed)
+    try:
+        device = machine.g.backend_reg_dev_get(connect(machine.library, proxy.endpoint), 0)
+        return _call(machine.library, RPC, params, [device], setting.seed)
+    finally:
+        machine.calls["rpc_bytes"] += proxy.sent
+        machine.failures += proxy.broke
+        proxy.close()
 
 
 def decode(params: Mapping[str, Any], devices: str, together: Together = in_threads) -> list[F32]:
