@@ -293,11 +293,11 @@ def _freed(s: Streams) -> None:
 
 
 def _used(s: Streams) -> None:
-    with ExitStack() as own:
-        (t,) = replace(s.caller, owned=own).tensors(s.second, (programs.WIDTH, 4))
-        own.pop_all()  # only the buffer is freed
-        s.g.backend_buffer_free(s.caller.library.struct(t).buffer)
-        s.upload(s.second, t, s.data[0])
+    own = ExitStack()
+    (t,) = replace(s.caller, owned=own).tensors(s.second, (programs.WIDTH, 4))
+    s.g.backend_buffer_free(s.caller.library.struct(t).buffer)
+    s.upload(s.second, t, s.data[0])
+    own.pop_all()  # only the buffer was freed: the tensor lives as long as the stack
 
 
 def _clear(s: Streams) -> None:
