@@ -390,3 +390,21 @@ def test_a_budget_is_a_figure_to_read(opened: Open, browser: Driver, used: float
     """A share of a budget is in per cent up to the whole, in times beyond it, and no power of ten."""
     opened(document([result(A, "x", "FAIL" if used > 1 else "PASS", budget_used=used)]), view="results")
     assert shown in ask(browser, "return document.querySelector('.rows tbody').innerText")
+
+
+def test_builds_stand_beside_each_other(opened: Open, browser: Driver) -> None:
+    """The newest first: a cause with its verdict in each build, a figure with its ratio to the build before."""
+    documents = []
+    for version, verdict, size in (("1", "FAIL", 100.0), ("2", "PASS", 117.0)):
+        backend = f"ggml?lib=p=={version}"
+        memory = result("memory/llama-real=1@1", backend, "PASS", metrics={"compute in CPU": size, "resident": size})
+        build = {"name": f"p=={version}", "released": f"2026-0{version}-01"}
+        more = {"builds": {"build": build, "devices": [{"name": "CPU", "backend": backend}]}}
+        more |= {"causes": [cause("ADD", [A], backend)]} if verdict == "FAIL" else {}
+        documents.append({**document([(A, backend, verdict), memory]), **more})
+    opened(*documents, view="")
+    rows = ask(browser, "return all('.view.builds tr').map((r) => [...r.cells].map((c) => c.innerText))")
+    text = [["|".join(cell.split("\n")) for cell in row] for row in rows]
+    assert [row[1:] for row in text[1:3]] == [["✓ no failure|2 of 2 passed"], ["✗ 1 failed|1 of 2 passed, 1 cause"]]
+    assert [row[1:] for row in text[3:5]] == [["2|2026-02-01", "1|2026-01-01"], ["✓ PASS", "✗ FAIL"]]
+    assert [row[1:] for row in text[6:]] == [["117|✗ 1.17×", "100"], ["117", "100"]]
