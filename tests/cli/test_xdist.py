@@ -59,11 +59,11 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def _died(out: Path, how: str) -> tuple[int, Any, ET.Element]:
+def _died(out: Path, how: str, workers: int) -> tuple[int, Any, ET.Element]:
     """A shared run on a backend that takes its worker with it, and one that does not: exit status, record, JUnit."""
     words = ("--backend", f"dying?how={how}", "--backend", "ggml", "--max-worker-restart", "1")
     cases = ("--case", dying.DEADLY, "--case", dying.HARMLESS)
-    command = [*PYTEST, "conformance", "-n", "2", *words, *cases, "--json", str(out)]
+    command = [*PYTEST, "conformance", "-n", str(workers), *words, *cases, "--json", str(out)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     return run.returncode, json.loads(out.read_text()), ET.fromstring(junit(read_runs([out])))  # noqa: S314  # our own
 
@@ -71,7 +71,7 @@ def _died(out: Path, how: str) -> tuple[int, Any, ET.Element]:
 @pytest.mark.usefixtures("adapter")
 def test_a_worker_that_dies_is_in_every_account(tmp_path: Path) -> None:
     """Exit status, record and JUnit agree: its test is CRASH, what nobody ran is missing, nothing is lost."""
-    status, found, tree = _died(tmp_path / "r.json", "gone")
+    status, found, tree = _died(tmp_path / "r.json", "gone", 2)
     assert status == 1
     verdicts = [r["verdict"] for r in found["results"] if r["backend"] == "dying?how=gone"]
     assert "CRASH" in verdicts
@@ -84,7 +84,7 @@ def test_a_worker_that_dies_is_in_every_account(tmp_path: Path) -> None:
 def test_a_worker_that_died_once_stays_in_the_record(tmp_path: Path) -> None:
     """Another worker runs its tests again and all pass: the death is CRASH in the record all the same."""
     how = f"killed once&mark={tmp_path / 'mark'}"
-    status, found, tree = _died(tmp_path / "r.json", how)
+    status, found, tree = _died(tmp_path / "r.json", how, 1)
     assert status == 1
     crashed = [r for r in found["results"] if r["verdict"] == "CRASH"]
     assert len(crashed) == 1
