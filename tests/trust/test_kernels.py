@@ -16,6 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.judge.verdict import Result, Verdict
 from trust.__main__ import main
 from trust.kernels import sanitize, theirs
+from trust.kernels.ours import Reach, _in_turn
 from trust.kernels.page import page
 from trust.kernels.places import KINDS, edits
 from trust.kernels.score import SUITES, Answer, Score, Scores, Suite, sample
@@ -223,6 +224,17 @@ def test_a_sample_is_drawn_by_its_seed() -> None:
     assert sample(mutants, 5, 3) == sample(mutants, 9, 3)[:5]
     assert {len(sample(mutants, 5, s)) for s in range(3)} == {5}
     assert np.unique([m.number for m in sample(mutants, len(mutants), 1)]).size == len(mutants)
+
+
+def test_refused_cases_run_after_those_that_pass() -> None:
+    """A mutant may claim what the device cannot compute; the cheap refusals of a level delay none of its results."""
+    add, mul, refused, late = (
+        Reach("ops/ADD-f32@1", "", "smoke", 0.2, True, [1]),
+        Reach("ops/MUL-f32@1", "", "smoke", 0.1, True, [1]),
+        Reach("ops/ADD-q8_0@1", "", "smoke", 0.0, False, [1], refused=True),
+        Reach("ops/ADD-f16@1", "", "standard", 0.0, True, [1]),
+    )
+    assert _in_turn([late, refused, add, mul]) == [mul, add, refused, late]
 
 
 def test_areas_name_files_of_ggml() -> None:

@@ -47,6 +47,8 @@ class Reach:
     passes: bool
     seen: Sequence[int]
     """Mutants whose place it evaluates."""
+    refused: bool = False
+    """The device does not support a node; with a mutant it may claim to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Ours:
 
         After `seconds` no further batch begins.
         """
-        cases = _in_turn([r for r in reached if r.passes])
+        cases = _in_turn([r for r in reached if r.passes or r.refused])
         ran = 0
         end = time.monotonic() + seconds
         for row, verdict in self._verdicts(mutant, cases):
@@ -125,7 +127,7 @@ class Ours:
 
     def failing(self, mutant: Mutant, reached: Sequence[Reach]) -> list[str]:
         """Return every case of `smoke` that notices a mutant."""
-        cases = [r for r in reached if r.passes and r.level == "smoke"]
+        cases = [r for r in reached if (r.passes or r.refused) and r.level == "smoke"]
         return sorted(row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
 
     def _verdicts(self, mutant: Mutant, cases: Sequence[Reach]) -> Iterator[tuple[Reach | None, str]]:
@@ -191,18 +193,19 @@ def _reach(runner: Runner, spec: Spec, seen: Seen, level: Level, case_id: str, w
     start = time.perf_counter()
     (result,) = runner.run(spec, [case])
     seconds = time.perf_counter() - start
-    return Reach(case_id, way, level, round(seconds, 4), result.verdict is Verdict.PASS, seen.take())
+    passes, refused = (result.verdict is v for v in (Verdict.PASS, Verdict.UNSUPPORTED))
+    return Reach(case_id, way, level, round(seconds, 4), passes, seen.take(), refused)
 
 
 def _in_turn(cases: Sequence[Reach]) -> list[Reach]:
-    """Return cases of `smoke` first; within a level the cheapest of each op and family, then the second of each."""
-    turns: Counter[tuple[str, str, str]] = Counter()
-    order: list[tuple[int, int, float, Reach]] = []
+    """Return cases of `smoke` first, in a level those not refused, then the cheapest of each op and family first."""
+    turns: Counter[tuple[str, bool, str, str]] = Counter()
+    order: list[tuple[int, bool, int, float, Reach]] = []
     for r in sorted(cases, key=lambda r: (r.seconds, r.case)):
-        kind = r.way, r.level, r.case.partition("-" if r.case.startswith(_OF_ONE_NODE) else "/")[0]
-        order.append((LEVELS.index(r.level), turns[kind], r.seconds, r))
+        kind = r.way, r.refused, r.level, r.case.partition("-" if r.case.startswith(_OF_ONE_NODE) else "/")[0]
+        order.append((LEVELS.index(r.level), r.refused, turns[kind], r.seconds, r))
         turns[kind] += 1
-    return [r for *_, r in sorted(order, key=lambda o: o[:3])]
+    return [r for *_, r in sorted(order, key=lambda o: o[:4])]
 
 
 def _batches(cases: Sequence[Reach]) -> Iterator[Sequence[Reach]]:
