@@ -93,10 +93,17 @@ class Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
 
 
+class Usage(msgspec.Struct):
+    """The number of generated tokens."""
+
+    completion_tokens: int
+
+
 class Reply(msgspec.Struct):
     """The reply of a completions endpoint."""
 
     choices: list[Choice]
+    usage: Usage | None = None
 
 
 class Server:
@@ -113,6 +120,8 @@ class Server:
 
     def complete(self, prompt: Sequence[int], n: int) -> tuple[list[int], Sequence[Row]]:
         """Return up to `n` greedy tokens after a prompt, and the candidates of each.
+
+        None of them if the reply lacks some: llama-server leaves out tokens that end within a character.
 
         Raises:
             UnavailableError: there is no server, or it refuses the prompt.
@@ -135,6 +144,8 @@ class Server:
         found = reply.choices[0].logprobs if reply.choices else None
         if found is None or not (found.content or (found.top_logprobs and all(found.top_logprobs))):
             raise UsageError(f"{self.url}: the reply has no log probabilities; llama-server and vLLM give them")
+        if reply.usage and reply.usage.completion_tokens != len(found.content or found.tokens):
+            return [], []
         if found.content:
             rows = [{t.id: t.logprob for t in (c, *c.top_logprobs)} for c in found.content]
             return [c.id for c in found.content], rows

@@ -55,8 +55,11 @@ def llama(model: Path) -> Iterator[LlamaProcess]:
 
 
 @contextmanager
-def serving(served: Served, *, ids: bool = True) -> Iterator[str]:
-    """Serve completions on loopback, with ids as llama-server does, or with texts; yield the URL."""
+def serving(served: Served, *, ids: bool = True, lost: int = 0) -> Iterator[str]:
+    """Serve completions on loopback, with ids as llama-server does, or with texts; yield the URL.
+
+    The reply lacks `lost` of its tokens.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -71,7 +74,9 @@ def serving(served: Served, *, ids: bool = True) -> Iterator[str]:
                 "tokens": [f"<{top[0]}>" for top in best],
                 "top_logprobs": [{f"<{t}>": x[t] for t in top} for x, top in zip(rows, best, strict=True)],
             }
-            body = json.dumps({"choices": [{"logprobs": {"content": content} if ids else texts}]}).encode()
+            choice = {"logprobs": {"content": content} if ids else texts}
+            usage = {"completion_tokens": len(rows) + lost}
+            body = json.dumps({"choices": [choice], "usage": usage}).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -172,11 +177,13 @@ def test_the_command_hands_the_worst_prompt_over(
 
 
 def test_what_is_no_server() -> None:
-    """A message says what the URL gave."""
+    """A message says what the URL gave; a reply that lacks tokens has none."""
     with pytest.raises(UnavailableError, match="is the server running"):
         Server("http://127.0.0.1:1", None).complete([1], 1)  # type: ignore[arg-type]
     with serving(lambda *_: np.zeros((0, 4), np.float32)) as url, pytest.raises(UsageError, match="no log prob"):
         Server(url, None).complete([1], 1)  # type: ignore[arg-type]
+    with serving(lambda *_: np.zeros((1, 4), np.float32), lost=1) as url:
+        assert Server(url, None).complete([1], 2) == ([], [])  # type: ignore[arg-type]
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 5))
