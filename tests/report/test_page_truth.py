@@ -399,7 +399,7 @@ def test_builds_stand_beside_each_other(opened: Open, browser: Driver) -> None:
         backend = f"ggml?lib=p=={version}"
         memory = result("memory/llama-real=1@1", backend, "PASS", metrics={"compute in CPU": size, "resident": size})
         build = {"name": f"p=={version}", "released": f"2026-0{version}-01"}
-        more = {"builds": {"build": build, "devices": [{"name": "CPU", "backend": backend}]}}
+        more: dict[str, Any] = {"builds": {"build": build, "devices": [{"name": "CPU", "backend": backend}]}}
         more |= {"causes": [cause("ADD", [A], backend)]} if verdict == "FAIL" else {}
         documents.append({**document([(A, backend, verdict), memory]), **more})
     opened(*documents, view="")
