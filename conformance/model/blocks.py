@@ -161,12 +161,37 @@ def fit(a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> Fit:
     return pair.fit(pair.even)
 
 
-def storing(a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> float | None:
-    """Return the error energy of storing values of `b` in both types, as a share of theirs.
+def storing(a: Stored, b: Stored, values: F32, *, every: bool) -> F64 | None:
+    """Return the error energy that the types of both cost each `GROUP` of `values`.
 
-    It is measured over an even sample. None without a quantiser for both types.
+    These are the values of `b`. Without `every` it is measured over an even sample of units, as a share of their
+    energy. None without a quantiser for both types.
     """
-    return _Pair(a, x, b, y).storing()
+    types_ = [t.type for t in (a, b) if t.type in _STORABLE]
+    if len(types_) < 2:
+        return None
+    units = values.reshape(-1, _unit(a, b))
+    step = max(1, CHUNK // units.shape[1])
+    parts = [units[i : i + step] for i in range(0, len(units), step)] if every else [units[_even(len(units))]]
+    costs = []
+    for part in parts:
+        one, two = (np.sqrt(cost(t, part, on_grid=types_[1].is_quantized)) for t in types_)
+        costs.append((one + two) ** 2)
+    if every:
+        return np.concatenate(costs).reshape(-1)
+    energy, all_ = _energy(parts[0]).sum(), _energy(units).reshape(-1)
+    return np.asarray(all_ * (costs[0].sum() / energy)) if energy else np.zeros_like(all_)
+
+
+def _unit(a: Stored, b: Stored) -> int:
+    """Return the values per unit of both types."""
+    sizes = [t.type.blck_size for t in (a, b) if t.type is not None]
+    return max(*sizes, gcd(a.n_blocks * sizes[0], STEP_OVER))
+
+
+def _even(n: int) -> NDArray[np.intp]:
+    """Return an even sample of units."""
+    return np.unique(np.linspace(0, n - 1, min(n, WORST)).astype(np.intp))
 
 
 class _Pair:
@@ -175,9 +200,8 @@ class _Pair:
     def __init__(self, a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> None:
         assert x.type is not None
         assert y.type is not None
-        total = x.n_blocks * x.type.blck_size
-        self.unit = max(x.type.blck_size, y.type.blck_size, gcd(total, STEP_OVER))
-        self.n = total // self.unit
+        self.unit = _unit(x, y)
+        self.n = x.n_blocks * x.type.blck_size // self.unit
         self._sides = ((a, x, x.type), (b, y, y.type))
         self._same = x.type is y.type
         self._source = 0 if _bits(x.type) > _bits(y.type) else 1
@@ -188,8 +212,7 @@ class _Pair:
         self._by_group = self._known and bits >= FEW_BITS
         self.most = UNRELATED if self._by_group else UNKNOWN
         """Share above which each is."""
-        self.even = np.unique(np.linspace(0, self.n - 1, min(self.n, WORST)).astype(np.intp))
-        """An even sample of units."""
+        self.even = _even(self.n)
 
     def _read(self, side: int, first: int, n: int) -> F32:
         """Return units, `[n, unit]`."""
@@ -250,16 +273,6 @@ class _Pair:
             if not self._known:
                 allowed = np.zeros_like(error)
             return np.where(error > 0, error / allowed, 0.0), np.where(error > 0, error / energy, 0.0)
-
-    def storing(self) -> float | None:
-        """Return the energy of the types' cost divided by that of the second side's values."""
-        if not self._known:
-            return None
-        source = self._units(self.even)[1]
-        on_grid = self._sides[1][2].is_quantized
-        costs = [np.sqrt(cost(type_, source, on_grid=on_grid)) for _, _, type_ in self._sides]
-        energy = _energy(source).sum()
-        return float(((costs[0] + costs[1]) ** 2).sum() / energy) if energy else 0.0
 
     def fit(self, units: NDArray[np.intp]) -> Fit:
         """Return how well `units` of both fit."""

@@ -31,6 +31,9 @@ from .finding import Finding, Kind
 from .graphs import Say
 from .modelfile import ModelFile
 
+DRAWS = 8
+"""Draws of noise for a node that is wrong by the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Files:
@@ -39,17 +42,19 @@ class Files:
     a: ModelFile
     b: ModelFile
 
-    def cost(self, name: str) -> float | None:
-        """Return the error energy of a weight that both types cost, as a share of its energy.
-
-        None if it is unknown, 0 for equal bytes.
-        """
+    def are_equal(self, name: str) -> bool:
+        """Return True if a weight has the same bytes in both."""
         x, y = self.a.tensors.get(name), self.b.tensors.get(name)
-        if x is None or y is None or x.ne != y.ne:
+        if x is None or y is None or x.ne != y.ne or x.type is not y.type:
+            return False
+        return np.array_equal(self.a.raw(x, 0, x.n_blocks), self.b.raw(y, 0, y.n_blocks))
+
+    def cost(self, name: str, values: blocks.F32, *, every: bool) -> blocks.F64 | None:
+        """Return the error energy that both types cost each group of `values`; None if unknown."""
+        x, y = self.a.tensors.get(name), self.b.tensors.get(name)
+        if x is None or y is None or x.ne != y.ne or not blocks.comparable(x, y):
             return None
-        if x.type is y.type and np.array_equal(self.a.raw(x, 0, x.n_blocks), self.b.raw(y, 0, y.n_blocks)):
-            return 0.0
-        return blocks.storing(self.a, x, self.b, y) if blocks.comparable(x, y) else None
+        return blocks.storing(x, y, values, every=every)
 
 
 def first(files: Files, a: Case, b: Case, reference: Backend, say: Say) -> Finding | None:
@@ -76,8 +81,8 @@ def first(files: Files, a: Case, b: Case, reference: Backend, say: Say) -> Findi
         if errors[node] == 0:
             continue
         say(f"layers: what quantising costs {node.name}")
-        share = _cost(files, with_nodes(right, [copy]), reference)
-        if share is None or errors[node] <= blocks.SURE * share:
+        share = _exceeded(files, with_nodes(right, [copy]), reference, errors[node])
+        if share is None:
             continue
         layer = layer_of(node, a.steps[0].graph)
         where = "outside the layers" if layer is None else f"from layer {layer} on"
@@ -105,30 +110,51 @@ def _nmse(t: Tensor, found: Bytes, expected: Bytes) -> float:
     return figures.nmse(*(np.asarray(to_float(t.type, strided(x, packed, 0)), np.float32) for x in (found, expected)))
 
 
-def _cost(files: Files, alone: Case, reference: Backend) -> float | None:
-    """Return the NMSE of one isolated node that quantising its weights costs; None if unknown."""
-    noisy: dict[Tensor, Bytes] = {}
-    for t, data in alone.persistent.items():
-        share = files.cost(t.name) if t.name in files.b.tensors else 0.0
-        if share is None:
+def _exceeded(files: Files, alone: Case, reference: Backend, error: float) -> float | None:
+    """Return the NMSE that quantising costs an isolated node, if `error` is far above it.
+
+    None if it is not, or the cost is unknown. A sample of blocks gives it, and one draw of noise. Both are rough where
+    blocks differ in size and few of them make the result, so a node that is wrong by them is judged by the cost of each
+    block, and the largest of `DRAWS`.
+    """
+    share: float | None = None
+    for every in (False, True):
+        share = _cost(files, alone, reference, every=every)
+        if share is None or error <= blocks.SURE * share:
             return None
-        if share:
-            noisy[t] = _noisy(np.asarray(to_float(t.type, strided(data, t, 0)), np.float32), share)
-    if not noisy:
+    return share
+
+
+def _cost(files: Files, alone: Case, reference: Backend, *, every: bool) -> float | None:
+    """Return the NMSE of one isolated node that quantising its weights costs; None if unknown."""
+    weights: dict[Tensor, tuple[blocks.F32, blocks.F64]] = {}
+    for t, data in alone.persistent.items():
+        if t.name not in files.b.tensors or files.are_equal(t.name):
+            continue
+        values = np.asarray(to_float(t.type, strided(data, t, 0)), np.float32)
+        energy = files.cost(t.name, values, every=every)
+        if energy is None:
+            return None
+        weights[t] = values, energy
+    if not weights:
         return 0.0
-    if any(n.op in VIEW_OPS and n.root in noisy and n.root.type is not F32 for n in alone.steps[0].graph):
+    if any(n.op in VIEW_OPS and n.root in weights and n.root.type is not F32 for n in alone.steps[0].graph):
         return None
-    moved = _with_weights(alone, noisy)
-    (copy,), (node,) = moved.steps[0].outputs, alone.steps[0].outputs
-    found, expected = (execute(reference, case).steps[0].outputs for case in (moved, alone))
-    return _nmse(node, found[copy], expected[node])
+    (node,) = alone.steps[0].outputs
+    expected = execute(reference, alone).steps[0].outputs[node]
+    found = 0.0
+    for seed in range(DRAWS if every else 1):
+        moved = _with_weights(alone, {t: _noisy(*w, seed) for t, w in weights.items()})
+        (copy,) = moved.steps[0].outputs
+        found = max(found, _nmse(node, execute(reference, moved).steps[0].outputs[copy], expected))
+    return found
 
 
-def _noisy(x: blocks.F32, share: float) -> Bytes:
-    """Add noise of a share of the energy of each group of values."""
-    parts = x.reshape(-1, min(blocks.STEP_OVER, x.shape[-1]))
-    size = np.sqrt(np.float32(share) * np.mean(parts * parts, axis=1, keepdims=True))
-    noise = np.random.Generator(np.random.PCG64(0)).standard_normal(parts.shape, np.float32)
+def _noisy(x: blocks.F32, energy: blocks.F64, seed: int) -> Bytes:
+    """Add noise with an `energy` per group of values."""
+    parts = x.reshape(len(energy), -1)
+    size = np.sqrt(energy / parts.shape[1]).astype(np.float32)[:, None]
+    noise = np.random.Generator(np.random.PCG64(seed)).standard_normal(parts.shape, np.float32)
     return np.ascontiguousarray(parts + size * noise).reshape(-1).view(np.uint8)
 
 

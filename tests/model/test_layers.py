@@ -64,6 +64,11 @@ def test_the_first_node_that_differs_is_named(
     assert any(f.wrong for f in damaged.findings(tmp_path)) == (damage is not _larger)
 
 
+def test_blocks_of_different_size_cost_what_they_cost(tmp_path: Path) -> None:
+    """Channels of very different size, of which the prompt weighs the smaller: a sample gives a fifth of their cost."""
+    assert files.healthy(71164, tmp_path).layer(tmp_path) is None
+
+
 def test_the_command_plays_a_prompt_through_both_files(pair: Pair, tmp_path: Path) -> None:
     """A healthy pair ends with 0 and the KL of its logits, which the record has too; the memory is stated."""
     for draft, name in ((pair.a, "a.gguf"), (pair.b, "b.gguf")):
