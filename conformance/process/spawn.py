@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -55,6 +56,8 @@ class Child(subprocess.Popen[bytes]):
             raise
         finally:
             os.close(reading)
+        # Popen.wait may keep its lock if Ctrl-C comes before its `try`; a reentrant one lets this thread wait again
+        self._waitpid_lock = threading.RLock()
 
     @property
     def ours(self) -> bool:

@@ -157,6 +157,15 @@ def test_a_child_ends_as_it_ended(code: str, status: int) -> None:
     assert popen.returncode == status
 
 
+@POSIX
+def test_a_wait_that_ctrl_c_broke_can_be_repeated() -> None:
+    """The interrupt may come while `Popen.wait` holds its lock and before it would release it."""
+    popen = spawn_command([sys.executable, "-c", ""])
+    assert popen._waitpid_lock.acquire(False)
+    end_group(popen, 60)
+    assert popen.returncode == 0
+
+
 def test_a_program_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
     """It is said, with 127 as of a shell."""
     popen = spawn_command(["/no/such/program"])
