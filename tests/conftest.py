@@ -25,7 +25,7 @@ gc.set_threshold(20_000)  # by default the collector takes a tenth of the time: 
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays to the end: no search for garbage looks at it again."""
+    """Exempt collected tests from garbage collection; they live until the session ends."""
     gc.freeze()
 
 

@@ -58,7 +58,7 @@ def audited(
     memory_limit: int | None = None,
     only: str = "*",
 ) -> dict[str, Verdicted]:
-    """What is said of a trajectory (``), of a weight or of an op_param that `only` matches -> its result."""
+    """Map each audited subject that `only` matches to its result; the trajectory itself has an empty name."""
     auditor = Auditor(Spec.parse(spec), Isolation(time_limit=time_limit, memory_limit=memory_limit), save)
     try:
         subjects = {i: i.partition("#")[2] for c in cases for i in ids_of(c)}

@@ -164,7 +164,7 @@ def test_results_of_gates() -> None:
 
 @dataclass
 class Counted:
-    """A bench whose rows pass, and execute as many instructions as it says of their backend."""
+    """A bench whose rows pass and execute a given number of instructions per backend."""
 
     instructions: Mapping[str, int]
 

@@ -57,23 +57,23 @@ class Tampered(Session):
         self.inner, self._tamper = inner, tamper
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the other."""
+        """Write to the inner session."""
         self.inner.write(tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """As the other."""
+        """Read from the inner session."""
         return self.inner.read(tensor)
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """As the other, then tampered with."""
+        """Compute in the inner session, then change its outputs."""
         found = {t: data.copy() for t, data in self.inner.compute(graph, inputs, outputs).items()}
         self._tamper(graph, found)
         return found
 
     def witness(self) -> Witness:
-        """As the other."""
+        """Return the witness of the inner session."""
         return self.inner.witness()
 
 
@@ -89,7 +89,7 @@ class Faulty(Backend):
         return DeviceInfo("faulty", "none", "the reference with a fault")
 
     def supports_op(self, node: Tensor) -> Support:
-        """As the test wants it."""
+        """Return the answer that the test defines."""
         return self._support(node)
 
     def open(self, case: Case) -> Session:
