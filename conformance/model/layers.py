@@ -2,8 +2,8 @@
 
 llama.cpp builds the graphs of both. The reference computes each node of the first file's graph with the values that the
 second file's graph gave before it, so a node differs only by its own weights and parameters. The cost of quantising is
-measured: how much storing weights in the types of both files changes an even sample of their blocks, and how much noise
-of this size in every block changes the node.
+measured: how much storing weights in the types of both files changes their blocks, and how much noise of this size
+changes the node.
 """
 
 from __future__ import annotations
