@@ -194,7 +194,9 @@ class Backend(ABC):
     threads: int | None = None
     """Number of compute threads, if known; a single one is measured pinned to a processor."""
     fragile: bool = False
-    """True if freeing memory may break its process: then trajectories get new processes."""
+    """True if a software driver emulates the device on the CPU.
+
+    Freeing memory may break its process, so trajectories get new ones. Time limits count processor time."""
     fixed_graphs: ClassVar[bool] = False
     """True if its sessions compute only the unchanged graphs of the opened case."""
     by_case: bool = True

@@ -106,10 +106,10 @@ class Process:
         """
         try:
             worker = self._ready()
-            reply = worker.ask(request, seconds=self._limits.seconds())[0]
-        except WorkerTimeoutError:
+            reply = worker.ask(request, left=self._limits.left())[0]
+        except WorkerTimeoutError as e:
             self.close()
-            raise BackendTimeoutError(f"no answer within {self._limits.time_limit:g} s") from None
+            raise BackendTimeoutError(e.how) from None
         except WorkerDiedError as e:
             self.close()
             words = " / ".join(e.lines)[-LAST_WORDS:]
@@ -124,13 +124,14 @@ class Process:
 
     def _ready(self) -> Worker:
         if self._worker is None:
-            if self._limits.seconds() <= 0:
+            if self._limits.left() <= 0:
                 raise BackendTimeoutError("the time of the run is over")
             variables = {**os.environ, **ENVIRONMENT, **self._device.environment}
             env = {k: v for k, v in variables.items() if v is not None}
-            self._worker = Worker(self._service, time_limit=self._limits.seconds(), env=env)
+            limits = self._limits
+            self._worker = Worker(self._service, time_limit=limits.time_limit, env=env, emulated=limits.emulated)
             try:
-                reply = self._worker.ask({"load": asdict(self._load), **self._device.asked})[0]
+                reply = self._worker.ask({"load": asdict(self._load), **self._device.asked}, left=limits.left())[0]
             except WorkerDiedError:
                 raise
             except ConformanceError as e:
@@ -139,6 +140,7 @@ class Process:
             if "unsupported" in reply:
                 self.close()
                 raise UnavailableError(reply["unsupported"])
+            self._worker.emulated |= bool(reply.get("emulated"))
         return self._worker
 
     def close(self) -> None:

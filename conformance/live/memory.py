@@ -188,7 +188,7 @@ def _made(path: Path, weight_type: str, length: int) -> Request:
     return replace(request, n_ubatch=_TOKENS)
 
 
-def measure(request: Request, device: Device, seconds: float = _TIME, *, grows: bool = False) -> Held:
+def measure(request: Request, device: Device, limits: Isolation | None = None, *, grows: bool = False) -> Held:
     """Measure the memory of a process with a model on `device`, and with `grows` its leaks.
 
     Raises:
@@ -196,16 +196,17 @@ def measure(request: Request, device: Device, seconds: float = _TIME, *, grows: 
         BackendTimeoutError: it does not answer in time.
         UnavailableError: there is no such device, or the system does not report the memory of a process.
     """
-    if seconds <= 0:
+    limits = limits or Isolation(_TIME)
+    if limits.left() <= 0:
         raise BackendTimeoutError("the time of the run is over")
     variables = {**os.environ, **ENVIRONMENT, **_FIXED, **device.environment}
     env = {k: v for k, v in variables.items() if v is not None}
-    worker = Worker("conformance.live.worker", time_limit=seconds, env=env)
+    worker = Worker("conformance.live.worker", time_limit=limits.time_limit, env=env, emulated=limits.emulated)
     asked = {"memory": asdict(replace(request, lib=device.lib)), "grows": grows, **device.asked}
     try:
-        found: dict[str, Any] = worker.ask(asked)[0]
-    except WorkerTimeoutError:
-        raise BackendTimeoutError(f"no answer within {seconds:g} s") from None
+        found: dict[str, Any] = worker.ask(asked, left=limits.left())[0]
+    except WorkerTimeoutError as e:
+        raise BackendTimeoutError(e.how) from None
     except WorkerDiedError as e:
         text = f"its process died ({e.how}): {' / '.join(e.lines[-3:])}"
         raise BackendCrashError(text, words="\n".join(e.lines), died=e.how) from None
@@ -328,7 +329,7 @@ class Player:
         request = self._models.use(case_id)
         limits = replace(self._isolation, time_limit=_REQUESTS * self._isolation.time_limit)
         grows = own["of"] in ("", *_LEAKS)
-        held = measure(request, self._device, limits.seconds(), grows=grows)
+        held = measure(request, self._device, limits, grows=grows)
         metrics = {"resident": float(held.held), "loading": float(held.loading), **held.buffers}
         metrics |= {"step": held.step, "cycle": held.cycle} if grows else {}
         if not own["of"]:

@@ -77,10 +77,12 @@ def main() -> None:
 
 def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
+        model = DeviceModel(Request(**header["load"]), header["device"], header["rpc"])
     except LacksError as e:
         return {"unsupported": str(e)}
-    return {}
+    models.append(model)
+    devices = map(model.library.device, filter(None, model.device.split("+")))
+    return {"emulated": any(map(model.library.software, devices))}
 
 
 def _memory(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure the memory of processes and of the machine.
+"""Measure the memory and processor time of processes, and the memory of the machine.
 
 Limits apply to resident memory: RLIMIT_AS counts memory that a JIT or a GPU driver maps and never touches, RLIMIT_DATA
 still counts reserved heaps.
@@ -53,12 +53,33 @@ def held_below(pid: int, enough: int) -> int | None:
     Above `enough` bytes, pages shared by several of them count once; that takes longer to measure, so it is skipped
     below.
     """
-    try:  # /proc lists the children of a process; psutil scans every process of the machine
-        pids = descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]
+    try:
+        pids = _below(pid)
     except psutil.Error:
         return None
     held = sum(resident(p) or 0 for p in pids)
     return held if len(pids) == 1 or held <= enough else sum(_proportional(p) for p in pids)
+
+
+def used_below(pid: int) -> float:
+    """Return the seconds of processor time of `pid` and all processes below it; 0 if unknown."""
+    try:
+        return sum(map(_used, [pid, *_below(pid)]))
+    except psutil.Error:
+        return 0.0
+
+
+def _below(pid: int) -> list[int]:
+    # /proc lists the children of a process; psutil scans every process of the machine
+    return descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]
+
+
+def _used(pid: int) -> float:
+    """Return the processor time of a process and of its children that have ended."""
+    try:
+        return float(sum(psutil.Process(pid).cpu_times()[:4]))  # Linux adds time that it waited for disks
+    except psutil.Error:
+        return 0.0
 
 
 def _proportional(pid: int) -> int:

@@ -34,7 +34,7 @@ POLLS: Final = hasattr(select, "poll")
 
 
 class Late(Exception):  # noqa: N818  # an end, not an error
-    """The deadline has passed."""
+    """The deadline has passed, or the message says which other limit."""
 
 
 class Wire:
@@ -184,6 +184,10 @@ PATIENCE = 5.0
 """Seconds a worker has to end by itself after its pipes close."""
 WIRE_PATIENCE = 2.0
 """Seconds to wait for the exit code of a worker that closed its pipe during a request."""
+CEILING = 20.0
+"""Maximum wall time of a request whose limit counts processor time, in limits."""
+IDLE = 0.001
+"""Share of a processor below which it makes no progress: a polling thread uses some."""
 
 
 class WorkerDiedError(ConformanceError):
@@ -203,6 +207,39 @@ class WorkerTimeoutError(WorkerDiedError):
 
 class _MemoryLimitError(Exception):
     """A worker and its descendants exceed their memory limit; the message has both sizes."""
+
+
+class _Clock:
+    """Limits a request to `seconds` of processor time of the child with `pid`."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._pid, self._seconds = pid, seconds
+        self._begun = self._seen = _used(pid)
+        self._moved = time.monotonic()
+
+    def check(self) -> None:
+        """Raise Late if the child used its time, or used none for that long."""
+        used, now = _used(self._pid), time.monotonic()
+        if used - self._begun >= self._seconds:
+            raise Late(f"no answer within {self._seconds:g} s of processor time")
+        if used - self._seen > IDLE * self._seconds:
+            self._seen, self._moved = used, now
+        elif now - self._moved >= self._seconds:
+            raise Late(f"no answer, and no processor time used for {self._seconds:g} s")
+
+
+class _Watch:
+    """Checks the memory of a child, and the processor time of a request."""
+
+    def __init__(self, pid: int, limit: int | None) -> None:
+        self._pid, self._limit = pid, limit
+        self.clock: _Clock | None = None
+
+    def __call__(self) -> None:
+        if self._limit is not None:
+            _look(self._pid, self._limit)
+        if self.clock is not None:
+            self.clock.check()
 
 
 class Tail:
@@ -244,6 +281,9 @@ class Worker:
         service: the name of a module that runs a `service.Service`; with `python` the path of a script.
         args: its arguments.
         time_limit: maximum seconds for one reply.
+        emulated: True if a CPU emulates what the child uses. Such a child is slow, so `time_limit` counts the processor
+            time of the child and its descendants. A reply may take `CEILING` times as long in wall time, but not
+            `time_limit` without using the processor.
         memory_limit: maximum bytes of the child and its descendants together.
         env: its environment; None inherits ours.
         python: the interpreter of a script, in isolated mode.
@@ -266,8 +306,10 @@ class Worker:
         patience: float = PATIENCE,
         parse: Callable[[bytearray], Any] = json.loads,
         under: Sequence[str] = (),
+        emulated: bool = False,
     ) -> None:
         self.time_limit = time_limit
+        self.emulated = emulated
         self.death = ""
         """How the child ended, for a message; empty while it lives."""
         start = partial(spawn, service, args, python=python)
@@ -276,9 +318,9 @@ class Worker:
         pipe = subprocess.PIPE
         self._child = start(env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         self._tail = Tail(cast("BinaryIO", self._child.stderr))
-        look = None if memory_limit is None else partial(_look, self._child.pid, memory_limit)
+        self._watch = _Watch(self._child.pid, memory_limit)
         streams = cast("BinaryIO", self._child.stdout), cast("BinaryIO", self._child.stdin)
-        self._wire = Wire(*streams, look, MEMORY_INTERVAL)
+        self._wire = Wire(*streams, self._watch, MEMORY_INTERVAL)
         self._parse = parse
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end, self._child, self._wire, self._tail, patience)
@@ -305,11 +347,13 @@ class Worker:
         *,
         sizes: Sequence[int] = (),
         seconds: float | None = None,
+        left: float = inf,
     ) -> tuple[Header, list[memoryview]]:
         """Send a request and return its reply.
 
-        The reply has `seconds` (None: `time_limit`), and its blobs must have `sizes` bytes. Without a header, send
-        nothing: wait for the service's first message, or another reply to the last request.
+        The reply has `seconds` (None: `time_limit`), but at most `left` seconds of wall time, and its blobs must have
+        `sizes` bytes. Without a header, send nothing: wait for the service's first message, or another reply to the
+        last request.
 
         Raises:
             ConformanceError: the service raised it.
@@ -320,7 +364,9 @@ class Worker:
         with self._lock:
             if self.death:
                 raise WorkerDiedError(self.death, (), self.death)
-            self._wire.deadline = time.monotonic() + seconds
+            most = min(left, CEILING * seconds if self.emulated else seconds)
+            self._watch.clock = _Clock(self._child.pid, seconds) if self.emulated else None
+            self._wire.deadline = time.monotonic() + most
             try:
                 if header is not None:
                     send(self._wire, header, blobs)
@@ -332,10 +378,10 @@ class Worker:
                 raise self._dead("something else wrote on its pipe, so it was killed") from None
             except _MemoryLimitError as e:
                 raise self._dead(str(e)) from None
-            except Late:
-                lines = self._last_lines()
-                self.death = f"no answer within {seconds:g} s, its process was ended{_quote(lines)}"
-                raise WorkerTimeoutError("no answer", lines, self.death) from None
+            except Late as e:
+                lines, how = self._last_lines(), str(e) or f"no answer within {most:g} s"
+                self.death = f"{how}, its process was ended{_quote(lines)}"
+                raise WorkerTimeoutError(how, lines, self.death) from None
             except BaseException:  # an interrupt leaves half a frame in the pipe
                 self.death = "its process was ended by an interrupt"
                 end_group(self._child)
@@ -371,6 +417,12 @@ def unpack_error(reply: Mapping[str, Any]) -> ConformanceError:
 
 def _quote(lines: Sequence[str]) -> str:
     return f": {' / '.join(lines)}" if lines else ""
+
+
+def _used(pid: int) -> float:
+    from .memory import used_below  # noqa: PLC0415  # psutil is slow to import
+
+    return used_below(pid)
 
 
 def _look(pid: int, limit: int) -> None:

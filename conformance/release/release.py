@@ -172,7 +172,7 @@ class Release:
             try:
                 self.notes[target.name] = self.profiles.measure(target, self.build, self.base, share)
             except ConformanceError as e:
-                if self.isolation.seconds() <= 0:  # it may have been cut short
+                if self.isolation.left() <= 0:  # it may have been cut short
                     return
                 self._break(target, e)
 
@@ -204,7 +204,7 @@ class Release:
             try:
                 work.run(self.it, share, slow)
             except ConformanceError as e:
-                if self.isolation.seconds() <= 0:  # it may have been cut short
+                if self.isolation.left() <= 0:  # it may have been cut short
                     return
                 self._break(work.target, e)
 

@@ -211,7 +211,7 @@ class Runner:
 
     def is_over(self) -> bool:
         """Return True if the time of the run is over; every request has timed out since."""
-        return self._workers.isolation.seconds() <= 0
+        return self._workers.isolation.left() <= 0
 
     @contextmanager
     def deadline(self, seconds: float, left: float = inf) -> Iterator[None]:

@@ -105,6 +105,7 @@ class Fake(Backend):
             time.sleep(60)
         self.mode = mode
         self.threads = 1 if mode == "one thread" else None
+        self.fragile = mode == "emulated"
         self.by_case = mode != "shared, but always alike"
     def info(self):
         return DeviceInfo("fake", "dev", self.mode, {"fake": "1"})
@@ -305,6 +306,17 @@ def test_a_bound_ends_a_request_before_the_time_limit() -> None:
             run(backend, add("sleep 600"))
     workers.bound = 600.0
     assert run(backend, add("sleep 0.5")) == [11.0]
+    backend.close()
+
+
+@pytest.mark.parametrize(("mode", "emulated"), [("emulated", False), ("", True)])
+def test_a_limit_counts_processor_time_on_an_emulated_device(mode: str, emulated: bool) -> None:
+    """The adapter says that its device is one, or the limits of the run do."""
+    workers = Workers(Isolation(60, emulated=emulated))
+    backend = IsolatedBackend(Spec("fake", (("mode", mode),)), workers)
+    workers.bound = 0.2
+    with pytest.raises(BackendTimeoutError, match=r"no answer, and no processor time used for 0\.2 s"):
+        run(backend, add("sleep 600"))
     backend.close()
 
 

@@ -64,6 +64,11 @@ def answer(header, blobs):
         if os.fork() == 0:
             time.sleep(600)
         {"hang": lambda: time.sleep(600), "exit": lambda: os._exit(3), "abort": os.abort}[what]()
+    if what == "burn" and os.fork() == 0:
+        while True:
+            pass
+    if what == "burn":
+        time.sleep(600)
     if what == "close":
         os.closerange(3, 64)
         time.sleep(600)
@@ -285,6 +290,62 @@ def test_what_becomes_of_a_worker_is_an_error(
             assert worker.ask({"do": "echo"})[0] == {"do": "echo"}
     finally:
         worker.close()
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("what", "seconds", "ceiling", "words"),
+    [
+        ("burn", 2.0, 1000.0, "no answer within 2 s of processor time, its process was ended"),
+        ("hang", 0.2, 1000.0, r"no answer, and no processor time used for 0\.2 s, its process was ended"),
+        ("hang", 0.2, 0.5, r"no answer within 0\.1 s, its process was ended"),
+    ],
+)
+def test_the_limit_of_an_emulated_device_counts_processor_time(
+    service: str, what: str, seconds: float, ceiling: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child of the worker burns its time, or nobody uses any; at a ceiling wall time counts."""
+    tried = Worker(service, time_limit=60, patience=0.1, emulated=True)
+    try:
+        tried.ask({"do": "echo"})
+        monkeypatch.setattr(worker, "CEILING", ceiling)
+        with pytest.raises(WorkerTimeoutError, match=words) as found:
+            tried.ask({"do": what}, seconds=seconds)
+        assert str(found.value).startswith(found.value.how)
+    finally:
+        tried.close()
+
+
+@POSIX
+@pytest.mark.parametrize("emulated", [True, False])
+def test_the_time_left_is_wall_time(service: str, emulated: bool) -> None:
+    """It ends a request on any device."""
+    tried = Worker(service, time_limit=60, patience=0.1, emulated=emulated)
+    try:
+        with pytest.raises(WorkerTimeoutError, match=r"no answer within 0\.1 s, its process was ended"):
+            tried.ask({"do": "burn"}, left=0.1)
+    finally:
+        tried.close()
+
+
+def test_a_slow_request_that_makes_progress_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A starved child may take long; with less than `IDLE` of a processor it makes no progress."""
+    now = {"wall": 0.0, "processor": 5.0}
+    monkeypatch.setattr(time, "monotonic", lambda: now["wall"])
+    monkeypatch.setattr(worker, "_used", lambda _: now["processor"])
+    clock = worker._Clock(1, 10.0)
+
+    def check(wall: float, processor: float) -> None:
+        now.update(wall=now["wall"] + wall, processor=now["processor"] + processor)
+        clock.check()
+
+    for _ in range(10):
+        check(9.0, 0.5)
+    check(9.0, 4 * worker.IDLE)
+    with pytest.raises(worker.Late, match="no processor time used for 10 s"):
+        check(1.0, 4 * worker.IDLE)
+    with pytest.raises(worker.Late, match="within 10 s of processor time"):
+        check(0.0, 5.0)
 
 
 @POSIX

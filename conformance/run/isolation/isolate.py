@@ -56,17 +56,19 @@ class Isolation:
     """Limits of a backend's process, and the command that runs it."""
 
     time_limit: float = 120.0
-    """Maximum seconds of a request."""
+    """Maximum seconds of a request: of wall time, or of processor time if `emulated`."""
     memory_limit: int | None = None
     """Maximum bytes of the process; `memory.default_limit` if None."""
     under: tuple[str, ...] = ()
     """Words of a command that runs the process, such as a profiler."""
     until: float = inf
     """Time (`time.monotonic`) at which every request ends, and after which no process starts."""
+    emulated: bool = False
+    """True if a CPU emulates the device, as it does for a `Backend.fragile`."""
 
-    def seconds(self) -> float:
-        """Return the maximum seconds of a request that begins now; negative after `until`."""
-        return min(self.time_limit, self.until - time.monotonic())
+    def left(self) -> float:
+        """Return the seconds until `until`."""
+        return self.until - time.monotonic()
 
 
 _PARSED = 1 << 28
@@ -124,7 +126,9 @@ class _Process:
             env=_environment(spec),
             parse=_parse,
             under=limits.under,
+            emulated=limits.emulated,
         )
+        self._left = inf
         self.hello: _Reply = {}
         self.is_fresh = True
         """True if the process has had no request since the backend was opened."""
@@ -133,6 +137,7 @@ class _Process:
         """Return itself once the backend is open; ConformanceError if it does not open."""
         try:
             self.hello = self.hello or self.ask(None, (), "opening the backend")[0]
+            self.worker.emulated |= self.hello.get("fragile") is True
         except ConformanceError:
             self.worker.close()
             raise
@@ -147,9 +152,10 @@ class _Process:
         """
         self.is_fresh = header is None
         if header is None or header["do"] != "close":  # which is quick, and frees a session
-            self.worker.time_limit = self._workers.seconds(f"{self._name}: {doing}", opens=self.is_fresh)
+            limits = self._workers.limits(f"{self._name}: {doing}", opens=self.is_fresh)
+            self.worker.time_limit, self._left = limits
         try:
-            reply, found = self.worker.ask(header, blobs, sizes=sizes)
+            reply, found = self.worker.ask(header, blobs, sizes=sizes, left=self._left)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self._name}: {doing}: {e}", words="no answer") from None
         except WorkerDiedError as e:
@@ -164,27 +170,27 @@ class Workers:
         """Start no process yet; if `ahead`, start the next process of a backend in advance."""
         self.isolation = isolation or Isolation()
         self.bound = inf
-        """Current maximum seconds of a request, if less than the limit; not for opening the backend."""
+        """Current `time_limit`, if less than that of `isolation`; not for opening the backend."""
         self.until = inf
         """Time (`time.monotonic`) at which current requests end, and after which no process starts."""
         self._ahead = ahead
         self._waiting: dict[Spec, list[_Process]] = {}
         """Idle processes of each backend that was opened before."""
 
-    def seconds(self, doing: str, *, opens: bool = False) -> float:
-        """Return the maximum seconds of a request, or of opening a backend.
+    def limits(self, doing: str, *, opens: bool = False) -> tuple[float, float]:
+        """Return time limit and remaining wall time of a request, or of opening a backend.
 
         BackendTimeoutError if there is no time left.
         """
-        left = self.until - time.monotonic()
-        allowed = self.isolation.seconds()
-        if min(left, allowed) <= 0:
+        left, all_left = self.until - time.monotonic(), self.isolation.left()
+        if min(left, all_left) <= 0:
             raise BackendTimeoutError(f"{doing}: the time of the run is over", words="no answer")
-        return allowed if opens else min(allowed, left, self.bound)
+        limit = self.isolation.time_limit
+        return (limit, all_left) if opens else (min(limit, self.bound), min(left, all_left))
 
     def take(self, spec: Spec) -> _Process:
         """Return a process whose backend is open; ConformanceError as for `_Process.ready`."""
-        self.seconds(f"{spec}: opening the backend", opens=True)
+        self.limits(f"{spec}: opening the backend", opens=True)
         known, process = spec in self._waiting, None
         waiting = self._waiting.setdefault(spec, [])
         while waiting and process is None:

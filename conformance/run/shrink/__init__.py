@@ -143,7 +143,7 @@ class _Search:
     def _look_closer(self) -> None:
         """Run the smallest case again to locate its failure, if that was skipped and time remains."""
         if (self._of_node or self._of_message) and (left := self._left()) > 0:
-            with suppress(ConformanceError), self._runner.deadline(left):
+            with suppress(ConformanceError), self._runner.deadline(math.inf, left):
                 (result,) = self._runner.run(self._spec, [self.case])
                 if self._left() > 0 and self._signature.covers(signature_of(result)):
                     self.result = result
@@ -198,7 +198,7 @@ class _Search:
             self._runner.checks_stale_state and not self._of_node,
         )
         try:
-            with runner.deadline(left), runner.quick(locates=locates, checks_stale_state=checks_stale_state):
+            with runner.deadline(math.inf, left), runner.quick(locates=locates, checks_stale_state=checks_stale_state):
                 return runner.run(self._spec, [candidate])[0]
         except ConformanceError:
             return None
