@@ -29,6 +29,8 @@ ON_REQUEST = frozenset({"xdna2"})
 `xdna2` supports only MUL_MAT, so nearly every case is UNSUPPORTED."""
 VARIABLE = "env."
 """Prefix of options that set an environment variable of the backend's process."""
+ISA = "isa"
+"""Option that runs the backend's process on an emulated processor (`builds.isa`)."""
 DISTRIBUTION = "ggml-conformance"
 """Our distribution, whose adapters are not third-party."""
 
@@ -137,10 +139,19 @@ def unpack(packed: Mapping[str, Any]) -> None:
 
 def resolve(spec: Spec) -> Spec:
     """Return the installed adapter that `spec` names, with all its options."""
+    name, options = _resolved(spec)
+    return Spec(name, tuple((k, v) for k, v in options.items() if k != ISA))
+
+
+def isa_of(spec: Spec) -> str:
+    """Return the processor that is emulated for `spec`; "" if none."""
+    return _resolved(spec)[1].get(ISA, "")
+
+
+def _resolved(spec: Spec) -> tuple[str, dict[str, str]]:
     named = _named.get(spec.name)
     name, options = (spec.name, ()) if named is None else (named.adapter, named.options)
-    own = [(k, v) for k, v in spec.options if not k.startswith(VARIABLE)]
-    return Spec(name, tuple({**dict(options), **dict(own)}.items()))
+    return name, {**dict(options), **{k: v for k, v in spec.options if not k.startswith(VARIABLE)}}
 
 
 def environment(spec: Spec) -> Mapping[str, str | None]:
@@ -302,4 +313,20 @@ def build_of(spec: Spec) -> str:
 
     options = dict(resolve(spec).options)
     named = [options[key] for key in sorted(adapter(spec.name).builds) if options.get(key)]
-    return " ".join(contents(locate(name)) for name in named)
+    return " ".join(contents(locate(name, isa_of(spec))) for name in named)
+
+
+def located(spec: Spec) -> Spec:
+    """Return the adapter of `spec` with paths of its builds, as an emulated process needs them.
+
+    UsageError if a build is missing, since the installed one is for this machine; other errors as for `locate`.
+    """
+    from conformance.builds.source import locate  # noqa: PLC0415  # as above
+
+    whole, isa = resolve(spec), isa_of(spec)
+    options = dict(whole.options)
+    for key in sorted(adapter(spec.name).builds):
+        if not options.get(key):
+            raise UsageError(f"{spec}: with {ISA}={isa} a build for it expected: {key}=BUILD")
+        options[key] = str(locate(options[key], isa))
+    return Spec(whole.name, tuple(options.items()))

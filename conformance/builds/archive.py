@@ -12,9 +12,11 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import shutil
 import stat
 import struct
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -64,6 +66,12 @@ class Entry:
     """The earlier file to which a hard link refers."""
     data: IO[bytes] | None = None
     """Contents of a file."""
+
+
+def cache() -> Path:
+    """Return the cache folder of unpacked and downloaded builds, `ggml-conformance/builds`."""
+    above = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else "")
+    return (Path(above) if above else Path.home() / ".cache") / "ggml-conformance" / "builds"
 
 
 def is_archive(path: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from conformance.ggml.errors import UnavailableError
 from conformance.process import Worker, WorkerDiedError
 
+from .emulator import start
 from .source import locate
 
 TIME_LIMIT = 120.0
@@ -59,6 +60,8 @@ class Build:
     """True if it has an RPC server program and the RPC backend."""
     architectures: tuple[str, ...] = ()
     """Names of the architectures that its llama.cpp knows; none if it does not list them."""
+    isa: str = ""
+    """The processor that is emulated; "" for that of this machine."""
     released: str = ""
     """Day of its release, such as `2025-08-28`, if the user gave it."""
 
@@ -67,8 +70,8 @@ class Build:
         return {**asdict(self), "path": str(self.path)}
 
 
-def probe(text: str, environment: Mapping[str, str | None] = {}) -> Build:
-    """Inspect the build that `text` names (see `source.locate`).
+def probe(text: str, environment: Mapping[str, str | None] = {}, isa: str = "") -> Build:
+    """Inspect the build that `text` names (see `source.locate`), emulated if `isa`.
 
     `environment` adds variables to those of its process; None unsets one.
 
@@ -76,20 +79,20 @@ def probe(text: str, environment: Mapping[str, str | None] = {}) -> Build:
         UnavailableError: no such build, or it cannot be tested; names the symbol or layout that does not match, or how
             its process died.
     """
-    path = locate(text)
+    path = locate(text, isa)
     changed = {**os.environ, **environment}
     env = {k: v for k, v in changed.items() if v is not None}
-    worker = Worker("conformance.builds.worker", time_limit=TIME_LIMIT, env=env)
+    worker = Worker("conformance.builds.worker", time_limit=TIME_LIMIT, **start(isa, env))
     try:
         reply, _ = worker.ask({"probe": str(path)})
     except WorkerDiedError as e:  # includes timeouts
         raise UnavailableError(f"build {text}: loading {path} and listing its devices: {e}") from None
     finally:
         worker.close()
-    return _build(text, path, reply)
+    return _build(text, path, reply, isa)
 
 
-def _build(text: str, path: Path, reply: Mapping[str, Any]) -> Build:
+def _build(text: str, path: Path, reply: Mapping[str, Any], isa: str) -> Build:
     return Build(
         text,
         path,
@@ -101,6 +104,7 @@ def _build(text: str, path: Path, reply: Mapping[str, Any]) -> Build:
         tuple(reply["left_out"]),
         tuple(reply["variants"]),
         reply["meta"],
-        reply["server"],
+        reply["server"] and not isa,  # a program cannot start another one under qemu-user
         tuple(reply["architectures"]),
+        isa,
     )

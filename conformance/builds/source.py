@@ -7,17 +7,19 @@ import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Literal
 
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.library import DEVICES, old_api, part
-from conformance.process import Tail, end_group, spawn_command
+from conformance.process import call
 
-from .archive import digest, fresh_folder, is_archive, settle, unpack
+from .archive import cache, digest, fresh_folder, is_archive, settle, unpack
+from .cross import compiled
+from .isa import ISAS, Isa, host, known, machine
 
 FORMS = (
     "a folder or build tree, a library file, an archive (.tar.gz, .tgz, .zip, .whl), an installed distribution, "
@@ -30,6 +32,9 @@ LEVELS = 6
 TIME_LIMIT = 1800.0
 """Time limit of a download in seconds."""
 
+PLATFORMS = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in range(17, 42)))
+"""Platforms of wheels, without the architecture, that run on Debian trixie (glibc 2.41)."""
+
 _PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==v?[0-9][A-Za-z0-9.!+]*", re.ASCII)
 _NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@v?[0-9][A-Za-z0-9.+-]*", re.ASCII)
 _TAG = re.compile(r"(?<=[=@])v(?=[0-9][^@/]*$)")
@@ -40,24 +45,36 @@ _SOURCES = ("ggml/src/ggml.c", "src/ggml.c", "ggml.c")
 """Files beside the CMakeLists.txt of llama.cpp, ggml and their forks."""
 
 
-def locate(text: str) -> Path:
+def locate(text: str, isa: str = "") -> Path:
     """Return the absolute path that `Library` loads for the build `text`, in one of `FORMS`.
 
-    An archive is unpacked and a package downloaded once, into `cache`.
+    An archive is unpacked and a package downloaded once, into `cache`: for the processor `isa`, or for this machine.
 
     Raises:
-        UsageError: a package without an exact version.
-        UnavailableError: no such build, a broken archive, an unknown package, or no library with ggml; says what was
-            searched.
+        UsageError: a package without an exact version, or an unknown processor.
+        UnavailableError: no such build, a broken archive, an unknown package, no library with ggml, or one for another
+            processor; says what was searched.
     """
+    of = known(isa) if isa else None
+    path = _located(text, of)
+    library = (part(path, "ggml") if path.is_dir() else None) or path
+    found, wanted = "" if library.is_dir() else machine(library), of.machine if of else host()
+    if found not in ("", wanted):
+        names = " or ".join(i.name for i in ISAS.values() if i.machine == found)
+        how = f"; name its processor: isa={names} as an option of the backend, or --isa" if names else ""
+        raise UnavailableError(f"build {text}: {library.name} for {wanted} expected, it is for {found}{how}")
+    return path
+
+
+def _located(text: str, isa: Isa | None) -> Path:
     kind, colon, name = text.partition(":")
     if colon and kind in _REGISTRIES:
-        return _inside(unpack(_download(kind, name), cache() / "unpacked"), text)
+        return _inside(unpack(_download(kind, name, isa), cache() / "unpacked"), text, isa)
     path = Path(text).absolute()
     if path.is_dir():
-        return _inside(path, text)
+        return _inside(path, text, isa)
     if path.is_file():
-        return _inside(unpack(path, cache() / "unpacked"), text) if is_archive(path) else path
+        return _inside(unpack(path, cache() / "unpacked"), text, isa) if is_archive(path) else path
     if path.exists():
         raise UnavailableError(f"build {text}: neither file nor folder; {FORMS} expected")
     if (found := _installed(text)) is not None:
@@ -66,12 +83,6 @@ def locate(text: str) -> Path:
     raise UnavailableError(
         f"build {text}: {at}no such file or folder, and no distribution of that name is installed; {FORMS} expected"
     )
-
-
-def cache() -> Path:
-    """Return the cache folder of unpacked and downloaded builds, `ggml-conformance/builds`."""
-    above = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else "")
-    return (Path(above) if above else Path.home() / ".cache") / "ggml-conformance" / "builds"
 
 
 def contents(path: Path) -> str:
@@ -91,14 +102,16 @@ def downloaded() -> list[str]:
     )
 
 
-def _inside(folder: Path, text: str) -> Path:
+def _inside(folder: Path, text: str, isa: Isa | None) -> Path:
     """Return the folder with libggml at or below `folder`, or a library that contains ggml.
 
     Among several folders it prefers one that has llama.cpp too, then one not named `NAME.libs` (by wheel repair tools),
-    then the uppermost, then the first by name.
+    then the uppermost, then the first by name. If there is only source, it is compiled for `isa`.
     """
     libraries = [p for f in _folders(folder) for p in sorted(f.iterdir()) if _is_library(p)]
     found = _choose(libraries)
+    if found is None and isa is not None and (tree := _source(folder)) is not None:
+        return _inside(compiled(tree, isa), text, None)
     if found is None:
         raise UnavailableError(f"build {text}: {_lacks(folder, libraries)}")
     return found
@@ -109,12 +122,16 @@ def _lacks(folder: Path, libraries: Sequence[Path]) -> str:
     old = max((p for p in libraries if _names(p, _ANY_AGE)), key=lambda p: p.stat().st_size, default=None)
     if old is not None:
         return old_api(f"{old.relative_to(folder)}", DEVICES)
-    trees = (f for f in _folders(folder) if (f / "CMakeLists.txt").is_file())
-    for tree in trees:
-        if any((tree / name).is_file() for name in _SOURCES):
-            cmake = f"cmake -S {tree} -B build -DBUILD_SHARED_LIBS=ON && cmake --build build -j"
-            return f"only source in {folder}; build it with `{cmake}`, and name the folder build"
+    if (tree := _source(folder)) is not None:
+        cmake = f"cmake -S {tree} -B build -DBUILD_SHARED_LIBS=ON && cmake --build build -j"
+        return f"only source in {folder}; build it with `{cmake}`, and name the folder build"
     return f"no libggml, and no library with {DEVICES}, in {folder} or {LEVELS} levels below"
+
+
+def _source(folder: Path) -> Path | None:
+    """Return the source tree of llama.cpp or ggml at or below `folder`; None if there is none."""
+    trees = (f for f in _folders(folder) if (f / "CMakeLists.txt").is_file())
+    return next((t for t in trees if any((t / name).is_file() for name in _SOURCES)), None)
 
 
 def _choose(libraries: Sequence[Path]) -> Path | None:
@@ -159,11 +176,14 @@ def _installed(name: str) -> Path | None:
     return found
 
 
-def _pip(name: str) -> list[str]:
+def _pip(name: str, isa: Isa | None) -> Iterator[list[str]]:
     if not _PYPI.fullmatch(name):
         raise UsageError(f"build pypi:{name}: NAME==VERSION expected, with an exact version")
-    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet"]
-    return [sys.executable, "-m", "pip", "download", *options, name]
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    tags = [] if isa is None else [f"{tag}_{isa.machine}" for tag in PLATFORMS]
+    yield [*pip, "--only-binary", ":all:", *(w for t in tags for w in ("--platform", t)), name]
+    if isa is not None:
+        yield [*pip, "--no-binary", ":all:", name]
 
 
 def _only_source(name: str, folder: Path) -> str:
@@ -178,28 +198,32 @@ def _only_source(name: str, folder: Path) -> str:
     )
 
 
-def _npm(name: str) -> list[str]:
+def _npm(name: str, _: Isa | None) -> Iterator[list[str]]:
     if not _NPM.fullmatch(name):
         raise UsageError(f"build npm:{name}: NAME@VERSION expected, with an exact version")
     npm = shutil.which("npm")
     if npm is None:
         raise UnavailableError(f"build npm:{name}: npm is not installed here; install it, or name the package's .tgz")
-    return [npm, "pack", "--loglevel=error", name]
+    yield [npm, "pack", "--loglevel=error", name]
 
 
-_REGISTRIES: dict[str, Callable[[str], list[str]]] = {"pypi": _pip, "npm": _npm}
-"""Prefix before the colon -> the command that downloads a package to the current directory."""
+_REGISTRIES: dict[str, Callable[[str, Isa | None], Iterator[list[str]]]] = {"pypi": _pip, "npm": _npm}
+"""Prefix before the colon -> commands to try, to download a package to the current folder."""
 
 
-def _download(kind: str, name: str) -> Path:
+def _download(kind: str, name: str, isa: Isa | None = None) -> Path:
     """Return a package's archive, downloaded once; UnavailableError has the client's message."""
     name = _TAG.sub("", name)
-    command = _REGISTRIES[kind](name)
-    folder = cache() / kind / name.replace("/", "+")
+    commands = _REGISTRIES[kind](name, isa)
+    first = next(commands)
+    folder = cache() / (f"{kind}-{isa.machine}" if isa else kind) / name.replace("/", "+")
     if not folder.is_dir():
         with fresh_folder(folder.parent) as made:
-            said = _call(command, made, "stderr")
-            if not any(map(is_archive, made.iterdir())):
+            for command in chain([first], commands):
+                said = _call(command, made, "stderr")
+                if any(map(is_archive, made.iterdir())):
+                    break
+            else:
                 how = _only_source(name, made) if kind == "pypi" else ""
                 raise UnavailableError(f"build {kind}:{name}: {how or f'it cannot be downloaded: {said}'}")
             settle(made, folder)
@@ -208,12 +232,6 @@ def _download(kind: str, name: str) -> Path:
 
 def _call(command: Sequence[str], folder: Path, name: Literal["stdout", "stderr"]) -> str:
     """Run a registry client in `folder`; return its errors in a stream, or else the last lines."""
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    child = spawn_command(command, cwd=folder, **{**streams, name: subprocess.PIPE})
-    stream = cast("BinaryIO", getattr(child, name))
-    tail = Tail(stream)
-    end_group(child, TIME_LIMIT)
-    tail.join(1.0)
-    stream.close()
-    errors = [line for line in tail.lines if "rror" in line or "ERR" in line]
-    return " / ".join(errors or tail.lines[-2:]) or f"its client ended with {child.returncode}"
+    code, lines = call(command, folder, name, seconds=TIME_LIMIT)
+    errors = [line for line in lines if "rror" in line or "ERR" in line]
+    return " / ".join(errors or lines[-2:]) or f"its client ended with {code}"

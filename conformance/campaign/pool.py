@@ -170,7 +170,7 @@ def _devices(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:
 def _in_software(spec: Spec, device: str) -> bool:
     build = dict(registry.resolve(spec).options).get("lib")
     try:
-        found = probe(build, registry.environment(spec)).devices if build else ()
+        found = probe(build, registry.environment(spec), registry.isa_of(spec)).devices if build else ()
     except (UnavailableError, UsageError):  # the workers refuse it with the same message
         return False
     return any(d.name == device and d.software for d in found)

@@ -13,11 +13,12 @@ from pathlib import Path
 import click
 
 from conformance import shipped
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, isa_of
 from conformance.builds.build import Build, probe
 from conformance.case.case import JSON
 from conformance.cli.options import (
     BUDGET,
+    ISA,
     ExistingFile,
     Folder,
     complete_build,
@@ -80,6 +81,7 @@ def build() -> None:
 @click.argument("new", shell_complete=complete_build)
 @click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="Build to compare with.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
+@ISA
 @BUDGET.click(default="30m", show_default=True)
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and the run file to DIR.")
@@ -89,6 +91,7 @@ def build_test(
     new: str,
     old: str | None,
     devices: Sequence[str],
+    isa: str | None,
     budget: float,
     level: Level,
     output: Path | None,
@@ -102,7 +105,7 @@ def build_test(
     """
     paths = [made(output)] if output else []
     paths += [json_path] if json_path else []
-    it = _tested((new, old), devices, budget, level, isolation, paths)
+    it = _tested((new, old), devices, budget, level, isolation, paths, isa=isa or "")
     for path in (*paths[:1], *write_page(output, paths[:1])) if output else ():
         line(f"{path}: written")
     leave(it.outcome())
@@ -117,6 +120,7 @@ def _tested(
     paths: Sequence[Path],
     released: str = "",
     counted: Sequence[Unit] = (),
+    isa: str = "",
 ) -> Release:
     """Test a build against another, or alone, and write its record."""
     new, old = names
@@ -124,7 +128,7 @@ def _tested(
     ends = time.monotonic() + (1 - REPORTING) * budget
     for text in begin(paths):
         line(text, err=True)
-    builds = replace(_probe(new), released=released), None if old is None else _probe(old)
+    builds = replace(_probe(new, isa), released=released), None if old is None else _probe(old, isa)
     isolation = replace(isolation, until=ends)
     it = _release(*builds, devices, budget, level, isolation, *paths[:1])
     with Progress().of(begun):
@@ -179,11 +183,11 @@ def build_state(
     leave(Outcome.of(Why.MISSING, failed) + interrupted)
 
 
-def _probe(text: str) -> Build:
+def _probe(text: str, isa: str = "") -> Build:
     """Inspect a build, including a Vulkan driver that runs on the CPU if it has no other."""
-    line(f"inspecting {text}", err=True)
-    found = probe(text)
-    if not any(d.name.startswith("Vulkan") for d in found.devices):
+    line(f"inspecting {text}{' on ' * bool(isa)}{isa}", err=True)
+    found = probe(text, isa=isa)
+    if not isa and not any(d.name.startswith("Vulkan") for d in found.devices):
         again = probe(text, VULKAN)
         if len(again.devices) > len(found.devices):
             os.environ.update(VULKAN)
@@ -281,7 +285,7 @@ def build_bisect(
         if cause in BY_ID:
             check_callgrind()
             run = halving.Counting(Bench(runner, isolation), BY_ID[cause]).run
-        tried = halving.bisect(case_id, spec, [probe(n) for n in names], run, _tried)
+        tried = halving.bisect(case_id, spec, [probe(n, isa=isa_of(spec)) for n in names], run, _tried)
     line(tried.sentence())
     if json_path:
         rows: list[JSON] = [{"build": t.build.name, **t.result.to_json()} for t in tried.tried]

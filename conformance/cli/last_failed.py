@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from conformance.builds import source
+from conformance.builds.archive import cache
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result
 from conformance.report.runfile import write_json
@@ -21,7 +21,7 @@ Failed = dict[str, list[str]]
 def file() -> Path:
     """Return the working directory's file in the user's cache folder; OSError without one."""
     name = hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]
-    return source.cache().with_name("failed") / f"{name}.json"
+    return cache().with_name("failed") / f"{name}.json"
 
 
 def read() -> Failed:

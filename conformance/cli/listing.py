@@ -43,9 +43,17 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
               help="Format of cases: ids, or ops for test-backend-ops.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", default="", help="Build whose op numbers are used; default: the wheel's.")
 @click.option("-o", "--output", type=options.File, metavar="FILE", help="Write the ops for test-backend-ops to FILE.")
+@options.ISA
 @json_option
 def list_(
-    what: str, names: Sequence[str], chosen: Chosen, form: str, lib: str, output: Path | None, json_path: Path | None
+    what: str,
+    names: Sequence[str],
+    chosen: Chosen,
+    form: str,
+    lib: str,
+    output: Path | None,
+    isa: str | None,
+    json_path: Path | None,
 ) -> None:
     """List backends (default), case ids or builds of llama.cpp.
 
@@ -55,7 +63,7 @@ def list_(
     if what == "cases":
         _cases(names, chosen, lib if form == "test-file" else None, output, json_path)
     elif what == "builds":
-        _builds(names, json_path)
+        _builds(names, isa or "", json_path)
     else:
         _backends(names, json_path)
 
@@ -108,7 +116,7 @@ def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path |
         write_json(json_path, {"schema": 1, "cases": ids})
 
 
-def _builds(names: Sequence[str], json_path: Path | None) -> None:
+def _builds(names: Sequence[str], isa: str, json_path: Path | None) -> None:
     """Print version, devices, features and missing functions of each build."""
     if not names:
         raise UsageError("list builds: BUILD expected, such as a folder of libraries or pypi:NAME==VERSION")
@@ -116,7 +124,7 @@ def _builds(names: Sequence[str], json_path: Path | None) -> None:
     refused: dict[str, str] = {}
     for name in dict.fromkeys(names):
         try:
-            fit.append(probe(name))
+            fit.append(probe(name, isa=isa))
         except UnavailableError as e:
             refused[name] = str(e)
     if fit:

@@ -269,7 +269,7 @@ def _load(model: Path, arch: str, cpu: Device, time_limit: float) -> LlamaProces
 def _device(spec: Spec) -> Device:
     """Return the device for a spec; by default the library's CPU with repacked weights."""
     found = device(spec)
-    return found if found.device else Device(found.name, found.lib, "CPU", found.environment)
+    return found if found.device else replace(found, device="CPU")
 
 
 def _prompt(llama: LlamaProcess, prompt: str | None, tokens: str | None) -> list[int]:

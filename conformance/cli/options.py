@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
+from conformance.builds.isa import ISAS
 from conformance.builds.source import downloaded
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
@@ -181,6 +182,7 @@ UNIT = Option("--unit", "unit_globs", "Work units to time, repeatable; default: 
 ROUNDS = Option("--rounds", "rounds", "Repetitions per work unit, after the warm-up; default: the level's.",
                 click.IntRange(min=1), "N")  # fmt: skip
 PERF = Option("--perf", "perf", "Time backends; each case must pass first.", click.BOOL)
+ISA = click.option("--isa", type=click.Choice(list(ISAS)), help="Emulate this processor; see docs/builds.md.")
 PERF_COUNT = Option("--perf-count", "perf_count", "Also count instructions and cache misses.", click.BOOL)
 
 AGAINST = Option("--against", "against",

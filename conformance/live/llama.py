@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.backend.registry import Spec, environment, resolve
+from conformance.backend.registry import Spec, environment, isa_of, resolve
+from conformance.builds.emulator import start
 from conformance.builds.source import locate
 from conformance.ggml.errors import (
     BackendCrashError,
@@ -18,6 +19,7 @@ from conformance.ggml.errors import (
     BackendTimeoutError,
     ConformanceError,
     UnavailableError,
+    UsageError,
 )
 from conformance.ggml.lib.llama import find_llama
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
@@ -52,6 +54,13 @@ class Device:
     """Variables of its process that differ from our environment; None unsets one."""
     rpc: str = ""
     """RPC server of the device: `HOST:PORT`, or `loopback` to start one of this build."""
+    isa: str = ""
+    """The emulated processor; "" for this machine's."""
+
+    def process(self, variables: Mapping[str, str] = {}) -> dict[str, Any]:
+        """Return the arguments of a `Worker` with the library: interpreter and environment."""
+        every = {**os.environ, **ENVIRONMENT, **variables, **self.environment}
+        return start(self.isa, {k: v for k, v in every.items() if v is not None})
 
     @property
     def asked(self) -> dict[str, str]:
@@ -78,13 +87,16 @@ def device(spec: Spec) -> Device:
     options = dict(whole.options)
     if whole.name != GGML:
         raise UnavailableError(f"{spec}: llama.cpp runs on ggml's own backends only: --backend with the adapter {GGML}")
-    lib = llama_of(options.get("lib"))
-    return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""))
+    isa = isa_of(spec)
+    if isa and not options.get("lib"):
+        raise UsageError(f"{spec}: with isa={isa} a build for it expected: lib=BUILD")
+    lib = llama_of(options.get("lib"), isa)
+    return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""), isa)
 
 
-def llama_of(build: str | None) -> str:
+def llama_of(build: str | None, isa: str = "") -> str:
     """Return the llama.cpp library of a build; "" for the wheel's."""
-    return str(find_llama(locate(build))) if build else ""
+    return str(find_llama(locate(build, isa))) if build else ""
 
 
 class Process:
@@ -126,10 +138,8 @@ class Process:
         if self._worker is None:
             if self._limits.left() <= 0:
                 raise BackendTimeoutError("the time of the run is over")
-            variables = {**os.environ, **ENVIRONMENT, **self._device.environment}
-            env = {k: v for k, v in variables.items() if v is not None}
-            limits = self._limits
-            self._worker = Worker(self._service, time_limit=limits.time_limit, env=env, emulated=limits.emulated)
+            limits, process = self._limits, self._device.process()
+            self._worker = Worker(self._service, time_limit=limits.time_limit, emulated=limits.emulated, **process)
             try:
                 reply = self._worker.ask({"load": asdict(self._load), **self._device.asked}, left=limits.left())[0]
             except WorkerDiedError:

@@ -12,7 +12,6 @@ from the results of two builds, and any build can run them.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +40,7 @@ from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Key, Level, keys, read_keys, split_id, text, without, word
-from conformance.suite.zoo.family import ENVIRONMENT, Request, prepare, read
+from conformance.suite.zoo.family import Request, prepare, read
 
 from .llama import GGML, Device, Models, device, read_id
 
@@ -199,9 +198,8 @@ def measure(request: Request, device: Device, limits: Isolation | None = None, *
     limits = limits or Isolation(_TIME)
     if limits.left() <= 0:
         raise BackendTimeoutError("the time of the run is over")
-    variables = {**os.environ, **ENVIRONMENT, **_FIXED, **device.environment}
-    env = {k: v for k, v in variables.items() if v is not None}
-    worker = Worker("conformance.live.worker", time_limit=limits.time_limit, env=env, emulated=limits.emulated)
+    process = device.process(_FIXED)
+    worker = Worker("conformance.live.worker", time_limit=limits.time_limit, emulated=limits.emulated, **process)
     asked = {"memory": asdict(replace(request, lib=device.lib)), "grows": grows, **device.asked}
     try:
         found: dict[str, Any] = worker.ask(asked, left=limits.left())[0]

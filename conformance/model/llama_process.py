@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from conformance.ggml.errors import UsageError
 from conformance.live.llama import Device
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import resident
-from conformance.suite.zoo.family import ENVIRONMENT, Request
+from conformance.suite.zoo.family import Request
 
 F32 = NDArray[np.float32]
 CELLS = 256
@@ -143,9 +142,7 @@ class LlamaProcess:
             provenance={"model": model.name},
         )
         self._model = model
-        variables = {**os.environ, **ENVIRONMENT, **device.environment}
-        env = {k: v for k, v in variables.items() if v is not None}
-        self._worker = Worker("conformance.model.worker", time_limit=time_limit, env=env)
+        self._worker = Worker("conformance.model.worker", time_limit=time_limit, **device.process())
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-model-")
         try:
             about = self._ask({"load": asdict(self._request), **device.asked})

@@ -10,7 +10,7 @@ Every process of this project is started here. Such a process
 """
 
 from .spawn import Child, end_group, interrupt, is_traced, spawn, spawn_command, words, worker_pid
-from .worker import Tail, Worker, WorkerDiedError, WorkerTimeoutError
+from .worker import Tail, Worker, WorkerDiedError, WorkerTimeoutError, call
 
 __all__ = [
     "Child",
@@ -18,6 +18,7 @@ __all__ = [
     "Worker",
     "WorkerDiedError",
     "WorkerTimeoutError",
+    "call",
     "end_group",
     "interrupt",
     "is_traced",

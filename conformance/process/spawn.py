@@ -108,9 +108,9 @@ def spawn_command(
     return _start([sys.executable, "-I", "-S", LAUNCHER], ["", "command", *command], env, pass_fds, **popen)
 
 
-def words(module: str) -> list[str]:
+def words(module: str, interpreter: Sequence[str] = ()) -> list[str]:
     """Return the command that runs a module like `spawn`, without a supervisor."""
-    return [sys.executable, LAUNCHER, "", ROOT, "module", module]
+    return [*(interpreter or [sys.executable]), LAUNCHER, "", ROOT, "module", module]
 
 
 def _start(

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, cast
+from typing import IO, Any, BinaryIO, Final, Literal, cast
 
 from conformance.ggml.errors import BY_NAME, BackendError, CaseFileError, ConformanceError
 
@@ -274,6 +274,25 @@ def _read(stream: IO[bytes], data: bytearray, sink: Callable[[bytes], None] | No
                 sink(chunk)
 
 
+def call(
+    command: Sequence[str],
+    folder: Path,
+    name: Literal["stdout", "stderr"],
+    env: Mapping[str, str] | None = None,
+    *,
+    seconds: float,
+) -> tuple[int, list[str]]:
+    """Run a program in `folder`, for at most `seconds`; return its exit code and last lines."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = spawn_command(command, cwd=folder, env=env, **{**streams, name: subprocess.PIPE})
+    stream = cast("BinaryIO", getattr(child, name))
+    tail = Tail(stream)
+    end_group(child, seconds)
+    tail.join(1.0)
+    stream.close()
+    return child.returncode, tail.lines
+
+
 class Worker:
     """A service in a child process, ended when this object is collected or at exit.
 
@@ -291,6 +310,7 @@ class Worker:
         patience: seconds to wait for its end on `close`.
         parse: parses the JSON of a reply; raises ValueError if invalid.
         under: the words of a command that runs the service, such as a profiler; not with `python`.
+        interpreter: the words of a command that is the Python of another, emulated processor; empty for ours.
     """
 
     def __init__(
@@ -307,14 +327,15 @@ class Worker:
         parse: Callable[[bytearray], Any] = json.loads,
         under: Sequence[str] = (),
         emulated: bool = False,
+        interpreter: Sequence[str] = (),
     ) -> None:
         self.time_limit = time_limit
-        self.emulated = emulated
+        self.emulated = emulated or bool(interpreter)
         self.death = ""
         """How the child ended, for a message; empty while it lives."""
         start = partial(spawn, service, args, python=python)
-        if under:
-            start = partial(spawn_command, [*under, *words(str(service)), *args])
+        if under or interpreter:
+            start = partial(spawn_command, [*under, *words(str(service), interpreter), *args])
         pipe = subprocess.PIPE
         self._child = start(env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         self._tail = Tail(cast("BinaryIO", self._child.stderr))

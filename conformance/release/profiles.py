@@ -12,8 +12,9 @@ from pathlib import Path
 
 from conformance.backend.profile import Profile
 from conformance.backend.registry import Spec
+from conformance.builds.archive import cache
 from conformance.builds.build import Build
-from conformance.builds.source import cache, contents
+from conformance.builds.source import contents
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import BackendTimeoutError, ConformanceError, UsageError
 from conformance.run import learn

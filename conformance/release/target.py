@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import ISA, Spec
 from conformance.builds.build import Build, DeviceOf
 from conformance.ggml.errors import UsageError
 
@@ -133,4 +133,5 @@ def _of_device(device: DeviceOf) -> Iterator[Setup]:
 def _spec(build: Build, options: Mapping[str, str]) -> Spec:
     """Return the spec of a build under the user's name for it."""
     here = Path(build.name)
-    return Spec(ADAPTER, (("lib", str(here.absolute()) if here.exists() else build.name), *options.items()))
+    lib = ("lib", str(here.absolute()) if here.exists() else build.name)
+    return Spec(ADAPTER, (lib, *options.items(), *((ISA, i) for i in [build.isa] if i)))

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import zipfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no 
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of builds that is this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return source.cache()
+    return archive.cache()
 
 
 def tar(path: Path, *members: tuple[str, bytes | str]) -> Path:
@@ -234,13 +234,13 @@ def test_a_package_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.Monkey
     }
     calls: list[str] = []
 
-    def client(name: str) -> list[str]:
+    def client(name: str, _: object) -> Iterator[list[str]]:
         calls.append(name)
-        return commands[name]
+        yield commands[name]
 
     monkeypatch.setitem(source._REGISTRIES, "npm", client)
     first = locate("npm:pkg@1.0")
-    monkeypatch.setattr(source, "spawn_command", lambda *_, **__: pytest.fail("a second download"))
+    monkeypatch.setattr(source, "call", lambda *_, **__: pytest.fail("a second download"))
     assert locate("npm:pkg@1.0") == locate("npm:pkg@v1.0") == first
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))

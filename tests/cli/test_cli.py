@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
 from conformance.backend.registry import Spec
-from conformance.builds.source import cache
+from conformance.builds.archive import cache
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main

@@ -345,7 +345,7 @@ class Library:
         There is none if the CPU is built into ggml. They stay loaded, so `cpu_traits` is of no use afterwards.
         """
         paths = sorted(self.plugins.glob(f"lib{_VARIANT}*.so"))
-        return [path.name.removeprefix(f"lib{_VARIANT}").partition(".")[0] for path in paths if _runs_here(path)]
+        return [path.stem.removeprefix(f"lib{_VARIANT}") for path in paths if _runs_here(path)]
 
     def load_variant(self, name: str) -> None:
         """Load the CPU library called `name` even if another one fits this processor better.

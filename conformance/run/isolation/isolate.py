@@ -27,6 +27,8 @@ from conformance.backend.registry import (
     environment,
     installed,
     is_provided,
+    isa_of,
+    located,
     pack,
     resolve,
 )
@@ -78,9 +80,9 @@ MOST = 1 << 20
 
 
 def runs_here(spec: Spec) -> bool:
-    """Return True if a backend has no own process: the reference without `env.`, or a scheduler."""
+    """Return True for a scheduler, and the reference without `env.` and `isa`."""
     name = resolve(spec).name
-    return is_provided(name) or (name == REFERENCE and not environment(spec))
+    return is_provided(name) or (name == REFERENCE and not environment(spec) and not isa_of(spec))
 
 
 def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = False) -> Backend:
@@ -94,8 +96,8 @@ def open_backend(spec: Spec, workers: Workers | None = None, *, own: bool = Fals
         BackendError: it did not open in time, or its description has wrong types.
     """
     name = resolve(spec).name
-    if is_provided(name) and environment(spec):
-        raise UsageError(f"{spec}: set the variables of its devices instead: NAME:env.VARIABLE=VALUE")
+    if is_provided(name) and (environment(spec) or isa_of(spec)):
+        raise UsageError(f"{spec}: set the variables and isa of its devices instead: NAME:env.VARIABLE=VALUE")
     if not runs_here(spec) or (own and not is_provided(name)):
         entry_of(name)
         return IsolatedBackend(spec, workers)
@@ -118,15 +120,16 @@ class _Process:
 
     def __init__(self, spec: Spec, workers: Workers) -> None:
         self._name, self._workers, limits = str(spec), workers, workers.isolation
+        isa = isa_of(spec)
         self.worker = Worker(
             "conformance.run.isolation.worker",
-            [self._name, json.dumps(pack()), json.dumps(installed())],
+            [str(located(spec)) if isa else self._name, json.dumps(pack()), json.dumps(installed())],
             time_limit=limits.time_limit,
             memory_limit=default_limit() if limits.memory_limit is None else limits.memory_limit,
-            env=_environment(spec),
             parse=_parse,
             under=limits.under,
             emulated=limits.emulated,
+            **_start(isa, _environment(spec)),
         )
         self._left = inf
         self.hello: _Reply = {}
@@ -215,6 +218,14 @@ class Workers:
         for process in itertools.chain.from_iterable(self._waiting.values()):
             process.worker.close()
         self._waiting.clear()
+
+
+def _start(isa: str, env: Mapping[str, str] | None) -> dict[str, Any]:
+    if not isa:
+        return {"env": env}
+    from conformance.builds.emulator import start  # noqa: PLC0415  # archives: few runs emulate
+
+    return start(isa, env)
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:

@@ -26,7 +26,7 @@ import numpy as np
 from conformance import shipped
 from conformance.backend.interface import describe
 from conformance.backend.registry import adapter
-from conformance.builds import source
+from conformance.builds import archive
 from conformance.case import codec
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
@@ -56,7 +56,7 @@ def folder() -> Path | None:
     """Return the cache folder: `PLACE`, or `expected` in the user's caches; None for no cache."""
     said = os.environ.get(PLACE)
     if said is None:
-        return source.cache().parent / "expected"
+        return archive.cache().parent / "expected"
     return Path(said) if said else None
 
 

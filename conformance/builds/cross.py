@@ -1,0 +1,77 @@
+"""Compile ggml for another processor with Zig, which brings the C and C++ libraries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conformance.ggml.errors import UnavailableError
+from conformance.process import call
+
+from .archive import cache, is_archive, unpack
+from .isa import Isa
+
+ZIG = "ziglang==0.17.1"
+"""The wheel of the compiler."""
+OPTIONS = (
+    "CMAKE_BUILD_TYPE=Release", "CMAKE_SYSTEM_NAME=Linux", "BUILD_SHARED_LIBS=ON", "GGML_NATIVE=OFF", "GGML_OPENMP=OFF",
+    "LLAMA_BUILD_APP=OFF", "LLAMA_BUILD_COMMON=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF",
+    "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_TOOLS=OFF", "LLAMA_CURL=OFF",
+)  # fmt: skip
+TIME_LIMIT = 7200.0
+"""Time limit in seconds of the compilation."""
+_WRAPPER = """\
+#!/bin/sh
+# Zig takes a processor as -mcpu only
+for word do
+    shift
+    case $word in -march=*|-mabi=*) ;; *) set -- "$@" "$word" ;; esac
+done
+exec {zig} {tool} {options} "$@"
+"""
+
+
+def compiled(tree: Path, isa: Isa) -> Path:
+    """Return a build tree, in the cache, of the ggml in the source `tree`, compiled for `isa`.
+
+    It is compiled again only where the source changed. UnavailableError has the last lines of the failed program.
+    """
+    if shutil.which("cmake") is None:
+        raise UnavailableError(f"{tree}: cmake expected, to compile it for {isa.name}; install it (pip install cmake)")
+    folder = cache() / "cross" / f"{hashlib.sha256(str(tree).encode()).hexdigest()[:16]}-{isa.name}"
+    tools = folder / "tools"
+    tools.mkdir(parents=True, exist_ok=True)
+    zig = _zig()
+    target = f"-target {isa.machine}-linux-gnu -mcpu={isa.target}"
+    for tool, options in (("cc", target), ("c++", target), ("ar", ""), ("ranlib", "")):
+        (tools / tool).write_text(_WRAPPER.format(zig=shlex.quote(str(zig)), tool=tool, options=options), "utf-8")
+        (tools / tool).chmod(0o755)
+    chosen = {"C_COMPILER": "cc", "CXX_COMPILER": "c++", "AR": "ar", "RANLIB": "ranlib"}
+    words = [f"-D{o}" for o in (*OPTIONS, f"CMAKE_SYSTEM_PROCESSOR={isa.machine}")]
+    words += [f"-DCMAKE_{key}={tools / tool}" for key, tool in chosen.items()]
+    env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1), **os.environ}
+    _run(["cmake", "-S", str(tree), "-B", str(folder / "build"), *words], folder, env)
+    _run(["cmake", "--build", str(folder / "build"), "--target", "ggml"], folder, env)
+    return folder / "build"
+
+
+def _zig() -> Path:
+    """Return the compiler, downloaded once."""
+    folder = cache() / "cross" / ZIG
+    if not any(map(is_archive, folder.glob("*"))):
+        folder.mkdir(parents=True, exist_ok=True)
+        _run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", ZIG], folder, os.environ)
+    zig = unpack(next(p for p in folder.iterdir() if is_archive(p)), cache() / "unpacked") / "ziglang" / "zig"
+    zig.chmod(0o755)
+    return zig
+
+
+def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    code, said = call(command, folder, "stderr", env, seconds=TIME_LIMIT)
+    if code:
+        raise UnavailableError(f"{shlex.join(command)}: {' / '.join(said) or f'exit status {code}'}")

@@ -1,0 +1,147 @@
+"""Set up qemu-user with a Python for another processor, and run worker processes in it.
+
+Both are packages of Debian, unpacked once into the user's cache: no root, and nothing is installed. apt checks their
+signatures; its state lies in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from conformance.ggml.errors import UnavailableError
+from conformance.process import call
+
+from .archive import cache, fresh_folder, settle
+from .isa import ISAS, Isa, host, known
+
+SUITE = "trixie"
+"""The first release of Debian with riscv64."""
+MIRROR = "CONFORMANCE_DEBIAN"
+"""Variable with the address of a Debian mirror, for a system whose own apt names none."""
+TIME_LIMIT = 1800.0
+"""Time limit in seconds of a command of apt or dpkg."""
+PACKAGES = ("python3-numpy", "libgomp1", "libstdc++6")
+"""Packages that a worker needs; apt adds their dependencies."""
+_DEBIAN = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64"}
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_DROPPED = ("PYTHON", "LD_")
+"""Prefixes of variables that name files of this processor."""
+
+
+def start(isa: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the arguments that let a `Worker` run on `isa`; only its environment if "".
+
+    The first use sets the emulator up (`folders`), which downloads 100 MB.
+
+    Raises:
+        UsageError: an unknown processor.
+        UnavailableError: apt is missing, or a package cannot be downloaded.
+    """
+    if not isa:
+        return {"env": env}
+    of = known(isa)
+    return {"interpreter": _words(of), "env": _environment(of, os.environ if env is None else env)}
+
+
+def folders(isa: str) -> tuple[Path, Path]:
+    """Return where qemu and the files for `isa` are, once they are unpacked."""
+    return _home() / f"{SUITE}-qemu", _home() / f"{SUITE}-{known(isa).debian}"
+
+
+def _home() -> Path:
+    return cache().with_name("emulator")
+
+
+def _words(isa: Isa) -> list[str]:
+    """Return the command that is the Python of `isa`; set it up if needed."""
+    qemu, root = folders(isa.name)
+    if not qemu.is_dir():
+        with _unpacked(_DEBIAN.get(host(), host()), "qemu-user") as made:
+            kept = made.with_name("kept")
+            kept.mkdir()
+            for name in {i.machine for i in ISAS.values()}:
+                (made / "usr" / "bin" / f"qemu-{name}").rename(kept / f"qemu-{name}")
+            settle(kept, qemu)
+    if not root.is_dir():
+        with _unpacked(isa.debian, *PACKAGES) as made:
+            if not (made / "lib").exists():
+                (made / "lib").symlink_to("usr/lib")
+            settle(made, root)
+    return [f"{qemu}/qemu-{isa.machine}", "-cpu", isa.cpu, "-L", str(root), f"{root}/usr/bin/python3"]
+
+
+def _environment(isa: Isa, env: Mapping[str, str]) -> dict[str, str]:
+    _, root = folders(isa.name)
+    libraries = f"/usr/lib/{isa.machine}-linux-gnu"  # qemu looks for it in `root`
+    kept = {k: v for k, v in env.items() if not k.startswith(_DROPPED)}
+    return {
+        **kept,
+        "LD_LIBRARY_PATH": f"{libraries}/blas:{libraries}/lapack",  # where update-alternatives would link them
+        "PYTHONPYCACHEPREFIX": f"{root}.pyc",
+    }
+
+
+@contextmanager
+def _unpacked(architecture: str, *packages: str) -> Iterator[Path]:
+    """Unpack Debian packages and their dependencies into a folder that is removed afterwards."""
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise UnavailableError(
+            f"emulator: apt-get and dpkg-deb expected, to download {', '.join(packages)} for {architecture}; "
+            "use Debian or Ubuntu, or a container of one"
+        )
+    with fresh_folder(_home()) as made:
+        apt, root = _apt(made / "apt", architecture), made / "root"
+        _run([*apt, "update"], made)
+        _run([*apt, "--yes", "--download-only", "--no-install-recommends", "install", *packages], made)
+        root.mkdir()
+        for deb in sorted((made / "apt" / "archives").glob("*.deb")):
+            _run(["dpkg-deb", "-x", str(deb), str(root)], made)
+        yield root
+
+
+def _apt(state: Path, architecture: str) -> list[str]:
+    """Return a command of apt with its own state and sources, which needs no root."""
+    (state / "lists" / "partial").mkdir(parents=True)
+    (state / "archives" / "partial").mkdir(parents=True)
+    (state / "status").touch()
+    signed = f" [signed-by={_KEYRING}]" if _KEYRING.exists() else ""
+    (state / "sources.list").write_text(f"deb{signed} {_mirror(state)} {SUITE} main\n", "utf-8")
+    options = {
+        "APT::Architecture": architecture,
+        "APT::Architectures": architecture,
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "1",
+        "Dir::Cache": state,
+        "Dir::Etc::sourcelist": state / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State": state,
+        "Dir::State::status": state / "status",
+    }
+    return ["apt-get", *(word for k, v in options.items() for word in ("-o", f"{k}={v}"))]
+
+
+def _mirror(folder: Path) -> str:
+    """Return the address of a Debian mirror: the user's, or the one that this system uses."""
+    if chosen := os.environ.get(MIRROR):
+        return chosen
+    _, said = call(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],
+        folder,
+        "stdout",
+        seconds=TIME_LIMIT,
+    )
+    for address in said:
+        if address.rstrip("/").endswith("/debian"):
+            return address
+    raise UnavailableError(f"emulator: no Debian mirror among the sources of apt; set {MIRROR} to the address of one")
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    code, said = call(command, folder, "stderr", seconds=TIME_LIMIT)
+    if code:
+        raise UnavailableError(f"emulator: {command[0]} failed: {' / '.join(said) or f'exit status {code}'}")
