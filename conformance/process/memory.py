@@ -7,6 +7,7 @@ still counts reserved heaps.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,25 +62,19 @@ def held_below(pid: int, enough: int) -> int | None:
     return held if len(pids) == 1 or held <= enough else sum(_proportional(p) for p in pids)
 
 
-def used_below(pid: int) -> float:
-    """Return the seconds of processor time of `pid` and all processes below it; 0 if unknown."""
-    try:
-        return sum(map(_used, [pid, *_below(pid)]))
-    except psutil.Error:
-        return 0.0
+def used_below(pid: int) -> dict[tuple[int, int], float]:
+    """Return the processor seconds of each thread of `pid` and of all processes below it."""
+    used: dict[tuple[int, int], float] = {}
+    with suppress(psutil.Error):
+        for p in (pid, *_below(pid)):
+            with suppress(psutil.Error):
+                used |= {(p, t.id): t.user_time + t.system_time for t in psutil.Process(p).threads()}
+    return used
 
 
 def _below(pid: int) -> list[int]:
     # /proc lists the children of a process; psutil scans every process of the machine
     return descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]
-
-
-def _used(pid: int) -> float:
-    """Return the processor time of a process and of its children that have ended."""
-    try:
-        return float(sum(psutil.Process(pid).cpu_times()[:4]))  # Linux adds time that it waited for disks
-    except psutil.Error:
-        return 0.0
 
 
 def _proportional(pid: int) -> int:
