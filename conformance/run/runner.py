@@ -35,7 +35,7 @@ from conformance.suite.relations import relation
 
 from . import cost, judgement, live, locate, recorded, relate, stored
 from .execute import Execution, StepValues, execute
-from .isolation.isolate import Isolation, Workers, open_backend
+from .isolation.isolate import IsolatedBackend, Isolation, Workers, open_backend
 from .oracle import Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.handover import Scheduler
 from .session import failures, select
@@ -344,7 +344,13 @@ class Runner:
 
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
+            is_doubtful = isinstance(backend, IsolatedBackend) and backend.is_doubtful(case)
             result = self._execute_and_judge(spec, backend, case)
+            died = "" if result.error is None else result.error.died
+            if is_doubtful and result.verdict is Verdict.CRASH and died.startswith("SIG"):
+                result = self._execute_and_judge(spec, backend, case)
+                if result.verdict is not Verdict.CRASH:
+                    result = result.noted(f"a process that earlier cases had used died ({died}), a new one did not")
             self._replace_damaged(spec, case, result)
             if result.golden is Golden.DIFFERS and result.unlocated:
                 return result  # the backend agrees with the reference

@@ -67,7 +67,15 @@ def abort(_):
     os.write(2, b"evil.c:7: GGML_ASSERT(good) failed\\n")
     os.abort()
 
-WHAT = {"abort": abort, "hang": lambda s: time.sleep(float(s)), "leak": leak, "close_stdout": close_stdout,
+def damage(_):
+    HELD.append(None)
+
+def abort_later(_):
+    if HELD:
+        os.abort()
+
+WHAT = {"damage": damage, "abort_later": abort_later}
+WHAT |= {"abort": abort, "hang": lambda s: time.sleep(float(s)), "leak": leak, "close_stdout": close_stdout,
         "close_wire": close_wire, "garbage": garbage}
 
 class EvilSession(KernelSession):
@@ -86,6 +94,9 @@ def mul(node, dst, src):
 
 class Evil(KernelBackend):
     name = "evil"
+    def __init__(self, fragile=""):
+        super().__init__()
+        self.fragile = bool(fragile)
     def kernels(self):
         return {"ADD": add, "MUL": mul}
     def info(self):
@@ -156,6 +167,17 @@ def test_a_slow_leak_costs_the_case_that_goes_too_far(runner: Runner) -> None:
     assert verdicts.count(Verdict.CRASH) == 1
     assert verdicts.count(Verdict.PASS) == 6
     assert "out of memory" in next(r.detail for r in found if r.verdict is Verdict.CRASH)
+
+
+def test_a_fragile_process_that_an_earlier_case_damaged_is_no_crash_of_the_next(runner: Runner) -> None:
+    """The case runs again in a new process; one that dies there, too, or in any other backend, has a crash."""
+    spec = Spec("evil", (("fragile", "1"),))
+    names = ("damage", "abort_later", "damage", "abort")
+    found = [runner.run(spec, [case(n, i)])[0] for i, n in enumerate(names)]
+    assert [r.verdict for r in found] == [*[Verdict.PASS] * 3, Verdict.CRASH]
+    note = "a process that earlier cases had used died (SIGABRT), a new one did not"
+    assert [r.notes for r in found] == [(), (note,), (), ()]
+    assert [r.verdict for r in run(runner, *names[:2])] == [Verdict.PASS, Verdict.CRASH]
 
 
 def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:

@@ -135,6 +135,8 @@ class _Process:
         self.hello: _Reply = {}
         self.is_fresh = True
         """True if the process has had no request since the backend was opened."""
+        self.is_used = False
+        """True if a case was opened in it."""
 
     def ready(self) -> _Process:
         """Return itself once the backend is open; ConformanceError if it does not open."""
@@ -358,9 +360,15 @@ class IsolatedBackend(Backend):
         watch, self._watch = self._watch, False
         if self.fragile and len(case.steps) > 1 and not any(s.lives() for s in self._sessions):
             self.renew()
-        session = _IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
+        process = self._alive()
+        session = _IsolatedSession(process, next(self._ids), case, watch=watch)
+        process.is_used = True
         self._sessions = [*(s for s in self._sessions if s.lives()), session]
         return session
+
+    def is_doubtful(self, case: Case) -> bool:
+        """Return True if an earlier case may kill the process in `case`: it is fragile, and had one."""
+        return self.fragile and len(case.steps) == 1 and self._process is not None and self._process.is_used
 
     def settle(self, turn: int) -> None:
         """Pin a single-threaded backend to the `turn`-th processor (modulo their number) on Linux.
