@@ -51,7 +51,7 @@ def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "refe
     elif type_.dtype is not None:
         dst[...] = values
     else:
-        encode = quants.from_float_cpu if quantize == "simd" else quants.from_float
+        encode = quants.quantizer(quantize)
         dst[...] = encode(type_, values.astype(np.float32)).reshape(dst.shape)
 
 
@@ -83,7 +83,7 @@ def rounded(x: Values, to: str, quantize: str = "reference") -> Values:
     """Store `x` in the type, or the form of `requant.FORMS`, named `to`, and read it back."""
     if to not in TYPES:
         return requantised(to, x).astype(np.float64)
-    return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
+    return quants.roundtrip(type_named(to), x, quantize).astype(np.float64)
 
 
 def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:

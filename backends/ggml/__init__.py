@@ -22,8 +22,9 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.rpc import attach
+from conformance.ggml.quants import QUANTIZERS, quantizer
 from conformance.ggml.tensor import Tensor, computes
-from conformance.ggml.types import F32, Q8_0
+from conformance.ggml.types import F32, Q8_0, Q8_K, GGMLType
 
 from .context import refusal
 from .placement import addresses, homes, supports
@@ -42,6 +43,10 @@ CHOICES = {
     "ref": ("off", "on"),
 }
 """Option -> its values, default first."""
+
+
+_ROWS = [np.array([top, *(top * (2 * k + 1) / 254 for k in range(127)), *[0.0] * 128], "<f4") for top in (127.0, 29.0)]
+"""Values halfway between two steps; with 127 the scale is exactly 1, with 29 it is rounded."""
 
 
 class GgmlBackend(Backend):
@@ -299,7 +304,7 @@ def cpu_arithmetic(library: Library, threads: int = 1, *, ref: bool = False) -> 
     """Return the rounding of this library's CPU device, from its own tables and functions.
 
     MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising is
-    `simd` if the library's `from_float` and `from_float_ref` differ for a value between two steps. `probe` finds the
+    that of `from_float` for values between two steps. `probe` finds the
     rows that FLASH_ATTN_EXT sums in F32, and whether its threads share cells; with `ref` neither is so.
     """
     cpu = library.device("CPU")
@@ -317,19 +322,22 @@ def cpu_arithmetic(library: Library, threads: int = 1, *, ref: bool = False) -> 
 
 
 def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:
-    if Q8_0.name not in traits:
-        return "reference"
-    plain, cpu = traits[Q8_0.name]
-    # A scale of exactly 1, and halves between two steps: roundf rounds away from zero, SIMD to even.
-    row = np.array([127.0, *(k + 0.5 for k in range(31))], dtype="<f4")
-    blocks: list[bytes] = []
-    for address in (cpu.from_float, plain.from_float_ref):
-        if not address:
-            return "reference"
-        block = np.zeros(Q8_0.type_size, np.uint8)
+    """Return the name of the quantiser with the library's bytes for Q8_0 (and Q8_K)."""
+    same = [[name for name in QUANTIZERS if _stores(traits, t, name)] for t in (Q8_0, Q8_K)]
+    return next(chain((n for n in same[0] if n in same[1]), same[0]), "reference")
+
+
+def _stores(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]], type_: GGMLType, name: str) -> bool:
+    """Return True if the library stores rows of values between two steps as a quantiser does."""
+    address = traits[type_.name][1].from_float if type_.name in traits else 0
+    if not address:
+        return name == "reference"
+    for row in _ROWS:
+        block = np.zeros(type_.type_size * row.size // type_.blck_size, np.uint8)
         FROM_FLOAT(address)(row.ctypes.data, block.ctypes.data, row.size)
-        blocks.append(block.tobytes())
-    return "reference" if blocks[0] == blocks[1] else "simd"
+        if block.tobytes() != quantizer(name)(type_, row).tobytes():
+            return False
+    return True
 
 
 def _spell(node: Tensor) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from .errors import UsageError
 from .ops.op import DECLARATIONS
-from .quants import VEC_DOT_TYPE
+from .quants import QUANTIZERS, VEC_DOT_TYPE
 from .quants.requant import FORMS, mode_named
 from .tensor import Tensor, is_contiguous, nelements
 from .types import F32, TYPES
@@ -30,10 +30,11 @@ class Arithmetic:
     flash_attn: Mapping[str, str] = field(default_factory=dict)
     """Type of K in FLASH_ATTN_EXT -> type that Q is rounded to first."""
     quantize: str = "reference"
-    """How values are stored in block types: `reference` or `simd`.
+    """How values are stored in block types: `reference`, `simd`, `even` or `fused`.
 
     `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0 and Q8_1, which multiplies by 127 / amax
-    and rounds to nearest even."""
+    and rounds to nearest even; `even`, on ARM and RISC-V, multiplies by 1 / (amax / 127) and rounds to nearest even;
+    `fused` is `even` where GCC uses fused multiply-add to store Q2_K, Q4_K, Q5_K and Q8_K."""
     flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
     """Type of V in FLASH_ATTN_EXT -> type to which the sum over cells is rounded each time.
 
@@ -226,7 +227,7 @@ def faults(a: Arithmetic) -> Iterator[str]:
         if terms < 1:
             yield f"lengths[{key!r:.80}]: 1 or more expected, {terms} found"
     one = {
-        "quantize": (a.quantize, ("reference", "simd")),
+        "quantize": (a.quantize, tuple(QUANTIZERS)),
         "rope": (a.rope, ("exact", "float32")),
         "products": (a.products, _WIDTHS),
         "operands": (a.operands, _WIDTHS),

@@ -268,7 +268,7 @@ def test_computes_in_declared_arithmetic() -> None:
     for simd in (False, True):
         arithmetic = Arithmetic("a", {"q8_0": "q8_0"}, {}, "simd" if simd else "reference")
         backend = CPU.computing_in(arithmetic)
-        want = quants.roundtrip(Q8_0, x, simd=simd).astype(np.float64) @ weights.T
+        want = quants.roundtrip(Q8_0, x, "simd" if simd else "reference").astype(np.float64) @ weights.T
         assert np.array_equal(want.astype(np.float32), run(leafs, y, backend=backend)[0][0, 0])
         assert backend.arithmetic() is arithmetic
     assert np.array_equal((x.astype(float) @ weights.T).astype(np.float32), run(leafs, y)[0][0, 0])

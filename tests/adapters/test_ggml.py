@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from marks import needs_wheel
 from numpy.typing import NDArray
 
-from backends.ggml import GgmlBackend
+from backends.ggml import GgmlBackend, _quantize
 from backends.ggml.context import sub_op
 from backends.ggml.probe import flash_attn_step
 from conformance.backend.interface import Session
@@ -28,10 +29,12 @@ from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib import layout
+from conformance.ggml.lib.layout import FROM_FLOAT
 from conformance.ggml.lib.library import Library, tensor_layout, unary_ids
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.quants import QUANTIZERS, quantizer
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
-from conformance.ggml.types import GLU_OPS, OPS, UNARY_OPS
+from conformance.ggml.types import GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 from conformance.judge.verdict import Verdict
 from conformance.run.execute import Memory, Reuse, execute
 from conformance.run.isolation.isolate import open_backend
@@ -251,6 +254,25 @@ def test_arithmetic_is_read_from_the_library(backend: GgmlBackend) -> None:
     assert "f32" not in found.mul_mat
     if platform.machine() in ("x86_64", "AMD64"):
         assert found.quantize == "simd"
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_each_quantiser_is_recognised(name: str) -> None:
+    """A library that stores Q8_0 and Q8_K like one of them declares it, as those for ARM and RISC-V do."""
+
+    def store(type_: GGMLType) -> Any:  # noqa: ANN401  # a ctypes function
+        def from_float(x: int, y: int, n: int) -> None:
+            row = np.frombuffer(ctypes.string_at(x, 4 * n), "<f4")
+            block = quantizer(name)(type_, row).tobytes()
+            ctypes.memmove(y, block, len(block))
+
+        return FROM_FLOAT(from_float)
+
+    kept = {t: store(TYPES[t]) for t in ("q8_0", "q8_K")}
+    address = {t: ctypes.cast(f, ctypes.c_void_p).value for t, f in kept.items()}
+    traits: Any = {t: (None, SimpleNamespace(from_float=a)) for t, a in address.items()}
+    assert _quantize(traits) == name
+    assert _quantize({}) == "reference"
 
 
 # supports_op

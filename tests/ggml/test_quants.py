@@ -7,6 +7,7 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
+from conformance.ggml.quants import write
 from conformance.ggml.quants.blocks import BLOCK, as_blocks, random_blocks
 from conformance.ggml.quants.write import WRITE, sum_in_order
 from conformance.ggml.types import (
@@ -421,7 +423,7 @@ def test_to_float_is_a_copy() -> None:
 def test_roundtrip_is_store_and_read(x: F32Array) -> None:
     """`roundtrip` gives what storing and reading gives, in either arithmetic, within half a step of Q8_0."""
     for simd, store in ((False, quants.from_float), (True, quants.from_float_cpu)):
-        found = quants.roundtrip(Q8_0, x, simd=simd)
+        found = quants.roundtrip(Q8_0, x, "simd" if simd else "reference")
         np.testing.assert_array_equal(quants.to_float(Q8_0, store(Q8_0, x)), found)
         top = np.abs(x.reshape(3, 2, 32)).max(axis=2).repeat(32, axis=1)
         normal = (top > 1e-2) & (top < 1e6)
@@ -458,6 +460,41 @@ def test_mistakes_are_named() -> None:
 
 
 def test_quantizer_names_are_those_of_arithmetic() -> None:
-    """`reference` and `simd` name the two quantisers."""
+    """`reference` and `simd` name the two quantisers of x86."""
     assert quants.quantizer("reference") is quants.from_float
     assert quants.quantizer("simd") is quants.from_float_cpu
+
+
+def test_even_multiplies_by_one_over_the_scale_and_rounds_halves_to_even() -> None:
+    """As NEON and RVV store Q8_0: unlike `simd` in the factor, unlike `reference` in the rounding of halves."""
+    x = np.array([29.0, *(29 * (2 * k + 1) / 254 for k in range(31))], np.float32)
+    want = np.rint(x * (np.float32(1) / (np.float32(29) / np.float32(127)))).astype(np.int8)
+    found = {name: quants.quantizer(name)(Q8_0, x).reshape(-1)[2:].view(np.int8) for name in quants.QUANTIZERS}
+    assert (found["even"] == want).all()
+    assert (found["fused"] == want).all()
+    assert (found["even"] != found["simd"]).any()
+    assert (found["even"] != found["reference"]).any()
+
+
+def test_fused_sums_are_rounded_once() -> None:
+    """Against exact fractions; the plain ones round the product, too."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    a, b, c = rng.standard_normal((3, 500)).astype(np.float32)
+    c = (c * np.float32(1e-3) - a * b).astype(np.float32)
+    terms = zip(*(map(Fraction, each.tolist()) for each in (a, b, c)), strict=True)
+    exact = np.array([float(p * q + r) for p, q, r in terms])
+    assert (write.FUSED.add(a, b, c) == exact.astype(np.float32)).all()
+    assert (write.PLAIN.add(a, b, c) != exact.astype(np.float32)).any()
+    ones = np.ones((1, 500), np.float32)
+    pair = np.stack([c, a]), np.concatenate([ones, b[None]])
+    assert (write.FUSED.sum(*pair) == exact.astype(np.float32)).all()
+    assert (write.FUSED.nearest(a, b) == np.rint(a.astype(np.float64) * b)).all()
+
+
+@pytest.mark.parametrize("name", ["q2_K", "q4_K", "q5_K", "q8_K"])
+def test_fused_stores_differ_in_few_values(name: str) -> None:
+    """Rounding decides among scales that are about as good: the values stay as close as those of the reference."""
+    x = np.random.Generator(np.random.PCG64(5)).standard_normal((40, 256)).astype(np.float32)
+    plain, fused = (quants.roundtrip(TYPES[name], x, how) for how in ("even", "fused"))
+    assert 0 < (plain != fused).mean() < 0.2 or name == "q8_K"
+    assert np.square(fused - x).mean() == pytest.approx(np.square(plain - x).mean(), rel=0.02)

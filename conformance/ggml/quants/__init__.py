@@ -19,7 +19,7 @@ from conformance.ggml.types import TYPES, GGMLType
 from .blocks import F32Array, as_blocks, as_bytes
 from .read import READ
 from .read import offsets as offsets
-from .write import WRITE, WRITE_SIMD, Fill, to_int, written
+from .write import WRITE, WRITE_EVEN, WRITE_FUSED, WRITE_SIMD, Fill, to_int, written
 
 Raw = NDArray[Any]
 Quantizer = Callable[[GGMLType, NDArray[Any]], Raw]
@@ -154,7 +154,13 @@ def from_float_cpu(type_: GGMLType, x: NDArray[Any]) -> Raw:
     return _store(type_, x, WRITE_SIMD)
 
 
-QUANTIZERS: dict[str, Quantizer] = {"reference": from_float, "simd": from_float_cpu}
+QUANTIZERS: dict[str, Quantizer] = {
+    "reference": from_float,
+    "simd": from_float_cpu,
+    "even": lambda type_, x: _store(type_, x, WRITE_EVEN),
+    "fused": lambda type_, x: _store(type_, x, WRITE_FUSED),
+}
+"""By the names of `Arithmetic.quantize`."""
 
 
 def quantizer(name: str) -> Quantizer:
@@ -165,6 +171,6 @@ def quantizer(name: str) -> Quantizer:
         raise GraphError(f"quantize: one of {list(QUANTIZERS)} expected, {name!r} found") from None
 
 
-def roundtrip(type_: GGMLType, x: NDArray[Any], *, simd: bool = False) -> F32Array:
-    """Store `x` in `type_` and read it back: float32 of the same shape."""
-    return to_float(type_, (from_float_cpu if simd else from_float)(type_, x))
+def roundtrip(type_: GGMLType, x: NDArray[Any], how: str = "reference") -> F32Array:
+    """Store `x` in `type_` as `quantizer(how)` does and read it back: float32 of the same shape."""
+    return to_float(type_, quantizer(how)(type_, x))

@@ -7,6 +7,7 @@ the order of the C code. Numbers that do not fit an integer give x86's result on
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from .blocks import (
 U8Array = NDArray[np.uint8]
 I32Array = NDArray[np.int32]
 Fill = Callable[[Blocks, F32Array], None]
+Operand = F32Array | np.float32
 
 _SHIFT2 = np.array([[0], [2], [4], [6]], np.uint8)
 ONE = np.float32(1)
@@ -52,6 +54,47 @@ def nearest_int(x: F32Array) -> NDArray[np.int32]:
     """Round as ggml's `nearest_int`: halves to even, by adding 1.5 * 2**23; wraps beyond 2**22."""
     bits: NDArray[np.int32] = (x + np.float32(12582912)).view(np.int32)
     return (bits & np.int32(0x007FFFFF)) - np.int32(0x00400000)
+
+
+class Multiply:
+    """Products that C code adds to something: each rounded, as x86 compilers do."""
+
+    def add(self, a: Operand, b: Operand, c: Operand) -> F32Array:
+        """Return `a * b + c`."""
+        out: F32Array = np.asarray(a * b + c, np.float32)
+        return out
+
+    def sum(self, a: F32Array, b: F32Array) -> F32Array:
+        """Return the sum of `a * b` over the first axis, in the order of a C loop."""
+        return sum_in_order(a * b)
+
+    def nearest(self, a: F32Array, b: F32Array) -> I32Array:
+        """Return `nearest_int(a * b)`."""
+        return nearest_int(a * b)
+
+
+class _Fused(Multiply):
+    """Products in float64, which are exact: a sum is rounded once, as by fused multiply-add.
+
+    Both roundings, of float64 and float32, may differ from one: for one sum in 2**29.
+    """
+
+    def add(self, a: Operand, b: Operand, c: Operand) -> F32Array:
+        return (np.asarray(a, np.float64) * b + c).astype(np.float32)
+
+    def sum(self, a: F32Array, b: F32Array) -> F32Array:
+        products = a.astype(np.float64) * b
+        out: F32Array = products[0].astype(np.float32)
+        for row in products[1:]:
+            out = (row + out).astype(np.float32)
+        return out
+
+    def nearest(self, a: F32Array, b: F32Array) -> I32Array:
+        bits: I32Array = (a.astype(np.float64) * b + 12582912).astype(np.float32).view(np.int32)
+        return (bits & np.int32(0x007FFFFF)) - np.int32(0x00400000)
+
+
+PLAIN, FUSED = Multiply(), _Fused()
 
 
 def inverse(d: F32Array) -> F32Array:
@@ -173,6 +216,20 @@ def _eight_simd(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
     return d, np.clip(q, -128, 127).astype(np.int8), d * _f32(q.sum(axis=1, dtype=np.int32))
 
 
+def _eight_even(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
+    d = np.abs(x).max(axis=1) / np.float32(127)
+    q = to_int(np.rint(x * inverse(d)[:, None]))
+    return d, np.clip(q, -128, 127).astype(np.int8), d * _f32(q.sum(axis=1, dtype=np.int32))
+
+
+def _q8_0_even(y: Blocks, x: F32Array) -> None:
+    y["d"], y["qs"], _ = _eight_even(x)
+
+
+def _q8_1_even(y: Blocks, x: F32Array) -> None:
+    y["d"], y["qs"], y["s"] = _eight_even(x)
+
+
 def _q8_0_simd(y: Blocks, x: F32Array) -> None:
     y["d"], y["qs"], _ = _eight_simd(x)
 
@@ -181,10 +238,10 @@ def _q8_1_simd(y: Blocks, x: F32Array) -> None:
     y["d"], y["qs"], y["s"] = _eight_simd(x)
 
 
-def _q8_k(y: Blocks, x: F32Array) -> None:
+def _q8_k(y: Blocks, x: F32Array, mul: Multiply = PLAIN) -> None:
     amax, top = extreme(x)
     iscale = np.float32(-127) / top
-    q = np.minimum(127, nearest_int(iscale[:, None] * x)).astype(np.int8)
+    q = np.minimum(127, mul.nearest(iscale[:, None], x)).astype(np.int8)
     q[amax == 0] = 0
     y["qs"] = q
     y["bsums"] = q.reshape(-1, 16, 16).sum(axis=2, dtype=np.int16)
@@ -285,7 +342,7 @@ def _where_positive(top: F32Array, value: F32Array) -> F32Array:
 
 
 def _search_affine(
-    x: F32Array, w: F32Array, nmax: int, steps: F32Array, *, use_mad: bool
+    x: F32Array, w: F32Array, nmax: int, steps: F32Array, mul: Multiply, *, use_mad: bool
 ) -> tuple[F32Array, F32Array, F32Array]:
     """Fit scale and minimum of weighted sub-blocks as `make_qkx2_quants`, once per step.
 
@@ -294,19 +351,17 @@ def _search_affine(
     quants (elements, sub-blocks).
     """
     low, high = np.minimum(x.min(axis=0), ZERO), x.max(axis=0)
-    sum_w, sum_x = sum_in_order(w), sum_in_order(w * x)
+    sum_w, sum_x = sum_in_order(w), mul.sum(w, x)
 
     def quants(levels: F32Array) -> F32Array:
-        q = nearest_int(levels / (high - low) * (x - low)).astype(np.float32)
+        q = mul.nearest(levels / (high - low), x - low).astype(np.float32)
         return np.clip(q, ZERO, np.float32(nmax), out=q)
 
     def error(scale: F32Array, q: F32Array, minimum: NDArray[Any]) -> F32Array:
-        e = scale * q
-        e += minimum
+        e = mul.add(scale, q, minimum)
         e -= x
         e = np.abs(e, out=e) if use_mad else np.multiply(e, e, out=e)
-        e *= w
-        return sum_in_order(e)
+        return mul.sum(w, e)
 
     flat = high == low
     scale = ONE / (np.float32(nmax) / (high - low))
@@ -315,12 +370,10 @@ def _search_affine(
     for levels in steps[:, None]:
         q = quants(levels)
         wl = w * q
-        sum_l, sum_xl = sum_in_order(wl), sum_in_order(wl * x)
-        wl *= q
-        sum_l2 = sum_in_order(wl)
-        det = sum_w * sum_l2 - sum_l * sum_l
-        fit_low = (sum_l2 * sum_x - sum_l * sum_xl) / det
-        fit = np.where(fit_low > 0, sum_xl / sum_l2, (sum_w * sum_xl - sum_x * sum_l) / det)
+        sum_l, sum_xl, sum_l2 = sum_in_order(wl), mul.sum(wl, x), mul.sum(wl, q)
+        det = mul.add(sum_w, sum_l2, -(sum_l * sum_l))
+        fit_low = mul.add(sum_l2, sum_x, -(sum_l * sum_xl)) / det
+        fit = np.where(fit_low > 0, sum_xl / sum_l2, mul.add(sum_w, sum_xl, -(sum_x * sum_l)) / det)
         fit_low = np.where(fit_low > 0, ZERO, fit_low)
         fit_error = error(fit, q, fit_low)
         # the next try starts from the minimum of the best so far
@@ -334,9 +387,8 @@ def _search_affine(
     return scale, -low, best
 
 
-def _steps(nmax: int, rmin: float, nstep: int) -> F32Array:
-    step = np.float32(0.1) * np.arange(nstep + 1, dtype=np.float32)
-    return np.float32(rmin) + step + np.float32(nmax)
+def _steps(nmax: int, rmin: float, nstep: int, mul: Multiply) -> F32Array:
+    return mul.add(np.float32(0.1), np.arange(nstep + 1, dtype=np.float32), np.float32(rmin)) + np.float32(nmax)
 
 
 def _requantize(
@@ -352,14 +404,14 @@ def _back(q: NDArray[Any]) -> U8Array:
     return np.ascontiguousarray(q.T).astype(np.uint8).reshape(-1, QK_K)
 
 
-def _q2_k(y: Blocks, x: F32Array) -> None:
+def _q2_k(y: Blocks, x: F32Array, mul: Multiply = PLAIN) -> None:
     xs = sub_blocks(x, 16)
-    scale, minus, q = _search_affine(xs, np.abs(xs), 3, _steps(3, -0.5, 15), use_mad=True)
+    scale, minus, q = _search_affine(xs, np.abs(xs), 3, _steps(3, -0.5, 15, mul), mul, use_mad=True)
     scale, minus = scale.reshape(-1, 16), minus.reshape(-1, 16)
     packed = np.zeros((len(x), 16), np.uint8)
     for field, value, shift in (("d", scale, 0), ("dmin", minus, 4)):
         top = np.maximum(value.max(axis=1), ZERO)
-        level = nearest_int((np.float32(15) / top)[:, None] * value)
+        level = mul.nearest((np.float32(15) / top)[:, None], value)
         packed |= np.where((top > 0)[:, None], level << shift, 0).astype(np.uint8)
         y[field] = _where_positive(top, top / np.float32(15))
     y["scales"] = packed
@@ -413,16 +465,16 @@ def _q3_k(y: Blocks, x: F32Array) -> None:
     y["qs"] = crumbs(q8)
 
 
-def _affine_4(y: Blocks, x: F32Array, nmax: int, steps: F32Array) -> U8Array:
+def _affine_4(y: Blocks, x: F32Array, nmax: int, steps: F32Array, mul: Multiply) -> U8Array:
     """Return the quants of Q4_K and Q5_K; the other fields are written to `y`."""
     xs = sub_blocks(x, 32)
     rms = np.sqrt(sum_in_order(xs * xs) / np.float32(32))
-    scale, minus, q = _search_affine(xs, rms + np.abs(xs), nmax, steps, use_mad=False)
+    scale, minus, q = _search_affine(xs, rms + np.abs(xs), nmax, steps, mul, use_mad=False)
     levels = []
     for field, value in (("d", scale.reshape(-1, 8)), ("dmin", minus.reshape(-1, 8))):
         top = np.maximum(value.max(axis=1), ZERO)
         inverse = _where_positive(top, np.float32(63) / top)
-        levels.append(np.minimum(nearest_int(inverse[:, None] * value).astype(np.uint8), 63))
+        levels.append(np.minimum(mul.nearest(inverse[:, None], value).astype(np.uint8), 63))
         y[field] = top / np.float32(63)
     ls, lm = levels
     y["scales"][:, :4] = ls[:, :4] | ls[:, 4:] >> 4 << 6
@@ -433,12 +485,12 @@ def _affine_4(y: Blocks, x: F32Array, nmax: int, steps: F32Array) -> U8Array:
     return _back(_requantize(q, xs, d.reshape(-1), dm.reshape(-1), 0, nmax))
 
 
-def _q4_k(y: Blocks, x: F32Array) -> None:
-    y["qs"] = nibbles(_affine_4(y, x, 15, _steps(15, -1.0, 20)), 32)
+def _q4_k(y: Blocks, x: F32Array, mul: Multiply = PLAIN) -> None:
+    y["qs"] = nibbles(_affine_4(y, x, 15, _steps(15, -1.0, 20, mul), mul), 32)
 
 
-def _q5_k(y: Blocks, x: F32Array) -> None:
-    q = _affine_4(y, x, 31, _steps(31, -0.5, 15))
+def _q5_k(y: Blocks, x: F32Array, mul: Multiply = PLAIN) -> None:
+    q = _affine_4(y, x, 31, _steps(31, -0.5, 15, mul), mul)
     y["qs"] = nibbles(q, 32)
     y["qh"] = np.packbits((q > 15).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
 
@@ -569,6 +621,16 @@ WRITE: dict[GGMLType, Fill] = {
 }
 WRITE_SIMD: dict[GGMLType, Fill] = {types.Q8_0: _q8_0_simd, types.Q8_1: _q8_1_simd}
 """Types for which ggml-cpu's AVX2 `quantize_row_*` does not call the reference."""
+WRITE_EVEN: dict[GGMLType, Fill] = {types.Q8_0: _q8_0_even, types.Q8_1: _q8_1_even}
+"""The same for NEON and RVV."""
+WRITE_FUSED: dict[GGMLType, Fill] = {
+    **WRITE_EVEN,
+    types.Q2_K: partial(_q2_k, mul=FUSED),
+    types.Q4_K: partial(_q4_k, mul=FUSED),
+    types.Q5_K: partial(_q5_k, mul=FUSED),
+    types.Q8_K: partial(_q8_k, mul=FUSED),
+}
+"""The same, and the reference as GCC compiles it where there is fused multiply-add."""
 _SEARCHES = frozenset({types.Q2_K, types.Q3_K, types.Q4_K, types.Q5_K, types.Q6_K, types.IQ4_XS})
 
 
