@@ -184,6 +184,16 @@ FURTHER: tuple[Grid, ...] = (
     ),
     grid("POOL_2D", "f32 f16", ne="24x9x3", op="MAX AVG", k="3x3x1x1x1x1 3x3x1x1x2x2 5x4x2x2x2x2 5x4x2x2x3x3"),
     grid("CONCAT", "i8 f16 i32 i64", a="12x6x4", dim="0 1 2 3", n="1 7"),
+    grid("MUL_MAT", "f32+f32 f16+f32", a="4x3", b="4x{n}x{z}").where(n="1 2", z="65535 65536 65537"),
+    grid("FLASH_ATTN_EXT", same("f16 q8_0"), q="{d}x{n}x{h}", k="{d}x256x2", mask="256x{n}").where(
+        d="64 128 256 512", n="1 3 33", h="2 4 6 8 10 24"
+    ),
+    grid("FLASH_ATTN_EXT", same("f16 bf16 q8_0"), q="64x{n}x4", k="64x{kv}x2", mask="{kv}x{n}",
+         layout=points("vk=pad,vv=pad vk=rows,vv=slab vk=slab,vv=rows")).where(n="1 9 33 65", kv="32 256")
+    .triple("types", "layout", "n"),
+    grid("CPY", same(FLOATS), a="{c}x{n}x{z}", va="- pad p0213 p1023", vb="- pad rows slab p1023").where(
+        c="1 12 33", n="1 5 33", z="1 3"
+    ),
     grid("REPEAT_BACK", "f32", ne="4x6 4x6x2 4x2x32768 4x2x32769", to="2x2 4x1"),
     grid("CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK", "f32", ne="{c}x{n}").where(
         c="12256 12257 12288 12289 16385", n="1 2"

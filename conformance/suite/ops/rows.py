@@ -13,7 +13,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F32, I32
-from conformance.suite.data import distinct, integers, normal, uniform, values
+from conformance.suite.data import Fill, distinct, integers, normal, uniform, values
 from conformance.suite.grid import grid, operands, points
 
 from .bench import BLOCKS, BLOCKS_256, FLOATS, INPLACE, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
@@ -109,14 +109,14 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
 
 @cases(
     "ARGSORT",
-    keys="ne=SHAPE vne= order=ASC|DESC data=|ties",
+    keys="ne=SHAPE vne= order=ASC|DESC data=|ties|negative",
     standard=(
         grid("f32", ne=_SORTED, order="ASC DESC"),
         grid("f32", ne="24x6x3", vne="pad off flat", order="ASC DESC"),
         grid("f32", ne="24x6", vne="rows", order="ASC DESC"),
     ),
     wide=(
-        grid("f32", ne="7x9 64x9 1025x9", order="ASC DESC", data="ties"),
+        grid("f32", ne="7x9 64x9 1025x9", order="ASC DESC", data="ties negative"),
         grid("f32", ne="3x65537", order="ASC DESC"),
     ),
     full=(grid("f32", ne="8192x17 2x4097 2048x2x1x3", order="ASC DESC"),),
@@ -124,25 +124,30 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
 )
 @cases(
     "TOP_K",
-    keys="ne=SHAPE vne= k=1 data=|ties",
+    keys="ne=SHAPE vne= k=1 data=|ties|negative",
     standard=(
         grid("f32", ne="16x10 60x5x3 128x4x2 513x3 1024x2", k="1 2 3 8 15"),
         grid("f32", ne="8x5", k="1 2 7"),
         grid("f32", ne="24x6x3", vne="pad off", k="4 23"),
     ),
-    wide=(grid("f32", ne="8x9 64x9 1025x9", k="1 2 7", data="ties"), grid("f32", ne="3x65537", k="1 2")),
+    wide=(grid("f32", ne="8x9 64x9 1025x9", k="1 2 7", data="ties negative"), grid("f32", ne="3x65537", k="1 2")),
     smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
     full=(grid("f32", ne="8192x17 151936x2", k="1 40 100"),),
     pairs=(grid("f32", ne="24x6x3x2 24x1 130x4", vne="- pad rows off flat", k="1 2 5 23"),),
 )
 def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
     v = bench.v
-    if v["data"]:
+    if v["data"] == "ties":
         return _sort_ties(bench)
-    a = bench.first("a", "ne", distinct(-8.0, 8.0))
+    a = bench.first("a", "ne", _distinct(bench))
     if bench.id.op == "TOP_K":
         return bench.b.top_k(a, v["k"])
     return bench.b.argsort(a, SORT_ORDER[v["order"]])
+
+
+def _distinct(bench: Bench) -> Fill:
+    """Return distinct values; if `negative`, all below the zeros of a padding."""
+    return distinct(-8.0, -1.0 if bench.v["data"] == "negative" else 8.0)
 
 
 def _tied(s: Stream, ne: Dims) -> NDArray[Any]:
@@ -186,20 +191,20 @@ def _sort_ties(bench: Bench) -> Sequence[Tensor]:
 
 @cases(
     "ARGMAX",
-    keys="ne=SHAPE vne= data=|ties",
+    keys="ne=SHAPE vne= data=|ties|negative",
     standard=(grid("f32", ne="9x6 17x5 1025x3"), grid("f32", ne="33x6", vne="pad rows off")),
     wide=(
-        grid("f32", ne="7x9 64x9 1025x9", data="ties"),
+        grid("f32", ne="7x9 64x9 1025x9", data="ties negative"),
         grid("f32", ne="257x3 3x65537"),
     ),
     smoke=("ARGMAX-f32-ne=64x9,data=ties",),
     full=("ARGMAX-f32-ne=151936x2",),
 )
 def _argmax(bench: Bench) -> Tensor:
-    if bench.v["data"]:  # any of several ties is correct, so compare values
+    if bench.v["data"] == "ties":  # any of several ties is correct, so compare values
         a = bench.leaf("a", F32, bench.v["ne"], _tied, keep=True)
         return _picked(bench, a, bench.b.reshape_2d(bench.b.argmax(a), 1, a.ne[1]))
-    return bench.b.argmax(bench.first("a", "ne", distinct(-8.0, 8.0)))
+    return bench.b.argmax(bench.first("a", "ne", _distinct(bench)))
 
 
 @cases(
