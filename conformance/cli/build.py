@@ -51,7 +51,9 @@ from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
 PATIENCE = 1 / 20
-"""Maximum share of the budget for one request, since requests may hang."""
+"""Maximum share of the budget for one request, since requests may hang.
+
+Not on an emulated device: its driver keeps a kernel for later runs only if it may compile to the end."""
 REPORTING = 1 / 10
 """Share of the budget for the run file and the page, which take a minute on a busy machine."""
 LEAST = 20.0
@@ -206,7 +208,8 @@ def _release(
     path: Path | None = None,
 ) -> Release:
     say = partial(line, err=True)
-    isolation = replace(isolation, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
+    cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
+    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.time_limit)
     profiles = Profiles(folder(), isolation, progress=say)
     chosen = profiles.give(targets(new, old, devices), new, old)
     work = plan(chosen, level, models=new.llama and (old is None or old.llama))

@@ -151,6 +151,7 @@ class Process:
                 self.close()
                 raise UnavailableError(reply["unsupported"])
             self._worker.emulated |= bool(reply.get("emulated"))
+            self._worker.time_limit = limits.limit(emulated=self._worker.emulated)
         return self._worker
 
     def close(self) -> None:

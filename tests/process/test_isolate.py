@@ -320,6 +320,15 @@ def test_a_limit_counts_processor_time_on_an_emulated_device(mode: str, emulated
     backend.close()
 
 
+def test_an_emulated_device_may_have_a_limit_of_its_own() -> None:
+    """A bound holds for both."""
+    workers = Workers(Isolation(30, emulated_limit=60))
+    assert [workers.limits("", emulated=e)[0] for e in (False, True)] == [30, 60]
+    workers.bound = 5
+    assert [workers.limits("", emulated=e)[0] for e in (False, True)] == [5, 5]
+    assert Isolation(30).limit(emulated=True) == 30
+
+
 def test_no_process_starts_once_the_time_is_over() -> None:
     """A request in progress ends at that time; each later one, and each later backend, fails without a process."""
     workers = Workers(Isolation(60))

@@ -67,6 +67,12 @@ class Isolation:
     """Time (`time.monotonic`) at which every request ends, and after which no process starts."""
     emulated: bool = False
     """True if a CPU emulates the device, as it does for a `Backend.fragile`."""
+    emulated_limit: float | None = None
+    """`time_limit` of an emulated device, whose driver is slow to compile; None for the same."""
+
+    def limit(self, *, emulated: bool) -> float:
+        """Return the time limit of a request to a device."""
+        return self.time_limit if self.emulated_limit is None or not emulated else self.emulated_limit
 
     def left(self) -> float:
         """Return the seconds until `until`."""
@@ -157,7 +163,7 @@ class _Process:
         """
         self.is_fresh = header is None
         if header is None or header["do"] != "close":  # which is quick, and frees a session
-            limits = self._workers.limits(f"{self._name}: {doing}", opens=self.is_fresh)
+            limits = self._workers.limits(f"{self._name}: {doing}", opens=self.is_fresh, emulated=self.worker.emulated)
             self.worker.time_limit, self._left = limits
         try:
             reply, found = self.worker.ask(header, blobs, sizes=sizes, left=self._left)
@@ -182,7 +188,7 @@ class Workers:
         self._waiting: dict[Spec, list[_Process]] = {}
         """Idle processes of each backend that was opened before."""
 
-    def limits(self, doing: str, *, opens: bool = False) -> tuple[float, float]:
+    def limits(self, doing: str, *, opens: bool = False, emulated: bool = False) -> tuple[float, float]:
         """Return time limit and remaining wall time of a request, or of opening a backend.
 
         BackendTimeoutError if there is no time left.
@@ -190,7 +196,7 @@ class Workers:
         left, all_left = self.until - time.monotonic(), self.isolation.left()
         if min(left, all_left) <= 0:
             raise BackendTimeoutError(f"{doing}: the time of the run is over", words="no answer")
-        limit = self.isolation.time_limit
+        limit = self.isolation.limit(emulated=emulated)
         return (limit, all_left) if opens else (min(limit, self.bound), min(left, all_left))
 
     def take(self, spec: Spec) -> _Process:
