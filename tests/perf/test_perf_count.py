@@ -126,7 +126,7 @@ def test_a_finding_has_op_shape_ratio_and_function() -> None:
     found = judge_counts(GATE, _counted(now, 0.9), _counted(then, 1.0), now.grown(then))
     assert found.verdict is Verdict.FAIL
     assert "RMS_NORM-f32-ne=64x4: 1.0200 × instructions" in found.detail
-    assert "at most 1.01 allowed, 0.90 × time; most in dot: 1.0250 ×" in found.detail
+    assert "at most 1.005 allowed, 0.90 × time; most in dot: 1.0250 ×" in found.detail
     assert then.grown(then) is None
 
 
