@@ -35,7 +35,7 @@ ISAS = {
         Isa("arm64", "aarch64", "arm64", "cortex-a72", "generic"),
         Isa("arm64-dotprod", "aarch64", "arm64", "max,sve=off,sme=off", "generic+v8_2a+fullfp16+dotprod+i8mm"),
         Isa("arm64-sve", "aarch64", "arm64", "neoverse-v1", "generic+v8_2a+fullfp16+dotprod+i8mm+sve"),
-        Isa("riscv64-v", "riscv64", "riscv64", "max,vlen=256", "generic_rv64+v+zfh+zvfh+zicbop+zihintpause"),
+        Isa("riscv64-v", "riscv64", "riscv64", "max,vlen=256", "baseline_rv64+v+zfh+zvfh+zicbop+zihintpause"),
     )
 }
 """By name: NEON only; dotprod and i8mm; SVE with 256 bits, and i8mm; RVV 1.0 with 256 bits."""
