@@ -76,5 +76,5 @@ def test_a_spec_may_set_variables_of_its_process() -> None:
     for text in ("ggml?env.=1", "ggml?env.S-T=1", "ggml?env.A%3DB=1"):
         with pytest.raises(UsageError, match=r"env\.NAME=VALUE expected"):
             environment(Spec.parse(text))
-    with pytest.raises(UsageError, match="set the variables of its devices"):
+    with pytest.raises(UsageError, match="set the variables and isa of its devices"):
         open_backend(Spec.parse("sched?devices=cpu&env.A=1"))

@@ -82,7 +82,7 @@ def test_a_device_is_one_workers_unless_the_processor_computes_for_it(
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
     pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
 
-    def inspect(text: str, _environment: Mapping[str, str | None]) -> Build:
+    def inspect(text: str, _environment: Mapping[str, str | None], _isa: str) -> Build:
         if text == "gone":
             raise UnavailableError("gone: there is no such build")
         device = DeviceOf("Vulkan0", "GPU", "a card", software, ())

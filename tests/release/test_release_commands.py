@@ -65,7 +65,7 @@ def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path
 def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of a backtest says what could not be tested and why; nothing tried is exit code 3."""
 
-    def absent(name: str, *_: object) -> Build:
+    def absent(name: str, *_: object, **__: object) -> Build:
         raise UnavailableError(f"build {name}: not there")
 
     monkeypatch.setattr(commands, "probe", absent)
@@ -148,9 +148,9 @@ def test_a_vulkan_driver_on_the_cpu_is_shown(monkeypatch: pytest.MonkeyPatch) ->
     """Such a device shows only if it is named."""
     vulkan = DeviceOf("Vulkan0", "CPU", "llvmpipe", software=True, buffer_types=("Vulkan0",))
 
-    def probe(name: str, environment: Mapping[str, str] | None = None) -> Build:
+    def probe(name: str, environment: Mapping[str, str] | None = None, isa: str = "") -> Build:
         devices = (vulkan,) if environment else ()
-        return Build(name, Path("/x"), "0.26.0", "", devices, (), llama=False, left_out=())
+        return Build(name, Path("/x"), "0.26.0", "", devices, (), llama=False, left_out=(), isa=isa)
 
     monkeypatch.setattr(commands, "probe", probe)
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "")  # what the test leaves behind is undone

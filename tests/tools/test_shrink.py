@@ -267,9 +267,9 @@ def test_what_is_left_bounds_each_run(runner: Runner, monkeypatch: pytest.Monkey
     bounds: list[float] = []
     deadline = Runner.deadline
 
-    def watched(self: Runner, seconds: float) -> AbstractContextManager[None]:
-        bounds.append(seconds)
-        return deadline(self, seconds)
+    def watched(self: Runner, seconds: float, left: float) -> AbstractContextManager[None]:
+        bounds.append(left)
+        return deadline(self, seconds, left)
 
     monkeypatch.setattr(Runner, "deadline", watched)
     ticks = iter(range(10_000))
