@@ -466,7 +466,7 @@ def test_quantizer_names_are_those_of_arithmetic() -> None:
 
 
 def test_even_multiplies_by_one_over_the_scale_and_rounds_halves_to_even() -> None:
-    """As NEON and RVV store Q8_0: unlike `simd` in the factor, unlike `reference` in the rounding of halves."""
+    """`even` multiplies by another factor than `simd`, and rounds halves unlike `reference`, as NEON and RVV do."""
     x = np.array([29.0, *(29 * (2 * k + 1) / 254 for k in range(31))], np.float32)
     want = np.rint(x * (np.float32(1) / (np.float32(29) / np.float32(127)))).astype(np.int8)
     found = {name: quants.quantizer(name)(Q8_0, x).reshape(-1)[2:].view(np.int8) for name in quants.QUANTIZERS}

@@ -304,7 +304,7 @@ def test_what_becomes_of_a_worker_is_an_error(
 def test_the_limit_of_an_emulated_device_counts_processor_time(
     service: str, what: str, seconds: float, ceiling: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child of the worker burns its time, or nobody uses any; at a ceiling wall time counts."""
+    """A request ends if a child of the worker uses the time, if none is used, or at the ceiling of wall time."""
     tried = Worker(service, time_limit=60, patience=0.1, emulated=True)
     try:
         tried.ask({"do": "echo"})

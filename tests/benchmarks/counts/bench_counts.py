@@ -80,7 +80,7 @@ def counting(unit: Unit, case: Case, spec: Spec) -> Iterator[Callable[[], Counts
 
 
 def fails(unit: Unit, now: Counts, then: Counts) -> bool:
-    """Whether `conform perf run --count --against` reports the difference."""
+    """Return True if `conform perf run --count --against` fails for the difference."""
     (spec,) = parse_specs(["ggml"])
     a, b = (Result(unit.id, "ggml", Verdict.PASS, metrics=c.metrics()) for c in (now, then))
     return judge_counts(Gate("g", "ratio", unit, spec, COUNT_LIMIT), a, b).verdict is Verdict.FAIL
