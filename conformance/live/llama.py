@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.backend.registry import Spec, environment, isa_of, resolve
+from conformance.backend.registry import Spec, environment, isa_of, located, resolve
 from conformance.builds.emulator import start
 from conformance.builds.source import locate
 from conformance.ggml.errors import (
@@ -19,7 +19,6 @@ from conformance.ggml.errors import (
     BackendTimeoutError,
     ConformanceError,
     UnavailableError,
-    UsageError,
 )
 from conformance.ggml.lib.llama import find_llama
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
@@ -83,13 +82,11 @@ class Device:
 
 def device(spec: Spec) -> Device:
     """Return the device of a backend; UnavailableError if it is not an installed ggml library."""
-    whole = resolve(spec)
+    isa = isa_of(spec)
+    whole = located(spec) if isa else resolve(spec)
     options = dict(whole.options)
     if whole.name != GGML:
         raise UnavailableError(f"{spec}: llama.cpp runs on ggml's own backends only: --backend with the adapter {GGML}")
-    isa = isa_of(spec)
-    if isa and not options.get("lib"):
-        raise UsageError(f"{spec}: with isa={isa} a build for it expected: lib=BUILD")
     lib = llama_of(options.get("lib"), isa)
     return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""), isa)
 
