@@ -28,7 +28,7 @@ from conformance.cli.options import (
 )
 from conformance.cli.output import Group, leave, line, table
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.judge.outcome import Outcome, Why
+from conformance.judge.outcome import Outcome, Why, unanswered
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
 from conformance.perf.units import BY_ID, Unit
@@ -161,7 +161,7 @@ def build_state(
     """Test each build that TOML lists, and write one page of all.
 
     TOML is described in docs/builds.md; default: ci/builds.toml of the checkout. A build with a record in DIR is not
-    tested again. Exit codes: 1 a build could not be tested, 5 interrupted: see docs/exit-codes.md.
+    tested again. Exit codes: 1 a build could not be tested, 5 some cases did not run: see docs/exit-codes.md.
     """
     listed = state.read(path)
     if listed.units:
@@ -182,7 +182,8 @@ def build_state(
             break
     for written in write_page(output, done) if done else ():
         line(f"{written}: written")
-    leave(Outcome.of(Why.MISSING, failed) + interrupted)
+    left = unanswered(m.value for m in read_runs(done).missing) if done else Outcome()
+    leave(Outcome.of(Why.MISSING, failed) + left + interrupted)
 
 
 def _probe(text: str, isa: str = "") -> Build:

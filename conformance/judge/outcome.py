@@ -156,7 +156,7 @@ def judge(
     else:
         new = [r for r in failed if (r.backend, r.case) not in before or not before[r.backend, r.case].fails_run]
         reasons = [*_failed(Why.NEW, new, "new failure"), *_lost(before, rows, missing).reasons]
-    reasons += _missing(missing)
+    reasons += unanswered(missing).reasons
     reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
     reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
     if not any(r.verdict in EXECUTED for r in rows):
@@ -181,15 +181,16 @@ def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], m
     return coverage(lost_coverage(passed, results, missing), passed)
 
 
-def _missing(missing: Sequence[Missing]) -> list[Reason]:
-    """Return a reason for each backend and cause of cases without a result."""
+def unanswered(missing: Iterable[Missing]) -> Outcome:
+    """Return the outcome of cases without a result: a reason for each backend and cause."""
     groups: dict[tuple[str, MissingCause, str], Counter[str]] = {}
     for m in missing:
         groups.setdefault((m.backend, m.cause, m.reason), Counter())[m.case] += m.count
-    return [
+    reasons = [
         Reason(_OF_MISSING[cause], f"no result for {counted(n.total(), 'case')} on {backend}: {why}: {first(list(n))}")
         for (backend, cause, why), n in groups.items()
     ]
+    return Outcome(tuple(reasons))
 
 
 @dataclass(frozen=True, slots=True)

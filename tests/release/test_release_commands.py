@@ -79,7 +79,7 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each build is tested once, also by a second start; one that cannot be tested is exit code 1, and no row."""
+    """Each build is tested once; one that cannot be tested is exit code 1 and no row, one not tested to the end 5."""
     tested = []
 
     def test(names: tuple[str, None], *about: Any) -> Any:  # noqa: ANN401  # stands in for `_tested`
@@ -91,7 +91,9 @@ def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.Mon
         memory = result("memory/llama-real=1@1", backend, "PASS", metrics={"resident": 10.0})
         speed = result("perf/decode@past=0/llama-l=2@1", backend, "PASS", metrics={"instructions": 7.0, "seconds": 1.0})
         builds = {"build": {"name": new, "released": day}, "devices": [{"name": "CPU", "backend": backend}]}
-        written_to(paths[0], {**document([("ADD-1", backend, "FAIL"), memory, speed]), "builds": builds})
+        left = [{"backend": backend, "case": "zoo", "reason": "--budget", "cause": "time limit", "count": 9}]
+        missing = {"missing": left} if new == "d" else {}
+        written_to(paths[0], {**document([("ADD-1", backend, "FAIL"), memory, speed]), **missing, "builds": builds})
         return SimpleNamespace(interrupted=False)
 
     monkeypatch.setattr(commands, "_tested", test)
@@ -105,6 +107,12 @@ def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.Mon
     found = json.loads(text.split('id="data">')[1].split("</script>")[0])["builds"]
     assert [(b["name"], b["released"]) for b in found] == [("a", "2026-01-01"), ("b", "2026-02-01")]
     assert found[0]["figures"] == [["CPU", "llama", "resident", 10.0], ["CPU", "decode@past=0", "instructions", 7.0]]
+    toml.write_text("[released]\nb = 2026-02-01\n")
+    assert CliRunner().invoke(main, ["build", "state", str(toml), "-o", str(page)]).exit_code == 0
+    toml.write_text("[released]\nd = 2026-02-01\n")
+    for _ in range(2):
+        ran = CliRunner().invoke(main, ["build", "state", str(toml), "-o", str(page)])
+        assert (ran.exit_code, "no result for 9 cases" in ran.output) == (5, True), ran.output
 
 
 def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
