@@ -22,7 +22,7 @@ import difflib
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cache
@@ -224,9 +224,9 @@ def problems(
             sentence = f"does not state the accepted error; {len(failing)} of this run fail; add {stated}"
         else:
             relevant = [f for f in families if waiver.speaks_of(f)]
-            known = {case for f in relevant for case in ids_of(f) if waiver.covers(case)}
+            known = (case for f in relevant for case in ids_of(f) if waiver.covers(case))
             if mine:
-                sentence, excepted = _outdated(mine, complete=known <= {r.case for r in mine})
+                sentence, excepted = _outdated(mine, known)
             elif relevant:
                 sentence = _unmatched(waiver, known, exists)
         if sentence:
@@ -240,21 +240,22 @@ def _expired(waiver: Waiver, mine: Sequence[Result]) -> str:
     return f"expired on {waiver.expiry}; {still} of {len(mine)} cases of this run still fail in this way; {advice}"
 
 
-def _unmatched(waiver: Waiver, known: Iterable[str], exists: Callable[[str], bool]) -> str:
+def _unmatched(waiver: Waiver, known: Iterator[str], exists: Callable[[str], bool]) -> str:
     exact = not set("*?[") & set(waiver.case)
-    if known or (exact and not waiver.excepted and exists(waiver.case)):
+    if (exact and not waiver.excepted and exists(waiver.case)) or next(known, None) is not None:
         return ""
     return "matches no case; remove it, or fix its glob"
 
 
-def _outdated(mine: Sequence[Result], *, complete: bool) -> tuple[str, tuple[str, ...]]:
+def _outdated(mine: Sequence[Result], known: Iterator[str]) -> tuple[str, tuple[str, ...]]:
     passing = tuple(r.case for r in mine if r.verdict is Verdict.XPASS)
     failing = [r for r in mine if r.verdict in FAILURES - {Verdict.XPASS} or r.verdict is Verdict.XFAIL]
-    if passing and complete and not failing:
+    complete = not failing and {r.case for r in mine}.issuperset(known)
+    if passing and complete:
         return f"every waived case passes now ({len(passing)}); remove it", ()
     if passing:
         return f"{len(passing)} of {len(mine)} cases of this run pass now; add them to its `except`", passing
-    if complete and not failing:
+    if complete:
         return f"the backend supports none of its cases ({len(mine)}); remove it", ()
     return "", ()
 
