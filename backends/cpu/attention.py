@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
@@ -73,11 +73,11 @@ def _meet(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_
     return rows.astype(np.float64) @ cells.astype(np.float64) > 0
 
 
-def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
+def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, width: DTypeLike) -> Values:
     """Compute exp(kq - max) V by cell, rounding the sum to F16: ggml-cpu's online softmax.
 
     As in `ggml_compute_forward_flash_attn_ext_f16_one_chunk`, a new maximum first scales the sum so far, and that is
-    rounded too. Intermediate values are float32, as in ggml.
+    rounded too. Intermediate values are float32, as in ggml; weights and scales are of type `width`.
     """
     batch, heads, tokens, n_kv = kq.shape
     top = np.maximum.accumulate(kq, axis=-1)
@@ -88,7 +88,7 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values
         weight, scale = np.where(hidden, 0.0, weight), np.where(hidden, 1.0, scale)
     v = np.repeat(v, batch // v.shape[0], axis=0).reshape(-1, n_kv, v.shape[-1])
     groups = len(v)
-    weights, scales = (_by_cell(a.astype(np.float32).astype(np.float64), groups) for a in (weight, scale))
+    weights, scales = (_by_cell(a.astype(np.float32).astype(width).astype(np.float64), groups) for a in (weight, scale))
     seen = None if hidden is None else _by_cell(np.broadcast_to(~hidden, kq.shape), groups)
     total = np.zeros((groups, weights.shape[2], v.shape[-1]))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -136,12 +136,14 @@ def _in_f16(x: Values) -> NDArray[np.float32]:
 
 
 def attend(
-    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, *, f16_parts: int = 0
-) -> Values:
+    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, *, f16_parts: int = 0,
+    weights: DTypeLike = np.float32,
+) -> Values:  # fmt: skip
     """Compute FLASH_ATTN_EXT from `kq`, its Q K^T: shape `(ne3, n_tokens, heads, ne0 of V)`.
 
     Heads of Q share heads of V in runs (`iq2 / rv2`); the mask repeats over heads and batch by modulo. `f16_parts`:
-    round the sum of each of so many parts of the cells to F16 after each cell; 0: of none.
+    round the sum of each of so many parts of the cells to F16 after each cell; 0: of none. `weights` is the type of
+    what such a sum multiplies V by.
     """
     heads = kq.shape[1]
     kq, hidden = _scores(node, kq, mask)
@@ -159,7 +161,7 @@ def attend(
         for cells in (slice(i, i + size) for i in range(0, kq.shape[-1], size)):
             own, seen = kq[..., cells], None if hidden is None else hidden[..., cells]
             last = own.max(-1, keepdims=True)
-            out += _added_up(own, v[:, :, cells], seen) * np.where(np.isneginf(last), 0.0, np.exp(last - top))
+            out += _added_up(own, v[:, :, cells], seen, weights) * np.where(np.isneginf(last), 0.0, np.exp(last - top))
     else:
         out = _weighted(p, v, hidden)
     return np.where(total == 0, 0.0, out / total).swapaxes(1, 2)
@@ -177,7 +179,8 @@ def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources
     kq = Activations(arithmetic, to, k.type, q.type, q_raw).times(k.type, k_raw)
     mask, sinks = optional(node, src, 3), optional(node, src, 4)
     values = narrowed(arithmetic, v.type, load(v.type, v_raw))
-    store(node.type, dst, attend(node, kq, values, mask, sinks, f16_parts=parts))
+    weights = np.float16 if arithmetic.flash_attn_weights == F16.name else np.float32
+    store(node.type, dst, attend(node, kq, values, mask, sinks, f16_parts=parts, weights=weights))
 
 
 def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:

@@ -28,7 +28,7 @@ from conformance.ggml.types import F32, Q8_0, Q8_K, GGMLType
 
 from .context import refusal
 from .placement import addresses, homes, supports
-from .probe import flash_attn_splits, flash_attn_step
+from .probe import flash_attn_splits, flash_attn_step, flash_attn_weights, mul_mat_sum
 from .sched import SchedSession, SplitSession
 from .session import GgmlSession, GuardSession
 
@@ -311,7 +311,14 @@ def cpu_arithmetic(library: Library, threads: int = 1, *, ref: bool = False) -> 
     step = 0 if ref else flash_attn_step(library, cpu, GGML_CPU.flash_attn_tile)
     parts = threads if threads > 1 and not ref and flash_attn_splits(library, cpu) else 1
     tile = GGML_CPU.flash_attn_tile if step else 0
-    base = replace(GGML_CPU, flash_attn_tile=tile, flash_attn_step=step or 1, flash_attn_parts=parts)
+    base = replace(
+        GGML_CPU,
+        mul_mat_sum=mul_mat_sum(library, cpu),
+        flash_attn_weights=flash_attn_weights(library, cpu),
+        flash_attn_tile=tile,
+        flash_attn_step=step or 1,
+        flash_attn_parts=parts,
+    )
     traits = library.cpu_traits()
     if not traits:
         return replace(base, quantize="reference")

@@ -35,10 +35,18 @@ class Arithmetic:
     `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0 and Q8_1, which multiplies by 127 / amax
     and rounds to nearest even; `even`, on ARM and RISC-V, multiplies by 1 / (amax / 127) and rounds to nearest even;
     `fused` is `even` where GCC uses fused multiply-add to store Q2_K, Q4_K, Q5_K and Q8_K."""
+    mul_mat_sum: Mapping[str, str] = field(default_factory=dict)
+    """Type of weights, or of K -> type in which their products are summed: wider tolerance.
+
+    ARM's kernels for F16 sum in F16 where it has F16 arithmetic. How many terms a sum adds depends on the kernel."""
     flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
     """Type of V in FLASH_ATTN_EXT -> type to which the sum over cells is rounded each time.
 
     Sums over other types are exact."""
+    flash_attn_weights: str = "float32"
+    """Type, `float32` or `f16`, of what FLASH_ATTN_EXT multiplies V and such a sum by.
+
+    `f16` is `ggml_vec_mad_f16` on ARM with F16 arithmetic and on RISC-V with Zvfh."""
     flash_attn_tile: int = 0
     """Tokens from which FLASH_ATTN_EXT with K and V both F32 or both F16 is exact.
 
@@ -232,8 +240,10 @@ def faults(a: Arithmetic) -> Iterator[str]:
         "products": (a.products, _WIDTHS),
         "operands": (a.operands, _WIDTHS),
         "sums": (a.sums, ("float32", *SUMS)),
+        "flash_attn_weights": (a.flash_attn_weights, ("float32", "f16")),
         **{f"mul_mat[{k!r:.80}]": (v, _ROUNDED) for k, v in a.mul_mat.items()},
         **{f"flash_attn[{k!r:.80}]": (v, _ROUNDED) for k, v in a.flash_attn.items()},
+        **{f"mul_mat_sum[{k!r:.80}]": (v, ("f16",)) for k, v in a.mul_mat_sum.items()},
         **{f"flash_attn_sum[{k!r:.80}]": (v, ("f16",)) for k, v in a.flash_attn_sum.items()},
         **{f"tables[{k!r:.80}]": (v, ("f16",)) for k, v in a.tables.items()},
         **{f"weights[{k!r:.80}]": (v, _forms(k)) for k, v in a.weights.items()},

@@ -16,7 +16,7 @@ from math import inf, sqrt
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic, key_of, limit_at
 from conformance.ggml.ops.matmul import PRODUCT
-from conformance.ggml.ops.op import DECLARATIONS, operand
+from conformance.ggml.ops.op import DECLARATIONS, Rounding, operand
 from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import VIEW_OPS, Tensor, nelements
 
@@ -83,6 +83,17 @@ ABOVE_UPSTREAM = {
 For `Arithmetic.products`, up to `Rounding.products`. Other ops may not exceed it."""
 
 
+_SUMMED = {
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "CONV_2D", "CONV_3D", "CONV_TRANSPOSE_1D", "CONV_TRANSPOSE_2D"), 0),
+    "FLASH_ATTN_EXT": 1,
+}
+"""Op -> source whose type chooses the kernel that sums products."""
+_SUM_IN_F16 = 1e-8
+"""NMSE per term of such a sum in F16.
+
+4e-9 measured for eight sums side by side, the fewest that a kernel has."""
+
+
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True, cancellation: float = 0.0) -> Budget:
     """Return the tolerance of a node with correct sources, expected in `arithmetic`.
 
@@ -104,6 +115,8 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why
+    if extra := _summed(node, row, arithmetic):
+        nmse, why = nmse + extra, f"{why}; products summed in F16"
     if arithmetic.products in _PRODUCTS and row.products:
         worth = row.products * _PRODUCTS[arithmetic.products]
         bound = max(worth, bound) if node.op in ABOVE_UPSTREAM else min(worth + bound, limit_at(node))
@@ -132,6 +145,14 @@ def _step(node: Tensor, arithmetic: Arithmetic) -> tuple[float, str]:
     if by == "tables":
         return HALF_U2 * (1 / 64 + 4 / max(1, nelements(node))), "a table of F16"
     return 0.0, ""
+
+
+def _summed(node: Tensor, row: Rounding, arithmetic: Arithmetic) -> float:
+    """Return the NMSE of products that are summed in F16."""
+    if node.op not in _SUMMED or operand(node, _SUMMED[node.op]).type.name not in arithmetic.mul_mat_sum:
+        return 0.0
+    terms = operand(node, 1).ne[0] if node.op == "FLASH_ATTN_EXT" else row.terms(node)
+    return min(limit_at(node), terms * _SUM_IN_F16)
 
 
 _DISTANCE = {"f16": 4e-7, "bf16": 4e-5}

@@ -367,6 +367,18 @@ def test_flash_attn_sums_parts_by_themselves() -> None:
     np.testing.assert_allclose(run(leafs, y, backend=parts)[0], 1.0, rtol=1e-6)
 
 
+def test_flash_attn_rounds_its_weights() -> None:
+    """exp(-1) is 0.36787944, or 0.36791992 in F16; a new maximum scales the sum by it, too."""
+    declared = Arithmetic("a", flash_attn_sum={"f16": "f16"})
+    for mask in ([0.0, -1.0], [-1.0, 0.0]):
+        leafs, v = Leafs(), np.stack([np.full(16, 0.0), np.linspace(1, 2, 16)])[None]
+        y = attention(leafs, np.zeros_like(v), v if mask[0] > mask[1] else v[:, ::-1], np.array([mask]))
+        for width, weight in (("float32", 0.36787944), ("f16", 0.36791992)):
+            total = (np.float32(weight) * v[0, 1].astype(np.float16).astype(np.float32)).astype(np.float16)
+            found = run(leafs, y, backend=CPU.computing_in(replace(declared, flash_attn_weights=width)))[0]
+            np.testing.assert_allclose(found.reshape(-1, 16)[0], total / (1 + np.exp(-1)), rtol=1e-6)
+
+
 def test_masked_cells_have_no_say() -> None:
     """NaN and infinity in masked cells of K and V change nothing; a token that sees no cell gets zeros."""
     k, v, mask = noise(1, 2, 10, 16), noise(2, 2, 10, 16), np.zeros((5, 10))

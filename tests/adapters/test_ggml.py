@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from marks import needs_wheel
 from numpy.typing import NDArray
 
-from backends.ggml import GgmlBackend, _quantize
+from backends.cpu import CpuBackend
+from backends.ggml import GgmlBackend, _quantize, probe
 from backends.ggml.context import sub_op
 from backends.ggml.probe import flash_attn_step
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml import types
-from conformance.ggml.arithmetic import GGML_CPU
+from conformance.ggml.arithmetic import GGML_CPU, Arithmetic
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib import layout
@@ -214,6 +215,19 @@ def test_tiles_of_attention_are_computed(library: Library) -> None:
     cpu = library.device("CPU")
     assert flash_attn_step(library, cpu, 64) == 1
     assert flash_attn_step(library, cpu, 63) == 0
+
+
+@pytest.mark.parametrize(("width", "sums"), [("float32", {}), ("f16", {"f16": "f16"})])
+def test_arithmetic_in_f16_is_recognised(
+    library: Library, monkeypatch: pytest.MonkeyPatch, width: str, sums: dict[str, str]
+) -> None:
+    """The probes tell a device whose products of F16 are F16, as on ARM, from one that computes in F32."""
+    cpu = library.device("CPU")
+    declared = Arithmetic("a", flash_attn_sum={"f16": "f16"}, flash_attn_weights=width, sums=width)
+    device = CpuBackend().computing_in(declared)
+    monkeypatch.setattr(probe, "GgmlSession", lambda *about: device.open(about[4]))
+    assert probe.flash_attn_weights.__wrapped__(library, cpu) == width
+    assert probe.mul_mat_sum.__wrapped__(library, cpu) == sums
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])

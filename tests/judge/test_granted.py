@@ -122,6 +122,8 @@ bound = 1e30
         ({"mul_mat": {"f32": "q4_0"}}, "'q4_0' found"),
         ({"flash_attn": {"f16": "tq1_0"}}, "flash_attn['f16']"),
         ({"flash_attn_sum": {"f16": "bf16"}}, "flash_attn_sum['f16']"),
+        ({"flash_attn_weights": "bf16"}, "flash_attn_weights"),
+        ({"mul_mat_sum": {"f16": "bf16"}}, "mul_mat_sum['f16']"),
         ({"tables": {"GELU": "i8"}}, "tables['GELU']"),
         ({"tables": {"EXP": "f16"}}, "a table of GELU"),
         ({"weights": {"f32": "q4_0x128"}}, "weights['f32']"),

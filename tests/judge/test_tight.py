@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes
+from conformance.ggml.types import F16, F32
+from conformance.judge.budget import budget_of
+from conformance.judge.compare import compare
 from conformance.judge.judge import judge_step
 from conformance.run.execute import execute
 from conformance.run.runner import Runner
@@ -48,3 +56,26 @@ def test_one_wrong_block_scale_of_8192_is_seen(runner: Runner, backend: str, typ
     (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, expectation.arithmetic)
     assert judged.used > 1000
     assert judged.difference.nmse < USUAL
+
+
+@pytest.mark.parametrize("k", [32, 256, 2048])
+def test_sums_in_f16_are_allowed_where_declared(k: int) -> None:
+    """Eight F16 sums side by side pass if the device declares them; a lost term of each row does not."""
+    g, rng = Builder(), np.random.default_rng(k)
+    node = g.mul_mat(g.new_tensor_2d(F16, k, 16), g.new_tensor_2d(F32, k, 8))
+    w, x = (rng.standard_normal((n, k)).astype(np.float16).astype(np.float64) for n in (16, 8))
+    terms, sums = w * x[:, None], np.zeros((8, 16, 8))
+    for i in range(0, k, 8):
+        sums = (sums + terms[..., i : i + 8]).astype(np.float16).astype(np.float64)
+
+    def pack(y: NDArray[np.float64]) -> Bytes:
+        return y.astype("<f4").reshape(-1).view(np.uint8)
+
+    def used(y: NDArray[np.float64], **declared: Any) -> float:  # noqa: ANN401  # fields of Arithmetic
+        budget = budget_of(node, Arithmetic("a", mul_mat={"f16": "f16"}, **declared))
+        return budget.used(compare(node, pack(terms.sum(-1)), pack(y)))
+
+    declared = {"mul_mat_sum": {"f16": "f16"}}
+    assert used(sums.sum(-1), **declared) < 1 < used(sums.sum(-1))
+    assert used(terms[..., 1:].sum(-1), **declared) > 1
+    assert used(terms.sum(-1) * 1.01, mul_mat_sum={"bf16": "f16"}) > 1
