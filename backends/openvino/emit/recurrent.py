@@ -130,12 +130,9 @@ def _run(
 
 # -- selective scan ---------------------------------------------------------------------------------------------------
 def _softplus(c: Constants, x: Value) -> Value:
-    """Compute `x` beyond 20, and a series far below zero, where 1 + exp(x) loses precision."""
-    e = o.exp(x)
-    third = o.subtract(c.f32(0.5), o.multiply(e, c.f32(1 / 3)))
-    series = o.multiply(e, o.subtract(c.f32(1.0), o.multiply(e, third)))
-    y = o.select(o.less(x, c.f32(-5.0)), series, o.log(o.add(e, c.f32(1.0))))
-    return o.select(o.greater(x, c.f32(20.0)), x, y)
+    """Compute log(1 + exp(x)) without `log`, which has few correct digits near 1."""
+    e = o.exp(o.negative(o.abs(x)))
+    return o.add(o.relu(x), o.multiply(c.f32(2.0), o.atanh(o.divide(e, o.add(e, c.f32(2.0))))))
 
 
 def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
