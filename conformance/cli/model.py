@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -106,6 +106,7 @@ def check_model(
     arch = architecture_of(model)
     document: dict[str, Any] = {**header("check-model"), "model": model.name}
     findings: list[Finding] = []
+    stopped = Outcome()
     cpu = Device("llama.cpp", llama_of(lib))
     known = architectures().get(arch)
     flash_attn = known is None or known.flash_attn
@@ -115,15 +116,15 @@ def check_model(
         findings, logits = _check_file(a, b), None
         if b:
             plain = turns.setting("", flash_attn=flash_attn)
-            layer, logits = _by_layers(a, b, load, lambda llama: _prompt(llama, prompt, tokens), plain)
+            layer, logits, stopped = _until_ctrl_c(
+                lambda: _by_layers(a, b, load, lambda llama: _prompt(llama, prompt, tokens), plain)
+            )
             findings += layer
         document["file"] = {"compared": compare.name if compare else None, "logits": logits,
                             "findings": [f.to_json() for f in findings]}  # fmt: skip
     broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(f.wrong for f in findings) else [])
-    if not (backends or url):
-        if json_path:
-            write_json(json_path, document)
-        leave(broken)
+    if stopped.exit_code or not (backends or url):
+        _end(document, json_path, broken + stopped)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
     chosen = settings or (turns.SETTINGS if turns_file else ("",))
     played = [turns.setting(s, flash_attn=flash_attn) for s in chosen]
@@ -204,6 +205,22 @@ def _progress(begin: str) -> Iterator[Callable[[str], None]]:
     state = [begin]
     with Progress().of(lambda: state[0]):
         yield lambda words: state.__setitem__(0, words)
+
+
+def _end(document: dict[str, Any], json_path: Path | None, outcome: Outcome) -> NoReturn:
+    """Write the record of a file, and exit."""
+    if json_path:
+        write_json(json_path, document)
+    leave(outcome)
+
+
+def _until_ctrl_c(
+    play: Callable[[], tuple[list[Finding], dict[str, Any] | None]],
+) -> tuple[list[Finding], dict[str, Any] | None, Outcome]:
+    try:
+        return *play(), Outcome()
+    except KeyboardInterrupt:
+        return [], None, Outcome.of(Why.INTERRUPTED, ["interrupted; layers were not compared"])
 
 
 def _by_layers(

@@ -14,7 +14,7 @@ from marks import needs_wheel
 from trust import files
 from trust.files import Draft, Pair
 
-from conformance.cli import main
+from conformance.cli import main, model
 from conformance.ggml.quants import from_float, to_float
 from conformance.model.finding import Kind
 
@@ -91,3 +91,22 @@ def test_a_file_that_llama_refuses_keeps_its_other_findings(pair: Pair, tmp_path
     ran = CliRunner().invoke(main, ["check-model", str(tmp_path / "a.gguf"), "--compare", str(tmp_path / "b.gguf")])
     assert (ran.exit_code, "missing: output_norm.weight" in ran.output) == (1, True), ran.output
     assert "layers: not compared: " in ran.output
+
+
+def test_ctrl_c_keeps_what_was_found(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has the findings so far; a healthy pair ends with 5, a wrong file with 1."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "_by_layers", stopped)
+    record = tmp_path / "r.json"
+    bare = replace(pair.a, raw={k: v for k, v in pair.a.raw.items() if k != "output_norm.weight"})
+    for a, code in ((pair.a, 5), (bare, 1)):
+        for draft, name in ((a, "a.gguf"), (pair.b, "b.gguf")):
+            draft.write(tmp_path / name)
+        paths = [str(tmp_path / n) for n in ("a.gguf", "b.gguf")]
+        ran = CliRunner().invoke(main, ["check-model", paths[0], "--compare", paths[1], "--json", str(record)])
+        assert (ran.exit_code, "interrupted; layers were not compared" in ran.output) == (code, True), ran.output
+        found = json.loads(record.read_text("utf-8"))["file"]["findings"]
+        assert any("output_norm.weight" in str(f) for f in found) == (code == 1)
