@@ -6,11 +6,14 @@ signatures; its state lies in a temporary folder.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from conformance.ggml.errors import UnavailableError
@@ -25,10 +28,12 @@ MIRROR = "CONFORMANCE_DEBIAN"
 """Variable with the address of a Debian mirror, for a system whose own apt names none."""
 TIME_LIMIT = 1800.0
 """Time limit in seconds of a command of apt or dpkg."""
-PACKAGES = ("python3-numpy", "libgomp1", "libstdc++6")
+PACKAGES = ("python3-msgspec", "python3-numpy", "python3-psutil", "libgomp1", "libstdc++6")
 """Packages that a worker needs; apt adds their dependencies."""
 _DEBIAN = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64"}
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+PURE = ("gguf", "tqdm", "yaml")
+"""Packages without machine code, which a worker imports from this Python."""
 _DROPPED = ("PYTHON", "LD_")
 """Prefixes of variables that name files of this processor."""
 
@@ -50,7 +55,8 @@ def start(isa: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 def folders(isa: str) -> tuple[Path, Path]:
     """Return where qemu and the files for `isa` are, once they are unpacked."""
-    return _home() / f"{SUITE}-qemu", _home() / f"{SUITE}-{known(isa).debian}"
+    content = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:8]
+    return _home() / f"{SUITE}-qemu", _home() / f"{SUITE}-{known(isa).debian}-{content}"
 
 
 def _home() -> Path:
@@ -82,8 +88,24 @@ def _environment(isa: Isa, env: Mapping[str, str]) -> dict[str, str]:
     return {
         **kept,
         "LD_LIBRARY_PATH": f"{libraries}/blas:{libraries}/lapack",  # where update-alternatives would link them
+        "PYTHONPATH": str(_pure(root / "pure")),
         "PYTHONPYCACHEPREFIX": f"{root}.pyc",
     }
+
+
+def _pure(folder: Path) -> Path:
+    """Return `folder` with links to `PURE`, as they are now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PURE:
+        found, link = find_spec(name), folder / name
+        if found is None or found.origin is None:
+            raise UnavailableError(f"emulator: the package {name} expected, not found; install it with pip")
+        target = Path(found.origin).parent
+        if not link.is_symlink() or link.readlink() != target:
+            with TemporaryDirectory(dir=folder) as made:
+                (Path(made) / name).symlink_to(target)
+                (Path(made) / name).replace(link)
+    return folder
 
 
 @contextmanager

@@ -54,7 +54,12 @@ def test_the_command_of_each_processor_is_qemu_with_its_cpu(cache: Path) -> None
         assert made["interpreter"] == [
             f"{qemu}/qemu-{isa.machine}", "-cpu", isa.cpu, "-L", str(root), f"{root}/usr/bin/python3",
         ]  # fmt: skip
-        assert sorted(made["env"]) == ["HOME", "LD_LIBRARY_PATH", "PYTHONPYCACHEPREFIX"]
+        assert sorted(made["env"]) == ["HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONPYCACHEPREFIX"]
+        pure = Path(made["env"]["PYTHONPATH"])
+        (pure / "gguf").unlink()
+        (pure / "gguf").symlink_to("/nowhere")  # of a Python that is gone
+        assert start(isa.name, {"HOME": "/h"})["env"] == made["env"]
+        assert {p.name: p.is_dir() for p in pure.iterdir()} == dict.fromkeys(emulator.PURE, True)
         assert words("a.b", made["interpreter"])[6:] == [LAUNCHER, "", words("a.b")[3], "module", "a.b"]
     assert {f.parent for f in folders("arm64")} == {cache.parent / "emulator"}
     assert start("", {"A": "b"}) == {"env": {"A": "b"}}
@@ -99,7 +104,7 @@ mkdir -p "$3/usr/bin"; for name in qemu-aarch64 qemu-riscv64 qemu-hexagon python
     said = log.read_text("utf-8")
     assert f"http://mirror.invalid/debian/ {emulator.SUITE} main" in said
     assert "APT::Architecture=arm64" in said
-    assert "install python3-numpy libgomp1 libstdc++6" in said
+    assert f"install {' '.join(emulator.PACKAGES)}" in said
     log.unlink()
     start("arm64-sve")
     assert not log.exists()
