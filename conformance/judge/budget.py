@@ -151,8 +151,7 @@ def _summed(node: Tensor, row: Rounding, arithmetic: Arithmetic) -> float:
     """Return the NMSE of products that are summed in F16."""
     if node.op not in _SUMMED or operand(node, _SUMMED[node.op]).type.name not in arithmetic.mul_mat_sum:
         return 0.0
-    # an error of a logit, 2 for instance, is a relative one of the result
-    terms = 4 * operand(node, 1).ne[0] if node.op == "FLASH_ATTN_EXT" else row.terms(node)
+    terms = operand(node, 1).ne[0] if node.op == "FLASH_ATTN_EXT" else row.terms(node)
     return min(limit_at(node), terms * _SUM_IN_F16)
 
 
