@@ -221,7 +221,7 @@ def test_tiles_of_attention_are_computed(library: Library) -> None:
 def test_arithmetic_in_f16_is_recognised(
     library: Library, monkeypatch: pytest.MonkeyPatch, width: str, sums: dict[str, str]
 ) -> None:
-    """The probes tell a device whose products of F16 are F16, as on ARM, from one that computes in F32."""
+    """The probes recognise a device that multiplies and sums in F16, and one that does so in F32."""
     cpu = library.device("CPU")
     declared = Arithmetic("a", flash_attn_sum={"f16": "f16"}, flash_attn_weights=width, sums=width)
     device = CpuBackend().computing_in(declared)
