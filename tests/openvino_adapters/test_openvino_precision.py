@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backends.openvino.compile import compiler
-from backends.openvino.emit.recurrent import _softplus
+from backends.openvino.emit.elementwise import softplus
 from backends.openvino.nodes import Constants, round_bf16, round_f16
 from backends.openvino.rewrite import keep
 from conformance.backend.registry import Spec
@@ -56,7 +56,7 @@ def test_softplus_has_correct_digits_far_below_zero() -> None:
     """SSM_SCAN multiplies its input by softplus(dt), so the relative error counts, for any dt."""
     x = np.concatenate([np.linspace(-80, 80, 1001), np.linspace(-6, 0, 1001)]).astype("f4")
     parameter = o.parameter([x.size], np.float32)
-    model = ov.Model([_softplus(Constants(), parameter)], [parameter])
+    model = ov.Model([softplus(Constants(), parameter)], [parameter])
     y = compiler("CPU", "accuracy", "auto").model(model)([x])[0].astype("f8")
     np.testing.assert_allclose(y, np.log1p(np.exp(x.astype("f8"))), rtol=1e-6)
 

@@ -92,6 +92,12 @@ def _round(c: Constants, x: Value) -> Value:
     return o.multiply(o.add(whole, up), o.sign(x))
 
 
+def softplus(c: Constants, x: Value) -> Value:
+    """Compute log(1 + exp(x)) without `log`, which has few correct digits near 1."""
+    e = o.exp(o.negative(o.abs(x)))
+    return o.add(o.relu(x), o.multiply(c.f32(2.0), o.atanh(o.divide(e, o.add(e, c.f32(2.0))))))
+
+
 UNARY: dict[str, Callable[[Constants, Value], Value]] = {
     "ABS": lambda _, x: o.abs(x),
     "SGN": lambda _, x: o.sign(x),
@@ -108,7 +114,7 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
     "HARDSIGMOID": _hardsigmoid,
     "EXP": lambda _, x: o.exp(x),
     "EXPM1": lambda c, x: o.subtract(o.exp(x), c.f32(1.0)),
-    "SOFTPLUS": lambda c, x: o.select(o.greater(x, c.f32(20.0)), x, o.log(o.add(o.exp(x), c.f32(1.0)))),
+    "SOFTPLUS": softplus,
     "GELU_ERF": lambda _, x: o.gelu(x, "erf"),
     "FLOOR": lambda _, x: o.floor(x),
     "CEIL": lambda _, x: o.ceiling(x),

@@ -12,6 +12,7 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Model, Node, Type
 
+from backends.openvino.emit.elementwise import softplus
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
 from conformance.backend.translating.plan import Emitter
@@ -129,12 +130,6 @@ def _run(
 
 
 # -- selective scan ---------------------------------------------------------------------------------------------------
-def _softplus(c: Constants, x: Value) -> Value:
-    """Compute log(1 + exp(x)) without `log`, which has few correct digits near 1."""
-    e = o.exp(o.negative(o.abs(x)))
-    return o.add(o.relu(x), o.multiply(c.f32(2.0), o.atanh(o.divide(e, o.add(e, c.f32(2.0))))))
-
-
 def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
     """Step: s (n_s, groups, heads, dim, state), x (…, dim), dt (…, heads), B, C (…, 1, state)."""
     x, dt, b, c_ = xs
@@ -155,7 +150,7 @@ def _ssm_scan(e: EmitContext, node: Tensor) -> None:
     state = reshape(c, rows, (n_s, groups, per, dim, d_state))
     inputs = [
         reshape(c, e.number(x), (n_s, n_t, groups, per, dim)),
-        reshape(c, c.shaped(_softplus(c, e.number(dt)), dt.shape), (n_s, n_t, groups, per)),
+        reshape(c, c.shaped(softplus(c, e.number(dt)), dt.shape), (n_s, n_t, groups, per)),
         *(reshape(c, e.number(src(node, i)), (n_s, n_t, groups, 1, d_state)) for i in (4, 5)),
     ]
     decay = reshape(c, e.number(a), (1, groups, per, a.ne[0]))
