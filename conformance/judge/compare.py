@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan, nan, sqrt
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.ggml import quants
-from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.ops.op import DECLARATIONS, operand
+from conformance.ggml.tensor import Bytes, Tensor, nelements
 from conformance.ggml.types import GGMLType
 
 from .wrong import Kind
@@ -60,6 +62,7 @@ def values(t: Tensor, packed: Bytes) -> NDArray[Any]:
 def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False) -> Difference:
     """Compare packed bytes of `t`; bytes of another size are entirely wrong.
 
+    Outputs and states that one tensor holds may differ in size, so each has its own measures; the larger count.
     `unordered` ignores the order within a row (TOP_K).
     """
     n = int(np.prod(t.ne))
@@ -73,7 +76,20 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     if not raw:
         return Difference(count=n)
     with np.errstate(invalid="ignore"):  # converting a signalling NaN raises a floating-point flag
-        return _measure(_plain(t.type, want), _plain(t.type, got), raw)
+        measured = _measured(t, _plain(t.type, want).reshape(-1), _plain(t.type, got).reshape(-1))
+    index = tuple(int(i) for i in np.unravel_index(measured.index[0], t.shape)[::-1])
+    return replace(measured, raw=raw, count=n, index=index)
+
+
+def _measured(t: Tensor, want: NDArray[Any], got: NDArray[Any]) -> Difference:
+    """Measure flat numbers of `t`, outputs and states apart; the index is flat, too."""
+    declared = DECLARATIONS.get(t.op)
+    if declared is None or declared.outputs is None:
+        return _measure(want, got, 0, want.size)
+    outputs = nelements(operand(t, declared.outputs))
+    parts = _measure(want, got, 0, outputs), _measure(want, got, outputs, want.size)
+    worse = max(parts, key=attrgetter("element"))
+    return replace(worse, nmse=max(p.nmse for p in parts), special=sum(p.special for p in parts))
 
 
 def in_order(indices: Bytes, keys: NDArray[Any]) -> Bytes:
@@ -114,16 +130,16 @@ def _plain(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
     return stored if type_.dtype is not None else quants.to_float(type_, stored)
 
 
-def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
-    """Measure numbers of shape `ne[::-1]`: energies, and elements relative to the energy so far.
+def _measure(all_want: NDArray[Any], all_got: NDArray[Any], first: int, end: int) -> Difference:
+    """Measure a range of flat numbers: energies, and elements relative to the energy so far.
 
     These bound the final ones, so that only blocks that may have the worst element are measured again.
     """
-    flat = want.reshape(-1), got.reshape(-1)
+    flat = all_want[first:end], all_got[first:end]
     energy = error_energy = rms = 0.0
     nonzero = n_special = 0
     peaks = []
-    for start in range(0, want.size, BLOCK):
+    for start in range(0, flat[0].size, BLOCK):
         part = _part(*flat, start)
         energy += float(np.sum(np.square(part.clean)))
         error_energy += float(np.sum(np.square(part.error)))
@@ -141,10 +157,9 @@ def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
         value, at = _worst(relative if start == part.start else _relative(_part(*flat, start), rms))
         if (value, -start) > (worst, -place):
             worst, place = value, start + at
-    index = tuple(int(i) for i in np.unravel_index(place, want.shape)[::-1])
     found = float(flat[0][place]), float(flat[1][place])
     kind = _kind(*flat) if n_special or nmse == 1 else "numbers"  # NMSE of zeros is 1
-    return Difference(inf if n_special else nmse, worst, n_special, raw, want.size, index, *found, kind)
+    return Difference(inf if n_special else nmse, worst, n_special, 0, 0, (first + place,), *found, kind)
 
 
 def _kind(want: NDArray[Any], got: NDArray[Any]) -> Kind:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from conformance.ggml import quants
+from conformance.ggml.ops.recurrent import SSM_SCAN
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, Q4_0, Q8_0
 from conformance.judge.budget import RAW, Budget
@@ -171,3 +172,33 @@ def test_indices_outside_the_row_are_left_alone() -> None:
     """Indices out of range are returned unchanged and so fail the comparison."""
     bad = np.array([0, 9], "<i4").view(np.uint8)
     assert in_order(bad, np.zeros((1, 2), "<f4")) is bad
+
+
+def _scan(small: float, where: str) -> tuple[Tensor, Bytes]:
+    """Return an SSM_SCAN of 4 outputs and 32 states, and its values; those of `where` have the size `small`."""
+    f = [new_tensor(F32, *ne) for ne in ((8, 1, 4, 1), (1, 4, 1, 1), (4, 1, 1), (8, 4), (8, 1, 1, 1), (8, 1, 1, 1))]
+    node = SSM_SCAN.node(*f, new_tensor(I32, 1), K=1)
+    values = np.linspace(1, 2, 36, dtype=np.float32)
+    values[slice(4) if where == "outputs" else slice(4, None)] *= small
+    return node, _packed(values)
+
+
+@pytest.mark.parametrize(("where", "at"), [("outputs", 3), ("states", 20)])
+def test_outputs_and_states_are_measured_apart(where: str, at: int) -> None:
+    """A wrong small part of a result is seen beside a large one, with its own NMSE and the right index."""
+    node, want = _scan(1e-6, where)
+    got = want.copy()
+    got.view(np.float32)[at] *= 2
+    d = compare(node, want, got)
+    assert d.index == (at, 0, 0, 0)
+    assert d.nmse > 0.01
+    assert d.element > 0.1
+    assert (d.raw, d.count) == (1, 36)
+
+
+def test_states_do_not_lower_the_limit_of_outputs() -> None:
+    """A rounding of outputs that are a million times larger than states is relative to outputs."""
+    node, want = _scan(1e-6, "states")
+    got = want.copy()
+    got.view(np.float32)[:4] *= 1 + 1e-6
+    assert compare(node, want, got).element < 1e-6

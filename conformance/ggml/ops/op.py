@@ -154,6 +154,7 @@ class Op:
         not_by_weights: those of `names` that ggml's scheduler does not place on the device of their weights, which are
             too small.
         writes: names of the sources whose bytes the op also changes, such as AdamW's moments.
+        outputs: name of the source with as many elements as the outputs; states follow these in the result.
 
     Raises:
         ValueError: a name is not in `types.OPS`.
@@ -176,6 +177,7 @@ class Op:
         after: Sequence[tuple[Any, ...]] = (),
         not_by_weights: Collection[str] = (),
         writes: str = "",
+        outputs: str = "",
     ) -> None:
         if unknown := [name for name in names if name not in OPS]:
             raise ValueError(f"op {unknown[0]}: add the name to OPS in conformance/ggml/types.py")
@@ -190,6 +192,7 @@ class Op:
         self._texts = asserts, runs, let
         self.rule, self.limits, self.prepare = layout, limits, prepare
         self.rounding, self.work, self.suffix = rounding, work, suffix
+        self.outputs = self.src.index(outputs) if outputs else None
         self.after = tuple((setter, of, tuple(rest)) for setter, of, *rest in after)
         self.not_by_weights = frozenset(not_by_weights)
         self.writes = tuple(map(self.src.index, writes.split()))

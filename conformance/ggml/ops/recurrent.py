@@ -137,6 +137,7 @@ SSM_SCAN = Op(
         B->type == GGML_TYPE_F32; C->type == GGML_TYPE_F32; n_head % B->ne[1] == 0
     """,
     rounding=_STATES,
+    outputs="x",
     params=_K,
     work=Work(_scan_elements, lambda t: _turns(operand(t, 1).ne[2], _scan_state(t))),
 )
@@ -147,6 +148,7 @@ RWKV_WKV6 = Op(
     let=_LET,
     runs=_linear_runs("k v r tf td state", "; ggml_nelements(tf) == k->ne[0] * k->ne[1]"),
     rounding=_STATES,
+    outputs="v",
     work=_linear_work(5, 4),
 )
 RWKV_WKV7 = Op(
@@ -156,6 +158,7 @@ RWKV_WKV7 = Op(
     let=_LET,
     runs=_linear_runs("r w k v a b state", "; ggml_are_same_shape(r, k)"),
     rounding=_STATES,
+    outputs="v",
     work=_linear_work(6, 6),
 )
 GATED_LINEAR_ATTN = Op(
@@ -165,6 +168,7 @@ GATED_LINEAR_ATTN = Op(
     let=_LET,
     runs=_linear_runs("k v q g state"),
     rounding=_STATES,
+    outputs="v",
     params=(f32("scale"),),
     work=_linear_work(4, 4),
 )
@@ -188,6 +192,7 @@ GATED_DELTA_NET = Op(
         beta->ne[1] == H; beta->ne[2] == n_tokens; beta->ne[3] == n_seqs
     """,  # ggml_compute_forward_gated_delta_net_one_chunk would read past the end otherwise
     rounding=_STATES,
+    outputs="v",
     params=_K,
     work=Work(_delta_elements, lambda t: _turns(operand(t, 2).ne[2], nelements(operand(t, 5)))),
 )
