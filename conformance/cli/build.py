@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -31,13 +31,14 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why, unanswered
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
-from conformance.perf.units import BY_ID, Unit
+from conformance.perf.units import BY_ID, Unit, units
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
 from conformance.release import state
 from conformance.release.backtest import Answer, Attempt
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
+from conformance.release.counts import Counting
 from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
 from conformance.release.record import begin, causes_of, made, write, write_page
 from conformance.release.release import Release, plan
@@ -60,8 +61,6 @@ LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
 """Environment in which ggml-vulkan lists drivers that run on the CPU."""
-COUNTING = 1 / 3
-"""Share of the budget after which no further unit is counted."""
 FAULTS = shipped.path().parent / "ci" / "backtest.toml"
 """The default file of backtests, in the checkout.
 
@@ -84,6 +83,7 @@ def build() -> None:
 @click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="Build to compare with.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
 @ISA
+@click.option("--unit", "names", multiple=True, metavar="GLOB", help="Count instructions of these units, repeatable.")
 @BUDGET.click(default="30m", show_default=True)
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and the run file to DIR.")
@@ -94,6 +94,7 @@ def build_test(
     old: str | None,
     devices: Sequence[str],
     isa: str | None,
+    names: Sequence[str],
     budget: float,
     level: Level,
     output: Path | None,
@@ -102,12 +103,18 @@ def build_test(
 ) -> None:
     """Test build NEW on each of its devices, compared with build OLD.
 
-    Exit codes: 1 a cause is new (without --against: any cause), or NEW refuses cases that OLD passes, 3 no
-    case passed on a device, 5 --budget ended before every case ran: see docs/exit-codes.md.
+    --unit counts units of `conform perf run --list` on the CPU. Exit codes: 1 a cause is new (without --against: any
+    cause), or NEW refuses cases that OLD passes or executes more instructions in a unit, 3 no case passed on a device,
+    5 --budget ended before every case ran: see docs/exit-codes.md.
     """
+    if names and isa:
+        raise UsageError("--unit: units of this processor expected, found --isa; leave one of them out")
+    counted = units("standard", names) if names else ()
+    if counted:
+        check_callgrind()
     paths = [made(output)] if output else []
     paths += [json_path] if json_path else []
-    it = _tested((new, old), devices, budget, level, isolation, paths, isa=isa or "")
+    it = _tested((new, old), devices, budget, level, isolation, paths, counted=counted, isa=isa or "")
     for path in (*paths[:1], *write_page(output, paths[:1])) if output else ():
         line(f"{path}: written")
     leave(it.outcome())
@@ -132,9 +139,8 @@ def _tested(
         line(text, err=True)
     builds = replace(_probe(new, isa), released=released), None if old is None else _probe(old, isa)
     isolation = replace(isolation, until=ends)
-    it = _release(*builds, devices, budget, level, isolation, *paths[:1])
+    it = _release(*builds, devices, budget, level, isolation, next(iter(paths), None), counted)
     with Progress().of(begun):
-        it.counts.extend(state.count(counted, it.targets, isolation, ends - budget * (1 - COUNTING)))
         it.seconds = max(0.0, ends - time.monotonic())
         it.run()
     _show(it)
@@ -207,6 +213,7 @@ def _release(
     level: Level,
     isolation: Isolation,
     path: Path | None = None,
+    counted: Sequence[Unit] = (),
 ) -> Release:
     say = partial(line, err=True)
     cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
@@ -228,6 +235,7 @@ def _release(
         profiles=profiles,
         level=level,
         learning=learning,
+        units=counted,
     )
 
 
@@ -244,8 +252,21 @@ def _show(it: Release) -> None:
             line(f"     {'; '.join(filter(None, (f.cause.smallest, f.note, _doubt(it, f))))}")
     if it.base is not None and not it.found:
         line("no failures in either build")
+    if it.counts:
+        line("")
+        table(list(_counts(it)), ["unit", "instructions", "× OLD", "verdict"])
     for text in it.not_run():
         line(f"not run: {text}")
+
+
+def _counts(it: Release) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each counted unit of the build."""
+    builds = {str(t.build) for t in it.targets}
+    for r in it.counts:
+        if r.backend in builds:
+            number, ratio = r.metrics.get("instructions"), r.metrics.get("ratio.instructions")
+            cells = f"{number:,.0f}" if number else "", f"{ratio:.4f}" if ratio else ""
+            yield r.case, *cells, str(r.verdict)
 
 
 def _note(it: Release, target: Target) -> str:
@@ -288,7 +309,7 @@ def build_bisect(
         run: halving.Run = Cases(isolation).again
         if cause in BY_ID:
             check_callgrind()
-            run = halving.Counting(Bench(runner, isolation), BY_ID[cause]).run
+            run = Counting(Bench(runner, isolation), BY_ID[cause]).run
         tried = halving.bisect(case_id, spec, [probe(n, isa=isa_of(spec)) for n in names], run, _tried)
     line(tried.sentence())
     if json_path:

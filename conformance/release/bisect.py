@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build
-from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import Result
-from conformance.perf.bench import Bench, Row
-from conformance.perf.gates import COUNT_LIMIT, Gate, judge_counts
-from conformance.perf.units import Unit
 
 from .causes import fails
 
@@ -82,26 +78,6 @@ def bisect(
         else:
             high = middle
     return Bisection([tried[i] for i in sorted(tried)])
-
-
-class Counting:
-    """Counts `unit` on builds; one that executes more than the first build fails."""
-
-    def __init__(self, bench: Bench, unit: Unit) -> None:
-        self._bench, self._unit = bench, unit
-        self._first: Row | None = None
-
-    def run(self, spec: Spec, _: str) -> Result:
-        """Count on `spec`, and compare; UnavailableError if the first build cannot be counted."""
-        unit = self._unit
-        row = Row(unit, spec, replace(self._bench.result(unit, spec), case=unit.id))
-        self._bench.count(row)
-        first = self._first = self._first or row
-        if first.counts is None:
-            raise UnavailableError(f"{unit.id} on {first.backend}: {first.result.sentence()}; nothing to compare with")
-        grown = row.counts.grown(first.counts) if row.counts else None
-        gate = Gate(f"{unit.name} on {spec} as few instructions as {first.backend}", "ratio", unit, spec, COUNT_LIMIT)
-        return judge_counts(gate, row.result, first.result, grown)
 
 
 def on(spec: Spec, build: Build) -> Spec:

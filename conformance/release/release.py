@@ -26,6 +26,7 @@ from conformance.judge.verdict import (
     grouped,
 )
 from conformance.live import arch, audit, memory, order, scenario
+from conformance.perf.units import Unit
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.select import case_ids
@@ -37,6 +38,7 @@ from conformance.testrun import Chosen, TestRun
 
 from .cases import Sweep, spread
 from .causes import Causes, Found, Kind, difference, fails
+from .counts import counts, failed
 from .profiles import Profiles
 from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
 
@@ -50,6 +52,8 @@ FIRST_SHARE = 0.75
 If kernels take seconds to compile, single ops test more in that time than part of a trajectory, which needs the
 kernels of all its ops."""
 LATE = "time limit (--budget)"
+COUNTING = 1 / 3
+"""Share of the time after which no further unit is counted."""
 RUNNING = 0.6
 """Share of the time for cases; the rest is for causes."""
 GRACE = 0.1
@@ -117,8 +121,10 @@ class Release:
     """Path of the run file; each result is beside it at once, until it is written."""
     profiles: Profiles | None = None
     """Measures the targets whose devices declare no rounding."""
+    units: Sequence[Unit] = ()
+    """Units whose instructions are counted on the CPU."""
     counts: list[Result] = field(default_factory=list)
-    """Results of counted units, for the record."""
+    """Their results, for the record."""
     level: Level = "standard"
     """Highest level of the cases."""
     learning: float = 0.0
@@ -144,10 +150,12 @@ class Release:
         self.it.ask(Request(asked), gating=False)
 
     def run(self) -> None:
-        """Run the cases and find causes. Ctrl-C ends either part and leaves the results so far."""
+        """Count units, run the cases and find causes. Ctrl-C leaves the results so far."""
         begun = self.clock()
         try:
-            self._measure(begun + self.seconds * self.learning)
+            self._count(begun + self.seconds * COUNTING)
+            now = self.clock()
+            self._measure(now + (begun + self.seconds - now) * self.learning)
             now = self.clock()
             self._sweep(now + (begun + self.seconds - now) * RUNNING)
         except KeyboardInterrupt:
@@ -162,6 +170,20 @@ class Release:
             self.interrupted = True
             self.progress("interrupted; some failures have no cause")
         self.found = causes.all()
+
+    def _count(self, end: float) -> None:
+        for target in self._counted() if self.units else ():
+            specs = [s for s in (target.base, target.build) if s is not None]
+            self.progress(f"{target.name}: {counted(len(self.units), 'unit')} to count")
+            for results in counts(self.units, specs, self.isolation):
+                self.counts += results
+                self.it.keep(results)
+                if self.clock() >= end:
+                    return
+
+    def _counted(self) -> Iterator[Target]:
+        """Yield the targets on which units are counted."""
+        return (t for t in self.targets if t.name == CPU)
 
     def _measure(self, end: float) -> None:
         """Measure rounding until `end`; a target that cannot be measured ends alone."""
@@ -246,6 +268,9 @@ class Release:
             yield w.target, w.stage, w.left, broken or late, MissingCause.LOST if broken else cause
             for op, ids in w.hung.items():
                 yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case", cause
+        for t in self._counted():
+            done = {r.case for r in self.counts if r.backend == str(t.build)}
+            yield t, "counted units", [u.id for u in self.units if u.id not in done], late, cause
 
     def missing(self) -> list[Missing]:
         """Return the planned cases of the build without a result, `grouped`."""
@@ -275,8 +300,15 @@ class Release:
         """Return True if any case ran."""
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
+    def slower(self) -> list[Result]:
+        """Return the counted units that fail on the build and pass on its base."""
+        return [r for t in self._counted() for r in failed(self.counts, t.build, t.base)]
+
     def outcome(self) -> Outcome:
-        """Return the outcome; it fails for a new cause, a newly refused case or a broken target."""
+        """Return the outcome.
+
+        It fails for a new cause, a slower unit, a newly refused case or a broken target.
+        """
         new, left = len(self.ids(State.NEW)), Counter[str]()
         for m in self.missing():
             left[m.reason] += m.count if m.cause is not MissingCause.LOST else 0
@@ -286,6 +318,7 @@ class Release:
         cut = [f"{word}: {counted(n, 'case')} not run" for word, n in left.items() if n]
         return (
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
+            + Outcome.of(Why.FAILED, [r.sentence() for r in self.slower()])
             + coverage(lost, before)
             + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
             + Outcome.of(why, cut or (["interrupted"] if self.interrupted else []))

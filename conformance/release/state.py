@@ -8,21 +8,13 @@ units = ["decode@past=0"]                   # optional: counted by callgrind, on
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
 from conformance.case.strict import expect, only, parse_toml, read_text
-from conformance.judge.verdict import Result
-from conformance.perf.bench import Bench, Row
 from conformance.perf.units import Unit, units
-from conformance.run.isolation.isolate import Isolation
-from conformance.run.runner import Runner
-
-from .target import CPU, Target
 
 _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
@@ -54,19 +46,3 @@ def read(path: Path) -> Listed:
 def folder(name: str) -> str:
     """Return a name for the folder of a build's record."""
     return _PLAIN.sub("-", name).strip("-")
-
-
-def count(
-    chosen: Sequence[Unit], targets: Sequence[Target], isolation: Isolation, ends: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Result]:  # fmt: skip
-    """Yield the counts of units on the CPU, as long as `ends` is not reached."""
-    for spec in (t.build for t in targets if t.name == CPU):
-        with closing(Runner(isolation=isolation)) as runner:
-            bench = Bench(runner, isolation)
-            for unit in chosen:
-                if clock() >= ends:
-                    return
-                row = Row(unit, spec, replace(bench.result(unit, spec), case=unit.id))
-                bench.count(row)
-                yield row.result

@@ -28,9 +28,11 @@ from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
 from conformance.perf.units import BY_ID, Unit
 from conformance.release import backtest
-from conformance.release.bisect import Counting, bisect, on
+from conformance.release import counts as counting
+from conformance.release.bisect import bisect, on
 from conformance.release.cases import Cases, Sweep, spread
 from conformance.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
+from conformance.release.counts import Counting
 from conformance.release.profiles import Profiles
 from conformance.release.record import begin, causes_of, made, write, write_page
 from conformance.release.release import Release, plan
@@ -677,9 +679,55 @@ def test_bisecting_finds_the_first_build_that_executes_more(n: int, data: st.Dat
 def test_a_first_build_that_cannot_be_counted() -> None:
     """There is nothing to compare with, and the message names the build."""
     builds = [_build("b0"), _build("b1")]
-    counting = Counting(Counted(dict.fromkeys((on(NEW, b) for b in builds), 0)), UNIT)
+    nothing = Counting(Counted(dict.fromkeys((on(NEW, b) for b in builds), 0)), UNIT)
     with pytest.raises(UnavailableError, match=r"lib=/b0: .*nothing to compare with"):
-        bisect(UNIT.id, NEW, builds, counting.run)
+        bisect(UNIT.id, NEW, builds, nothing.run)
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict", "code"), [(1_000_900, Verdict.PASS, 3), (1_020_000, Verdict.FAIL, 1), (0, Verdict.PASS, 3)]
+)
+def test_a_build_that_executes_more_than_its_base_fails(
+    new: int, verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result has counts, ratio and verdict, of the CPU alone; one not counted is no failure."""
+    monkeypatch.setattr(counting, "Bench", lambda *_: Counted({OLD: 1_000_000, NEW: new}))
+    on = [CPU, replace(CPU, name=REPACK)]
+    release = Release(_build(), _build("old"), on, [], 60.0, Isolation(), Fixed(), units=[UNIT])
+    release.run()
+    base, build = release.counts
+    assert (base.backend, base.verdict, base.metrics["instructions"]) == (str(OLD), Verdict.PASS, 1_000_000)
+    assert (build.case, build.backend, build.verdict) == (UNIT.id, str(NEW), verdict)
+    assert build.metrics.get("ratio.instructions") == (new / 1_000_000 if new else None)
+    assert (release.outcome().exit_code, release.missing()) == (code, [])
+
+
+def test_units_that_the_base_gets_wrong_too_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit's case that fails on both builds is not the build's fault."""
+
+    class Wrong(Counted):
+        def result(self, unit: Unit, spec: Spec) -> Result:
+            """Return FAIL."""
+            return replace(super().result(unit, spec), verdict=Verdict.FAIL)
+
+    monkeypatch.setattr(counting, "Bench", lambda *_: Wrong({OLD: 0, NEW: 0}))
+    release = Release(_build(), _build("old"), [CPU], [], 60.0, Isolation(), Fixed(), units=[UNIT])
+    release.run()
+    assert ([r.verdict for r in release.counts], release.slower()) == ([Verdict.FAIL] * 2, [])
+
+
+def test_units_after_their_share_of_the_time_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit begun is counted on both builds; the others are listed, and the run ends with 5."""
+    monkeypatch.setattr(counting, "Bench", lambda *_: Counted({OLD: 7, NEW: 7}))
+    units = list(BY_ID.values())[:3]
+    clock = _clock(5.0).__next__
+    release = Release(
+        _build(), _build("old"), [CPU], [], 12.0, Isolation(), Fixed(), clock=clock, units=units
+    )  # fmt: skip
+    release.run()
+    assert [r.case for r in release.counts] == [units[0].id] * 2
+    assert [(m.case, m.cause) for m in release.missing()] == [(u.id, MissingCause.TIME_LIMIT) for u in units[1:]]
+    assert release.outcome().exit_code == 5
 
 
 SQR = "ops/SQR-f32-ne=10x5@1"

@@ -38,6 +38,8 @@ TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
         (["test", "nowhere"], "/nowhere: no such file or folder"),
         (["test", "pypi:xllamacpp"], "with an exact version"),
         (["test", "{file}"], "cannot be loaded"),
+        (["test", "a", "--unit", "decode", "--isa", "arm64"], "--unit: units of this processor expected, found --isa"),
+        (["test", "a", "--unit", "nothing"], "no unit of level standard matches 'nothing'"),
         (["bisect", "{file}", "ADD", "a"], "at least two builds expected, from old to new"),
         (["bisect", "{file}", "SUB-1", "a", "b"], "no cause SUB-1; it has ADD"),
         (["bisect", "{file}", next(iter(BY_ID)), "a", "b"], "no result of unit perf/"),

@@ -1,0 +1,60 @@
+"""Counts the instructions of work units on builds; each build is judged against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import UnavailableError
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.perf.bench import Bench, Row
+from conformance.perf.gates import COUNT_LIMIT, Gate, judge_counts
+from conformance.perf.units import Unit
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+
+
+class Counting:
+    """Counts `unit` on builds; one that executes more than the first build fails."""
+
+    def __init__(self, bench: Bench, unit: Unit) -> None:
+        self._bench, self._unit = bench, unit
+        self._first: Row | None = None
+
+    def result(self, spec: Spec) -> Result:
+        """Return the unit's result on `spec`, with counts and their ratios to the first build's."""
+        row = Row(self._unit, spec, replace(self._bench.result(self._unit, spec), case=self._unit.id))
+        self._bench.count(row)
+        first = self._first = self._first or row
+        if row is first or row.counts is None or first.counts is None:
+            return row.result
+        gate = Gate("", "count", self._unit, spec, COUNT_LIMIT, first.backend)
+        judged = judge_counts(gate, row.result, first.result, row.counts.grown(first.counts))
+        ratios = {k: v for k, v in judged.metrics.items() if k.startswith("ratio.")}
+        return replace(judged, case=self._unit.id, metrics={**row.result.metrics, **ratios})
+
+    def run(self, spec: Spec, _: str) -> Result:
+        """Return `result`; UnavailableError if the first build cannot be counted."""
+        result, first = self.result(spec), self._first
+        if first is not None and first.counts is None:
+            unit = self._unit.id
+            raise UnavailableError(f"{unit} on {first.backend}: {first.result.sentence()}; nothing to compare with")
+        return result
+
+
+def counts(units: Sequence[Unit], specs: Sequence[Spec], isolation: Isolation) -> Iterator[list[Result]]:
+    """Yield the results of each unit on `specs`, the base before the build."""
+    with closing(Runner(isolation=isolation)) as runner:
+        bench = Bench(runner, isolation)
+        for unit in units:
+            counting = Counting(bench, unit)
+            yield [counting.result(spec) for spec in specs]
+
+
+def failed(results: Sequence[Result], build: Spec, base: Spec | None) -> list[Result]:
+    """Return the results of `build` that fail where `base` passes."""
+    before = {r.case: r.verdict for r in results if r.backend == str(base)}
+    own = (r for r in results if r.backend == str(build) and r.verdict in FAILURES)
+    return [r for r in own if before.get(r.case, Verdict.PASS) is Verdict.PASS]
