@@ -246,4 +246,4 @@ def _message_of(result: Result) -> str:
     if where.fault is Fault.OUTPUT:
         since = f"in {where.name}" if where.name else f"from {'a later' if where.step else 'the first'} step on"
         return f"wrong numbers {since}{finite}"
-    return f"wrong numbers: {signature.op}, {signature.kind}"
+    return f"wrong numbers: {', '.join(filter(None, (signature.op, signature.kind)))}"

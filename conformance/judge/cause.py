@@ -62,11 +62,18 @@ class Cause:
     `of`: all architectures of the zoo. `failed`: cases. `passed`: distinct passing nodes that meet the conditions."""
     folder: str | None = None
     """Folder of the bug report."""
+    state: str = ""
+    """Comparison with the base (`report.compare.State`); empty if there is none."""
 
     @property
     def smallest(self) -> str:
         """Id of the smallest failing case."""
         return self.cases[0]
+
+    @property
+    def text(self) -> str:
+        """State and sentence."""
+        return ": ".join(filter(None, (self.state, self.sentence)))
 
     @property
     def hits(self) -> str:

@@ -89,12 +89,12 @@ def document(release: Release) -> dict[str, JSON]:
 
 
 def _causes(found: Sequence[Found]) -> Iterator[Cause]:
-    """Yield each cause once per backend, its sentence preceded by the state."""
+    """Yield each cause once per backend, with its state."""
     for of in found:
-        sentence = f"{of.state}: {of.cause.sentence}"
         for backend, cases in of.cases.items():
             first = (of.cause.smallest,) if of.cause.smallest in cases else ()
-            yield replace(of.cause, backend=backend, cases=tuple(dict.fromkeys((*first, *cases))), sentence=sentence)
+            own = tuple(dict.fromkeys((*first, *cases)))
+            yield replace(of.cause, backend=backend, cases=own, state=str(of.state))
 
 
 def causes_of(path: Path) -> list[Cause]:

@@ -161,7 +161,7 @@ def _causes(runs: Runs) -> list[str]:
             of = f" of {c.rank['counted']:,}" if "counted" in c.rank else ""
             facts.insert(1, f"hits {hit:,}{of} architectures")
         again = command(proofs[indices[0]].value)
-        lines.append(f"- **{c.verdict}** {inline(c.sentence)} ({', '.join(facts)}): {code(again)}")
+        lines.append(f"- **{c.verdict}** {inline(c.text)} ({', '.join(facts)}): {code(again)}")
     return lines
 
 

@@ -107,7 +107,7 @@ class Runs:
         """Return the indices of `causes` of each fault; several backends may have the same."""
         found: dict[tuple[str, str], list[int]] = {}
         for i, c in enumerate(self.causes):
-            found.setdefault((c.value.id, c.value.sentence), []).append(i)
+            found.setdefault((c.value.id, c.value.text), []).append(i)
         return list(found.values())
 
     def proofs(self) -> list[Row[Result]]:

@@ -485,6 +485,9 @@ def test_failures_of_a_backend_that_no_longer_opens_are_grouped_by_message(monke
     died += [Result("ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", str(spec), Verdict.FAIL)]
     found = {(c.op, c.verdict, c.cases) for c in Cases(Isolation()).find(died, 60.0)}
     assert found == {("SQR", Verdict.CRASH, (SQR, SQR + "2")), ("ADD", Verdict.FAIL, (died[2].case,))}
+    where = Place(Fault.UNLOCATED, 0)
+    (wrong,) = Cases(Isolation()).find([replace(died[2], where=where)], 0.0)
+    assert wrong.sentence == "ADD: FAIL: wrong numbers: unlocated (1 case)"
 
 
 def _clock(step: float) -> Iterator[float]:
@@ -569,7 +572,8 @@ def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) ->
     assert (path.name, page.name) == ("run.json", "index.html")
     assert "new: ADD is wrong" in summary.read_text()
     (cause,) = causes_of(path)
-    assert (cause.id, cause.smallest, cause.backend) == ("ADD", "ADD-1", str(NEW))
+    assert (cause.id, cause.smallest, cause.backend, cause.state) == ("ADD", "ADD-1", str(NEW), "new")
+    assert "1 new: ADD is wrong" in summary.read_text(), "the state is told once"
     document = json.loads(path.read_text())
     assert [m["case"] for m in document["missing"]] == ["SUB-1"]
     assert document["builds"]["causes"][0]["state"] == "new"

@@ -35,7 +35,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "counts witness where error wrong notes",
     ),
     "causes": (
-        "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
+        "id state sentence backend verdict op message smallest seen folder", "architectures failed passed first",
         "conditions cases",
     ),
     "units": ("unit model case backend of", "rate low high rounds", ""),

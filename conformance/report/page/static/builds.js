@@ -56,7 +56,7 @@ function causesOfBuilds() {
     row.causes.set(k, i);
   }
   return [...found].sort(([, a], [, b]) => b.last - a.last).slice(0, CAUSES).map(([smallest, { devices, causes, last }]) => ({
-    label: [t.value("sentence", causes.get(last)).replace(/^[a-z]+: /, ""), h("div", { class: "quiet" }, `${[...devices].join(", ")}: `, breakable(smallest))],
+    label: [t.value("sentence", causes.get(last)), h("div", { class: "quiet" }, `${[...devices].join(", ")}: `, breakable(smallest))],
     cells: BUILDS.map((b, k) => {
       if (causes.has(k)) {
         const { id, backend, verdict } = causeOf(causes.get(k));

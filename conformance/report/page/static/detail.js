@@ -43,6 +43,11 @@ function causeOf(i) {
   return Object.fromEntries(["id", "backend", "verdict", "smallest"].map((c) => [c, t.value(c, i)]));
 }
 
+// A cause's state in a comparison of builds, and its sentence.
+function causeText(i) {
+  return ["state", "sentence"].map((c) => tables.causes.value(c, i)).filter(Boolean).join(": ");
+}
+
 const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) => `${tables.causes.value("id", i)}\n${tables.causes.value("backend", i)}`));
 
 // A cause by its id and backend, which every run and build has the same; a cell may name one that no file here has.
@@ -69,7 +74,7 @@ function causeSection(root, params) {
   const its = (column) => (proof === undefined ? null : tables.results.value(column, proof));
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
-    h("h2", null, t.value("sentence", i)),
+    h("h2", null, causeText(i)),
     h("p", { class: "verdict" }, badge(verdict), ` on ${backend}`),
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Facts"), causeFacts(i)),

@@ -16,7 +16,7 @@ const CAUSES = 50;
 function faults() {
   const t = tables.causes, found = new Map();
   for (let i = 0; i < t.count; i++) {
-    const key = `${t.value("id", i)}\n${t.value("sentence", i)}`;
+    const key = `${t.value("id", i)}\n${causeText(i)}`;
     found.set(key, [...(found.get(key) || []), i]);
   }
   return [...found.values()];
@@ -42,7 +42,7 @@ function causesTable() {
         const backends = same.map((j) => t.value("backend", j)), pairs = report.base ? select(tables.compared, new URLSearchParams({ cause: id })) : [];
         return h("tr", null,
           h("td", { class: "number" }, k + 1), h("td", null, badge(verdict)),
-          h("th", { scope: "row" }, causeLink(id, backend, t.value("sentence", i)),
+          h("th", { scope: "row" }, causeLink(id, backend, causeText(i)),
             h("div", { class: "quiet" }, "on ", [...new Map(backends.map((b) => [report.devices[b] || b, b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? name : causeLink(id, b, name)]))),
           h("td", { class: "number" }, figure("results", { cause: id, backend: backends })),
           sides.map((side) => h("td", null, verdictsOf(pairs, side))),
