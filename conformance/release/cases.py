@@ -6,7 +6,6 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -154,11 +153,17 @@ class Sweep:
             yield from self.then(result, base, lambda r: it.runner.run(specs[r.backend], [it.runner.case(r.case)])[0])
 
 
-def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:
+def of_ops(ids: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the cases of ops that begin with one of `names`, as MUL_MAT_ID_FUSION does."""
+    begin = tuple(names)
+    return [i for i in ids if _subject(i).partition("/")[2].startswith(begin)]
+
+
+def spread(ids: Sequence[str], before: Iterable[str] = ()) -> list[str]:
     """Interleave cases of all ops and families, so that each gets its share of the time.
 
-    Ops in `first` come before all others. Within an op, cases with something new come first: a type, a stride or a
-    parameter value that neither its earlier cases nor those of `before` have.
+    Within an op, cases with something new come first: a type, a stride or a parameter value that neither its earlier
+    cases nor those of `before` have.
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for i in ids:
@@ -167,7 +172,7 @@ def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: It
     for i in before:
         known[_subject(i)] |= _traits(i)
     turn = {i: n for s, own in groups.items() for n, i in enumerate(_new_first(own, known[s]))}
-    return sorted(ids, key=lambda i: (_subject(i).removeprefix(f"{ops.NAME}/") not in first, turn[i]))
+    return sorted(ids, key=lambda i: turn[i])
 
 
 def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from conformance.suite.family import LEVELS, Level
 from conformance.suite.zoo.model import table
 from conformance.testrun import Chosen, TestRun
 
-from .cases import Sweep, spread
+from .cases import Sweep, of_ops, spread
 from .causes import Causes, Found, Kind, difference, fails
 from .counts import counts, failed
 from .profiles import Profiles
@@ -72,8 +72,9 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
         for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
             own = [t for t in targets if name in t.runs]
-            orders = {first: spread(ids, first, before) for first in {t.first for t in own}}
-            work += [Sweep(t, f"{name} at {each}", list(orders[t.first])) for t in own]
+            order = spread(ids, before)
+            of = {t.kernels: of_ops(order, t.kernels) if t.kernels and name == OPS else order for t in own}
+            work += [Sweep(t, f"{name} at {each}", list(of[t.kernels])) for t in own]
             before.update(ids)
             if (each, name) == (LEVELS[0], OPS):
                 work += _short(targets, models=models)

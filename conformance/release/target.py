@@ -47,8 +47,8 @@ class Target:
     """Kinds of cases that run on it: single ops, trajectories, whole models."""
     software: bool = False
     """True if the CPU emulates the device, whose driver may be at fault."""
-    first: frozenset[str] = frozenset()
-    """Ops with their own kernels in this setup; their cases run first."""
+    kernels: frozenset[str] = frozenset()
+    """Ops with their own kernels in this setup; single ops of others do not run. Empty: all."""
 
     @property
     def is_measured(self) -> bool:

@@ -30,7 +30,7 @@ from conformance.perf.units import BY_ID, Unit
 from conformance.release import backtest
 from conformance.release import counts as counting
 from conformance.release.bisect import bisect, on
-from conformance.release.cases import Cases, Sweep, spread
+from conformance.release.cases import Cases, Sweep, of_ops, spread
 from conformance.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
 from conformance.release.counts import Counting
 from conformance.release.profiles import Profiles
@@ -317,10 +317,15 @@ def test_what_is_new_of_an_op_comes_early() -> None:
     assert spread([*same, new], before=["ops/NORM-f32-ne=33x4,eps=10.0@1"])[:2] == [same[0], new]
 
 
-def test_ops_with_kernels_of_their_own_run_first() -> None:
-    """A buffer type for weights tells nothing of other ops."""
-    order = spread(["ops/ADD-x@1", "ops/MUL_MAT-a@1", "ops/MUL_MAT-b@1", "ops/SUB-x@1"], frozenset({"MUL_MAT"}))
-    assert order == ["ops/MUL_MAT-a@1", "ops/MUL_MAT-b@1", "ops/ADD-x@1", "ops/SUB-x@1"]
+def test_a_buffer_type_runs_the_ops_that_have_kernels_for_it() -> None:
+    """Other ops have the kernels of the CPU, which runs all; trajectories run on both."""
+    repack = replace(CPU, name=REPACK, kernels=frozenset({"MUL_MAT"}))
+    of = {(w.target.name, w.stage): w.left for w in plan([CPU, repack], "smoke", models=False)}
+    every, own = of["CPU", "ops at smoke"], of[REPACK, "ops at smoke"]
+    assert own == [i for i in every if "/MUL_MAT" in i]
+    assert {i.split("-")[0] for i in own} == {"ops/MUL_MAT", "ops/MUL_MAT_ID"}
+    assert of["CPU", "trajectories at smoke"] == of[REPACK, "trajectories at smoke"] != []
+    assert of_ops(["tbo/MUL_MAT_ID_FUSION(n=1)@0", "ops/MUL-f32@1"], {"MUL_MAT"}) == ["tbo/MUL_MAT_ID_FUSION(n=1)@0"]
 
 
 class Hangs(Runner):
