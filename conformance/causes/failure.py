@@ -39,7 +39,16 @@ class Failure:
             kind = kind.partition(",")[2].lstrip()
         elif wrong and relation.applies(self.case):
             kind = f"relation {relation.read(self.case).name}, {kind}"
+        elif wrong and self.among:
+            kind = f"{kind}, first at {self.among}"
         return self.result.verdict.value, kind
+
+    @property
+    def among(self) -> str:
+        """Op of the first wrong node if no node alone is wrong; empty if unknown."""
+        where = self.result.where
+        graph = where is not None and where.fault is Fault.GRAPH and self.at is None
+        return where.op if where is not None and graph and where.op != "NONE" else ""
 
     @property
     def is_flaky(self) -> bool:

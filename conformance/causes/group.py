@@ -223,7 +223,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
         sentence(rule.conditions, verdict, message, len(failed), of_nodes, group.unsure),
         backend,
         result.verdict,
-        rule.ops[0] if len(rule.ops) == 1 else "",
+        rule.ops[0] if len(rule.ops) == 1 else "" if rule.ops else group.proof.among,
         "" if result.verdict is Verdict.FAIL else group.proof.signature.kind,
         rule.conditions,
         tuple(dict.fromkeys(f.case.id for f in failed)),

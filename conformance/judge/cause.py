@@ -45,7 +45,7 @@ class Cause:
     backend: str
     verdict: Verdict
     op: str
-    """Op of the failing node; empty if there is no single failing node."""
+    """Op of the failing node, or of the first wrong one of a graph; empty if unknown."""
     message: str
     """The innermost message without addresses, sizes and lines; empty for wrong numbers."""
     conditions: tuple[Condition, ...]

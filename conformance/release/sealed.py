@@ -152,7 +152,8 @@ class Sealed:
         """Return True if a cause has the kind, the op and each condition.
 
         The kind is the verdict of its smallest case. In each of its cases, a node that meets its rule and has one of
-        the ops must meet the conditions. Without a failing node, the smallest case must compute none but these ops.
+        the ops must meet the conditions. Without a failing node, these are the nodes of the smallest case with the
+        cause's op; if it has none either, the case must compute none but these ops.
         """
         cause, rule = found.cause, Rule(found.cause.conditions)
         if not any(cause.verdict in VERDICTS[kind] for kind in self.kinds):
@@ -163,7 +164,8 @@ class Sealed:
             return True
         if not rule.ops:
             pairs = [p for p in pairs if p[1] == cause.smallest]
-        met = [m for backend, i in pairs if (m := self._met(rule, backend, i, case)) is not None]
+        first = "" if rule.ops else cause.op
+        met = [m for backend, i in pairs if (m := self._met(rule, first, backend, i, case)) is not None]
         return bool(met) and all(met)
 
     def _is_of(self, component: Component, pairs: Sequence[tuple[Features, str]], *, located: bool) -> bool:
@@ -175,11 +177,15 @@ class Sealed:
         among = pairs if behind else [p for p in pairs if not located and component.tested_by(p[1])]
         return any(self._holds(backend) for backend, _ in among)
 
-    def _met(self, rule: Rule, backend: Features, case_id: str, case: Callable[[str], Case]) -> bool | None:
-        """Return True if nodes of a case meet the conditions; None if it has none of the ops."""
+    def _met(self, rule: Rule, first: str, backend: Features, case_id: str, case: Callable[[str], Case]) -> bool | None:
+        """Return True if nodes of a case meet the conditions; None if it has none of the ops.
+
+        `first`: op of the first wrong node of a cause without failing node.
+        """
         if is_live(case_id):
             return None
         nodes = [{**backend, **f} for f in _nodes(case_id, case) if not rule.ops or rule.holds(f)]
+        nodes = [f for f in nodes if not first or first in (f[of.OP], f[of.OP].partition(".")[0])]
         own = [f for f in nodes if self._names(f[of.OP])]
         if not own or (not rule.ops and len(own) < len(nodes)):
             return None

@@ -9,10 +9,12 @@ from trust.copies import Copies
 from trust.faults import FOLDER, Bundle, Fault, read
 
 from conformance.causes.failure import failure_of
-from conformance.causes.group import Group, Nodes, cause_of
+from conformance.causes.group import Group, Nodes, cause_of, join_all
 from conformance.causes.rule import Rule
 from conformance.causes.search import Search
 from conformance.judge.cause import Cause, Condition
+from conformance.judge.evidence import Fault as Where
+from conformance.judge.evidence import Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.session.select import build, case_ids
 
@@ -177,6 +179,25 @@ def test_a_relation_is_the_cause_where_each_run_alone_is_right() -> None:
     )
     (group,) = Found([forgets], ("relations/weights-*",)).groups
     assert [c.key for c in group.rule.conditions] == ["relation"]
+
+
+def test_whole_graphs_that_are_first_wrong_at_other_ops_are_other_causes() -> None:
+    """Else every new bug of fusion or of memory would be the one that a build already has."""
+    ids = ["ops/RMS_NORM_BACK-f32-ne=33x5,computed=a@504", "ops/SOFT_MAX_BACK-f32-ne=33x5,computed=b@204"]
+    results = [
+        Result(i, "", Verdict.FAIL, where=Place(Where.GRAPH, 0, 1, i[4:].partition("-")[0], "node_1"))
+        for i in (*ids, ids[0].replace("=a@", "=ab@"))
+    ]
+    nodes = Nodes([], [])
+    first, other, alike = (failure_of(build(r.case), r) for r in results)
+    groups = [Group(f.kind, Rule(()), f, [f]) for f in (first, other) if f is not None]
+    causes = [cause_of(g, "cpu", nodes) for g in groups]
+    assert [c.op for c in causes] == ["RMS_NORM_BACK", "SOFT_MAX_BACK"]
+    assert len({c.id for c in causes}) == 2
+    assert "(each node alone is right, first at RMS_NORM_BACK)" in causes[0].sentence
+    assert alike is not None
+    assert [g.explains(alike, nodes) for g in groups] == [True, False]
+    assert len(join_all(groups, nodes, set())) == 2
 
 
 def test_two_searches_give_the_same_ids() -> None:

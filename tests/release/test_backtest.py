@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,15 @@ def test_scale_with_a_bias_is_no_set_rows() -> None:
     assert [_sealed(c).shows(biased) for c in (SCALE, SET_ROWS)] == [True, False]
     assert [_sealed(c).shows(plain) for c in (SCALE, SET_ROWS)] == [False, False]
     assert _sealed(SET_ROWS).shows(_found(_cause(ROWS, verdict=Verdict.CRASH, ops=["SET_ROWS"])))
+
+
+def test_a_whole_graph_counts_for_the_op_of_its_first_wrong_node() -> None:
+    """Not for another op of the graph, and for none if the first wrong node is unknown."""
+    case = ["ops/RMS_NORM_BACK-f32-ne=33x5,computed=a@504"]
+    columns = {op: {"op": [op], "kind": ["wrong numbers"]} for op in ("RMS_NORM_BACK", "UNARY")}
+    for first, shown in (("RMS_NORM_BACK", [True, False]), ("UNARY", [False, True]), ("", [False, False])):
+        found = _found(replace(_cause(case), op=first))
+        assert [_sealed(c).shows(found) for c in columns.values()] == shown
 
 
 @given(ANSWERS, st.sampled_from(Kind))

@@ -75,7 +75,7 @@ class Fixed:
         for r in filter(fails, results):
             found.setdefault(r.case.partition("-")[0], []).append(r.case)
         return [
-            Cause(op, f"{op} is wrong", results[0].backend, Verdict.FAIL, op, "", (), tuple(cases))
+            Cause(op, f"{op} is wrong", results[0].backend, Verdict.FAIL, op.rpartition("/")[2], "", (), tuple(cases))
             for op, cases in found.items()
         ]
 
