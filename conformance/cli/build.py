@@ -42,7 +42,7 @@ from conformance.release.counts import Counting
 from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
 from conformance.release.record import begin, causes_of, made, write, write_page
 from conformance.release.release import Release, plan
-from conformance.release.target import Target, targets
+from conformance.release.target import CPU, Target, targets
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs
@@ -220,6 +220,8 @@ def _release(
     isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.time_limit)
     profiles = Profiles(folder(), isolation, progress=say)
     chosen = profiles.give(targets(new, old, devices), new, old)
+    if counted and not any(t.name == CPU for t in chosen):
+        raise UsageError(f"--device {', '.join(devices)}: {CPU} expected among them, on which units are counted")
     work = plan(chosen, level, models=new.llama and (old is None or old.llama))
     kind, learning = Cases(isolation, say), LEARNING if old is None else LEARNING_BESIDE
     return Release(

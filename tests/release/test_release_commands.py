@@ -117,6 +117,15 @@ def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.Mon
         assert (ran.exit_code, "no result for 9 cases" in ran.output) == (5, True), ran.output
 
 
+def test_units_without_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would not be counted, and nothing would say so."""
+    here = Build("x", Path("/x"), "", "", (DeviceOf("CPU", "CPU", "", False, ("CPU",)),), (), llama=False, left_out=())
+    monkeypatch.setattr(commands, "probe", lambda *_, **__: here)
+    monkeypatch.setattr(commands, "check_callgrind", lambda: None)
+    ran = CliRunner().invoke(main, ["build", "test", "x", "--unit", "op/*", "--device", "CPU threads"])
+    assert (ran.exit_code, "--device CPU threads: CPU expected among them" in ran.output) == (2, True), ran.output
+
+
 def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known bugs apart from others, and by class; another finding is no success, and a build that is absent no try."""
     toml = tmp_path / "past.toml"
