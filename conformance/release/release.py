@@ -204,7 +204,7 @@ class Release:
         self.progress(f"{target.name}: its other cases do not run: {error}")
 
     def _sweep(self, end: float) -> None:
-        """Run stages in time; each gets half of the remaining time, shared by its targets."""
+        """Run stages in time; each gets half of the remaining time, its targets by their cases."""
         slow: set[str] = set()
         try:
             with self.it.runner.quick(locates=False, checks_stale_state=False):
@@ -218,7 +218,7 @@ class Release:
 
     def _stage(self, works: Sequence[Sweep], end: float, slow: set[str]) -> None:
         for i, work in enumerate(works):
-            share = (end - self.clock()) / (len(works) - i)
+            share = (end - self.clock()) * len(work.left) / sum(len(w.left) for w in works[i:])
             if share <= 0:
                 return
             if work.target.name in self.broken:

@@ -42,7 +42,7 @@ from conformance.report.markdown import INTERRUPTED, markdown
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.testrun import FIRST
+from conformance.testrun import FIRST, TestRun
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
 CPU = Target("CPU", NEW, OLD)
@@ -500,6 +500,21 @@ def _clock(step: float) -> Iterator[float]:
     while True:
         yield now
         now += step
+
+
+def test_a_stage_is_shared_by_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target with a few ops leaves its time to one that runs all."""
+    now, given = [0.0], dict[str, float]()
+
+    def run(sweep: Sweep, _it: TestRun, seconds: float, _slow: set[str]) -> None:
+        given[sweep.target.name] = seconds
+        now[0] += seconds
+        sweep.left.clear()
+
+    monkeypatch.setattr(Sweep, "run", run)
+    work = [Sweep(CPU, "ops", ["x"] * 300), Sweep(replace(CPU, name=REPACK), "ops", ["x"] * 100)]
+    Release(_build(), None, [CPU], work, 100.0, Isolation(), Fixed(), clock=lambda: now[0]).run()
+    assert given == pytest.approx({"CPU": 45.0, REPACK: 15.0})
 
 
 def test_what_the_time_leaves_out_is_said() -> None:
