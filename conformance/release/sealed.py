@@ -164,7 +164,7 @@ class Sealed:
             return True
         if not rule.ops:
             pairs = [p for p in pairs if p[1] == cause.smallest]
-        first = "" if rule.ops else cause.op
+        first = "" if rule.ops or cause.message else cause.op  # grouped by message, it has the op of its case's id
         met = [m for backend, i in pairs if (m := self._met(rule, first, backend, i, case)) is not None]
         return bool(met) and all(met)
 

@@ -63,6 +63,8 @@ def test_a_whole_graph_counts_for_the_op_of_its_first_wrong_node() -> None:
     for first, shown in (("RMS_NORM_BACK", [True, False]), ("UNARY", [False, True]), ("", [False, False])):
         found = _found(replace(_cause(case), op=first))
         assert [_sealed(c).shows(found) for c in columns.values()] == shown
+    by_message = _found(replace(_cause(case), op="RMS_NORM_BACK", message="wrong numbers"))
+    assert not any(_sealed(c).shows(by_message) for c in columns.values()), "its op is that of the case's id"
 
 
 @given(ANSWERS, st.sampled_from(Kind))
