@@ -217,7 +217,7 @@ def _release(
 ) -> Release:
     say = partial(line, err=True)
     cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
-    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.time_limit)
+    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.limit(emulated=True))
     profiles = Profiles(folder(), isolation, progress=say)
     chosen = profiles.give(targets(new, old, devices), new, old)
     if counted and not any(t.name == CPU for t in chosen):

@@ -326,7 +326,7 @@ def test_an_emulated_device_may_have_a_limit_of_its_own() -> None:
     assert [workers.limits("", emulated=e)[0] for e in (False, True)] == [30, 60]
     workers.bound = 5
     assert [workers.limits("", emulated=e)[0] for e in (False, True)] == [5, 5]
-    assert Isolation(30).limit(emulated=True) == 30
+    assert Isolation(30).limit(emulated=True) == 150
 
 
 def test_no_process_starts_once_the_time_is_over() -> None:

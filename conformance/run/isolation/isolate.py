@@ -52,6 +52,9 @@ from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import default_limit
 from conformance.run.scheduler.backend import SchedBackend
 
+EMULATED = 5.0
+"""Factor of the time limit for an emulated device: its driver compiles a kernel for minutes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
@@ -68,11 +71,13 @@ class Isolation:
     emulated: bool = False
     """True if a CPU emulates the device, as it does for a `Backend.fragile`."""
     emulated_limit: float | None = None
-    """`time_limit` of an emulated device, whose driver is slow to compile; None for the same."""
+    """`time_limit` of an emulated device; None for `EMULATED` times as much."""
 
     def limit(self, *, emulated: bool) -> float:
         """Return the time limit of a request to a device."""
-        return self.time_limit if self.emulated_limit is None or not emulated else self.emulated_limit
+        if not emulated:
+            return self.time_limit
+        return EMULATED * self.time_limit if self.emulated_limit is None else self.emulated_limit
 
     def left(self) -> float:
         """Return the seconds until `until`."""
