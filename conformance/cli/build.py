@@ -298,8 +298,8 @@ def build_bisect(
 ) -> None:
     """Find the first BUILD with CAUSE of the run file RUN; list builds from old to new.
 
-    CAUSE may be a unit of `conform perf run`, as perf/UNIT/MODEL@1: find the first build that executes more
-    instructions than the first one listed. Exit code 3: the cause is in all builds, or in none.
+    CAUSE may be a unit of `conform perf run --count`: find the first build that executes more instructions than the
+    first one listed. Exit code 3: the cause is in all builds, or in none.
     """
     if len(names) < 2:
         raise UsageError("build bisect: at least two builds expected, from old to new")
@@ -309,9 +309,9 @@ def build_bisect(
     (spec,) = backends_of(path, [named], command, backends).values()
     with closing(Runner(isolation=isolation)) as runner:
         run: halving.Run = Cases(isolation).again
-        if cause in BY_ID:
+        if case_id in BY_ID:
             check_callgrind()
-            run = Counting(Bench(runner, isolation), BY_ID[cause]).run
+            run = Counting(Bench(runner, isolation), BY_ID[case_id]).run
         tried = halving.bisect(case_id, spec, [probe(n, isa=isa_of(spec)) for n in names], run, _tried)
     line(tried.sentence())
     if json_path:
@@ -321,17 +321,16 @@ def build_bisect(
 
 
 def _sought(path: Path, cause: str) -> tuple[str, str]:
-    """Return case and backend of a cause, or of a unit; UsageError if the file has neither."""
-    if cause in BY_ID:
-        backend = next((r.value.backend for r in read_runs([path]).results if r.value.case == cause), None)
-        if backend is None:
-            raise UsageError(f"{path}: no result of unit {cause}, as `conform perf run --json` writes it")
-        return cause, backend
-    known = causes_of(path)
-    found = next((c for c in known if c.id == cause), None)
-    if found is None:
-        raise UsageError(f"{path}: no cause {cause}; it has {', '.join(c.id for c in known) or 'none'}")
-    return found.smallest, found.backend
+    """Return case and backend of a cause, or of a unit by id or name; UsageError if not one."""
+    known = {c.id: (c.smallest, c.backend) for c in causes_of(path)}
+    if cause in known:
+        return known[cause]
+    counted = {r.value.case: r.value.backend for r in read_runs([path]).results if r.value.case in BY_ID}
+    units = [u for u in counted if cause in (u, BY_ID[u].name)]
+    if len(units) == 1:
+        return units[0], counted[units[0]]
+    had = ", ".join(units or [*known, *(BY_ID[u].name for u in counted)]) or "none"
+    raise UsageError(f"{path}: {'several units' if units else 'no cause or unit'} {cause}; it has {had}")
 
 
 def _tried(tried: halving.Tried) -> None:

@@ -41,8 +41,10 @@ TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
         (["test", "a", "--unit", "decode", "--isa", "arm64"], "--unit: units of this processor expected, found --isa"),
         (["test", "a", "--unit", "nothing"], "no unit of level standard matches 'nothing'"),
         (["bisect", "{file}", "ADD", "a"], "at least two builds expected, from old to new"),
-        (["bisect", "{file}", "SUB-1", "a", "b"], "no cause SUB-1; it has ADD"),
-        (["bisect", "{file}", next(iter(BY_ID)), "a", "b"], "no result of unit perf/"),
+        (["bisect", "{file}", "SUB-1", "a", "b"], "no cause or unit SUB-1; it has ADD"),
+        (["bisect", "{counts}", "decode", "a", "b"], "no cause or unit decode; it has load, op/ROPE@n=64, load"),
+        (["bisect", "{counts}", "load", "a", "b"], "several units load; it has perf/load/"),
+        (["bisect", "{counts}", "op/ROPE@n=64", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{toml}", "ADD", "a", "b"], "past.toml"),
         (["backtest", "{file}"], "run.json"),
@@ -59,7 +61,9 @@ def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path
     toml.write_text(TOML)
     days = tmp_path / "days.toml"
     days.write_text('[released]\na = "May"\n')
-    names = {"file": record, "toml": toml, "days": days, "page": tmp_path / "page"}
+    counted = [u.id for u in BY_ID.values() if u.name in ("load", "op/ROPE@n=64")]
+    counts = written_to(tmp_path / "counts.json", document([result(u, "ggml", "PASS") for u in counted]))
+    names = {"file": record, "counts": counts, "toml": toml, "days": days, "page": tmp_path / "page"}
     ran = CliRunner().invoke(main, ["build", *(w.format(**names) for w in words)])
     assert (ran.exit_code, said in ran.output) == (2, True), ran.output
 
