@@ -45,7 +45,7 @@ BUDGETS = {
     "conformance/live": 8_100,
     "conformance/model": 3_590, "conformance/nightly": 325, "conformance/perf": 2_385, "conformance/process": 1_265,
     "conformance/release": 1_883, "conformance/report": 3_634, "conformance/run": 8_355, "conformance/suite": 12_345,
-    "conformance/*.py": 1_312, "tests": 53_825,
+    "conformance/*.py": 1_312, "tests": 53_858,
 }  # fmt: skip
 """Lines of Python of each package. It grows only with a reason in the message of the same commit."""
 ROOM = 0.03

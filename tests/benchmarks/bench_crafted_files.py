@@ -1,4 +1,6 @@
-"""Crafted case files by the thousand: `python tests/benchmarks/bench_crafted_files.py [COUNT [FIRST [BACKEND]]]`.
+"""Crafted case files by the thousand.
+
+    PYTHONPATH=tests/helpers/graphs python tests/benchmarks/bench_crafted_files.py [COUNT [FIRST [BACKEND]]]
 
 Prints what became of them and what should not have; exit code 1 where there is any of the latter.
 """

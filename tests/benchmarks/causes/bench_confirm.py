@@ -1,4 +1,6 @@
-"""Poisoned and flaky adapters: `python tests/benchmarks/causes/bench_confirm.py [DRAWS [FIRST]]`.
+"""Poisoned and flaky adapters.
+
+    PYTHONPATH=tests/helpers/runs python tests/benchmarks/causes/bench_confirm.py [DRAWS [FIRST]]
 
 In each draw one case of `ops` spoils its process, which dies 1 to 200 cases later by an abort, a fault or a damaged
 heap. Then, a fifth as often, an adapter fails each case with probability 0.3. Prints what was named. Exit code 1 where

@@ -1,6 +1,6 @@
 """Inject several faults at once and compare them with the causes found: one cause per fault.
 
-    python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER [MINUTES [GLOB ...]]]
+    PYTHONPATH=tests python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER [MINUTES [GLOB ...]]]
 
 Each draw plants 2 to 6 faults in one adapter, runs what the globs match of level smoke and looks for causes for as many
 minutes (30). A cause may belong to a fault with which its smallest case fails when it is planted alone, and to one

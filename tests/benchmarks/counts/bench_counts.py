@@ -1,4 +1,6 @@
-"""Draws slowdowns of ggml and asks whether counts see them: `python bench_counts.py LIBRARY DRAWS SEED [GLOB …]`.
+"""Draws slowdowns of ggml and asks whether counts see them.
+
+    python tests/benchmarks/counts/bench_counts.py LIBRARY DRAWS SEED [GLOB …]
 
 LIBRARY is a build of ggml for one processor without AVX-512, to which `slower.patch` was applied. A draw adds a share
 of a unit's instructions, or loads that miss the caches and cost as many estimated cycles, to the op of the unit, or of

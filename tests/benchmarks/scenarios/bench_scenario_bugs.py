@@ -1,4 +1,6 @@
-"""Every bug on every scenario that reaches it: `python tests/benchmarks/scenarios/bench_scenario_bugs.py [BUG...]`.
+"""Every bug on every scenario that reaches it.
+
+    PYTHONPATH=tests/helpers/scenarios python tests/benchmarks/scenarios/bench_scenario_bugs.py [BUG...]
 
 A bug of a function reaches the scenarios that call it, one of a device all of its model's. Each bug has a process of
 its own; a scenario in which it dies has noticed. Prints each bug with the scenarios that notice it, and each scenario
