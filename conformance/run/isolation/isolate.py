@@ -61,7 +61,7 @@ class Isolation:
     """Limits of a backend's process, and the command that runs it."""
 
     time_limit: float = 120.0
-    """Maximum seconds of a request: of wall time, or of processor time if `emulated`."""
+    """Maximum seconds of a request; an emulated device has `emulated_limit`, of processor time."""
     memory_limit: int | None = None
     """Maximum bytes of the process; `memory.default_limit` if None."""
     under: tuple[str, ...] = ()
