@@ -325,11 +325,12 @@ def _sought(path: Path, cause: str) -> tuple[str, str]:
     known = {c.id: (c.smallest, c.backend) for c in causes_of(path)}
     if cause in known:
         return known[cause]
-    counted = {r.value.case: r.value.backend for r in read_runs([path]).results if r.value.case in BY_ID}
-    units = [u for u in counted if cause in (u, BY_ID[u].name)]
+    counted = [r.value for r in read_runs([path]).results if r.value.case in BY_ID]
+    found = [r for r in counted if cause in (r.case, BY_ID[r.case].name)]
+    units = dict.fromkeys(r.case for r in found)
     if len(units) == 1:
-        return units[0], counted[units[0]]
-    had = ", ".join(units or [*known, *(BY_ID[u].name for u in counted)]) or "none"
+        return found[0].case, found[0].backend
+    had = ", ".join(units or dict.fromkeys([*known, *(BY_ID[r.case].name for r in counted)])) or "none"
     raise UsageError(f"{path}: {'several units' if units else 'no cause or unit'} {cause}; it has {had}")
 
 

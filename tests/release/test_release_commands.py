@@ -42,7 +42,7 @@ TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
         (["test", "a", "--unit", "nothing"], "no unit of level standard matches 'nothing'"),
         (["bisect", "{file}", "ADD", "a"], "at least two builds expected, from old to new"),
         (["bisect", "{file}", "SUB-1", "a", "b"], "no cause or unit SUB-1; it has ADD"),
-        (["bisect", "{counts}", "decode", "a", "b"], "no cause or unit decode; it has load, op/ROPE@n=64, load"),
+        (["bisect", "{counts}", "decode", "a", "b"], "no cause or unit decode; it has load, op/ROPE@n=64"),
         (["bisect", "{counts}", "load", "a", "b"], "several units load; it has perf/load/"),
         (["bisect", "{counts}", "op/ROPE@n=64", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
