@@ -172,7 +172,7 @@ SHARD = Option("--shard", "shard",
                parse, "I/N", default="1/1")  # fmt: skip
 BUDGET = Option("--budget", "budget", "Start nothing new after this time: 90s, 30m, 2h, 1.5d.", duration, "TIME")
 SAVE = Option("--save-failures", "save_failures", "Save failing cases in DIR.", Folder, "DIR")
-TIME_LIMIT = Option("--time-limit", "time_limit", "Time limit of one request to a backend.",
+TIME_LIMIT = Option("--time-limit", "time_limit", "Time limit of one request; five times as long if emulated.",
                     click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip
 MEMORY_LIMIT = Option("--memory-limit", "memory_limit",
                       "Memory limit of a backend's process, as 4G; default: most of the machine's.",
