@@ -38,19 +38,6 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 )
 """Rooms of `conformance`: each imports itself and those of the floors below."""
 
-BUDGETS = {
-    "backends/cpu": 1_970, "backends/ggml": 1_462, "backends/openvino": 7_690, "backends/xdna2": 310,
-    "conformance/backend": 3_365, "conformance/builds": 1_081, "conformance/campaign": 640, "conformance/case": 2_115,
-    "conformance/causes": 3_518, "conformance/cli": 3_776, "conformance/ggml": 8_678, "conformance/judge": 2_496,
-    "conformance/live": 8_100,
-    "conformance/model": 3_590, "conformance/nightly": 325, "conformance/perf": 2_385, "conformance/process": 1_265,
-    "conformance/release": 1_883, "conformance/report": 3_634, "conformance/run": 8_355, "conformance/suite": 12_345,
-    "conformance/*.py": 1_312, "tests": 53_858,
-}  # fmt: skip
-"""Lines of Python of each package. It grows only with a reason in the message of the same commit."""
-ROOM = 0.03
-"""Share of a budget that may be free; a package that shrank by more gets a smaller budget."""
-
 ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend")
 """What an adapter imports of ours."""
 
@@ -95,27 +82,6 @@ def _imported(name: str) -> Iterator[str]:
 
 def _room(name: str) -> str:
     return [*name.split("."), ""][1]
-
-
-def _lines(package: str) -> int:
-    files = ROOT.glob(package) if package.endswith(".py") else (ROOT / package).rglob("*.py")
-    return sum(len(path.read_bytes().splitlines()) for path in files)
-
-
-def test_packages_keep_their_budgets() -> None:
-    """No package has more lines than its budget, none much fewer, and each package has one."""
-    wrong = []
-    for package, budget in BUDGETS.items():
-        lines = _lines(package)
-        if lines > budget:
-            wrong.append(
-                f"{package}: {lines} lines, {budget} allowed: make it simpler, or raise the budget with a reason"
-            )
-        elif budget - lines > max(50, ROOM * budget):
-            wrong.append(f"{package}: {lines} lines, {budget} allowed: lower the budget")
-    packages = {f"{tree}/{p.name}" for tree in TREES for p in (ROOT / tree).iterdir() if list(p.rglob("*.py"))}
-    assert wrong == []
-    assert packages - set(BUDGETS) == set()
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
