@@ -48,6 +48,7 @@ from conformance.run.session.select import (
 )
 from conformance.run.session.settings import Settings, WaiverBook, active_settings, report, today
 from conformance.run.session.shard import WHOLE, Shard
+from conformance.run.start import DEATHS, Starts
 from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS, Level
 
@@ -272,6 +273,7 @@ class TestRun:
             waivers=self.waivers,
             oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
+        self._starts = Starts(self._small)
         self.request = Request()
         self.fresh: set[str] = set(chosen.fresh_cases)
         """Ids of new cases, whose failures do not fail the run."""
@@ -348,10 +350,16 @@ class TestRun:
 
         Yields:
             The case, None if the result is from the journal, and the result.
+
+        Raises:
+            BackendCrashError: the device does not start (`run.start`).
         """
         # a live family opens its devices itself, also those that only llama.cpp knows
+        self._starts.check(spec)
         full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
         start, size = 0, full if ends == inf else FIRST
+        if not self._starts.knows(spec):
+            size = min(size, DEATHS)
         while batch := cases[start : start + size]:
             began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
@@ -367,8 +375,11 @@ class TestRun:
                 self.results.append(result)
                 yield found[0], result
                 done += 1
+            self._starts.check(spec, self.results[len(self.results) - done :])
             start += done
-            if ends < inf:
+            if ends == inf:
+                size = full
+            else:
                 size = max(1, done // 4) if self.clock() - began > SLOW else min(MOST, full, 2 * size)
 
     def _new(
@@ -389,6 +400,10 @@ class TestRun:
             self.keep(results)
             done = self._base(spec, group[: len(results)], limit, at)
             yield from zip(group, results[:done], strict=False)
+
+    def _small(self, spec: Spec, case_id: str) -> Result:
+        with self.runner.quick(locates=False, checks_stale_state=False):
+            return self.runner.run(spec, [self.runner.case(case_id)])[0]
 
     def _timely(self, results: Sequence[Result], ends: float = inf) -> Sequence[Result]:
         """Return the results before the first timeout that the end of the run caused."""

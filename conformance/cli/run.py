@@ -300,7 +300,7 @@ class Execution:
             except (KeyboardInterrupt, UsageError, CaseFileError, BrokenPipeError):
                 raise
             except BaseException as e:  # noqa: BLE001  # an adapter may raise SystemExit: the next ones run all the same
-                why = f"{ENDED}: {_place(e)}"
+                why = str(e) if isinstance(e, ConformanceError) else f"{ENDED}: {_place(e)}"
                 self._run.reasons[str(spec), ""] = why
                 line(f"{spec}: {why}", err=True)
 

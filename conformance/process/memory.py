@@ -72,6 +72,12 @@ def used_below(pid: int) -> dict[tuple[int, int], float]:
     return used
 
 
+def idle() -> float:
+    """Return the seconds that all processors of the machine were idle, since it started."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
 def _below(pid: int) -> list[int]:
     # /proc lists the children of a process; psutil scans every process of the machine
     return descendants(pid) or [p.pid for p in psutil.Process(pid).children(recursive=True)]

@@ -185,9 +185,13 @@ PATIENCE = 5.0
 WIRE_PATIENCE = 2.0
 """Seconds to wait for the exit code of a worker that closed its pipe during a request."""
 CEILING = 20.0
-"""Maximum wall time of a request whose limit counts processor time, in limits."""
-IDLE = 0.001
-"""Share of a processor below which it makes no progress: a polling thread uses some."""
+"""Maximum wall time of a request, in limits: on a busy machine it takes longer than its limit."""
+STALLED = 5.0
+"""Minimum seconds without processor time after which a child on a busy machine makes no progress."""
+FREE = 0.5
+"""Share of one processor that is idle on a machine where a child that can run does run."""
+POLLING = 0.001
+"""Share of a processor below which a child makes no progress: a polling thread uses some."""
 
 
 class WorkerDiedError(ConformanceError):
@@ -210,35 +214,50 @@ class _MemoryLimitError(Exception):
 
 
 class _Clock:
-    """Limits a request to `seconds` of processor time of the busiest thread below `pid`.
+    """Limits a request to `seconds` that do not depend on the load of the machine.
 
-    On an idle machine that is wall time. The sum over threads is more, if one waits for another by asking repeatedly.
+    While a processor of the machine is idle, wall time counts: a child that can run does run. Otherwise only the
+    processor time of the busiest thread below `pid` counts, since the child shares the processors with others. A child
+    that uses none for `seconds` (at least `STALLED`) makes no progress. The busiest thread is not the sum over threads:
+    one that waits for another may ask repeatedly.
     """
 
     def __init__(self, pid: int, seconds: float) -> None:
         self._pid, self._seconds = pid, seconds
-        self._begun = _used(pid)
-        self._seen = sum(self._begun.values())
-        self._moved = self._checked = time.monotonic()
+        self._counted = 0.0
+        self._begun = self._checked = self._moved = time.monotonic()
+        self._idle: float | None = None
+        self._seen = 0.0
+        """Processor time of all threads at `_moved`."""
+        self._used: dict[tuple[int, int], float] = {}
 
     def check(self) -> None:
-        """Raise Late if the child used its time, or used none for that long."""
+        """Raise Late if the child used its time, or used no processor for that long."""
         now = time.monotonic()
-        if now - self._checked < min(1.0, self._seconds / 20):
+        passed = now - self._checked
+        if passed < min(1.0, self._seconds / 20):
             return
-        self._checked = now
-        used = _used(self._pid)
-        if max((t - self._begun.get(k, 0.0) for k, t in used.items()), default=0.0) >= self._seconds:
-            raise Late(f"no answer within {self._seconds:g} s of processor time")
+        used, idle = _used(self._pid), _idle()
+        if self._idle is None:  # nothing was measured before the first interval, which ends here
+            self._used, self._idle, self._seen = used, idle, sum(used.values())
+        elif idle - self._idle >= FREE * passed:
+            self._counted += passed
+        else:
+            self._counted += max((t - self._used.get(k, 0.0) for k, t in used.items()), default=0.0)
         total = sum(used.values())
-        if abs(total - self._seen) > IDLE * self._seconds:
+        if abs(total - self._seen) > POLLING * self._seconds:
             self._seen, self._moved = total, now
-        elif now - self._moved >= self._seconds:
-            raise Late(f"no answer, and no processor time used for {self._seconds:g} s")
+        self._used, self._idle, self._checked = used, idle, now
+        wall = now - self._begun
+        if self._counted >= self._seconds:
+            busy = f" of processor time ({wall:.0f} s on a busy machine)" if wall > 2 * self._seconds else ""
+            raise Late(f"no answer within {self._seconds:g} s{busy}")
+        if now - self._moved >= max(self._seconds, STALLED):
+            raise Late(f"no answer within {now - self._moved:.0f} s, and no processor time used")
 
 
 class _Watch:
-    """Checks the memory of a child, and the processor time of a request."""
+    """Checks the memory of a child, and the time of a request."""
 
     def __init__(self, pid: int, limit: int | None) -> None:
         self._pid, self._limit = pid, limit
@@ -308,10 +327,9 @@ class Worker:
     Args:
         service: the name of a module that runs a `service.Service`; with `python` the path of a script.
         args: its arguments.
-        time_limit: maximum seconds for one reply.
-        emulated: True if a CPU emulates what the child uses. Such a child is slow, so `time_limit` counts the processor
-            time of the busiest thread of the child and its descendants. A reply may take `CEILING` times as long in
-            wall time, but not `time_limit` without using the processor.
+        time_limit: maximum seconds for one reply, without those in which the child waits for a processor. A reply takes
+            at most `CEILING` times as long.
+        emulated: True if a CPU emulates what the child uses; for the owner, who chooses `time_limit`.
         memory_limit: maximum bytes of the child and its descendants together.
         env: its environment; None inherits ours.
         python: the interpreter of a script, in isolated mode.
@@ -381,9 +399,9 @@ class Worker:
     ) -> tuple[Header, list[memoryview]]:
         """Send a request and return its reply.
 
-        The reply has `seconds` (None: `time_limit`), but at most `left` seconds of wall time, and its blobs must have
-        `sizes` bytes. Without a header, send nothing: wait for the service's first message, or another reply to the
-        last request.
+        The reply has `seconds` (None: `time_limit`), counted like `time_limit`, but at most `left` seconds of wall
+        time, and its blobs must have `sizes` bytes. Without a header, send nothing: wait for the service's first
+        message, or another reply to the last request.
 
         Raises:
             ConformanceError: the service raised it.
@@ -394,8 +412,8 @@ class Worker:
         with self._lock:
             if self.death:
                 raise WorkerDiedError(self.death, (), self.death)
-            most = min(left, CEILING * seconds if self.emulated else seconds)
-            self._watch.clock = _Clock(self._child.pid, seconds) if self.emulated else None
+            most = min(left, CEILING * seconds)
+            self._watch.clock = _Clock(self._child.pid, seconds)
             self._wire.deadline = time.monotonic() + most
             try:
                 if header is not None:
@@ -453,6 +471,12 @@ def _used(pid: int) -> dict[tuple[int, int], float]:
     from .memory import used_below  # noqa: PLC0415  # psutil is slow to import
 
     return used_below(pid)
+
+
+def _idle() -> float:
+    from .memory import idle  # noqa: PLC0415  # as above
+
+    return idle()
 
 
 def _look(pid: int, limit: int) -> None:

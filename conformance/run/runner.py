@@ -185,7 +185,10 @@ class Runner:
     def _played(self, spec: Spec, case_id: str) -> Result:
         """Return the result of a case of a live family."""
         try:
-            return self._player(spec, case_id.partition("/")[0]).play(case_id)
+            player = self._player(spec, case_id.partition("/")[0])
+            result = player.play(case_id)
+            repeats = result.verdict is Verdict.TIMEOUT and not self.is_over()
+            return player.play(case_id) if repeats else result
         except UsageError:
             raise
         except UnavailableError as e:
@@ -346,11 +349,9 @@ class Runner:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             is_doubtful = isinstance(backend, IsolatedBackend) and backend.is_doubtful(case)
             result = self._execute_and_judge(spec, backend, case)
-            died = "" if result.error is None else result.error.died
-            if is_doubtful and result.verdict is Verdict.CRASH and died.startswith("SIG"):
-                result = self._execute_and_judge(spec, backend, case)
-                if result.verdict is not Verdict.CRASH:
-                    result = result.noted(f"a process that earlier cases had used died ({died}), a new one did not")
+            if why := self._again(spec, case, result, is_doubtful=is_doubtful):
+                again = self._execute_and_judge(spec, backend, case)
+                result = again if again.verdict is result.verdict else again.noted(why)
             self._replace_damaged(spec, case, result)
             if result.golden is Golden.DIFFERS and result.unlocated:
                 return result  # the backend agrees with the reference
@@ -359,6 +360,19 @@ class Runner:
             if translation is None:
                 return result
             return result.noted(select.stage_hint(result.verdict, self._run_at_stage(translation, case)))
+
+    def _again(self, spec: Spec, case: Case, result: Result, *, is_doubtful: bool) -> str:
+        """Return why a case runs again, in a new process, before its result counts; empty if it does not.
+
+        `is_doubtful`: its process may have died of an earlier case.
+        """
+        died = "" if result.error is None else result.error.died
+        if is_doubtful and result.verdict is Verdict.CRASH and died.startswith("SIG"):
+            return f"a process that earlier cases had used died ({died}), a new one did not"
+        late = (
+            result.verdict is Verdict.TIMEOUT and not self.is_over() and not self._is_known(spec, case, result.verdict)
+        )
+        return "no answer in time in the first run, but in the second" if late else ""
 
     def _is_known(self, spec: Spec, case: Case, verdict: Verdict) -> bool:
         """Return True if a waiver expects this verdict of the case."""

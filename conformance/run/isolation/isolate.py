@@ -214,10 +214,18 @@ class Workers:
             if found.worker.lives():  # it may have died while idle
                 with suppress(ConformanceError):
                     process = found.ready()
-        process = process or _Process(spec, self).ready()
+        process = process or self._opened(spec)
         if self._ahead and known and not waiting:
             waiting.append(_Process(spec, self))
         return process
+
+    def _opened(self, spec: Spec) -> _Process:
+        """Open a backend in a new process, a second time if there was no answer in time."""
+        try:
+            return _Process(spec, self).ready()
+        except BackendTimeoutError:
+            self.limits(f"{spec}: opening the backend", opens=True)
+            return _Process(spec, self).ready()
 
     def give(self, spec: Spec, process: _Process) -> None:
         """Take back a process; end it if it was used."""
