@@ -23,6 +23,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import MissingCause, Result, Verdict
+from conformance.judge.worse import Seen, worse
 from conformance.live import audit
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
@@ -93,9 +94,12 @@ def test_each_failure_is_new_or_fixed_or_still_there(verdicts: dict[str, tuple[V
     there = _results(OLD, {c: v[1] for c, v in verdicts.items()})
     changed = difference(here, there)
     new, still, fixed = ({r.case for r in rows if fails(r)} for rows in (changed.new, changed.still, changed.fixed))
-    assert new == {r.case for r in here if fails(r)} - {r.case for r in there if fails(r)}
-    assert fixed == {r.case for r in there if fails(r)} - {r.case for r in here if fails(r)}
-    assert still == {r.case for r in here if fails(r)} & {r.case for r in there if fails(r)}
+    old = {r.case: r for r in there if fails(r)}
+    failing = {r.case for r in here if fails(r)}
+    worsened = {r.case for r in here if r.case in old and worse(Seen.of(old[r.case]), Seen.of(r))}
+    assert new == failing - old.keys() | worsened
+    assert fixed == old.keys() - failing
+    assert still == (failing & old.keys()) - worsened
     assert set(changed.dropped) == {c for c, v in verdicts.items() if v == (Verdict.UNSUPPORTED, Verdict.PASS)}
 
 
