@@ -17,13 +17,14 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.judge.cause import ALWAYS, Cause
 from conformance.judge.evidence import Fault
+from conformance.judge.message import innermost
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.run.shrink.workers import shrink_workers
-from conformance.run.signature import innermost, signature_of
+from conformance.run.signature import signature_of
 from conformance.suite import ops
 
 from .bug_report import write_report

@@ -14,10 +14,10 @@ from operator import attrgetter
 from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, first
 from conformance.judge.verdict import EXECUTED, FAILURES, Missing, Result, Verdict, counted, pattern
-from conformance.judge.wrong import worse
+from conformance.judge.worse import Seen as Compared
+from conformance.judge.worse import worse
 
 from .baseline import Baseline, Known, Ran, Seen, Selection
-from .failure import is_flaky
 from .same import same
 
 
@@ -206,14 +206,11 @@ def _why(ran: Ran, was: Seen | None, r: Result, entry: Cause | None, entries: Ma
     """Return how a failing case differs from the baseline; empty if it does not."""
     if was is None:
         return f"{r.verdict} where it passed" if r.case in ran.passed else f"{r.verdict}, not known to fail"
-    if was.verdict is not r.verdict:
-        return f"{r.verdict} where it was {was.verdict}"
-    if was.wrong and r.wrong and (much := worse(was.wrong, r.wrong)):
-        return much
     before = [entries[c, r.backend].message for c in was.causes if (c, r.backend) in entries]
-    if entry and entry.id not in was.causes and entry.message not in before and not is_flaky(r.verdict, entry.message):
-        return f"{r.verdict} with another message than before"
-    return ""
+    message = entry.message if entry and entry.id not in was.causes and entry.message not in before else ""
+    known = Compared(was.verdict, before[0] if message and before else "", wrong=was.wrong)
+    found = worse(known, Compared(r.verdict, message, wrong=r.wrong))
+    return str(found or "")
 
 
 def _lost(ran: Ran, run: _Run) -> tuple[list[Lost], Unasked | None]:

@@ -10,9 +10,10 @@ from functools import cached_property
 from conformance.case.case import Case
 from conformance.ggml.tensor import Tensor
 from conformance.judge.evidence import Fault, Place
+from conformance.judge.message import by_damage
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.shrink import simplify
-from conformance.run.signature import Signature, by_damage, signature_of
+from conformance.run.signature import Signature, signature_of
 from conformance.suite.relations import relation
 
 from .features import OP, Features, features, nodes_of

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from conformance.case.case import Case
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Fault
+from conformance.judge.message import innermost, said
 from conformance.judge.verdict import Verdict
-from conformance.run.signature import innermost, said
 from conformance.suite.relations import relation
 
 from .ablate import Needs

@@ -456,7 +456,11 @@ def _compared(it: TestRun, *, quiet: bool) -> list[str]:
         return []
     pairs = it.pairs()
     changed = [p for p in pairs if p.state in DIFFERS] if not quiet else []
-    lines = [f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}" for p in changed]
+    lines = [
+        f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}"
+        + (f": {p.worse}" if p.worse and p.before.verdict == p.after.verdict else "")
+        for p in changed
+    ]
     return [*lines, compared([str(it.chosen.base or it.chosen.against)], pairs)]
 
 

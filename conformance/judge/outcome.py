@@ -15,6 +15,7 @@ from itertools import groupby
 from conformance.ggml.text import printable
 
 from .verdict import EXECUTED, Missing, MissingCause, Result, Verdict, counted, pattern
+from .worse import Seen, worse
 
 SHOWN = 3
 """Maximum number of case ids in a reason."""
@@ -146,8 +147,8 @@ def judge(
         missing: requested cases without a result.
         waivers: a sentence for each invalid waiver.
         unproven: a sentence for each backend on which no case passed, if that matters.
-        before: backend and case -> the result to compare with. Old failures do not count; a case that passed and is no
-            longer executed does.
+        before: backend and case -> the result to compare with. Failures that are no worse do not count; a case that
+            passed and is no longer executed does, and so does a backend on which no case passes.
     """
     rows = list(results)
     failed = [r for r in rows if r.fails_run]
@@ -155,10 +156,16 @@ def judge(
         reasons = _failed(Why.FAILED, failed, "failure")
     else:
         new = [r for r in failed if (r.backend, r.case) not in before or not before[r.backend, r.case].fails_run]
-        reasons = [*_failed(Why.NEW, new, "new failure"), *_lost(before, rows, missing).reasons]
+        reasons = [
+            *_failed(Why.NEW, new, "new failure"),
+            *_worse(before, failed),
+            *_lost(before, rows, missing).reasons,
+        ]
     reasons += unanswered(missing).reasons
     reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
     reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
+    if before is not None:
+        reasons += _without_pass(rows)
     if not any(r.verdict in EXECUTED for r in rows):
         refused = f" ({counted(len(rows), 'case')} UNSUPPORTED)" if rows else ""
         reasons.append(Reason(Why.UNEXECUTED, f"no cases ran{refused}"))
@@ -169,6 +176,27 @@ def _failed(why: Why, failed: Sequence[Result], noun: str) -> list[Reason]:
     counts = Counter(r.verdict for r in failed)
     each = ", ".join(f"{counts[v]} {v}" for v in Verdict if v in counts)
     return [Reason(why, f"{counted(len(failed), noun)}: {each}")] if failed else []
+
+
+def _worse(before: Mapping[tuple[str, str], Result], failed: Sequence[Result]) -> list[Reason]:
+    """Return a reason for each way in which cases that failed before are worse now."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for r in failed:
+        was = before.get((r.backend, r.case))
+        found = worse(Seen.of(was), Seen.of(r)) if was is not None and was.fails_run else None
+        if found is not None:
+            groups.setdefault((r.backend, str(found)), []).append(r.case)
+    return [
+        Reason(Why.WIDER, f"worse on {backend}: {text}: {counted(len(ids), 'case')}: {first(ids)}")
+        for (backend, text), ids in groups.items()
+    ]
+
+
+def _without_pass(results: Sequence[Result]) -> list[Reason]:
+    """Return a reason for each backend with failures and without a PASS, new seeds aside."""
+    passed = {r.backend for r in results if r.verdict is Verdict.PASS}
+    totals = Counter(r.backend for r in results if r.fails_run and r.backend not in passed)
+    return [Reason(Why.UNPROVEN, f"{backend}: no case passed ({n:,} failed)") for backend, n in totals.items()]
 
 
 def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], missing: Sequence[Missing]) -> Outcome:

@@ -12,9 +12,10 @@ from conformance.backend.registry import Spec
 from conformance.causes.cause import in_order
 from conformance.causes.same import same
 from conformance.judge.cause import Cause
+from conformance.judge.message import innermost
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.worse import Seen, worse
 from conformance.report.compare import State
-from conformance.run.signature import innermost
 
 from .target import Target
 
@@ -165,26 +166,28 @@ class Causes:
         self, own: Spec | None, other: Spec | None, kind: Kind, state: State, cause: Cause
     ) -> tuple[State, str]:
         alone = own is not None and not cause.seen.startswith(AFTER)
-        if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
-            return State.CHANGED, f"{cause.smallest} passed {len(ran)} times of {len(ran)} when it ran alone"
+        mine = list(self._again(kind, own, cause, until=True)) if own is not None and alone else []
+        if own is not None and alone and not any(map(fails, mine)):
+            return State.CHANGED, f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
         ran = [] if other is None else list(self._again(kind, other, cause))
-        if any(ran):
+        alike = [r for r in ran if fails(r) and not (state is State.NEW and mine and _is_worse(r, mine[-1]))]
+        if alike:
             side = "base" if state is State.NEW else "build"
-            times = f"{sum(ran)} times of {len(ran)}"
+            times = f"{len(alike)} times of {len(ran)}"
             return State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone"
         return state, ""
 
-    def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[bool]:
-        """Run a cause's smallest case alone, up to `RIGHT` times; yield True for a failure.
+    def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[Result]:
+        """Run a cause's smallest case alone, up to `RIGHT` times.
 
         `until`: stop at the first failure.
         """
         for n in range(1 if cause.verdict is Verdict.TIMEOUT else RIGHT):
             if n and self._clock() >= self._end:
                 return
-            failed = fails(kind.again(spec, cause.smallest))
-            yield failed
-            if failed and until:
+            result = kind.again(spec, cause.smallest)
+            yield result
+            if fails(result) and until:
                 return
 
     def all(self) -> list[Found]:
@@ -224,14 +227,18 @@ def _key(target: Target, state: State, result: Result) -> Hashable:
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
 
 
+def _is_worse(known: Result, found: Result) -> bool:
+    return worse(Seen.of(known), Seen.of(found)) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Results of a target, by how the builds differ; passes in them help to separate causes."""
 
     new: list[Result]
-    """Results of the build, without failures that the base also has."""
+    """Results of the build, without failures that are no worse than the base's."""
     still: list[Result]
-    """Results of the build, without failures that only it has."""
+    """Results of the build, without new failures."""
     fixed: list[Result]
     """Results of the base, without failures that the build also has."""
     dropped: list[str]
@@ -239,16 +246,17 @@ class Difference:
 
 
 def difference(build: Sequence[Result], base: Sequence[Result]) -> Difference:
-    """Compare two builds case by case. Without a base each failure is new."""
+    """Compare two builds case by case; a failure that is worse than the base's is new (`judge.worse`)."""
     there, here = ({r.case: r for r in results} for results in (base, build))
     both = {i for i, r in here.items() if fails(r) and i in there and fails(there[i])}
+    worsened = {i for i in both if _is_worse(there[i], here[i])}
     dropped = [
         i for i, r in here.items()
         if r.verdict is Verdict.UNSUPPORTED and i in there and there[i].verdict is Verdict.PASS
     ]  # fmt: skip
     return Difference(
-        [r for r in build if r.case not in both],
-        [r for r in build if r.case in both or not fails(r)],
+        [r for r in build if r.case not in both or r.case in worsened],
+        [r for r in build if r.case in both - worsened or not fails(r)],
         [r for r in base if r.case not in both],
         dropped,
     )

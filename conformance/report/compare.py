@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import FAILURES, Missing, Result, Verdict, pattern
+from conformance.judge.worse import Seen, Worse, worse
 
 from .matrix import ORDER
 from .runs import Row, Runs
@@ -29,10 +30,12 @@ class State(str, Enum):
 
     NEW = "new"
     """The case fails now, and did not fail before."""
+    WORSE = "worse"
+    """The case failed, and fails in a worse way now (`judge.worse`)."""
     UNCOVERED = "lost coverage"
     """The case passed, and is UNSUPPORTED or not run now."""
     CHANGED = "changed"
-    """Any other verdict or cause, such as a FAIL that is now a CRASH or refused."""
+    """Any other verdict or cause, such as a CRASH that is now a FAIL, or a FAIL that is refused."""
     STILL = "still failing"
     """The case fails as before."""
     FIXED = "fixed"
@@ -47,7 +50,7 @@ class State(str, Enum):
         return self.value
 
 
-DIFFERS = (State.NEW, State.UNCOVERED, State.CHANGED, State.FIXED)
+DIFFERS = (State.NEW, State.WORSE, State.UNCOVERED, State.CHANGED, State.FIXED)
 """States that a list of differences shows, pair by pair."""
 
 
@@ -61,11 +64,13 @@ class Side:
     detail: str = ""
     machine: str = ""
     written: str = ""
+    seen: Seen | None = None
+    """What `judge.worse` compares; None without a result."""
 
     @classmethod
     def of(cls, result: Result | None) -> Side:
         """Make the side of a result; None if there is no result."""
-        return _NONE if result is None else cls(str(result.verdict), result.cause, result.detail)
+        return _NONE if result is None else cls(str(result.verdict), result.cause, result.detail, seen=Seen.of(result))
 
     @property
     def fails(self) -> bool:
@@ -88,6 +93,14 @@ class Pair:
     after: Side
 
     @property
+    def worse(self) -> Worse | None:
+        """How a case that failed before is worse now; None if it is not."""
+        before, after = self.before, self.after
+        if not (before.fails and after.fails and before.seen and after.seen):
+            return None
+        return worse(before.seen, after.seen)
+
+    @property
     def state(self) -> State:
         """The difference."""
         before, after = self.before, self.after
@@ -98,6 +111,7 @@ class Pair:
             (after.verdict == ABSENT, State.GONE),
             (before.verdict == ABSENT, State.ADDED),
             (after.fails and not before.fails, State.NEW),
+            (self.worse is not None, State.WORSE),
             (before.fails and passes, State.FIXED),
             (moved, State.CHANGED),
             (after.fails, State.STILL),
@@ -215,4 +229,4 @@ def _lost(row: Row[Missing]) -> Side:
 def _side(row: Row[Result], names: Mapping[Key, Key]) -> Side:
     r, d = row.value, row.document
     cause = None if r.cause is None else names.get((r.cause, r.backend), (r.cause, r.backend))[0]
-    return Side(str(r.verdict), cause, r.detail, d.machine, d.written)
+    return Side(str(r.verdict), cause, r.detail, d.machine, d.written, Seen.of(r))

@@ -35,13 +35,14 @@ from conformance.judge.budget import RAW
 from conformance.judge.compare import Difference, compare, values
 from conformance.judge.evidence import Fault, Numbers, Place
 from conformance.judge.judge import Chain, Judged, judge_isolated, judge_node, judge_step, judge_trajectory
+from conformance.judge.message import innermost
 from conformance.judge.text import diverges
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
 
 from .execute import Execution, StepValues, computed_nodes, execute, nothing, with_values
 from .oracle import Expectation, judge_steps
-from .signature import error_of, innermost
+from .signature import error_of
 
 LOST = "right if no node reads it"
 BEFORE_AGREES = "everything before it agrees"

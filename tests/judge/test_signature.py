@@ -7,8 +7,9 @@ from math import inf, nan
 import pytest
 
 from conformance.judge.evidence import Error, Fault, Numbers, Place
+from conformance.judge.message import innermost
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.signature import innermost, signature_of
+from conformance.run.signature import signature_of
 
 OPENVINO = (
     "Exception from src/inference/src/cpp/core.cpp:{n}: "

@@ -23,6 +23,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import MissingCause, Result, Verdict
+from conformance.judge.worse import Seen, worse
 from conformance.live import audit
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
@@ -42,6 +43,7 @@ from conformance.report.markdown import INTERRUPTED, markdown
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.start import DEATHS
 from conformance.testrun import FIRST, TestRun
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
@@ -93,9 +95,12 @@ def test_each_failure_is_new_or_fixed_or_still_there(verdicts: dict[str, tuple[V
     there = _results(OLD, {c: v[1] for c, v in verdicts.items()})
     changed = difference(here, there)
     new, still, fixed = ({r.case for r in rows if fails(r)} for rows in (changed.new, changed.still, changed.fixed))
-    assert new == {r.case for r in here if fails(r)} - {r.case for r in there if fails(r)}
-    assert fixed == {r.case for r in there if fails(r)} - {r.case for r in here if fails(r)}
-    assert still == {r.case for r in here if fails(r)} & {r.case for r in there if fails(r)}
+    old = {r.case: r for r in there if fails(r)}
+    failing = {r.case for r in here if fails(r)}
+    worsened = {r.case for r in here if r.case in old and worse(Seen.of(old[r.case]), Seen.of(r))}
+    assert new == failing - old.keys() | worsened
+    assert fixed == old.keys() - failing
+    assert still == (failing & old.keys()) - worsened
     assert set(changed.dropped) == {c for c, v in verdicts.items() if v == (Verdict.UNSUPPORTED, Verdict.PASS)}
 
 
@@ -432,9 +437,9 @@ def test_a_request_cut_off_by_the_end_of_the_time_is_no_timeout(late: Spec) -> N
     release.it.runner, release.it.clock = runner, lambda: runner.now + (100 if runner.over else 0)
     sweep.run(release.it, 60.0, set())
     build, base = release.results(CPU)
-    assert [r.case for r in build] == [r.case for r in base] == ids[: FIRST // 2]
+    assert [r.case for r in build] == [r.case for r in base] == ids[: DEATHS // 2]
     assert {r.verdict for r in (*build, *base)} == {Verdict.PASS}
-    assert (sweep.left, sweep.hung) == (ids[FIRST // 2 :], {})
+    assert (sweep.left, sweep.hung) == (ids[DEATHS // 2 :], {})
 
 
 def test_the_time_of_a_sweep_includes_the_start_of_its_backends() -> None:

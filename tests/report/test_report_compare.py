@@ -36,7 +36,8 @@ def _states(comparison: Comparison) -> dict[tuple[str, str], State]:
     [
         ("PASS", "FAIL", State.NEW), ("UNSUPPORTED", "CRASH", State.NEW), ("XFAIL", "FAIL", State.NEW),
         ("FAIL", "PASS", State.FIXED), ("XPASS", "PASS", State.FIXED),
-        ("FAIL", "UNSUPPORTED", State.CHANGED), ("FAIL", "XFAIL", State.CHANGED), ("FAIL", "CRASH", State.CHANGED),
+        ("FAIL", "UNSUPPORTED", State.CHANGED), ("FAIL", "XFAIL", State.CHANGED),
+        ("FAIL", "CRASH", State.WORSE), ("CRASH", "FAIL", State.CHANGED),
         ("PASS", "UNSUPPORTED", State.UNCOVERED), ("UNSUPPORTED", "PASS", State.CHANGED),
         ("FAIL", "FAIL", State.STILL), ("PASS", "PASS", State.SAME), ("UNSUPPORTED", "UNSUPPORTED", State.SAME),
     ],

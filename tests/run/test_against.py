@@ -65,6 +65,26 @@ def test_only_what_is_new_since_a_record_fails(record: Path, case: str, before: 
     assert says in done.output
 
 
+def test_a_worse_failure_than_the_base_has_fails(record: Path) -> None:
+    """A failure of the base excuses no error a hundred times as large, and the output says what got worse."""
+    document = _document(record)
+    for row in document["results"]:
+        if row["case"] == WRONG:
+            row["wrong"]["nmse"] /= 100
+    record.write_text(json.dumps(document))
+    done = conform("run", *BOTH, "--against", str(record))
+    assert done.exit_code == 1, done.output
+    assert f"worse: FAIL {WRONG} on ggml, was FAIL: NMSE" in done.output
+    assert "worse on ggml: NMSE" in done.output
+
+
+def test_a_comparison_in_which_nothing_passes_is_no_success(record: Path) -> None:
+    """Each failure is known, and still exit code 3 says that nothing was shown to work."""
+    done = conform("run", "--backend", "ggml", "--case", WRONG, "--against", str(record))
+    assert done.exit_code == 3, done.output
+    assert "ggml: no case passed (1 failed)" in done.output
+
+
 def test_a_case_that_passed_and_is_refused_fails(record: Path) -> None:
     """Coverage that is lost is no success; a case that nobody asked for again is not lost."""
     record.write_text(record.read_text().replace('"ggml"', '"xdna2"'))
@@ -131,7 +151,7 @@ session.GgmlSession.compute = compute
     [
         ("on", False, 1, f"new: FAIL {RIGHT} on ggml?env.SWITCH=on, was PASS"),
         ("off", False, 0, "against ggml: 1 same"),
-        ("on", True, 0, ": 1 still failing"),
+        ("on", True, 3, ": 1 still failing"),
         ("off", True, 0, f"fixed: PASS {RIGHT} on ggml?env.SWITCH=off, was FAIL"),
     ],
 )

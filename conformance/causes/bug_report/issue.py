@@ -15,10 +15,10 @@ from conformance.causes.wording import clause, telling, when
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.text import printable
 from conformance.judge.cause import ALWAYS, Cause
+from conformance.judge.message import said
 from conformance.judge.verdict import Result, Verdict, counted
 from conformance.report.markdown import code, inline
 from conformance.run.session.environment import environment
-from conformance.run.signature import said
 
 from .proof import Proof
 

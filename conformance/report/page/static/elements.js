@@ -44,7 +44,7 @@ const LOOKS = {
   "not run": ["○", "notrun"], unsupported: ["⊘", "refused"], "0 %": ["✗", "zero"],
   fine: ["✓", "good"], regressed: ["✗", "bad"], undecided: ["?", "unsure"],
   agreed: ["✓", "good"], UNSOUND: ["✗", "bad"], UNDERCLAIM: ["✗", "bad"], UNRUN: ["○", "notrun"],
-  new: ["✗", "bad"], changed: ["?", "unsure"], "lost coverage": ["⊘", "lost"], "still failing": ["≈", "known"], added: ["+", "plain"], fixed: ["✓", "good"], same: ["·", "plain"],
+  new: ["✗", "bad"], worse: ["✗", "bad"], changed: ["?", "unsure"], "lost coverage": ["⊘", "lost"], "still failing": ["≈", "known"], added: ["+", "plain"], fixed: ["✓", "good"], same: ["·", "plain"],
   timed: ["✓", "good"], "not timed": ["○", "notrun"],
 };
 

@@ -144,7 +144,7 @@ function groupItem(rows) {
 
 // This run compared with another, the base: pairs of case and backend by what became of them, and by cause.
 
-const MATTERS = ["new", "lost coverage", "changed", "fixed", "still failing"];
+const MATTERS = ["new", "worse", "lost coverage", "changed", "fixed", "still failing"];
 
 function comparedCounts() {
   const { names } = report.base;
@@ -162,9 +162,9 @@ function comparisonSection(root) {
     comparedCounts(),
     h("h3", null, "By cause"), comparedCauses(),
     h("h3", null, "By backend"), comparedTable("backend", tables.compared.words("backend").map((backend) => [backend, { backend }])));
-  const loose = select(tables.compared, new URLSearchParams([["cause", "none"], ["state", "new"], ["state", "changed"]]));
+  const loose = select(tables.compared, new URLSearchParams([["cause", "none"], ["state", "new"], ["state", "worse"], ["state", "changed"]]));
   if (loose.length) add(root, h("h3", null, "New or changed, without a cause"), h("ul", { class: "stories" }, loose.slice(0, 30).map(comparedStory)),
-    loose.length > 30 ? h("p", null, rowsLink("compared", { cause: "none", state: ["new", "changed"] }, `All ${count(loose.length)}`)) : "");
+    loose.length > 30 ? h("p", null, rowsLink("compared", { cause: "none", state: ["new", "worse", "changed"] }, `All ${count(loose.length)}`)) : "");
 }
 
 // Causes that make something new first, then by how many pairs they change.
