@@ -32,6 +32,7 @@ from conformance.run.live import is_live
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected, writeahead
+from conformance.run.session.identity import Identity, identity
 from conformance.run.session.precision import advice
 from conformance.run.session.select import (
     FOLDER,
@@ -150,6 +151,11 @@ class Chosen:
         if found[0] in self.specs:
             raise UsageError(f"--against {self.against}: another backend, or a run's record, expected")
         return found[0]
+
+    def tested(self, waivers: WaiverBook) -> dict[Spec, Identity]:
+        """Return the content of what each backend tests, and of the one to compare with."""
+        bases = [self.base] if self.against is not None and self.base else []
+        return {s: identity(s, waivers.of(s)) for s in (*self.specs, *bases)}
 
     @cached_property
     def levels(self) -> dict[Spec, Level]:
@@ -490,7 +496,9 @@ class TestRun:
             settings=self.active_settings, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
-        environment = {"environment": {**document["environment"], **self.about.get("environment", {})}}
+        backends = map(Spec.parse, self.request.cases)
+        tested = {"identity": {str(s): identity(s, self.waivers.of(s)).to_json() for s in backends}}
+        environment = {"environment": {**document["environment"], **tested, **self.about.get("environment", {})}}
         run = {} if self._journal is None else {"run": self._journal.run}
         return {**document, **self.about, **environment, **causes, **run}
 

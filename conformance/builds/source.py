@@ -86,9 +86,14 @@ def _located(text: str, isa: Isa | None) -> Path:
 
 
 def contents(path: Path) -> str:
-    """Return the SHA-256 over the libraries of a build that `locate` found."""
-    folders = _folders(path) if path.is_dir() else ()
-    files = [p for f in folders for p in sorted(f.iterdir()) if _is_library(p)] if path.is_dir() else [path]
+    """Return the SHA-256 over the libraries of a build that `locate` found.
+
+    Those of a single library are itself and the libraries of ggml and llama.cpp beside it, which it loads.
+    """
+    folders = _folders(path) if path.is_dir() else (path.parent,)
+    files = [p for f in folders for p in sorted(f.iterdir()) if _is_library(p)]
+    if not path.is_dir():
+        files = [path, *(p for p in files if p != path and ("ggml" in p.name or "llama" in p.name))]
     return hashlib.sha256("".join(f"{p.name} {digest(p)}\n" for p in files).encode()).hexdigest()
 
 

@@ -129,8 +129,12 @@ def run(
     failed = None if last is None else last_failed.read()
     if last:
         chosen = _only_failed(chosen, failed or {})
-    journal = Journal(journal_path, request) if journal_path else None
-    if journal:
+    journal = None
+    if journal_path:
+        book = WaiverBook(chosen.settings.waivers_of(chosen.specs, chosen.waivers_path), today())
+        journal = Journal(journal_path, request, {str(s): it for s, it in chosen.tested(book).items()})
+        if journal.reused:
+            line(journal.reused, err=True)
         click.get_current_context().call_on_close(journal.close)
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)

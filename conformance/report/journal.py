@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import convert
 
@@ -24,8 +25,9 @@ from conformance.case import strict
 from conformance.case.case import JSON
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.verdict import Request, Result
+from conformance.judge.verdict import Request, Result, counted
 from conformance.run.session.environment import SCHEMA, header
+from conformance.run.session.identity import Identity
 from conformance.run.session.select import new_seed
 
 from .runfile import JOURNAL, JOURNAL_BEGINS, KILLED, MAX_MEMORY, Begun, checked
@@ -41,14 +43,19 @@ SAME = ("machine", "python", "packages")
 class Journal:
     """A journal, new or continued; locked while it is open."""
 
-    def __init__(self, path: Path, asked: dict[str, JSON]) -> None:
+    def __init__(
+        self, path: Path, asked: dict[str, JSON], tested: Mapping[str, Identity] = MappingProxyType({})
+    ) -> None:
         """Read the results of earlier starts with the same options (`asked`).
 
+        `tested`: backend -> the content of what it tests, which must be the same.
+
         Raises:
-            UsageError: the file is not a journal, cannot be written, is in use, or belongs to a run with other options
-                or packages.
+            UsageError: the file is not a journal, cannot be written, is in use, or belongs to a run with other options,
+                packages or tested content.
         """
         self.path = path
+        self._tested = tested
         self._descriptor = self._open()
         try:
             self._head, rows = self._read(asked)
@@ -66,6 +73,12 @@ class Journal:
     def seed(self) -> int:
         """Seed of fresh cases if the user gave none, the same at each start."""
         return int(self._head["seed"])
+
+    @property
+    def reused(self) -> str:
+        """A sentence on the results of earlier starts; empty if there are none."""
+        count = sum(map(len, self._earlier.values()))
+        return f"{counted(count, 'result')} of the run of {self._head['written']} reused: {self.path}" if count else ""
 
     def take(self, backend: str, case: str) -> Result | None:
         """Return a result of an earlier start, each of them once; None if the case must run."""
@@ -98,6 +111,7 @@ class Journal:
             if torn[:begun] != JOURNAL_BEGINS[:begun]:
                 raise self._error("not a journal of a run")
             head: dict[str, JSON] = {**header(JOURNAL), "asked": asked, "seed": new_seed()}
+            head["environment"] |= {"identity": {b: it.to_json() for b, it in self._tested.items()}}
             os.ftruncate(self._descriptor, 0)
             self._append([head])
             return head, []
@@ -108,6 +122,7 @@ class Journal:
         checked(self.path, "line 1", partial(convert, head, Begun))
         self._check(head.get("asked"), asked, asked)
         self._check(head.get("environment"), header(JOURNAL)["environment"], SAME)
+        self._check_tested(head["environment"].get("identity") or {})
         os.ftruncate(self._descriptor, len(raw) - len(torn))
         return head, rows[1:]
 
@@ -128,6 +143,14 @@ class Journal:
             if was.get(k) != now[k]:
                 found = f"{k} {_short(was.get(k))}, this one with {_short(now[k])}"
                 raise self._error(f"its run was started with {found}; remove it to start again")
+
+    def _check_tested(self, before: Mapping[str, dict[str, JSON]]) -> None:
+        for backend, now in self._tested.items():
+            if changed := now.differences(before.get(backend, {})):
+                raise self._error(
+                    f"the {' and '.join(changed)} of {backend} changed since its run was started; "
+                    "remove it to start again"
+                )
 
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
         results: dict[tuple[str, str], deque[Result]] = defaultdict(deque)

@@ -134,6 +134,8 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Waivers, in older records only."""
     unavailable: dict[str, str] | None = None
     """Backend -> why this machine lacks it."""
+    identity: dict[str, dict[str, str]] | None = None
+    """Backend -> digests of what it tested (`run.session.identity`)."""
 
 
 class ShardOf(Struct, frozen=True):

@@ -173,6 +173,10 @@ class WaiverBook:
         """Return backend -> its waiver file and number of known failures."""
         return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
 
+    def of(self, spec: Spec) -> Sequence[object]:
+        """Return the known failures of a backend."""
+        return self._waivers[spec].entries if spec in self._waivers else ()
+
     def apply(self, spec: Spec, result: Result) -> Result:
         """Return `result`, as XFAIL or XPASS if a waiver of `spec` covers the case."""
         return waive(self._waivers[spec], result, self._today) if spec in self._waivers else result
