@@ -45,7 +45,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
 TAKEN = ("refused", "begun, not finished", "finished")
 """Stages of a case on a backend: refused; accepted, no answer; answered."""
 RANK = ("architectures", "counted", "of", "failed", "passed")
-"""Fields of a cause's `rank`: architectures, failing cases, matching passing nodes; see `Cause.rank`."""
+"""Fields of a cause's `rank`: architectures, failing cases, matching passes."""
 LOST_COUNT = "lost"
 """The count that a pair without a result increases."""
 NOTHING = -1
