@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -11,16 +12,16 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 
 
 def unique_ids(causes: Sequence[Cause]) -> list[Cause]:
-    """Return `causes` of one backend with unique ids; the largest of equal ones keeps its id."""
-    keeps: dict[str, Cause] = {}
-    for c in sorted(causes, key=lambda c: (-len(c.cases), str(c.conditions))):
-        keeps.setdefault(c.id, c)
-    return [c if keeps[c.id] is c else replace(c, id=_of_predicate(c)) for c in causes]
+    """Return `causes` of one backend with unique ids: the second of an id gets the suffix `-2`.
 
-
-def _of_predicate(cause: Cause) -> str:
-    name, _, _ = cause.id.rpartition("-")
-    return f"{name}-{digest(cause.id, *map(str, cause.conditions))}"
+    The order is that of their first case by name, which a longer search does not change.
+    """
+    turns: dict[int, int] = {}
+    seen: Counter[str] = Counter()
+    for i in sorted(range(len(causes)), key=lambda i: (min(causes[i].cases), str(causes[i].conditions))):
+        seen[causes[i].id] += 1
+        turns[i] = seen[causes[i].id]
+    return [c if turns[i] == 1 else replace(c, id=f"{c.id}-{turns[i]}") for i, c in enumerate(causes)]
 
 
 def digest(*words: str) -> str:

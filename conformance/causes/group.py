@@ -112,6 +112,8 @@ class Group:
     """Necessary conditions of its first failure."""
     unsure: int = 0
     """Failures assigned to this nearest group because time ran out."""
+    cut: bool = False
+    """True if the search for the smallest case did not finish."""
 
     @property
     def is_flaky(self) -> bool:
@@ -151,6 +153,7 @@ class Group:
         self.kind, self.proof, self.needs, self.rule = first.kind, first.proof, first.needs, rule
         self.failures += other.failures
         self.unsure += other.unsure
+        self.cut = self.cut and other.cut
 
 
 def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
@@ -212,6 +215,8 @@ def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart, over: Over = j
 def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     """Return the record of a group; `seen` states how reliably it failed again."""
     result, rule = group.proof.result, group.rule
+    if group.cut:
+        rule = rule.but(rule.rest - group.needs.alone)
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(rule)
     verdict, message = group.kind
@@ -220,7 +225,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     of_nodes = passed if rule.ops else None
     return Cause(
         _id(group, backend),
-        sentence(rule.conditions, verdict, message, len(failed), of_nodes, group.unsure),
+        sentence(rule.conditions, verdict, message, len(failed), of_nodes, group.unsure, cut=group.cut),
         backend,
         result.verdict,
         rule.ops[0] if len(rule.ops) == 1 else "" if rule.ops else group.proof.among,
@@ -229,15 +234,15 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
         tuple(dict.fromkeys(f.case.id for f in failed)),
         seen,
         rank={"failed": len(failed), "passed": passed},
+        search="cut" if group.cut else "complete",
     )
 
 
 def _id(group: Group, backend: str) -> str:
-    """Return a stable id: a hash of backend and error, and of the rule for wrong numbers."""
+    """Return an id of what a longer search does not change: ops, backend and error."""
     ops = group.rule.ops
     name = "+".join(ops[:2]) if ops and (group.is_flaky or len(ops) < SEVERAL) else group.kind[0]
-    told = sorted(map(str, group.rule.says)) + list(ops) if group.is_flaky else []
-    return f"{name}-{digest(backend.partition('?')[0], *group.kind, *told)}"
+    return f"{name}-{digest(backend.partition('?')[0], *group.kind)}"
 
 
 def relation_rule(name: str) -> Rule:

@@ -46,7 +46,7 @@ def count_architectures(
 
     Building all blocks takes a minute, so `seconds` bounds it; `counted` says how many were examined. A file caches
     them for the code that made them, and the next call continues from there. Causes without a failing node, and causes
-    whose rule mostly matches passing nodes, are returned unchanged.
+    whose rule mostly matches passing nodes or is not established, are returned unchanged.
     """
     ranked = [c for c in causes if _tells(c)]
     if not ranked:
@@ -57,7 +57,11 @@ def count_architectures(
 
 def _tells(cause: Cause) -> bool:
     failed = cause.rank.get("failed", 0)
-    return failed >= TELLS * (failed + cause.rank.get("passed", 0)) and any(c.key == OP for c in cause.conditions)
+    return (
+        cause.search == "complete"
+        and failed >= TELLS * (failed + cause.rank.get("passed", 0))
+        and any(c.key == OP for c in cause.conditions)
+    )
 
 
 def _counted(cause: Cause, table: Table, of: int) -> Cause:

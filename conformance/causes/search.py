@@ -176,7 +176,7 @@ class Search:
         kind = (failure.result.verdict.value, message)
         group = next((g for g in self.groups if g.kind == kind), None)
         if group is None:
-            group = Group(kind, Rule(()), failure)
+            group = Group(kind, Rule(()), failure, cut=message == UNSEEN)
             self.groups.append(group)
         return group
 
@@ -223,7 +223,7 @@ class Search:
         """Return the group of a failure that no other group explains."""
         if self._late():
             rule = Rule(()) if failure.at is None else rule_of(failure.case, failure.at[0], failure.node)
-            return self._add(Group(failure.kind, Rule.of(rule.ops, rule.says) if rule.ops else rule, failure))
+            return self._add(Group(failure.kind, Rule.of(rule.ops, rule.says) if rule.ops else rule, failure, cut=True))
         alone = self._alone(failure)
         if alone is None:
             return self._row(failure, GONE)
@@ -265,7 +265,8 @@ class Search:
         same = proof.kind == failure.kind or (proof.is_flaky and failure.is_flaky)
         if not same and (known := self._explaining(proof)) is not None:
             return known
-        group = self._add(Group(proof.kind, self._rule(proof, needs, finished), proof, needs=needs))
+        rule = self._rule(proof, needs, finished)
+        group = self._add(Group(proof.kind, rule, proof, needs=needs, cut=not finished))
         self._shrunk_of.setdefault(failure.shape, []).append(failure)
         return group
 
@@ -360,7 +361,8 @@ class Search:
             for hidden in self._hidden(failure):
                 proof, finished = self._smallest(hidden, partial(self._outside, needs := self._needs(hidden)))
                 if self._explaining(proof) is None:
-                    self._add(Group(proof.kind, self._rule(proof, needs, finished), proof, [failure], needs))
+                    rule = self._rule(proof, needs, finished)
+                    self._add(Group(proof.kind, rule, proof, [failure], needs, cut=not finished))
                     self._join()
 
     def _hidden(self, failure: Failure) -> Iterator[Failure]:

@@ -20,6 +20,8 @@ KINDS = {
     Fault.OUTPUT: "first wrong node unknown",
 }
 """Kind of wrong results -> its text."""
+CUT = "search stopped early; condition not established"
+"""Text of a cause whose search did not finish."""
 _OPERANDS = {
     "type": "is {}", LAYOUT: "{}", "view of": "is {}", "offset view": "is a view with an offset",
     "bare view": "is a view without an op", "broadcast": "is broadcast", "holds": "holds {}",
@@ -39,20 +41,28 @@ _OTHERS = {
 
 
 def sentence(
-    conditions: Sequence[Condition], verdict: str, message: str, failed: int, passed: int | None, unsure: int = 0
+    conditions: Sequence[Condition],
+    verdict: str,
+    message: str,
+    failed: int,
+    passed: int | None,
+    unsure: int = 0,
+    *,
+    cut: bool = False,
 ) -> str:
     """Return a line such as `ADD, CONT: wrong results when src0 is broadcast (6 fail, 2 pass)`.
 
     Args: conditions: the rule. verdict: of the smallest case. message: kinds of wrong results, separated by commas;
     else the backend's message. failed: number of failing cases. passed: number of passing nodes that match the rule;
-    None if there is no single failing node. unsure: number of cases assigned at the time limit.
+    None if there is no single failing node. unsure: number of cases assigned at the time limit. cut: the search did not
+    finish.
     """
     kinds = ", ".join(KINDS.get(word, word) for word in message.split(", ") if word)  # type: ignore[call-overload]
     how = f"wrong results{f' ({kinds})' if kinds else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
     counts = [f"{failed} fail", *([] if passed is None else [f"{passed} pass"])]
     if unsure:
         counts.insert(1, f"{unsure} of them not confirmed (time limit)")
-    return f"{subject(conditions)}: {how}{when(conditions)} ({', '.join(counts)})"
+    return f"{subject(conditions)}: {how}{when(conditions)} ({', '.join(counts)}){f'; {CUT}' if cut else ''}"
 
 
 def subject(conditions: Iterable[Condition]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -37,9 +37,9 @@ class Cause:
     """Failures of one backend that one bug explains."""
 
     id: Annotated[str, msgspec.Meta(pattern=r"\S")]
-    """A hash of backend and error, stable across runs if searches have the same result.
+    """Ops and a hash of backend and error; it does not depend on how far the search came.
 
-    For wrong numbers it includes the rule, as for a second cause that would get the same id."""
+    A second cause with the same ops and error gets an ordinal suffix."""
     sentence: str
     """A summary for people: the op, the error, the conditions and the counts."""
     backend: str
@@ -62,6 +62,10 @@ class Cause:
     `of`: all architectures of the zoo. `failed`: cases. `passed`: distinct passing nodes that meet the conditions."""
     folder: str | None = None
     """Folder of the bug report."""
+    search: Literal["complete", "cut"] = "complete"
+    """`cut` if the search ended before the smallest case was found.
+
+    Then only conditions without which a case was seen to pass are listed, and the first case is not minimal."""
     state: str = ""
     """Comparison with the base (`report.compare.State`); empty if there is none."""
 

@@ -23,7 +23,7 @@ SEVERITY = {
     Verdict.TIMEOUT: 2,
     Verdict.CRASH: 3,
 }
-"""Failing verdict -> severity. Of equal severity, another verdict is another failure."""
+"""Failing verdict -> severity. Another verdict of equal severity is another failure."""
 
 
 class By(str, Enum):
@@ -52,7 +52,7 @@ class Worse:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a comparison reads of a result; an empty field is unknown."""
+    """Facts of a result that a comparison reads; an empty field is unknown."""
 
     verdict: Verdict
     error: str = ""

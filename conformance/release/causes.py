@@ -246,7 +246,7 @@ class Difference:
 
 
 def difference(build: Sequence[Result], base: Sequence[Result]) -> Difference:
-    """Compare two builds case by case; a failure that is worse than the base's is new (`judge.worse`)."""
+    """Compare two builds case by case; a failure that is worse than the base's is new."""
     there, here = ({r.case: r for r in results} for results in (base, build))
     both = {i for i, r in here.items() if fails(r) and i in there and fails(there[i])}
     worsened = {i for i in both if _is_worse(there[i], here[i])}

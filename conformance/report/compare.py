@@ -65,7 +65,7 @@ class Side:
     machine: str = ""
     written: str = ""
     seen: Seen | None = None
-    """What `judge.worse` compares; None without a result."""
+    """The facts that `judge.worse` compares; None without a result."""
 
     @classmethod
     def of(cls, result: Result | None) -> Side:

@@ -158,7 +158,7 @@ def _causes(runs: Runs) -> list[str]:
         since = min(first[i].written for i in indices)
         facts = [f"{failed:,} cases on {names}", f"first seen {since[:10]}"]
         if (hit := c.rank.get("architectures")) is not None:
-            of = f" of {c.rank['counted']:,}" if "counted" in c.rank else ""
+            of = f" of {c.rank['counted']:,} checked" if c.rank.get("counted", 0) < c.rank.get("of", 0) else ""
             facts.insert(1, f"hits {hit:,}{of} architectures")
         again = command(proofs[indices[0]].value)
         lines.append(f"- **{c.verdict}** {inline(c.text)} ({', '.join(facts)}): {code(again)}")

@@ -8,6 +8,7 @@ import pytest
 from trust.copies import Copies
 from trust.faults import FOLDER, Bundle, Fault, read
 
+from conformance.causes.cause import unique_ids
 from conformance.causes.failure import failure_of
 from conformance.causes.group import Group, Nodes, cause_of, join_all
 from conformance.causes.rule import Rule
@@ -205,6 +206,28 @@ def test_two_searches_give_the_same_ids() -> None:
     first, second = (Found([FAULTS["soft-max-sink-forgotten"]], ("ops/SOFT_MAX-*",)).causes for _ in range(2))
     assert [c.id for c in first] == [c.id for c in second]
     assert len(first) == 1
+
+
+def test_a_search_without_time_states_no_condition_and_gives_the_same_id() -> None:
+    """A cause says that its search did not finish; its id does not depend on how far it came."""
+    whole, cut = (
+        Found([FAULTS["soft-max-sink-forgotten"]], ("ops/SOFT_MAX-*",), seconds=s).causes for s in (1800.0, 0.0)
+    )
+    assert {c.search for c in whole} == {"complete"}
+    assert {c.search for c in cut} == {"cut"}
+    assert {c.id for c in cut} >= {c.id for c in whole}
+    for c in cut:
+        assert {x.key for x in c.conditions} <= {"op"}
+        assert " when " not in c.sentence
+        assert c.sentence.endswith("search stopped early; condition not established")
+
+
+def test_causes_of_one_error_have_ids_by_their_first_case() -> None:
+    """The order of the causes and their sizes and rules do not matter."""
+    a = Cause("ADD-1", "a", "x", Verdict.FAIL, "ADD", "", (), ("ops/b@1", "ops/c@1"))
+    b = Cause("ADD-1", "b", "x", Verdict.FAIL, "ADD", "", (Condition("op", "ADD"),), ("ops/a@1",))
+    assert [c.id for c in unique_ids([a, b])] == ["ADD-1-2", "ADD-1"]
+    assert [c.id for c in unique_ids([b, a])] == ["ADD-1", "ADD-1-2"]
 
 
 def test_every_failure_is_in_a_group_without_time() -> None:

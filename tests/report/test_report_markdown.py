@@ -170,3 +170,10 @@ def test_text_stays_text(tmp_path: Path, text: str) -> None:
     assert "<" not in outside
     assert not re.search(r"(?<!\\)[|#\[\]]", outside)
     assert len(made.splitlines()) == len(made.split("\n")) - 1
+
+
+def test_a_partial_count_of_architectures_names_how_many_were_checked(tmp_path: Path) -> None:
+    """None of five checked architectures is not none of all."""
+    row = result("ops/ADD-f32-a=1@1", "x", "FAIL", cause="p")
+    p = cause("p", [row["case"]], rank={"architectures": 0, "counted": 5, "of": 89})
+    assert "hits 0 of 5 checked architectures" in markdown(_runs(tmp_path, {**document([row]), "causes": [p]}))

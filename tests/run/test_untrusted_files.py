@@ -170,6 +170,7 @@ PARSES = {
     "run/isolation/worker.py": "the parent process",
     "properties.py": "the argument of an author's test",
     "release/cases.py": "the name of a result of this process",
+    "testrun.py": "names of the backends that this run asked, for digests; opens nothing",
     "release/sealed.py": "the name of a result of this process, for its options alone",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "cli/bugs.py": "--backend, --scheduler",

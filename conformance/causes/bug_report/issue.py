@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from conformance.backend.interface import DeviceInfo
 from conformance.case.case import Case
 from conformance.causes.rule import Rule
-from conformance.causes.wording import clause, telling, when
+from conformance.causes.wording import CUT, clause, telling, when
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.text import printable
 from conformance.judge.cause import ALWAYS, Cause
@@ -87,15 +87,20 @@ def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[
     if clauses := [clause(c) for c in telling(cause.conditions)]:
         others = f"{passed or 'no'} passing node{'s' * (passed > 1)} meet{'s' * (passed < 2)} them"
         yield f"{fails}. Conditions: {', '.join(code(c, 120) for c in clauses)} ({others})."
+    elif cause.search == "cut":
+        yield f"{fails}."
     else:
         yield f"{fails}; no condition separates failing from passing nodes."
+    if cause.search == "cut":
+        yield f"{CUT.capitalize()}."
     yield from _numbers(result)
     if what.limit:
         yield _prose(what.limit)
     times = cause.seen.partition(" of ")
     if cause.seen and cause.seen != ALWAYS and times[0] != times[2]:
         yield f"It does not fail every time: {_prose(cause.seen)}."
-    yield f"\nThe smallest graph{'s' if len(case.steps) > 1 else ''}:"
+    which = "The smallest" if cause.search == "complete" else "A failing (not minimised)"
+    yield f"\n{which} graph{'s' if len(case.steps) > 1 else ''}:"
     yield _fenced("\n".join(_nodes(case)))
     if what.test_case:
         yield "This `test_case` fails in tests/test-backend-ops.cpp:"

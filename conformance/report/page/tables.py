@@ -35,7 +35,8 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "counts witness where error wrong notes",
     ),
     "causes": (
-        "id state sentence backend verdict op message smallest seen folder", "architectures failed passed first",
+        "id state sentence backend verdict op message smallest seen folder",
+        "architectures counted of failed passed first",
         "conditions cases",
     ),
     "units": ("unit model case backend of", "rate low high rounds", ""),
@@ -43,8 +44,8 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
 """Table -> its columns of strings, numbers and objects; missing fields are empty."""
 TAKEN = ("refused", "begun, not finished", "finished")
 """Stages of a case on a backend: refused; accepted, no answer; answered."""
-RANK = ("architectures", "failed", "passed")
-"""Fields of a cause's `rank`: architectures, failing cases, matching passing nodes."""
+RANK = ("architectures", "counted", "of", "failed", "passed")
+"""Fields of a cause's `rank`: architectures, failing cases, matching passes."""
 LOST_COUNT = "lost"
 """The count that a pair without a result increases."""
 NOTHING = -1

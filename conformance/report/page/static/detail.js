@@ -94,7 +94,7 @@ function causeFacts(i) {
     ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : "–"],
     ["message", t.value("message", i) || "–"],
     ["seen", t.value("seen", i) || "not confirmed"],
-    ["affected", t.value("architectures", i) === null ? "not counted" : `${plural(t.value("architectures", i), "architecture")}`],
+    ["affected", t.value("architectures", i) === null ? "not counted" : t.value("counted", i) < t.value("of", i) ? `${t.value("architectures", i)} of ${t.value("counted", i)} checked architectures` : `${plural(t.value("architectures", i), "architecture")}`],
     ["matching nodes", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
     ["first seen", seenFirst(i)],
   ]);

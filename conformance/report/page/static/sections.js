@@ -46,7 +46,7 @@ function causesTable() {
             h("div", { class: "quiet" }, "on ", [...new Map(backends.map((b) => [report.devices[b] || b, b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? name : causeLink(id, b, name)]))),
           h("td", { class: "number" }, figure("results", { cause: id, backend: backends })),
           sides.map((side) => h("td", null, verdictsOf(pairs, side))),
-          h("td", { class: "number" }, number(t.value("architectures", i))),
+          h("td", { class: "number" }, number(t.value("architectures", i)), t.value("counted", i) < t.value("of", i) ? ` of ${number(t.value("counted", i))} checked` : ""),
           h("td", null, proof === undefined ? smallest : caseLink(proof)),
           h("td", null, seenFirst(i)));
       })))),
