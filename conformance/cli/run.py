@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -282,17 +281,13 @@ class Execution:
             yield dict.fromkeys(self._chosen, new)
 
     def _on_workers(self) -> None:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
-        try:
-            with connect(self._shown.workers, self._run.chosen.specs) as pool:
-                for asked in self._rounds():
-                    ids = {s: list(map(case_name, cases)) for s, cases in asked.items()}
-                    tell = partial(line, err=True)
-                    work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
-                    with self._progress.of(work.__str__):
-                        work.run()
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        with connect(self._shown.workers, self._run.chosen.specs) as pool:
+            for asked in self._rounds():
+                ids = {s: list(map(case_name, cases)) for s, cases in asked.items()}
+                tell = partial(line, err=True)
+                work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
+                with self._progress.of(work.__str__):
+                    work.run()
 
     def _here(self, asked: Mapping[Spec, Sequence[Case | str]]) -> None:
         names = [*(str(s) for s, cases in asked.items() if cases), ""]

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 
@@ -98,19 +98,23 @@ def write_text(path: Path, text: str | Iterable[str], option: str = "--json") ->
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Delay SIGINT inside the block until its end."""
+    """Delay SIGINT and SIGTERM inside the block until its end."""
     pending: list[int] = []
+    before: dict[int, Any] = {}
     try:
-        before = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
+        for number in map(int, (signal.SIGINT, signal.SIGTERM)):
+            before[number] = signal.signal(number, lambda n, _: pending.append(n))
     except ValueError:  # not the main thread, where no signal arrives
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if pending and before is not signal.SIG_IGN:
-        raise KeyboardInterrupt
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in dict.fromkeys(pending):
+        if before[number] is not signal.SIG_IGN:
+            signal.raise_signal(number)
 
 
 Time = Annotated[str, Meta(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]

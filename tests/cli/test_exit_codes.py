@@ -154,8 +154,9 @@ def test_coverage_that_is_lost_fails(tmp_path: Path, now: str) -> None:
     assert conform("report", base, "--against", run, "-o", tmp_path / "page").returncode == 0
 
 
-def test_an_interrupted_run_is_incomplete(tmp_path: Path) -> None:
-    """SIGINT: exit code 5 and the reason; what ran is recorded."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_incomplete(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C, or the end that CI and batch systems send: exit code 5 and the reason; what ran is recorded."""
     out = tmp_path / "run.json"
     words = ("--backend", "cpu", "--family", "ops", "--level", "full", "--json", str(out))
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job hands on that it is ignored
@@ -166,12 +167,30 @@ def test_an_interrupted_run_is_incomplete(tmp_path: Path) -> None:
         partial = tmp_path / "run.json.partial.jsonl"
         while popen.poll() is None and not (partial.is_file() and partial.read_bytes().count(b"\n") > 3):
             time.sleep(0.01)
-        popen.send_signal(signal.SIGINT)
+        popen.send_signal(number)
         said, err = popen.communicate(timeout=120)
     assert popen.returncode == 5, said + err
     assert "on cpu: interrupted: ops/" in said
     again = conform("report", out, "-o", tmp_path / "page")
     assert (again.returncode, ": interrupted: " in again.stdout) == (5, True), again.stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes the stream")
+def test_a_closed_stdout_is_not_written(tmp_path: Path) -> None:
+    """Nothing runs without a stdout: exit code 74 and the reason."""
+    words = [
+        sys.executable,
+        "-m",
+        "conformance.cli",
+        "run",
+        "--backend",
+        "cpu",
+        "--case",
+        "ops/ADD-f32+f32-a=1x1x1@325",
+    ]
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *words]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (74, "conform: cannot write to stdout: it is closed\n")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
