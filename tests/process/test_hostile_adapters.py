@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -238,6 +239,11 @@ class Copies(Hostile):
         ("import", "the reference (backends.cpu)"),
         ("golden", "the golden values"),
         ("kept", "expected values of earlier runs"),
+        ("link", "the golden values"),
+        ("hard link", "the golden values"),
+        pytest.param(
+            "root", "the golden values", marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+        ),
     ],
 )
 def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:
@@ -247,7 +253,17 @@ def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.Mo
     kept.parent.mkdir(parents=True)
     kept.touch()
     monkeypatch.setenv("CONFORMANCE_EXPECTED", str(tmp_path / "kept"))
-    files = {"golden": str(golden), "kept": str(kept)}
+    link, hard = tmp_path / "link", tmp_path / "hard"
+    link.symlink_to(golden)
+    own = tmp_path / "golden"  # a hard link needs the same file system
+    shutil.copytree(golden.parent, own)
+    hard.hardlink_to(own / "ops.gguf")
+    if how == "hard link":
+        monkeypatch.setenv("CONFORMANCE_GOLDEN", str(own))
+    files = {
+        "golden": str(golden), "kept": str(kept), "link": str(link), "hard link": str(hard),
+        "root": f"/proc/self/root{golden}",
+    }  # fmt: skip
     with planted_adapter(tmp_path, monkeypatch, "copies", REFERENCE.format(files=files), "Copies"):
         runner = Runner()
         try:

@@ -23,6 +23,7 @@ GGML = "ggml"
 _MARKS = (b"ggml_backend_graph_compute", b"ggml_graph_compute", b"GGML_ASSERT(")
 """Bytes in a library that contains or calls ggml: symbols, or a string if they are stripped."""
 _CHUNK = 1 << 22
+GOLDEN = "the golden values"
 
 
 class Independence:
@@ -38,6 +39,7 @@ class Independence:
         """Libraries of ggml that were found, in order."""
         if self._watched:
             self._folders = _folders()
+            self._golden = frozenset(_inode(str(p)) for p in shipped.golden().rglob("*.gguf")) - {None}
             self._others = {p: names for p, names in adapters_of_ours().items() if p != REFERENCE}
             self._known = set(libraries())
             sys.addaudithook(self._hear)
@@ -84,10 +86,13 @@ class Independence:
                 self._heard.append(os.fsdecode(path))
         if event != "open" or self._found or not isinstance(args[0], (str, bytes)):
             return
-        path = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100  # called for every file that is opened
+        # a file has many paths (/proc/self/root, links): its real one counts, and for hard links its inode
+        path = os.path.realpath(os.fsdecode(args[0]))
         for folder, what in self._folders:
             if path.startswith(folder):
                 self._found = f"the adapter loaded {what}"
+        if _inode(path) in self._golden:
+            self._found = f"the adapter loaded {GOLDEN}"
 
 
 def _undeclared(what: str, name: str) -> str:
@@ -99,13 +104,21 @@ def _folders() -> list[tuple[str, str]]:
 
     package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
     places = (package / "golden", package.parent / "golden", shipped.golden().absolute())
-    found = [(place, "the golden values") for place in places]
+    found = [(place, GOLDEN) for place in places]
     spec = importlib.util.find_spec(REFERENCE)
     if (cache := expected.folder()) is not None:
         found.append((cache.absolute(), "expected values of earlier runs"))
     code = (spec.submodule_search_locations if spec else None) or ()
     found += [(Path(place), f"the reference ({REFERENCE})") for place in code]
-    return [(f"{folder}{os.sep}", what) for folder, what in found]
+    return [(f"{folder.resolve()}{os.sep}", what) for folder, what in found]
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # called for every file that is opened
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def libraries() -> Sequence[str]:
