@@ -8,7 +8,8 @@ and only the controller counts and writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -167,6 +168,8 @@ class Reports:
 
 
 SUITE = pytest.StashKey[Suite]()
+NO_BENCHMARKS = "Not saving anything, no benchmarks have been run!"
+"""Warning of pytest-benchmark at the end of a session."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -333,6 +336,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     show((f"{name}: not run: {reason}" for name, reason in absent.items()), yellow=True)
     show([*run.left, *run.recovered()], yellow=True)
     show(map(printable, () if config.option.collectonly else run.outcome().lines()), red=True)
+
+
+@pytest.hookimpl(specname="pytest_sessionfinish", wrapper=True, tryfirst=True)
+def pytest_nothing_to_save() -> Generator[None, object, object]:
+    """Ignore a warning that would end pytest with a traceback where warnings are errors."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", NO_BENCHMARKS)
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ JSON = Any
 
 MAX_DEPTH = 64
 """Maximum nesting of lists and objects; a case needs six, a recorder's note may need more."""
+MAX_TEXT = 64 << 20
+"""Maximum bytes of a user's text file; the largest, the cases of a baseline, takes a few."""
 LONGEST = 200
 """Maximum characters of a value in a message."""
 
@@ -134,9 +138,20 @@ def shown(value: JSON) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Read a file as UTF-8; UsageError if it cannot be read."""
+    """Read a regular file of at most `MAX_TEXT` bytes as UTF-8; UsageError if it cannot be read.
+
+    Settings of a stranger may name any path: a device never ends, and a pipe waits for its writer.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UsageError(f"{path}: a regular file expected")
+        with os.fdopen(descriptor, "rb") as f:
+            raw = f.read(MAX_TEXT + 1)
+        if len(raw) > MAX_TEXT:
+            raise UsageError(f"{path}: a file of at most {MAX_TEXT >> 20} MiB expected")
+        return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, ValueError) as e:
         raise UsageError(f"{path}: {e.strerror if isinstance(e, OSError) else e}") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 import click
@@ -14,7 +13,8 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
-from conformance.nightly import PARTS, Night, hold, read_parts, share, unfinished
+from conformance.judge.waivers import Waivers
+from conformance.nightly import PARTS, Night, content, hold, read_parts, share, today, unfinished
 from conformance.run.session import settings
 from conformance.run.session.select import family_named
 from conformance.run.session.shard import Shard
@@ -40,6 +40,7 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(sig
 @SHARD.click()
 @BUDGET.click(help="Time for fresh random cases: 90s, 30m, 2h.", default="15m", show_default=True)
 @click.option("--against", metavar="NAME", help="Baseline backend of the performance gates.")
+@click.option("--continue", "resumes", is_flag=True, help="Continue an unfinished nightly of an earlier day.")
 def nightly(
     file: Path | None,
     folder: Path | None,
@@ -51,10 +52,12 @@ def nightly(
     shard: Shard,
     budget: float,
     against: str | None,
+    resumes: bool,
 ) -> None:
     """Run every case, the golden outputs, the audit and the speed gates, and write a page.
 
-    FILE lists other parts to run (docs/ci.md). To continue an interrupted run, start it again with the same options.
+    FILE lists other parts to run (docs/ci.md). To continue an interrupted run, start it again with the same options
+    on the same day, or with --continue.
     Exit codes: 1 failures or regressions, or a part could not run, 3 a part ran no cases, 5 a part timed out, was
     interrupted or left a gate undecided: see docs/exit-codes.md.
     """
@@ -62,19 +65,20 @@ def nightly(
     known = [p.name for p in parts]
     if unknown := [n for n in names if n not in known]:
         raise UsageError(f"--part {unknown[0]}: one of {', '.join(known)} expected")
-    _check(families, backends)
+    tested = _check(families, [*(backends or registry.defaults()), *([against] if against else [])])
     chosen = [p for p in share(parts, shard) if not names or p.name in names]
-    asked = {"file": str(file or ""), "level": level, "backends": list(backends), "families": list(families),
-             "shard": str(shard)}  # fmt: skip
-    today = FOLDER / datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    where = folder or unfinished(FOLDER, asked, seed) or today
+    asked = {
+        "level": level, "backends": list(backends), "families": list(families), "shard": str(shard), "budget": budget,
+        "against": against, **content(parts, tested),
+    }  # fmt: skip
+    where = folder or (unfinished(FOLDER, asked, seed) if resumes else None) or FOLDER / today()
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UsageError(f"-o {where}: cannot be created: {e.strerror}") from e
     held = hold(where)
     try:
-        night = Night.begin(where, asked, seed)
+        night = Night.begin(where, asked, seed, resumes=resumes)
         line(f"{where}: --seed {night.seed}")
         store = where.parent / "history.sqlite"
         values: dict[str, Sequence[object]] = {
@@ -108,11 +112,17 @@ def nightly(
     leave(found if chosen else Outcome.of(Why.UNEXECUTED, ["no part was run"]))
 
 
-def _check(families: Sequence[str], backends: Sequence[str]) -> None:
-    """Raise UsageError for an unknown family or backend, instead of once per part."""
-    settings.load(None)
-    for b in backends:
-        if not registry.is_taken(registry.resolve(Spec.parse(b)).name):
-            raise UsageError(f"--backend {b}: is not installed; known: {', '.join(registry.names())}")
+def _check(families: Sequence[str], backends: Sequence[str]) -> dict[Spec, Waivers | None]:
+    """Return each backend with its known failures.
+
+    UsageError for an unknown family or backend or a malformed waiver file, instead of once per part.
+    """
+    found = settings.load(None)
+    specs = [Spec.parse(b) for b in dict.fromkeys(backends)]
+    for spec in specs:
+        if not registry.is_taken(registry.resolve(spec).name):
+            raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
     for f in families:
         family_named(f)
+    waivers = found.waivers_of(specs, None)
+    return {s: waivers.get(s) for s in specs}

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.lib.echo import ECHO
 from conformance.ggml.lib.llama import Llama
 from conformance.ggml.lib.rpc import attach
 from conformance.process.service import Frame, Service, failure
@@ -71,7 +72,8 @@ def main() -> None:
         except ConformanceError as e:
             return failure(e, UsageError.__name__)
 
-    Service().serve(answer)
+    service, ECHO.on = Service(), True
+    service.serve(answer)
     os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
 
 

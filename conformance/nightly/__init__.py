@@ -5,6 +5,7 @@ They run one after the other, even if some fail; the folder of the nightly recor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,11 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from math import inf
+from pathlib import Path, PurePath
+from typing import BinaryIO, cast
 
 from conformance import shipped
+from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import expect, only, parse_toml, read_text
@@ -29,6 +33,7 @@ from conformance.judge.verdict import MissingCause
 from conformance.process import Tail, interrupt, spawn_command, words
 from conformance.report.journal import lock
 from conformance.report.progress import Progress, since
+from conformance.run.session.identity import identity
 from conformance.run.session.select import new_seed
 from conformance.run.session.shard import Shard
 
@@ -42,7 +47,10 @@ GRACE = 5.0
 LOW = 64 << 20
 """Free bytes of a disk below which a message names it."""
 KEYS = ("name", "says", "command", "hours", "leaves", "shared", "last")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", re.ASCII)
 _VALUE = re.compile(r"\{(\w+)\}")
+_SHORT = 12
+"""Digits of a digest in messages."""
 _WHY = {Exit.FAILURES: Why.FAILED, Exit.NOTHING: Why.UNEXECUTED, Exit.INCOMPLETE: Why.UNDECIDED}
 _ENDED = (None, Why.FAILED, Why.UNEXECUTED)
 """Outcomes of parts that do not run again."""
@@ -81,16 +89,38 @@ def read_parts(path: Path) -> tuple[Part, ...]:
     only(document, ("part",), str(path))
     tables = document.get("part", [])
     expect(isinstance(tables, list) and bool(tables), str(path), "[[part]] tables", tables)
-    return tuple(_part(t, f"{path}: part {n}") for n, t in enumerate(tables, 1))
+    parts = tuple(_part(t, f"{path}: part {n}") for n, t in enumerate(tables, 1))
+    for n, part in enumerate(parts, 1):
+        others = {p.name for p in parts[: n - 1]}
+        expect(part.name not in others, f"{path}: part {n} name", "another name than before", part.name)
+    return parts
 
 
-def _part(table: dict[str, Any], where: str) -> Part:
+def _part(table: object, where: str) -> Part:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: a table expected")
     only(table, KEYS, where)
     for key in ("name", "says", "command", "hours"):
         expect(key in table, f"{where} {key}", "a value", None)
-    given, name = table["command"], str(table["name"])
-    command = tuple(given) if isinstance(given, list) else (*CONFORM, *str(given).split())
-    return Part(**{"leaves": f"{name}.json", **table, "command": command, "hours": float(table["hours"])})
+    name, given, hours = table["name"], table["command"], table["hours"]
+    leaves = table.get("leaves", f"{name}.json")
+    named = isinstance(name, str) and _NAME.fullmatch(name) is not None and f"{name}.json" != STATE
+    expect(named, f"{where} name", "a name of letters, digits, _ and -", name)
+    expect(isinstance(table["says"], str), f"{where} says", "a text", table["says"])
+    listed = isinstance(given, list) and all(isinstance(word, str) for word in given)
+    expect(bool(given) and (listed or isinstance(given, str)), f"{where} command", "a text or a list of texts", given)
+    limited = type(hours) in (int, float) and 0 < hours < inf
+    expect(limited, f"{where} hours", "a finite number over 0", hours)
+    own = isinstance(leaves, str) and (not leaves or _is_inside(PurePath(leaves)))
+    expect(own, f"{where} leaves", "a path inside the folder of the nightly", leaves)
+    for key in ("shared", "last"):
+        expect(isinstance(table.get(key, False), bool), f"{where} {key}", "true or false", table.get(key))
+    command = tuple(given) if isinstance(given, list) else (*CONFORM, *given.split())
+    return Part(**{**table, "leaves": leaves, "command": command, "hours": float(hours)})
+
+
+def _is_inside(path: PurePath) -> bool:
+    return not path.is_absolute() and ".." not in path.parts and str(path) not in {".", STATE, LOCK}
 
 
 PARTS = read_parts(shipped.path("nightly", "parts.toml"))
@@ -113,6 +143,11 @@ class Done:
         return self.why in _ENDED
 
 
+def today() -> str:
+    """Return the date in UTC, YYYY-MM-DD."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+
+
 @dataclass(slots=True)
 class Night:
     """The folder of a nightly, and the parts that have run; its files have the results."""
@@ -123,13 +158,21 @@ class Night:
     seed: int
     parts: dict[str, Done] = field(default_factory=dict)
     exit_code: int | None = None
+    day: str = field(default_factory=today)
+    """Date (UTC) of its first start."""
 
     @classmethod
-    def begin(cls, folder: Path, asked: dict[str, JSON], seed: int | None) -> Night:
-        """Continue the nightly in `folder`, or start one; UsageError if it had other options."""
+    def begin(cls, folder: Path, asked: dict[str, JSON], seed: int | None, *, resumes: bool) -> Night:
+        """Continue the nightly in `folder`, or start one.
+
+        UsageError if it had other options or tested other builds, or unless it `resumes`, is of another day.
+        """
         if not (folder / STATE).exists():
             return cls(folder, asked, new_seed() if seed is None else seed)
         night = cls.read(folder)
+        if night.day != today() and not resumes:
+            text = f"began on {night.day or 'an unknown day'}; continue it with --continue"
+            raise UsageError(f"{folder}: the nightly in this folder {text}, or choose another folder with -o")
         now = {**asked, "seed": night.seed if seed is None else seed}
         was = {**night.asked, "seed": night.seed}
         for key, value in now.items():
@@ -145,7 +188,7 @@ class Night:
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
             parts = {n: Done(**{**p, "why": p["why"] and Why(p["why"])}) for n, p in row["parts"].items()}
-            return cls(folder, dict(row["asked"]), int(row["seed"]), parts, row["exit_code"])
+            return cls(folder, dict(row["asked"]), int(row["seed"]), parts, row["exit_code"], str(row.get("day", "")))
         except OSError as e:
             raise UsageError(f"{path}: cannot be read: {e.strerror}") from e
         except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -153,7 +196,7 @@ class Night:
 
     def save(self) -> None:
         """Replace the state; UsageError if it cannot be written."""
-        row = {"asked": self.asked, "seed": self.seed, "exit_code": self.exit_code,
+        row = {"asked": self.asked, "seed": self.seed, "exit_code": self.exit_code, "day": self.day,
                "parts": {n: asdict(p) for n, p in self.parts.items()}}  # fmt: skip
         try:
             write_whole(self.folder / STATE, f"{json.dumps(row, indent=1)}\n")
@@ -187,7 +230,13 @@ class Night:
         own = {"document": [self.folder / f"{part.name}.json"], "journal": [self.folder / f"{part.name}.journal"]}
         command = part.words({**values, **own, "documents": self.documents(), "folder": [self.folder]})
         if part.leaves:
-            (self.folder / part.leaves).unlink(missing_ok=True)  # of a start that was killed
+            left = self.folder / part.leaves
+            if not left.parent.resolve().is_relative_to(self.folder.resolve()):
+                return Done(Why.BROKEN, f"{left}: a link leads out of the folder", before)
+            try:
+                left.unlink(missing_ok=True)  # of a start that was killed
+            except OSError as e:
+                return Done(Why.BROKEN, f"{left}: cannot be replaced: {e.strerror}", before)
         n = len(CONFORM)
         shown = shell(["conform", *command[n:]] if tuple(command[:n]) == CONFORM else command)
         try:
@@ -250,6 +299,15 @@ def share(parts: Sequence[Part], shard: Shard) -> list[Part]:
     """Return the parts of a shard: those split by cases, and its share of the others."""
     whole = [p for p in parts if not p.shared and not p.last]
     return [p for p in parts if p not in whole or whole.index(p) % shard.of == shard.index - 1]
+
+
+def content(parts: Sequence[Part], backends: Mapping[Spec, object]) -> dict[str, JSON]:
+    """Return the short digests of what a nightly runs, by name; `backends` -> its waivers."""
+    found = {"parts": hashlib.sha256(repr(parts).encode()).hexdigest()[:_SHORT]}
+    for spec, known in backends.items():
+        digests = identity(spec, known).to_json()
+        found |= {f"{name} of {spec}": str(digest)[:_SHORT] for name, digest in digests.items()}
+    return found
 
 
 def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:

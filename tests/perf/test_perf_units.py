@@ -417,6 +417,16 @@ def test_pytest_without_perf_and_with_what_does_not_go_with_it(options: list[str
     assert run.returncode == code
 
 
+@pytest.mark.parametrize("perf", [(), ("--perf",)])
+def test_saving_benchmarks_of_nothing_changes_no_exit_code(perf: tuple[str, ...]) -> None:
+    """`-k` that selects nothing ends with the same lines and exit code with `--benchmark-save`, not a traceback."""
+    words = ("-p", "benchmark", "--backend", "cpu", *perf, "-k", "nothing_at_all")
+    plain, saving = session(*words), session(*words, "--benchmark-save", "x")
+    assert saving.returncode == plain.returncode != 0
+    assert "no cases ran" in saving.stdout
+    assert "Traceback" not in saving.stdout + saving.stderr
+
+
 def test_a_failing_row_fails_as_a_benchmark_does(bench: Bench) -> None:
     """The sentence of the verdict is raised inside the benchmark; what is unsupported is skipped with its reason."""
     from conformance.plugin import check  # noqa: PLC0415  # registers nothing, but is pytest's to import elsewhere

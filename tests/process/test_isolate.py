@@ -20,6 +20,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import needs_wheel
 from planted_adapter import planted_adapter
 
 from conformance.backend.interface import Backend, describe
@@ -266,6 +267,34 @@ def test_an_exit_is_a_death(backend: IsolatedBackend) -> None:
     with pytest.raises(BackendCrashError, match="exit status 3"):
         run(backend, add("exit 3"))
     assert run(backend, add()) == [11.0]
+
+
+DYING = """
+import ctypes
+from backends.ggml import GgmlBackend
+
+class Dying(GgmlBackend):
+    def open(self, case):
+        log = self._library._log_callback
+        log(2, b"loading kernels\\n", None)
+        log(4, b"kernel mul_mm: ", None)
+        log(5, b"symbol f16 not found\\n", None)
+        ctypes.CDLL(None).exit(1)
+"""
+
+
+@needs_wheel
+def test_errors_that_ggml_logs_before_an_exit_stand_in_the_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library of ggml that logs why it cannot go on and calls exit(1) is quoted; its other log lines are not."""
+    with planted_adapter(tmp_path, monkeypatch, "dying", DYING, "Dying"):
+        dying = IsolatedBackend(Spec("dying"), Workers(Isolation(60)))
+        said = r"exit status 1 in the middle of it\): kernel mul_mm: symbol f16 not found$"
+        with pytest.raises(BackendCrashError, match=said) as crash:
+            run(dying, add())
+        dying.close()
+    assert "loading kernels" not in str(crash.value)
 
 
 def test_no_answer_in_time() -> None:

@@ -15,6 +15,7 @@ from sessions_of_pytest import session
 
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
+from conformance.case import strict
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.run.isolation.isolate import IsolatedBackend, open_backend, runs_here
@@ -126,6 +127,29 @@ def test_a_wrong_word_is_one_line(text: str, says: str) -> None:
     assert len(lines) == 1
     assert lines[0].startswith("conform: conformance.toml: ")
     assert says in lines[0]
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "large"])
+def test_a_file_that_settings_name_is_regular_and_of_bounded_size(
+    here: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endless device, a pipe without a writer, a folder and a large file end with exit code 2 and one line."""
+    path = here / "w.toml"
+    if kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        monkeypatch.setattr(strict, "MAX_TEXT", 1 << 20)
+        path.write_text("#" * (1 << 20) + "#")
+    _write(f'[backend.cpu]\nwaivers = "{path}"\n')
+    result = _conform("run", "--backend", "cpu", "--case", CASE)
+    assert result.exit_code == 2
+    (line,) = result.output.strip().splitlines()
+    assert line.startswith(f"conform: {path}: ")
+    assert line.endswith("a file of at most 1 MiB expected" if kind == "large" else "a regular file expected")
 
 
 def test_an_option_that_the_adapter_lacks_names_the_table() -> None:

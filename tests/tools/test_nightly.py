@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from night_parts import write_parts
-from night_script import NIGHTLY, POSIX, ended, lives, night, until
+from night_script import NIGHTLY, POSIX, ended, lives, night, until, words_of
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -81,17 +81,83 @@ def test_a_finished_night_says_the_same_again(tmp_path: Path) -> None:
             Night.read(tmp_path)
 
 
-def test_a_restart_past_midnight_goes_on(tmp_path: Path) -> None:
-    """The default folder is that of the newest night with the same options that did not end; else it is today's."""
+def test_an_earlier_day_is_continued_only_if_asked(tmp_path: Path) -> None:
+    """Results of another day do not count as today's, in the default folder or in one that -o names.
+
+    `--continue` takes the newest folder with the same options that did not end.
+    """
     command = [*NIGHTLY, str(write_parts(tmp_path)), "--part", "fine"]
     assert ended(command, tmp_path).returncode == 0
     (today,) = (tmp_path / "nightly").glob("*-*")
     state = Night.read(today)
     for name, code in (("2020-01-01", None), ("2020-01-02", None), ("2020-01-03", 1)):
-        state.folder, state.exit_code, state.parts = tmp_path / "nightly" / name, code, {}
+        state.folder, state.exit_code, state.day = tmp_path / "nightly" / name, code, name
         state.folder.mkdir()
         state.save()
-    assert "nightly/2020-01-02: --seed" in ended(command, tmp_path).stdout
+    assert f"nightly/{today.name}: --seed" in ended(command, tmp_path).stdout
+    old = ended([*command, "-o", "nightly/2020-01-01"], tmp_path)
+    assert (old.returncode, "began on 2020-01-01; continue it with --continue" in old.stderr) == (2, True), old.stderr
+    assert "nightly/2020-01-02: --seed" in ended([*command, "--continue"], tmp_path).stdout
+
+
+def test_results_of_other_parts_options_or_builds_are_not_reused(tmp_path: Path) -> None:
+    """A changed command of a part, --budget, --against or content of a backend ends with exit code 2 and its name."""
+    assert night(tmp_path, "fine").returncode == 0
+    words = words_of(tmp_path, "fine")
+    for more, says in (["--budget", "1m"], "budget 900.0"), (["--against", "ggml"], "against None"):
+        refused = ended([*words, *more])
+        assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
+    parts = tmp_path / "parts.toml"
+    whole = parts.read_text()
+    parts.write_text(whole.replace("write()", "sys.exit(1)"))
+    refused = ended(words)
+    assert (refused.returncode, "was started with parts " in refused.stderr) == (2, True), refused.stderr
+    parts.write_text(whole)
+    state = Night.read(tmp_path)
+    (key,) = (k for k in state.asked if k == "suite of cpu")
+    state.asked[key] = "0" * 12
+    state.save()
+    refused = ended(words)
+    assert (refused.returncode, "was started with suite of cpu '000000000000'" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hours", '"abc"'), ("hours", "[1]"), ("hours", "nan"), ("hours", "inf"), ("hours", "0"), ("hours", "true"),
+        ("command", "[1]"), ("command", "5"), ("command", "[]"), ("leaves", "5"), ("leaves", '"../x"'),
+        ("leaves", '"night.json"'), ("leaves", "KEPT"), ("name", '"../x"'), ("name", '"night"'), ("name", "5"),
+        ("says", "5"), ("shared", '"no"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_of_a_part_ends_before_anything_runs(tmp_path: Path, key: str, value: str) -> None:
+    """Exit code 2 and one line that names the key; no path outside the folder is deleted or written."""
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    table = {"name": '"a"', "says": '"b"', "command": '["true"]', "hours": "1"}
+    table[key] = value.replace("KEPT", f'"{kept}"')
+    parts = tmp_path / "p.toml"
+    parts.write_text("[[part]]\n" + "".join(f"{k} = {v}\n" for k, v in table.items()))
+    done = CliRunner().invoke(main, ["nightly", str(parts), "-o", str(tmp_path / "night")])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"conform: {parts}: part 1 {key}: ")
+    assert kept.read_text() == "mine"
+
+
+def test_a_link_out_of_the_folder_deletes_nothing(tmp_path: Path) -> None:
+    """A part whose file lies behind a link that leads out of the folder could not run."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("mine")
+    folder = tmp_path / "night"
+    folder.mkdir()
+    (folder / "link").symlink_to(outside)
+    parts = tmp_path / "p.toml"
+    parts.write_text('[[part]]\nname = "a"\nsays = "b"\ncommand = ["true"]\nhours = 1\nleaves = "link/kept"\n')
+    done = ended([*NIGHTLY, str(parts), "-o", str(folder)])
+    assert (done.returncode, "a link leads out of the folder" in done.stdout) == (1, True), done
+    assert (outside / "kept").read_text() == "mine"
 
 
 def test_nothing_stays_behind_a_part(tmp_path: Path) -> None:

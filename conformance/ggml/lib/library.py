@@ -20,6 +20,7 @@ from conformance.ggml.errors import GraphError, UnavailableError, UsageError
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, f32_bits
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
+from .echo import ECHO
 from .layout import (
     DEVICE_TYPES,
     FIRST_DEVICE_TYPES,
@@ -182,7 +183,8 @@ class Library:
                         "remove its folder from LD_LIBRARY_PATH"
                     )
 
-    def _logged(self, _level: int, text: bytes | None, _data: int | None) -> None:
+    def _logged(self, level: int, text: bytes | None, _data: int | None) -> None:
+        ECHO.line(level, text or b"")
         self.log.append((text or b"").decode(errors="replace").rstrip())
 
     def _probe(self) -> None:

@@ -20,6 +20,7 @@ from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import EXACT, Mixed
 from conformance.ggml.errors import BY_NAME, BackendError, CaseFileError, ConformanceError
+from conformance.ggml.lib.echo import ECHO
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.run.execute import Memory
@@ -242,6 +243,7 @@ def _message(error: BaseException) -> str:
 def main(spec: str, names: str = "{}", installed: str = "[]") -> int:
     """Serve until the caller closes the pipe; it passes its `names` and `installed` adapters."""
     service = Service()
+    ECHO.on = True
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what an interrupt ends
     try:
