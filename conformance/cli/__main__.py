@@ -22,7 +22,10 @@ def conform() -> None:
 
 
 def _check_streams() -> None:
-    """End a command that was started without stdout: a file that it opens would take the number of the stream."""
+    """End a command that was started without stdout.
+
+    A file that it opens would take the number of the stream.
+    """
     if sys.stdout is None or sys.stderr is None:
         if sys.stderr is not None:
             sys.stderr.write("conform: cannot write to stdout: it is closed\n")

@@ -185,9 +185,9 @@ PATIENCE = 5.0
 WIRE_PATIENCE = 2.0
 """Seconds to wait for the exit code of a worker that closed its pipe during a request."""
 CEILING = 20.0
-"""Maximum wall time of a request, in limits: on a busy machine it takes longer than its limit."""
+"""Maximum wall time of a request in multiples of its limit, for a busy machine."""
 STALLED = 5.0
-"""Minimum seconds without processor time after which a child on a busy machine makes no progress."""
+"""Seconds without processor time after which a child makes no progress, at least."""
 FREE = 0.5
 """Share of one processor that is idle on a machine where a child that can run does run."""
 POLLING = 0.001

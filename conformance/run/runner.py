@@ -362,7 +362,7 @@ class Runner:
             return result.noted(select.stage_hint(result.verdict, self._run_at_stage(translation, case)))
 
     def _again(self, spec: Spec, case: Case, result: Result, *, is_doubtful: bool) -> str:
-        """Return why a case runs again, in a new process, before its result counts; empty if it does not.
+        """Return why a case runs again before its result counts; empty if it does not.
 
         `is_doubtful`: its process may have died of an earlier case.
         """

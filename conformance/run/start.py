@@ -12,7 +12,7 @@ from conformance.ggml.errors import BackendCrashError
 from conformance.judge.verdict import EXECUTED, Result, Verdict
 
 DEATHS = 4
-"""Number of first cases that end in the same way before the device is tried with other graphs."""
+"""Number of first cases with the same death after which other graphs are tried."""
 TRIED = ("ops/ADD-f32+f32-a=1x1x1@325", "ops/MUL_MAT-f32+f32-a=9x8,b=9x2@549")
 """Ids of small graphs of two ops that share no kernel."""
 _DEATHS = frozenset({Verdict.CRASH, Verdict.TIMEOUT})

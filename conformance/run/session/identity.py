@@ -28,9 +28,9 @@ class Identity:
     """Digests (SHA-256, hex) of what a run tests through one backend."""
 
     suite: str
-    """The suite's code, data and golden outputs, and the versions of the packages that it computes with."""
+    """The suite's code, data and golden outputs, and versions of packages."""
     adapter: str
-    """Name, version and files of the distribution that provides the adapter; empty for ours, which is in `suite`."""
+    """The third-party distribution of the adapter, its version and files; empty for ours."""
     library: str
     """The libraries of the builds that its options name; empty if none."""
     options: str
@@ -64,7 +64,7 @@ def identity(spec: Spec, waivers: object = ()) -> Identity:
 
 @cache
 def suite() -> str:
-    """Return the digest of this package, its golden outputs and the packages that it computes with."""
+    """Return the digest of this package, its golden outputs and versions of packages."""
     package = shipped.path()
     folders = (package, package.parent / "backends", shipped.golden())
     return _digest([machine()["packages"], *(_tree(f) for f in folders)])
