@@ -10,7 +10,8 @@ model, as a user would. Each later request has `changes`, the fields of the requ
   reply is `{"notes": {...}, "spoilt": text}`; the file has an array of results per batch, and `choices-FILE` the
   choices of a watched run.
 - `scenario` (a name of `scenarios.table`), `part` and `folder`: run a part of the scenario. The reply is `{"more":
-  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`.
+  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`. `nudge`, if present: run it on a copy of the model, as
+  `Harness.nudged`.
 
 Both may reply `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
 `grows`, `device` and `rpc`: the reply is that of `held.measure`.
@@ -128,7 +129,8 @@ class DeviceModel:
             return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
         try:
             with harness.clean():
-                comparisons = list(it.play(harness))
+                played = harness.nudged(ask["nudge"]) if "nudge" in ask else harness
+                comparisons = list(it.play(played))
         except LacksError as e:
             return {"unsupported": str(e)}
         except RefusedError as e:

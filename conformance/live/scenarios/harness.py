@@ -40,6 +40,9 @@ MROPE = (8, 40)
 PROMPT, AFTER = 13, 3
 """Tokens of a default prompt, and steps after it."""
 
+NUDGE = 4
+"""Units in the last place, as many as sums of one product in two orders differ by."""
+
 
 Together = Callable[[Sequence[Callable[[], F32]]], list[F32]]
 """Calls functions in a thread each and returns their results."""
@@ -209,6 +212,21 @@ class Harness:
         writer = open_writer(path, str(self.request.params["arch"]), keys)
         write_tensors(writer, [t for t in tensors if t.name in new], lambda t: new[t.name])
         return path
+
+    def nudged(self, draw: int) -> Harness:
+        """Load a copy of the model whose norm weights differ by up to `NUDGE` units in the last place.
+
+        Draw 0 changes nothing. Raises as `rewrite` and `beside`.
+        """
+
+        def data(t: Tensor, held: Bytes) -> Bytes:
+            if not draw or t.type is not TYPES["f32"] or "norm" not in t.name:
+                return held
+            values = held.view(np.float32)
+            units = Stream(self.request.stream, f"nudge {draw} {t.name}").integers(values.size, 0, 2 * NUDGE + 1)
+            return (values + (units - NUDGE) * np.spacing(values)).astype(np.float32).view(np.uint8)
+
+        return self.beside(self.rewrite("nudged", data))
 
     @contextmanager
     def clean(self) -> Iterator[None]:
