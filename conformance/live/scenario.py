@@ -124,6 +124,8 @@ class Player:
         self._model = ""
         self._died: list[str] | None = []
         """Scenarios that crashed with this model; None once one did not."""
+        self._hung = False
+        """One of them gave no answer in time."""
 
     def play(self, case_id: str) -> Result:
         """Run one scenario.
@@ -135,12 +137,14 @@ class Player:
         """
         request, name = self._models.use(case_id), _name(case_id)
         if request.stream != self._model:
-            self._model, self._died = request.stream, []
+            self._model, self._died, self._hung = request.stream, [], False
         if self._died is not None and len(self._died) >= TRIED:
-            raise UnavailableError(f"its process dies with {', '.join(self._died)}, so no further scenarios were tried")
+            kind, does = (BackendTimeoutError, "hangs or dies") if self._hung else (UnavailableError, "dies")
+            raise kind(f"its process {does} with {', '.join(self._died)}, so no further scenarios were tried")
         try:
             result = self._play(name, request)
-        except (BackendCrashError, BackendTimeoutError):
+        except (BackendCrashError, BackendTimeoutError) as e:
+            self._hung |= isinstance(e, BackendTimeoutError)
             if self._died is not None:
                 self._died.append(name)
             raise

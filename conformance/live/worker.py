@@ -36,12 +36,12 @@ from conformance.ggml.lib.rpc import attach
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import EVENLY, LacksError, Split, new_context
+from conformance.suite.zoo.load import EVENLY, LacksError, RefusedError, Split, UnloadableError, new_context
 from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
 from conformance.suite.zoo.worker import Drive, last_words
 
 from .held import measure
-from .scenarios.harness import Harness, RefusedError, Together, in_threads, load
+from .scenarios.harness import Harness, Together, in_threads, load
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -78,8 +78,8 @@ def main() -> None:
 
 def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        model = DeviceModel(Request(**header["load"]), header["device"], header["rpc"])
-    except LacksError as e:
+        model = open_model(Request(**header["load"]), header["device"], header["rpc"])
+    except (LacksError, RefusedError) as e:
         return {"unsupported": str(e)}
     models.append(model)
     devices = map(model.library.device, filter(None, model.device.split("+")))
@@ -125,9 +125,9 @@ class DeviceModel:
         self.library.log.clear()
         request = replace(self._request, **ask["changes"])
         harness = Harness(self.library, self.model, request, folder, ask["part"], self.device, together)
-        if harness.kind not in it.kinds:
-            return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
         try:
+            if harness.kind not in it.kinds:
+                return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
             with harness.clean():
                 played = harness.nudged(ask["nudge"]) if "nudge" in ask else harness
                 comparisons = list(it.play(played))
@@ -195,6 +195,26 @@ class DeviceModel:
             at = [llama.get_logits_ith(context, i) for i in tokens]
         rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
         return np.stack(rows) if rows else np.zeros((0, n), np.float32)
+
+
+def open_model(request: Request, device: str, rpc: str = "", split: Split = EVENLY) -> DeviceModel:
+    """Load a generated model on a device.
+
+    Raises:
+        RefusedError: this library does not load it on the CPU alone either, so the model does not fit the library.
+        ConformanceError: as `DeviceModel`.
+    """
+    try:
+        return DeviceModel(request, device, rpc, split)
+    except UnloadableError as e:
+        if device:
+            try:
+                DeviceModel(request, "").free()
+            except UnloadableError:
+                pass
+            else:
+                raise
+        raise RefusedError(f"no model: {e}") from None
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from marks import needs_wheel
 from scenario_bugs import BUGS, LLAMA, model, planted
 
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import BackendCrashError, UnavailableError
+from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
 from conformance.judge.verdict import Result, Verdict
 from conformance.live.comparison import Comparison, judge_all, saved
 from conformance.live.scenario import FAMILY, Player, id_of, ids_of
@@ -258,6 +258,23 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(BackendCrashError):
             player.play(i)
     player.close()
+
+
+@needs_wheel
+def test_a_model_that_hangs_is_not_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios that are not tried after three time-outs are time-outs, too."""
+    player, tried = Player(Spec("ggml"), Isolation(), None), []
+
+    def once(name: str, _: object) -> Result:
+        tried.append(name)
+        raise BackendTimeoutError("no answer")
+
+    monkeypatch.setattr(player, "_once", once)
+    for i in ids_of("llama")[:5]:
+        with pytest.raises(BackendTimeoutError):
+            player.play(i)
+    player.close()
+    assert len(tried) == 3
 
 
 def test_every_scenario_has_its_words() -> None:

@@ -24,7 +24,7 @@ from conformance.ggml.quants import roundtrip
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import TYPES
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import EVENLY, LacksError, Split, load_model, new_context
+from conformance.suite.zoo.load import EVENLY, LacksError, RefusedError, Split, load_model, new_context
 from conformance.suite.zoo.model import open_writer, recipe, write_tensors
 
 F32 = NDArray[np.float32]
@@ -62,10 +62,6 @@ def in_threads(functions: Sequence[Callable[[], F32]]) -> list[F32]:
     """Call functions in a thread each; raises as the first that does."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [future.result() for future in [pool.submit(function) for function in functions]]
-
-
-class RefusedError(UsageError):
-    """llama.cpp declines with a documented return value, as it may."""
 
 
 def load(library: Llama, request: Request, device: str, split: Split = EVENLY) -> int:
