@@ -109,7 +109,7 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     """Other measurements and counts of the family, such as `tokens_per_second`, `splits`."""
     undecided: bool = False
-    """True if a measurement gave no decision: the case counts as missing, and its verdict, UNSUPPORTED, nowhere."""
+    """True if a measurement gave no decision: the case is missing, not UNSUPPORTED."""
 
     @property
     def detail(self) -> str:

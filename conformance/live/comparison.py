@@ -23,7 +23,7 @@ CLOSE = 1e-5
 
 `Comparison.worth` is added to it."""
 SPREADS = 4.0
-"""Allowed ratio of a difference to the spread that one unit in the last place of the norm weights causes."""
+"""Allowed ratio of a difference to the spread that roundings cause."""
 SILENT = "every result is 0"
 MASKED = -1e30
 """Logits up to this are of tokens that are never emitted; they would hide all others."""

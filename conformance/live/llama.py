@@ -221,7 +221,7 @@ class Models:
 
 
 def without_reference(error: ConformanceError) -> ConformanceError:
-    """Return the error of a case whose reference failed on the CPU: only a time-out is a verdict."""
+    """Return the error of a case whose CPU reference failed; a time-out stays one."""
     kind = BackendTimeoutError if isinstance(error, BackendTimeoutError) else UnavailableError
     return kind(f"no reference: on the CPU: {error}")
 

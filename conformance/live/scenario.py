@@ -26,13 +26,14 @@ from .arch import FEW, fitting, spell
 from .comparison import SILENT, Comparison, judge_all, saved
 from .comparison import spread as spread_of
 from .llama import Models, device, read_id
+from .scenarios.harness import NUDGE
 from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
 ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
 """Environment in which llama.cpp builds of summer 2025 reuse graphs, as later ones do."""
 NUDGES = 32
-"""Most models that differ by a rounding, to measure the spread of a scenario's results; most flip no rounding."""
+"""Maximum number of models, different by roundings, that measure a spread."""
 TRIED = 3
 """Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
 
@@ -174,7 +175,7 @@ class Player:
     def _judge_by_spread(self, name: str, request: Request, found: Sequence[Comparison], result: Result) -> Result:
         """Judge again with the spread of models whose norm weights differ by a rounding.
 
-        An unchanged copy must give the same bits, else nothing is proven. Raises as `Process.ask`.
+        The spread counts only if an unchanged copy gives the same bits. Raises as `Process.ask`.
         """
         if spread_of(found, self._compared(name, request, nudge=0)):
             return result.noted("the same model gives other results, so roundings cannot be told from faults")
@@ -186,7 +187,7 @@ class Player:
             if judged.verdict is not Verdict.FAIL:
                 break
         return replace(judged, metrics={"spread": spread}).noted(
-            f"one unit in the last place of the norm weights changes the results by NMSE {spread:.2g}"
+            f"norm weights changed by up to {NUDGE} units in the last place change the results by NMSE {spread:.2g}"
         )
 
     def _compared(self, name: str, request: Request, **more: int) -> list[Comparison]:

@@ -210,7 +210,7 @@ class Harness:
         return path
 
     def nudged(self, draw: int) -> Harness:
-        """Load a copy of the model whose norm weights differ by up to `NUDGE` units in the last place.
+        """Load a copy whose norm weights differ by up to `NUDGE` units in the last place.
 
         Draw 0 changes nothing. Raises as `rewrite` and `beside`.
         """
