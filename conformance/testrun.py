@@ -322,10 +322,11 @@ class TestRun:
                 self.left.append(self._partial.left)
 
     def keep(self, results: Sequence[Result]) -> None:
-        """Write new results to disk at once."""
+        """Write new results to disk at once; undecided ones are measured again at the next start."""
+        decided = [r for r in results if not r.undecided]
         for place in (self._journal, self._partial):
             if place is not None:
-                place.add(results)
+                place.add(decided)
 
     def take(self, backend: Spec, case_id: str) -> Result | None:
         """Return the result of an earlier start and remove it; None if there is none."""
@@ -474,6 +475,7 @@ class TestRun:
                 self.request.cases.setdefault(r.backend, []).append(r.case)
         try:
             self.missing = self.request.missing(self._rows, why, self.reasons, cause)
+            self.results = [r for r in self.results if not r.undecided]
             self.waiver_problems = self.waivers.problems(self.results)
             if (path := self.chosen.json_path) is not None:
                 write_json(path, {**self._record(), **self.chosen.extra()})

@@ -325,6 +325,8 @@ class Execution:
         with self._progress.of(lambda: str(steps)):
             for case, result in self._run.play(spec, cases, ends=self._ends, stop=self._is_full, at=steps.at):
                 steps.done += 1
+                if result.undecided:  # among the missing ones at the end
+                    continue
                 steps.failures += result.fails_run
                 totals.add(result)
                 if case is not None:  # the journal had the others

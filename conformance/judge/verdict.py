@@ -108,6 +108,8 @@ class Result:
     """Remarks for people; no decision depends on them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Other measurements and counts of the family, such as `tokens_per_second`, `splits`."""
+    undecided: bool = False
+    """True if a measurement gave no decision: the case is missing, not UNSUPPORTED."""
 
     @property
     def detail(self) -> str:
@@ -137,7 +139,8 @@ class Result:
 
     def to_json(self) -> dict[str, JSON]:
         """Encode the record as strict JSON (no NaN, no Inf)."""
-        row = {f.name: _strict(getattr(self, f.name)) for f in fields(self) if f.name != "metrics" or self.metrics}
+        absent = {name for name in ("metrics", "undecided") if not getattr(self, name)}
+        row = {f.name: _strict(getattr(self, f.name)) for f in fields(self) if f.name not in absent}
         return {**row, "detail": self.detail}
 
     @classmethod
@@ -325,7 +328,7 @@ class Request:
         reasons: Mapping[tuple[str, str], str] | None = None,
         cause: MissingCause = MissingCause.LOST,
     ) -> list[Missing]:
-        """Return the pairs that `results` lack, `grouped`.
+        """Return the pairs that `results` lack or leave undecided, `grouped`.
 
         Args:
             results: all results.
@@ -334,12 +337,20 @@ class Request:
             cause: the cause that `reason` describes.
         """
         known = reasons or {}
-        counts = Counter((r.backend, r.case) for r in results)
+        counts: Counter[tuple[str, str]] = Counter()
+        undecided: dict[tuple[str, str], str] = {}
+        for r in results:
+            if r.undecided:
+                undecided[r.backend, r.case] = r.detail
+            else:
+                counts[r.backend, r.case] += 1
         missing: list[tuple[str, str, str, MissingCause]] = []
         for backend, ids in self.cases.items():
             for case in ids:
                 if counts[backend, case]:
                     counts[backend, case] -= 1
+                elif (backend, case) in undecided:
+                    missing.append((backend, case, undecided[backend, case], MissingCause.UNDECIDED))
                 else:
                     why = known.get((backend, case)) or known.get((backend, ""))
                     missing.append((backend, case, why or reason, MissingCause.LOST if why else cause))

@@ -26,7 +26,7 @@ from conformance.suite.zoo.model import lacks, runnable
 from conformance.suite.zoo.recorder import flips, load_choices
 
 from .comparison import SILENT, TOLERANCE, judge_runs, nmse
-from .llama import Device, Models, device, read_id
+from .llama import Device, Models, device, read_id, without_reference
 
 NAME = "arch"
 RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2, "unified": 1}}
@@ -115,7 +115,7 @@ class Player:
     def _reference(self, request: Request) -> list[NDArray[np.float32]]:
         """Run on the CPU: logits, or embeddings if the model has no logits.
 
-        UnavailableError if the run fails or gives only 0.
+        UnavailableError if the run fails or gives only 0, BackendTimeoutError if it takes too long.
         """
         try:
             results = self.run(self._device.judge, request).results
@@ -123,7 +123,7 @@ class Player:
                 self._models.embeddings = True
                 results = self.run(self._device.judge, request).results
         except BackendError as e:
-            raise UnavailableError(f"no reference: on the CPU: {e}") from None
+            raise without_reference(e) from None
         if not _tell(results):
             raise UnavailableError(f"no reference: on the CPU {SILENT}")
         return results

@@ -22,6 +22,8 @@ CLOSE = 1e-5
 """Maximum NMSE of two runs on a CPU: same kernels, sums in another order.
 
 `Comparison.worth` is added to it."""
+SPREADS = 4.0
+"""Allowed ratio of a difference to the spread that roundings cause."""
 SILENT = "every result is 0"
 MASKED = -1e30
 """Logits up to this are of tokens that are never emitted; they would hide all others."""
@@ -41,9 +43,11 @@ class Comparison:
     """The two must differ; otherwise a scenario would pass if llama.cpp did nothing."""
     worth: float = 0.0
     """NMSE added to the limit, because one of the two runs rounded its keys more often."""
+    spread: float = 0.0
+    """Measured NMSE between results of models that differ by a rounding; 0 if not measured."""
 
     def record(self) -> dict[str, Any]:
-        """Return all fields except the values."""
+        """Return all fields except the values and what is measured later."""
         return {"what": self.what, "exact": self.exact, "apart": self.apart, "worth": self.worth}
 
 
@@ -90,7 +94,8 @@ def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> 
 
     VACUOUS if nothing was compared, expected values are all 0, or two results that must differ are equal.
 
-    `on_cpu`: the limit is `CLOSE`, or bit equality if `exact`; else it is `TOLERANCE`. `worth` is added to either.
+    `on_cpu`: the limit is `CLOSE`, or bit equality if `exact`; else it is `TOLERANCE`. `worth` is added to either. A
+    difference of up to `SPREADS` times the `spread` passes, too, unless it is `exact`.
     """
     if all(each.apart for each in comparisons):
         return _vacuous("nothing was compared")
@@ -104,13 +109,20 @@ def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> 
         if not each.expected.any():
             return _vacuous(f"{each.what}: {SILENT}")
         exact = on_cpu and each.exact
-        tolerance = 0.0 if exact else (CLOSE if on_cpu else TOLERANCE) + each.worth
+        tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.worth, SPREADS * each.spread)
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
         if error > tolerance:
             must = "a bit-exact result" if exact else f"at most {tolerance:.2g}"
             what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(each)
             return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{each.what}: {what}", each.actual, name)
     return Result("", "", Verdict.PASS, used, worst, steps=len(comparisons))
+
+
+def spread(base: Sequence[Comparison], nudged: Sequence[Comparison]) -> float:
+    """Return the largest NMSE between the expected values of two runs; inf if not comparable."""
+    if len(base) != len(nudged):
+        return inf
+    return max((nmse(new.expected, old.expected) for new, old in zip(nudged, base, strict=True)), default=inf)
 
 
 def _vacuous(why: str) -> Result:

@@ -25,7 +25,7 @@ from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation
 from conformance.suite.family import without
 from conformance.suite.zoo import family
-from conformance.suite.zoo.family import ENVIRONMENT, Request, prepare, read
+from conformance.suite.zoo.family import ENVIRONMENT, TIME_LIMIT, Request, prepare, read
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -176,14 +176,19 @@ class Models:
         Raises:
             UsageError: the id is invalid.
             UnavailableError: the model cannot be made here.
+            BackendTimeoutError: it was not made in time.
         """
         request, arch, keys, whole = read_id(case_id)
         key = repr((arch, keys, request.type_w, whole, request.seed))
         if key != self._key:
             self._end()
+            limit = max(TIME_LIMIT, self._limits.time_limit)
+            made = replace(request, stream=key)
             try:
                 # The wheel's llama.cpp makes the model, whatever library runs it.
-                self._model = prepare(self.folder / "model.gguf", replace(request, stream=key), arch, keys, whole)
+                self._model = prepare(self.folder / "model.gguf", made, arch, keys, whole, limit)
+            except BackendTimeoutError as e:
+                raise BackendTimeoutError(f"no model: {e}") from None
             except ConformanceError as e:
                 raise UnavailableError(f"no model: {e}") from None
             self._key = key
@@ -213,6 +218,12 @@ class Models:
         """End the processes and remove the model."""
         self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def without_reference(error: ConformanceError) -> ConformanceError:
+    """Return the error of a case whose CPU reference failed; a time-out stays one."""
+    kind = BackendTimeoutError if isinstance(error, BackendTimeoutError) else UnavailableError
+    return kind(f"no reference: on the CPU: {error}")
 
 
 def read_id(case_id: str, own: frozenset[str] = frozenset({"do"})) -> tuple[Request, str, dict[str, Any], bool]:

@@ -253,7 +253,8 @@ def compared(whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET
 
 def _answered(phase: Phase, answer: str, metrics: dict[str, float]) -> Result:
     if phase.unchanged and answer == UNDECIDED:
-        raise UnavailableError(f"{UNDECIDED}: the times vary too much")
+        error = Error(f"{UNDECIDED}: the times vary too much")
+        return Result("", "", Verdict.UNSUPPORTED, error=error, metrics=metrics, undecided=True)
     if phase.unchanged and answer != UNCHANGED:
         return Result("", "", Verdict.FAIL, error=Error(answer), metrics=metrics)
     return Result("", "", Verdict.PASS, notes=(f"without {phase.without}: {answer}",), metrics=metrics)

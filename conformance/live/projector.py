@@ -29,7 +29,7 @@ from conformance.suite.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
 from conformance.suite.zoo.model import lacks
 
 from .comparison import F32, judge_all, judge_runs, saved
-from .llama import Device, Process, device
+from .llama import Device, Process, device, without_reference
 from .projectors.encoder import Load, Medium
 from .projectors.files import write_projector, write_text_model
 from .projectors.relations import MEDIA, RELATIONS
@@ -110,7 +110,7 @@ class Player:
         try:
             found = self._chunks(self._device.judge, medium)
         except (BackendError, UnavailableError) as e:
-            raise UnavailableError(f"no reference: on the CPU: {e}") from None
+            raise without_reference(e) from None
         if not found or not tells(found):
             raise UnavailableError("no reference: on the CPU a row of embeddings is 0")
         return found

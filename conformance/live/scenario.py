@@ -6,14 +6,15 @@ An id is `scenario/ARCH-do=SCENARIO,key=value@seed`, with the other keys of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import isfinite
 from pathlib import Path
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError, UsageError
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
@@ -22,13 +23,17 @@ from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import lacks, runnable
 
 from .arch import FEW, fitting, spell
-from .comparison import SILENT, judge_all, saved
+from .comparison import SILENT, Comparison, judge_all, saved
+from .comparison import spread as spread_of
 from .llama import Models, device, read_id
+from .scenarios.harness import NUDGE
 from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
 ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
 """Environment in which llama.cpp builds of summer 2025 reuse graphs, as later ones do."""
+NUDGES = 32
+"""Maximum number of models, different by roundings, that measure a spread."""
 TRIED = 3
 """Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
 
@@ -59,6 +64,12 @@ VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("lfm2", {"cache": "q8_0"}),
 )
 """Architectures with other caches, head sizes and windows, for scenarios of memory."""
+_OF_BLOCKS = ("batch-8", "chunks", "state-seq", "draft-context")
+BLOCKS = tuple(
+    ("llama", {"w": w, "set": "embedding_length:256"} if w.endswith("_K") else {"w": w})
+    for w in ("q4_0", "q8_0", "q4_K", "q5_K", "q6_K")
+)
+"""Quantised weights, in rows of whole blocks, for scenarios of batches, states and drafts."""
 _OF_MTP = tuple(n for n in _ORDER if n.startswith("mtp-"))
 _NEXTN = "nextn_predict_layers"
 WITH_MTP = (
@@ -79,7 +90,8 @@ def _ids(level: Level) -> list[str]:
     archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
     varied = [id_of(arch, name, **keys) for arch, keys in VARIANTS for name in _OF_CACHES] if level != "smoke" else []
     mtp = [id_of(arch, name, set=keys) for arch, keys in WITH_MTP for name in _OF_MTP] if level != "smoke" else []
-    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp]))
+    blocks = [id_of(arch, name, **keys) for arch, keys in BLOCKS for name in _OF_BLOCKS] if level != "smoke" else []
+    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks]))
 
 
 def _unlisted(glob: str) -> list[str]:
@@ -113,6 +125,8 @@ class Player:
         self._model = ""
         self._died: list[str] | None = []
         """Scenarios that crashed with this model; None once one did not."""
+        self._hung = False
+        """One of them gave no answer in time."""
 
     def play(self, case_id: str) -> Result:
         """Run one scenario.
@@ -124,12 +138,14 @@ class Player:
         """
         request, name = self._models.use(case_id), _name(case_id)
         if request.stream != self._model:
-            self._model, self._died = request.stream, []
+            self._model, self._died, self._hung = request.stream, [], False
         if self._died is not None and len(self._died) >= TRIED:
-            raise UnavailableError(f"its process dies with {', '.join(self._died)}, so no further scenarios were tried")
+            kind, does = (BackendTimeoutError, "hangs or dies") if self._hung else (UnavailableError, "dies")
+            raise kind(f"its process {does} with {', '.join(self._died)}, so no further scenarios were tried")
         try:
             result = self._play(name, request)
-        except (BackendCrashError, BackendTimeoutError):
+        except (BackendCrashError, BackendTimeoutError) as e:
+            self._hung |= isinstance(e, BackendTimeoutError)
             if self._died is not None:
                 self._died.append(name)
             raise
@@ -146,13 +162,42 @@ class Player:
         return replace(result, seconds=time.perf_counter() - begun)
 
     def _once(self, name: str, request: Request) -> Result:
+        """Run a scenario; measure the spread of roundings if a difference is over the limit."""
+        found = self._compared(name, request)
+        result = judge_all(name, found, on_cpu=self._device.on_cpu)
+        if result.wrong is None or result.wrong.kind != "numbers":
+            return result
+        try:
+            return self._judge_by_spread(name, request, found, result)
+        except (BackendError, UnavailableError) as e:
+            return result.noted(f"the spread of roundings was not measured: {e}")
+
+    def _judge_by_spread(self, name: str, request: Request, found: Sequence[Comparison], result: Result) -> Result:
+        """Judge again with the spread of models whose norm weights differ by a rounding.
+
+        The spread counts only if an unchanged copy gives the same bits. Raises as `Process.ask`.
+        """
+        if spread_of(found, self._compared(name, request, nudge=0)):
+            return result.noted("the same model gives other results, so roundings cannot be told from faults")
+        spread = 0.0
+        for draw in range(1, NUDGES + 1):
+            changed = spread_of(found, self._compared(name, request, nudge=draw))
+            spread = max(spread, changed if isfinite(changed) else 0.0)
+            judged = judge_all(name, [replace(c, spread=spread) for c in found], on_cpu=self._device.on_cpu)
+            if judged.verdict is not Verdict.FAIL:
+                break
+        return replace(judged, metrics={"spread": spread}).noted(
+            f"norm weights changed by up to {NUDGE} units in the last place change the results by NMSE {spread:.2g}"
+        )
+
+    def _compared(self, name: str, request: Request, **more: int) -> list[Comparison]:
         """Run each part in its own process; parts pass data in files."""
-        process, folder = self._models.on(self._device), self._models.folder
+        process, folder, changes = self._models.on(self._device), self._models.folder, self._models.changes(request)
         for part in range(SCENARIOS[name].parts):
             if part:
                 process.close()
-            reply = process.ask(scenario=name, part=part, folder=str(folder), changes=self._models.changes(request))
-        return judge_all(name, saved(reply["comparisons"], folder / f"{name}.npz"), on_cpu=self._device.on_cpu)
+            reply = process.ask(scenario=name, part=part, folder=str(folder), changes=changes, **more)
+        return saved(reply["comparisons"], folder / f"{name}.npz")
 
     def close(self) -> None:
         """End all processes."""

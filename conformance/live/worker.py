@@ -10,7 +10,8 @@ model, as a user would. Each later request has `changes`, the fields of the requ
   reply is `{"notes": {...}, "spoilt": text}`; the file has an array of results per batch, and `choices-FILE` the
   choices of a watched run.
 - `scenario` (a name of `scenarios.table`), `part` and `folder`: run a part of the scenario. The reply is `{"more":
-  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`.
+  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`. `nudge`, if present: run it on a copy of the model, as
+  `Harness.nudged`.
 
 Both may reply `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
 `grows`, `device` and `rpc`: the reply is that of `held.measure`.
@@ -36,12 +37,12 @@ from conformance.ggml.lib.rpc import attach
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import EVENLY, LacksError, Split, new_context
+from conformance.suite.zoo.load import EVENLY, LacksError, RefusedError, Split, UnloadableError, new_context
 from conformance.suite.zoo.recorder import Watch, load_choices, save_choices
 from conformance.suite.zoo.worker import Drive, last_words
 
 from .held import measure
-from .scenarios.harness import Harness, RefusedError, Together, in_threads, load
+from .scenarios.harness import Harness, Together, in_threads, load
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -79,8 +80,8 @@ def main() -> None:
 
 def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        model = DeviceModel(Request(**header["load"]), header["device"], header["rpc"])
-    except LacksError as e:
+        model = open_model(Request(**header["load"]), header["device"], header["rpc"])
+    except (LacksError, RefusedError) as e:
         return {"unsupported": str(e)}
     models.append(model)
     devices = map(model.library.device, filter(None, model.device.split("+")))
@@ -126,11 +127,12 @@ class DeviceModel:
         self.library.log.clear()
         request = replace(self._request, **ask["changes"])
         harness = Harness(self.library, self.model, request, folder, ask["part"], self.device, together)
-        if harness.kind not in it.kinds:
-            return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
         try:
+            if harness.kind not in it.kinds:
+                return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
             with harness.clean():
-                comparisons = list(it.play(harness))
+                played = harness.nudged(ask["nudge"]) if "nudge" in ask else harness
+                comparisons = list(it.play(played))
         except LacksError as e:
             return {"unsupported": str(e)}
         except RefusedError as e:
@@ -195,6 +197,26 @@ class DeviceModel:
             at = [llama.get_logits_ith(context, i) for i in tokens]
         rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
         return np.stack(rows) if rows else np.zeros((0, n), np.float32)
+
+
+def open_model(request: Request, device: str, rpc: str = "", split: Split = EVENLY) -> DeviceModel:
+    """Load a generated model on a device.
+
+    Raises:
+        RefusedError: this library does not load it on the CPU alone either, so the model does not fit the library.
+        ConformanceError: as `DeviceModel`.
+    """
+    try:
+        return DeviceModel(request, device, rpc, split)
+    except UnloadableError as e:
+        if device:
+            try:
+                DeviceModel(request, "").free()
+            except UnloadableError:
+                pass
+            else:
+                raise
+        raise RefusedError(f"no model: {e}") from None
 
 
 if __name__ == "__main__":

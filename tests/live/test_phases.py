@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +225,24 @@ def test_a_device_that_matters_is_seen(clock: dict[str, float], seconds: float, 
     assert found.metrics["ratio"] == pytest.approx(seconds)
     failed = _left(f"{USED},cpu", unchanged=1)
     assert (failed.verdict, failed.detail) == (Verdict.FAIL, answer)
+
+
+def test_an_undecided_comparison_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Times that vary too much prove nothing: no result, exit code 5, and no row among the results."""
+    seconds, spent = cycle((1.0, 1.2, 0.8, 1.5, 0.7)), count()
+    monkeypatch.setattr(phases, "timed", lambda session, case: (next(seconds), play(session, case.steps)))
+    monkeypatch.setattr(phases, "Rounds", partial(Rounds, clock=lambda: next(spent) * 2.0))
+    case = f"{TINY},tg=2,without=xdna2,unchanged=1@0"
+    out, journal = tmp_path / "run.json", tmp_path / "journal"
+    backend = f"sched?devices={USED},cpu"
+    ended = conform_here("run", "--backend", backend, "--case", case, "--json", out, "--journal", journal)
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert ended.exit_code == 5, ended.output
+    assert record["results"] == []
+    (missing,) = record["missing"]
+    assert (missing["case"], missing["cause"]) == (case, "undecided")
+    assert "the times vary too much" in missing["reason"]
+    assert "UNSUPPORTED" not in ended.output
 
 
 def test_a_device_that_nothing_replaces_is_needed() -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import conform_here
 from marks import needs_wheel
-from scenario_bugs import LLAMA, model
+from scenario_bugs import BUGS, LLAMA, model, planted
 
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import BackendCrashError, UnavailableError
+from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
 from conformance.judge.verdict import Result, Verdict
-from conformance.live.comparison import Comparison, judge_all
-from conformance.live.scenario import Player, id_of, ids_of
+from conformance.live.comparison import Comparison, judge_all, saved
+from conformance.live.scenario import FAMILY, Player, id_of, ids_of
 from conformance.live.scenarios.table import SCENARIOS
 from conformance.run.isolation.isolate import Isolation
 
@@ -123,6 +124,85 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
     )
 
 
+K_QUANTS = {"w": "q5_K", "set": "embedding_length:256"}
+
+
+@needs_wheel
+@pytest.mark.parametrize("type_", ["q4_K", "q5_K", "q6_K"])
+def test_k_quants_are_no_failure_of_the_cpu(type_: str, tmp_path: Path) -> None:
+    """Results that differ as flipped roundings do pass, and the spread of such results is in the record."""
+    case, out = id_of("llama", "batch-8", **{**K_QUANTS, "w": type_}), tmp_path / "run.json"
+    ended = conform_here("run", "--case", case, "--backend", "ggml", "--json", out)
+    assert ended.exit_code == 0, ended.output
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert row["verdict"] == "PASS"
+    assert row["nmse"] > 1e-5
+    assert row["metrics"]["spread"] > row["nmse"] / 4
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("what", "scenario"),
+    [("a mask stays", "chunks"), ("rows of results stay", "batch-8"), ("indices of cells stay", "chunks"),
+     ("a gate leaves the last row", "chunks"), ("one mask serves all streams", "batch-8")],
+)  # fmt: skip
+def test_the_spread_of_roundings_hides_no_fault(
+    what: str, scenario: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A planted bug fails over K-quants, too, although the spread is measured on the library with the bug."""
+    case, worker = id_of("llama", scenario, **K_QUANTS), model(f"llama-w={K_QUANTS['w']},set={K_QUANTS['set']}")
+    player = Player(Spec("ggml"), Isolation(), None)
+
+    def compared(name: str, _: object, **more: int) -> list[Comparison]:
+        reply = worker.scenario({"changes": {}, "scenario": name, "part": 0, "folder": str(tmp_path), **more})
+        return saved(reply["comparisons"], tmp_path / f"{name}.npz")
+
+    monkeypatch.setattr(player, "_compared", compared)
+    bug = replace(BUGS[what], arch=f"llama-w={K_QUANTS['w']},set={K_QUANTS['set']}")
+    with planted(bug):
+        found = player.play(case)
+    right = player.play(case)
+    player.close()
+    assert (found.verdict, right.verdict) == (Verdict.FAIL, Verdict.PASS)
+    assert found.nmse is not None
+    assert found.nmse > 10 * found.metrics["spread"]
+
+
+def test_a_device_that_varies_has_no_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the unchanged model gives other results, a difference stays a failure."""
+    player = Player(Spec("ggml"), Isolation(), None)
+    draws = iter(range(100))
+
+    def compared(*_: object, **__: int) -> list[Comparison]:
+        return [_pair([1.0], [1.2 + 0.01 * next(draws)])]
+
+    monkeypatch.setattr(player, "_compared", compared)
+    found = player.play(id_of("llama", "batch-8"))
+    player.close()
+    assert found.verdict is Verdict.FAIL
+    assert "the same model gives other results" in found.detail
+
+
+def test_a_spread_widens_no_exact_comparison() -> None:
+    """Bits that must be equal stay so; other comparisons pass up to four times the spread."""
+    right, off = np.ones((1, 1000), np.float32), np.ones((1, 1000), np.float32)
+    off[0, 0] += np.float32(0.2)  # NMSE 4e-5
+    for spread, exact, verdict in [(1.1e-5, False, "PASS"), (0.9e-5, False, "FAIL"), (1e-3, True, "FAIL")]:
+        pair = Comparison("x", off, right, exact=exact, spread=spread)
+        assert judge_all("x", [pair], on_cpu=True).verdict == verdict
+
+
+def test_quantised_weights_are_listed() -> None:
+    """Batches, states and drafts run over weights in blocks of 32 and of 256 at `standard`."""
+    ids = FAMILY.ids("standard")
+    for w in ("q4_0", "q8_0", "q4_K", "q5_K", "q6_K"):
+        own = [i for i in ids if f"w={w}," in i]
+        assert {i.rpartition("do=")[2] for i in own} >= {f"{n}@1" for n in ("batch-8", "chunks", "state-seq")}
+        assert any("do=draft" in i for i in own)
+    assert len(ids) == len(set(ids))
+    assert not any(",w=" in i for i in FAMILY.ids("smoke"))
+
+
 @needs_wheel
 def test_scenarios_in_a_run(tmp_path: Path) -> None:
     """Scenarios are recorded as any case, one of two processes too.
@@ -178,6 +258,23 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(BackendCrashError):
             player.play(i)
     player.close()
+
+
+@needs_wheel
+def test_a_model_that_hangs_is_not_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenarios that are not tried after three time-outs are time-outs, too."""
+    player, tried = Player(Spec("ggml"), Isolation(), None), []
+
+    def once(name: str, _: object) -> Result:
+        tried.append(name)
+        raise BackendTimeoutError("no answer")
+
+    monkeypatch.setattr(player, "_once", once)
+    for i in ids_of("llama")[:5]:
+        with pytest.raises(BackendTimeoutError):
+            player.play(i)
+    player.close()
+    assert len(tried) == 3
 
 
 def test_every_scenario_has_its_words() -> None:

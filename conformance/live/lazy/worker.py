@@ -22,10 +22,10 @@ from conformance.ggml.lib.llama import Llama
 from conformance.ggml.lib.rpc import Proxy, connect
 from conformance.live.comparison import CLOSE, nmse
 from conformance.live.scenarios.harness import Together, in_threads
-from conformance.live.worker import DeviceModel
+from conformance.live.worker import open_model
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import SPLIT_LAYER, SPLIT_TENSOR, LacksError, Split
+from conformance.suite.zoo.load import SPLIT_LAYER, SPLIT_TENSOR, LacksError, RefusedError, Split
 
 from . import programs
 from .device import DROP, NAMES, Fail, Machine, Setting
@@ -134,8 +134,8 @@ def decode(params: Mapping[str, Any], devices: str, together: Together = in_thre
     """
     try:
         split = Split(SPLIT_TENSOR if params["tensor"] else SPLIT_LAYER, params["shares"], params["layers"])
-        model = DeviceModel(Request(**params["request"]), devices, split=split)
-    except LacksError as e:
+        model = open_model(Request(**params["request"]), devices, split=split)
+    except (LacksError, RefusedError) as e:
         raise UnavailableError(str(e)) from None
     except UsageError as e:
         raise ReportedError(str(e)) from None

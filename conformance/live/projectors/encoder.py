@@ -18,8 +18,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.llama import put
 from conformance.ggml.lib.mtmd import CHUNK_TEXT, InputText, Mtmd
-from conformance.live.scenarios.harness import RefusedError
-from conformance.suite.zoo.load import LacksError, from_metadata
+from conformance.suite.zoo.load import LacksError, RefusedError, from_metadata
 
 from .table import Modality
 

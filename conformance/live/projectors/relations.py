@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from conformance.live.comparison import Comparison
-from conformance.live.scenarios.harness import RefusedError
+from conformance.suite.zoo.load import RefusedError
 
 from .encoder import F32, Encoder, Medium
 from .table import Modality

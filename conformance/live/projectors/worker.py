@@ -21,9 +21,8 @@ import numpy as np
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib.mtmd import Mtmd
 from conformance.ggml.lib.rpc import attach
-from conformance.live.scenarios.harness import RefusedError
 from conformance.process.service import Frame, Service, failure
-from conformance.suite.zoo.load import LacksError
+from conformance.suite.zoo.load import LacksError, RefusedError
 from conformance.suite.zoo.worker import last_words
 
 from .encoder import Encoder, Load, Medium, UnknownError

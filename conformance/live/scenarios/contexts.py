@@ -9,9 +9,10 @@ import numpy as np
 
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
+from conformance.suite.zoo.load import RefusedError
 from conformance.suite.zoo.model import table
 
-from .harness import AFTER, F32, PROMPT, Context, Harness, RefusedError, joined
+from .harness import AFTER, F32, PROMPT, Context, Harness, joined
 from .states import load_seq, save_seq
 
 

@@ -24,7 +24,7 @@ from conformance.ggml.quants import roundtrip
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import TYPES
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import EVENLY, LacksError, Split, load_model, new_context
+from conformance.suite.zoo.load import EVENLY, LacksError, RefusedError, Split, load_model, new_context
 from conformance.suite.zoo.model import open_writer, recipe, write_tensors
 
 F32 = NDArray[np.float32]
@@ -39,6 +39,9 @@ MROPE = (8, 40)
 """`LLAMA_ROPE_TYPE_MROPE` and `IMROPE`: a position has four parts."""
 PROMPT, AFTER = 13, 3
 """Tokens of a default prompt, and steps after it."""
+
+NUDGE = 4
+"""Units in the last place, as many as sums of one product in two orders differ by."""
 
 
 Together = Callable[[Sequence[Callable[[], F32]]], list[F32]]
@@ -59,10 +62,6 @@ def in_threads(functions: Sequence[Callable[[], F32]]) -> list[F32]:
     """Call functions in a thread each; raises as the first that does."""
     with ThreadPoolExecutor(len(functions)) as pool:
         return [future.result() for future in [pool.submit(function) for function in functions]]
-
-
-class RefusedError(UsageError):
-    """llama.cpp declines with a documented return value, as it may."""
 
 
 def load(library: Llama, request: Request, device: str, split: Split = EVENLY) -> int:
@@ -209,6 +208,21 @@ class Harness:
         writer = open_writer(path, str(self.request.params["arch"]), keys)
         write_tensors(writer, [t for t in tensors if t.name in new], lambda t: new[t.name])
         return path
+
+    def nudged(self, draw: int) -> Harness:
+        """Load a copy whose norm weights differ by up to `NUDGE` units in the last place.
+
+        Draw 0 changes nothing. Raises as `rewrite` and `beside`.
+        """
+
+        def data(t: Tensor, held: Bytes) -> Bytes:
+            if not draw or t.type is not TYPES["f32"] or "norm" not in t.name:
+                return held
+            values = held.view(np.float32)
+            units = Stream(self.request.stream, f"nudge {draw} {t.name}").integers(values.size, 0, 2 * NUDGE + 1)
+            return (values + (units - NUDGE) * np.spacing(values)).astype(np.float32).view(np.uint8)
+
+        return self.beside(self.rewrite("nudged", data))
 
     @contextmanager
     def clean(self) -> Iterator[None]:

@@ -14,8 +14,9 @@ from gguf import GGUFReader, GGUFWriter
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
+from conformance.suite.zoo.load import RefusedError
 
-from .harness import F32, Context, Harness, RefusedError
+from .harness import F32, Context, Harness
 
 _WEIGHT = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls)).+\.weight")
 _LEAST = 16

@@ -8,8 +8,9 @@ from gguf import GGUFReader
 
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
+from conformance.suite.zoo.load import RefusedError
 
-from .harness import PROMPT, Context, Harness, RefusedError, joined
+from .harness import PROMPT, Context, Harness, joined
 
 NO_ROPE = -1
 """`LLAMA_ROPE_TYPE_NONE`."""

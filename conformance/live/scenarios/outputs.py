@@ -9,8 +9,9 @@ from gguf import GGUFReader
 
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
+from conformance.suite.zoo.load import RefusedError
 
-from .harness import AFTER, F32, PROMPT, Harness, RefusedError
+from .harness import AFTER, F32, PROMPT, Harness
 
 OTHERWISE = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "scales embeddings of tokens alone"),

@@ -14,9 +14,10 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.layout import Embedding
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.live.comparison import Comparison
+from conformance.suite.zoo.load import RefusedError
 from conformance.suite.zoo.model import recipe
 
-from .harness import AFTER, F32, PROMPT, Context, Harness, RefusedError, Tokens, joined
+from .harness import AFTER, F32, PROMPT, Context, Harness, Tokens, joined
 from .states import load, save
 
 DRAFTS = 4

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
-from conformance.suite.zoo.load import SPLIT_TENSOR, Split
+from conformance.suite.zoo.load import SPLIT_TENSOR, RefusedError, Split
 
-from .harness import F32, PROMPT, Context, Harness, RefusedError, joined
+from .harness import F32, PROMPT, Context, Harness, joined
 from .memories import need_rotations
 from .states import load, load_seq, save, save_seq
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from conformance.ggml.errors import UsageError
 from conformance.live.comparison import Comparison
+from conformance.suite.zoo.load import RefusedError
 
-from .harness import AFTER, PROMPT, Context, Harness, RefusedError
+from .harness import AFTER, PROMPT, Context, Harness
 
 SNAPSHOTS: Mapping[str, object] = {"n_rs_seq": 4}
 PARTIAL, ON_DEVICE = 1, 2

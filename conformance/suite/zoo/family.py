@@ -21,7 +21,7 @@ from typing import Any
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.recipe import MAKEABLE
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import BackendTimeoutError, UnavailableError, UsageError
 from conformance.ggml.types import TYPES
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.suite.family import Family, Key, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed
@@ -78,7 +78,9 @@ class Request:
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
-def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Request:
+def prepare(
+    path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool, time_limit: float = TIME_LIMIT
+) -> Request:
     """Make the model file at `path` and return the request that loads it.
 
     `whole`: write a model file without optional weights; otherwise metadata only, and a weight for every place that
@@ -88,12 +90,12 @@ def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], 
         ConformanceError: see `ask`.
     """
     if whole:
-        make_model(path, request, arch, keys)
+        make_model(path, request, arch, keys, time_limit)
         return replace(request, model=str(path), from_file=True)
     write_metadata(path, arch, keys, {})
     entry = architecture(arch)
     if request.type_w != "f32" or entry.types:
-        weights = ask(replace(request, model=str(path), output=""))["weights"]
+        weights = ask(replace(request, model=str(path), output=""), time_limit)["weights"]
         write_metadata(path, arch, keys, chosen_types(weights, request.type_w, entry))
     return replace(request, model=str(path))
 
@@ -110,15 +112,17 @@ def record_model(request: Request) -> Case:
         return casefile.read_one(output, models=[Path(request.model).parent])
 
 
-def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value]) -> None:
+def make_model(
+    path: Path, request: Request, arch: str, keys: Mapping[str, Value], time_limit: float = TIME_LIMIT
+) -> None:
     """Write a loadable GGUF file with generated weights; ConformanceError: see `ask`."""
     write_metadata(path, arch, keys, {})
-    weights = ask(replace(request, model=str(path), output=""))["weights"]
+    weights = ask(replace(request, model=str(path), output=""), time_limit)["weights"]
     missing: set[str] = set()
     for _ in weights:
         write_model(path, request.stream, request.type_w, architecture(arch), keys, weights, missing)
         try:
-            ask(replace(request, model=str(path), output="", from_file=True))
+            ask(replace(request, model=str(path), output="", from_file=True), time_limit)
         except UsageError as e:
             found = _MISSING.search(str(e))
             name = found and (found[1] or found[2])
@@ -130,12 +134,18 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
 
 
 def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
-    """Return the worker's answer; ConformanceError if it raised one, died or timed out."""
+    """Return the worker's answer.
+
+    Raises:
+        BackendTimeoutError: it gave none in time.
+        UsageError: it died.
+        ConformanceError: it raised one.
+    """
     worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
     try:
         return worker.ask({"record": asdict(request)})[0]
     except WorkerTimeoutError:
-        raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s") from None
+        raise BackendTimeoutError(f"llama.cpp gave no answer within {time_limit:g} s") from None
     except WorkerDiedError as e:
         raise UsageError(f"llama.cpp ended its process: {' / '.join(e.lines[-3:]) or e.how}") from None
     finally:
@@ -249,6 +259,7 @@ def make(case_id: str, lib: str = "") -> Case:
     Raises:
         UsageError: the id is malformed, or llama.cpp refuses it; has the reason.
         UnavailableError: llama.cpp is not available.
+        BackendTimeoutError: it gave no answer in time.
     """
     request, arch, keys, whole = read(case_id, lib)
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
@@ -258,6 +269,8 @@ def make(case_id: str, lib: str = "") -> Case:
             return casefile.read_one(output)
         except UsageError as e:
             raise UsageError(f"case {case_id!r}: {e}") from None
+        except BackendTimeoutError as e:
+            raise BackendTimeoutError(f"case {case_id!r}: {e}") from None
 
 
 @lru_cache(maxsize=8)  # so that the next backend need not record them again

@@ -25,6 +25,14 @@ class LacksError(UsageError):
         super().__init__(f"this {library} has no {what}")
 
 
+class RefusedError(UsageError):
+    """llama.cpp declines what it need not accept, and says so."""
+
+
+class UnloadableError(UsageError):
+    """llama.cpp refuses a model's file; has its words."""
+
+
 SPLIT_LAYER, SPLIT_TENSOR = 1, 3
 """`enum llama_split_mode`; `TENSOR` is one meta device over several."""
 ALL_LAYERS = 999
@@ -67,7 +75,8 @@ def load_model(
 
     Raises:
         LacksError: this version does not know the model's architecture.
-        UsageError: there is no such device, or llama.cpp cannot load the model.
+        UnloadableError: llama.cpp cannot load the model.
+        UsageError: there is no such device.
         ConformanceError: `weight` raised it.
     """
     llama = library.llama
@@ -105,7 +114,9 @@ def load_model(
 
 def _unloadable(reason: str) -> UsageError:
     unknown = _UNKNOWN.search(reason)
-    return LacksError(f"architecture {unknown[1]}") if unknown else UsageError(f"llama.cpp cannot load it: {reason}")
+    return (
+        LacksError(f"architecture {unknown[1]}") if unknown else UnloadableError(f"llama.cpp cannot load it: {reason}")
+    )
 
 
 def _devices(library: Llama, names: str, split: Split) -> list[int]:
@@ -148,6 +159,7 @@ def new_context(
 
     Raises:
         LacksError: this version has no such field.
+        RefusedError: llama.cpp cannot make it, as V in blocks needs flash attention.
         UsageError: llama.cpp cannot make it.
     """
     params = library.llama.context_default_params()
@@ -168,7 +180,10 @@ def new_context(
         raise LacksError(f"llama_context_params.{lacking[0]}")
     if callback is not None:
         params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
+    library.log.clear()  # an error gives the reason of this call alone
     context = library.llama.init_from_model(model, params)
     if not context:
-        raise UsageError(f"llama.cpp cannot create a context: {library.reason()}")
+        refuses = TYPES[request.type_v].is_quantized and not request.flash_attn
+        error = RefusedError if refuses else UsageError
+        raise error(f"llama.cpp cannot create a context: {library.reason()}")
     return int(context)
