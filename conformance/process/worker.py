@@ -253,7 +253,8 @@ class _Clock:
             busy = f" of processor time ({wall:.0f} s on a busy machine)" if wall > 2 * self._seconds else ""
             raise Late(f"no answer within {self._seconds:g} s{busy}")
         if now - self._moved >= max(self._seconds, STALLED):
-            raise Late(f"no answer within {now - self._moved:.0f} s, and no processor time used")
+            still = f"{now - self._moved:.0f} s"
+            raise Late(f"no answer within {self._seconds:g} s, and no processor time used for {still}")
 
 
 class _Watch:
@@ -427,7 +428,7 @@ class Worker:
             except _MemoryLimitError as e:
                 raise self._dead(str(e)) from None
             except Late as e:
-                lines, how = self._last_lines(), str(e) or f"no answer within {most:g} s"
+                lines, how = self._last_lines(), str(e) or f"no answer within {min(left, seconds):g} s"
                 self.death = f"{how}, its process was ended{_quote(lines)}"
                 raise WorkerTimeoutError(how, lines, self.death) from None
             except BaseException:  # an interrupt leaves half a frame in the pipe

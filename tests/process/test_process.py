@@ -297,8 +297,8 @@ def test_what_becomes_of_a_worker_is_an_error(
     ("what", "seconds", "ceiling", "words"),
     [
         ("burn", 2.0, 1000.0, r"no answer within 2 s"),
-        ("hang", 0.2, 1000.0, r"no answer within (0\.2 s|\d s, and no processor time used)"),
-        ("hang", 0.2, 0.5, r"no answer within 0\.1 s"),
+        ("hang", 0.2, 1000.0, r"no answer within 0\.2 s"),
+        ("hang", 0.2, 0.5, r"no answer within 0\.2 s"),
     ],
 )
 def test_a_request_ends_at_its_limit(
@@ -370,7 +370,7 @@ def test_a_child_that_uses_no_processor_makes_no_progress(monkeypatch: pytest.Mo
     """A deadlock ends on a busy machine too; a polling thread uses less than `POLLING` of a processor."""
     machine = Machine(monkeypatch)
     machine.passes(8.0, worker.POLLING)
-    with pytest.raises(worker.Late, match="no answer within 10 s, and no processor time used"):
+    with pytest.raises(worker.Late, match="no answer within 10 s, and no processor time used for 10 s"):
         machine.passes(1.0, worker.POLLING)
 
 
