@@ -14,6 +14,7 @@ from commands import conform_here
 from gguf import GGUFReader
 from marks import needs_wheel
 
+from conformance.ggml.errors import BackendTimeoutError
 from conformance.ggml.tensor import Tensor, new_tensor
 from conformance.ggml.types import TYPES
 from conformance.live import llama
@@ -28,7 +29,7 @@ CASES = (id_of("llama", "batch-2"), "arch/llama-real=1@1")
 Made = Callable[..., Request]
 
 
-def _verdicts(path: Path, *more: object) -> dict[str, tuple[str, str, int]]:
+def _verdicts(path: Path, *more: str) -> dict[str, tuple[str, str, int]]:
     """Run `CASES`; case -> verdict, detail and exit code."""
     globs = [word for c in CASES for word in ("--case", c)]
     ended = conform_here("run", "--backend", "ggml", *globs, "--json", path, *more)
@@ -111,7 +112,7 @@ def test_a_reference_that_takes_too_long_is_a_timeout(monkeypatch: pytest.Monkey
 
     class Late(llama.Process):
         def ask(self, **_: object) -> dict[str, Any]:
-            raise llama.BackendTimeoutError("no answer within 1 s")
+            raise BackendTimeoutError("no answer within 1 s")
 
     monkeypatch.setattr(llama, "Process", Late)
     verdict, detail, _ = _verdicts(tmp_path / "run.json")["arch/llama-real=1@1"]
