@@ -30,12 +30,19 @@ def digest(*words: str) -> str:
 
 
 def in_order(causes: Sequence[Cause]) -> list[Cause]:
-    """Sort causes by urgency: silent wrong numbers first, then by verdict and architectures hit."""
+    """Sort causes by urgency: silent wrong numbers first, then by verdict and share of architectures hit.
+
+    The share is of the architectures that were checked, which differ between backends if time ran out.
+    """
     silent = {Verdict.FAIL: 0, Verdict.CRASH: 1, Verdict.TIMEOUT: 2, Verdict.OVERCLAIM: 3}
     return sorted(
         causes,
-        key=lambda c: (silent.get(c.verdict, 4), -c.rank.get("architectures", 0), -len(c.cases), c.id),
+        key=lambda c: (silent.get(c.verdict, 4), -_share_hit(c), -len(c.cases), c.id),
     )
+
+
+def _share_hit(cause: Cause) -> float:
+    return cause.rank.get("architectures", 0) / max(1, cause.rank.get("counted", 0))
 
 
 def assigned(results: Iterable[Result], causes: Sequence[Cause]) -> list[Result]:

@@ -50,6 +50,8 @@ class Nodes:
     def __init__(self, failures: Iterable[Failure], passed: Iterable[Case]) -> None:
         self._failed = _by_op(f.features for f in failures if f.at is not None)
         self._passed = _by_op(features(case, k, n) for case in passed for k, _, n in nodes_of(case))
+        self._near: dict[str, list[Features]] = {}
+        """Op -> nodes of passing cases that experiments made from failing ones."""
         self._counts: dict[Rule, tuple[int, int]] = {}
 
     def add_passed(self, rows: Iterable[Features]) -> None:
@@ -57,6 +59,30 @@ class Nodes:
         for op, found in _by_op(rows).items():
             self._passed.setdefault(op, []).extend(found)
             self._counts.clear()
+
+    def add_near(self, rows: Iterable[Features]) -> None:
+        """Add nodes of passing cases that experiments made from a failing one.
+
+        They show which conditions the failure needs. They are not counted as passes: a small variant of a case may
+        pass because its error becomes small.
+        """
+        for op, found in _by_op(rows).items():
+            self._near.setdefault(op, []).extend(found)
+
+    def shown(self, rule: Rule, needed: Collection[Condition], failed: Iterable[Features]) -> Rule:
+        """Return `rule` with the conditions that are shown.
+
+        A condition is shown if all nodes `failed` meet it, and if it is `needed` or a passing node of the same op lacks
+        it and meets all others. What every useful node meets is thereby no condition.
+        """
+        rows = list(failed)
+        shown = {c for c in rule.rest if c in needed or self._lacks_only(rule, c)}
+        return rule.but([c for c in rule.rest if c not in shown or not all(meets(c, f) for f in rows)])
+
+    def _lacks_only(self, rule: Rule, condition: Condition) -> bool:
+        others = rule.but([condition])
+        rows = (f for op in rule.ops for side in (self._passed, self._near) for f in side.get(op, ()))
+        return any(not meets(condition, f) and others.holds(f) for f in rows)
 
     def passed(self, rule: Rule) -> int:
         """Count the passing nodes that meet `rule`."""
@@ -217,6 +243,9 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     result, rule = group.proof.result, group.rule
     if group.cut:
         rule = rule.but(rule.rest - group.needs.alone)
+    if rule.ops:
+        own = (f.features for f in group.failures if f.at is not None and f.features[OP] in rule.ops)
+        rule = nodes.shown(rule, group.needs.alone, own)
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(rule)
     verdict, message = group.kind

@@ -194,7 +194,7 @@ class Search:
             if left < 0 or self._late():
                 return None
             if (result := self._run(case)).verdict is Verdict.PASS:
-                return True
+                return True if self._learn([case]) else None
             likewise = result.verdict is failure.result.verdict
             return False if likewise and (not _may_hide(failure) or self._fails_likewise(case, failure)) else None
 
@@ -211,6 +211,22 @@ class Search:
             self.nodes.add_passed(found.right)
         self._needs_of[failure.shape] = found
         return found
+
+    def _learn(self, passed: Sequence[Case]) -> bool:
+        """Add the nodes of passing experiments whose expected values are not all zero; return True if there are any.
+
+        A backend that writes nothing also gives zeros.
+        """
+        telling = [case for case in passed if self._tells(case)]
+        self.nodes.add_near(features(case, k, n) for case in telling for k, _, n in nodes_of(case))
+        return bool(telling)
+
+    def _tells(self, case: Case) -> bool:
+        with suppress(ConformanceError):
+            arithmetic = self._runner.backend(self._spec).arithmetic_in(case)
+            (expected,) = self._runner.oracle.expect([case], arithmetic)
+            return any(x.any() for step in expected.steps for x in (*step.outputs.values(), *step.caches.values()))
+        return False
 
     def _fails_likewise(self, case: Case, failure: Failure) -> bool:
         """Return True if `case` fails at the op of `failure` with the same error."""
@@ -301,6 +317,7 @@ class Search:
             small = shrink(
                 self._runner, self._spec, failure.case, time_budget=seconds, accept=outside, workers=self._workers
             )
+        self._learn(small.passed)
         result = small.result if not failure.is_flaky and failure.at is not None else self._afresh(small.case)
         found = failure_of(small.case, result)
         if found is None or not (failure.signature.covers(found.signature) or (found.is_flaky and failure.is_flaky)):

@@ -222,6 +222,42 @@ def test_a_search_without_time_states_no_condition_and_gives_the_same_id() -> No
         assert c.sentence.endswith("search stopped early; condition not established")
 
 
+def test_a_condition_without_a_passing_neighbour_is_not_stated() -> None:
+    """SQR is wrong with a view and raises an error without one: it never passes, so the view is no condition."""
+    raises = "(_ for _ in ()).throw(ValueError('no view'))"
+    fault = _reads(f"(({RIGHT} + 1) if s.view_offs else {raises}) if node.op == 'SQR' else {RIGHT}")
+    causes = Found([fault], ("ops/SQR-f32-ne=18x6x3x2,vne=pad@659",)).causes
+    assert causes
+    assert {x.key for c in causes for x in c.conditions} == {"op"}, causes
+
+
+def test_a_condition_that_only_zeros_lack_is_not_stated() -> None:
+    """FILL with 0 passes on a backend that writes only zeros: `c != 0` says nothing of the fault."""
+    runs = "            kernel(node, strided(_buffer(node.root, buffers), node), src)\n"
+    zeros = f"{runs}            if node.op == 'FILL':\n                _buffer(node.root, buffers)[:] = 0\n"
+    fault = Fault("zeros", "", "cpu", ("ops",), KERNEL, runs, zeros)
+    causes = Found([fault], ("ops/FILL-f32-ne=17x5x3,vne=off,c=-9.5@375",)).causes
+    assert causes
+    assert {x.key for c in causes for x in c.conditions} == {"op"}, causes
+
+
+def test_each_failing_node_meets_the_conditions() -> None:
+    """A condition that one of the failing nodes lacks is not stated."""
+    strided, offset, plain = (
+        failure_of(build(i), Result(i, "", Verdict.FAIL))
+        for i in ("ops/SQR-f32-ne=18x6x3x2,vne=rows@705", "ops/SQR-f32-ne=18x6x3x2,vne=pad@659", "ops/SQR-f32-ne=18@1")
+    )
+    assert strided is not None
+    assert offset is not None
+    assert plain is not None
+    layout = Condition("src[0].layout", "strided rows")
+    rule = Rule.of(["SQR"], [layout])
+    nodes = Nodes([strided, offset], [plain.case])
+    assert cause_of(Group(strided.kind, rule, strided, [strided, offset]), "cpu", nodes).conditions == rule.conditions
+    wide = cause_of(Group(strided.kind, rule, strided, [strided, plain]), "cpu", nodes)
+    assert layout not in wide.conditions
+
+
 def test_causes_of_one_error_have_ids_by_their_first_case() -> None:
     """The order of the causes and their sizes and rules do not matter."""
     a = Cause("ADD-1", "a", "x", Verdict.FAIL, "ADD", "", (), ("ops/b@1", "ops/c@1"))

@@ -61,6 +61,8 @@ class Shrunk:
     seconds: float
     finished: bool
     """True if no pass has a candidate left; False if time ran out first."""
+    passed: tuple[Case, ...] = ()
+    """Candidates that passed on the backend, each one property or more from a failing case."""
 
 
 def shrink(
@@ -91,7 +93,7 @@ def shrink(
     search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept, workers)
     progress(f"{signature}: {size(case)}")
     finished = search.run(progress)
-    return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished)
+    return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished, tuple(search.passed))
 
 
 def size(case: Case) -> str:
@@ -114,6 +116,7 @@ class _Search:
     ) -> None:
         self.case, self.result = case, result  # the smallest so far
         self.tried = 0
+        self.passed: list[Case] = []
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
         self._accept, self._workers = accept, workers
         self._seen: set[bytes] = set()
@@ -163,7 +166,9 @@ class _Search:
                 self.tried += 1
                 if self._late():
                     return False
-                if result is not None and self._takes(candidate, result):
+                if result is not None and result.verdict is Verdict.PASS:
+                    self.passed.append(candidate)
+                elif result is not None and self._takes(candidate, result):
                     return True
             return False
         finally:

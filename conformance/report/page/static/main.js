@@ -54,7 +54,7 @@ const VIEWS = {
   runs: ["Runs", runsSection],
   case: ["Case", caseSection, "results"],
   cause: ["Cause", causeSection, "overview"],
-  causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["state"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "affected architectures"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case"]]), "overview"],
+  causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["state"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "affected architectures"], ["counted", "architectures checked"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case"]]), "overview"],
   compared: ["Compared", simple("compared", "Compared with the base", ["state", "cause", "backend", "family", "op", "before", "after"], [["state", "", "badge"], ["case", "", "newest"], ["backend"], ["before", "before", "badge"], ["after", "now", "badge"], ["cause", "cause", "named"], ["detail"], ["machine", "machine", "wide"]]), "comparison"],
   missing: ["Cases not run", simple("missing", "Cases not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
   units: ["Units", simple("units", "Timed units", ["unit", "backend", "model"], [["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"]]), "speed"],
