@@ -361,8 +361,8 @@ class TestRun:
         Raises:
             BackendCrashError: the device does not start (`run.start`).
         """
-        # a live family opens its devices itself, also those that only llama.cpp knows
         self._starts.check(spec)
+        # a live family opens its devices itself, also those that only llama.cpp knows
         full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
         start, size = 0, full if ends == inf else FIRST
         if not self._starts.knows(spec):

@@ -316,6 +316,11 @@ def build_of(spec: Spec) -> str:
     return " ".join(contents(locate(name, isa_of(spec))) for name in named)
 
 
+def uses_builds(spec: Spec) -> bool:
+    """Return True if an option of the backend names a build of ggml; UsageError for an unknown backend."""
+    return bool(adapter(resolve(spec).name).builds)
+
+
 def located(spec: Spec) -> Spec:
     """Return the adapter of `spec` with paths of its builds, as an emulated process needs them.
 

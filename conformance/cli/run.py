@@ -128,10 +128,10 @@ def run(
     failed = None if last is None else last_failed.read()
     if last:
         chosen = _only_failed(chosen, failed or {})
+    waivers = WaiverBook(chosen.settings.waivers_of(chosen.specs, chosen.waivers_path), today())
     journal = None
     if journal_path:
-        book = WaiverBook(chosen.settings.waivers_of(chosen.specs, chosen.waivers_path), today())
-        journal = Journal(journal_path, request, {str(s): it for s, it in chosen.tested(book).items()})
+        journal = Journal(journal_path, request, {str(s): it for s, it in chosen.tested(waivers).items()})
         if journal.reused:
             line(journal.reused, err=True)
         click.get_current_context().call_on_close(journal.close)
@@ -139,7 +139,7 @@ def run(
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
     shown = Shown(verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, minutes, failed)
-    it = TestRun(chosen, journal=journal)
+    it = TestRun(chosen, journal=journal, waivers=waivers)
     try:
         leave(Execution(it, shown, gating=gating).run())
     finally:

@@ -454,8 +454,16 @@ class Library:
         return str(self.ggml.backend_dev_description(device).decode(errors="replace"))
 
     def software(self, device: int) -> bool:
-        """Return True if a driver such as llvmpipe or pocl emulates the device on the CPU."""
-        return self.device_type(device) != "CPU" and _SOFTWARE.search(self.description(device)) is not None
+        """Return True if a driver such as llvmpipe or pocl emulates the device on the CPU.
+
+        Some drivers, such as Intel's OpenCL runtime, name the processor.
+        """
+        if self.device_type(device) == "CPU":
+            return False
+        named = self.description(device)
+        return _SOFTWARE.search(named) is not None or named in {
+            self.description(d) for d in self.devices().values() if self.device_type(d) == "CPU"
+        }
 
     def api_version(self, device: int) -> int:
         """Return `ggml_backend_reg.api_version` of the device's registry."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import Distribution, entry_points
@@ -16,9 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from conformance import shipped
-from conformance.backend.registry import GROUP, Spec, build_of, environment, isa_of, resolve, third_party
+from conformance.backend.registry import GROUP, Spec, build_of, environment, isa_of, resolve, third_party, uses_builds
+from conformance.builds.archive import digest
+from conformance.builds.source import contents, locate
 from conformance.case.case import JSON
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.ggml.lib.library import WHEEL
 
 from .environment import environment as machine
 
@@ -32,7 +36,7 @@ class Identity:
     adapter: str
     """The third-party distribution of the adapter, its version and files; empty for ours."""
     library: str
-    """The libraries of the builds that its options name; empty if none."""
+    """The libraries of the builds that its options name, or of the installed wheel; empty if it uses no ggml."""
     options: str
     """Options, environment and emulated processor, with names of the settings resolved."""
     waivers: str
@@ -52,10 +56,9 @@ def identity(spec: Spec, waivers: object = ()) -> Identity:
 
     `waivers`: its known failures, whose `repr` has their content.
     """
-    try:
-        library = build_of(spec)
-    except ConformanceError:
-        library = ""
+    library = ""
+    with suppress(ConformanceError):
+        library = build_of(spec) or (contents(locate(WHEEL)) if uses_builds(spec) else "")
     whole = resolve(spec)
     options = [str(whole), sorted(environment(spec).items(), key=str), isa_of(spec)]
     own = adapter(whole.name) if third_party(spec) else ""
@@ -106,14 +109,10 @@ def _counts(path: Path) -> bool:
 
 def _content(path: Path) -> str:
     try:
-        return _of(path.read_bytes())
-    except OSError:
+        return digest(path)
+    except UnavailableError:  # a file that nobody can read decides nothing
         return ""
 
 
-def _of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def _digest(parts: Sequence[object]) -> str:
-    return _of(json.dumps(parts, default=str, sort_keys=True).encode())
+    return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
