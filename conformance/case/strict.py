@@ -138,7 +138,15 @@ def shown(value: JSON) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Read a regular file of at most `MAX_TEXT` bytes as UTF-8; UsageError if it cannot be read.
+    """Read a regular file of at most `MAX_TEXT` bytes as UTF-8; UsageError if it cannot be read."""
+    try:
+        return read_bytes(path, MAX_TEXT).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except ValueError as e:
+        raise UsageError(f"{path}: {e}") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes, a multiple of 1 MiB; UsageError if it cannot be read.
 
     Settings of a stranger may name any path: a device never ends, and a pipe waits for its writer.
     """
@@ -148,12 +156,12 @@ def read_text(path: Path) -> str:
             os.close(descriptor)
             raise UsageError(f"{path}: a regular file expected")
         with os.fdopen(descriptor, "rb") as f:
-            raw = f.read(MAX_TEXT + 1)
-        if len(raw) > MAX_TEXT:
-            raise UsageError(f"{path}: a file of at most {MAX_TEXT >> 20} MiB expected")
-        return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+            raw = f.read(most + 1)
     except (OSError, ValueError) as e:
         raise UsageError(f"{path}: {e.strerror if isinstance(e, OSError) else e}") from None
+    if len(raw) > most:
+        raise UsageError(f"{path}: a file of at most {most >> 20} MiB expected")
+    return raw
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.case.case import JSON
-from conformance.case.strict import Memory, expect, only, parse_json, parse_toml, read_text
+from conformance.case.strict import Memory, expect, only, parse_json, parse_toml, read_bytes, read_text
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.text import printable
 from conformance.judge.cause import Cause, Condition
@@ -394,13 +394,7 @@ def _is_case(row: JSON) -> bool:
 def read(path: Path) -> Baseline:
     """Read a baseline and its cases file; UsageError if one is unreadable or malformed."""
     text, beside = read_text(path), Path(f"{path}{BESIDE}")
-    try:
-        with beside.open("rb") as f:
-            cases = f.read(MAX_BYTES + 1)
-    except OSError:
-        cases = None
-    if cases is not None and len(cases) > MAX_BYTES:
-        raise UsageError(f"{beside}: at most {MAX_BYTES} bytes expected, more found")
+    cases = read_bytes(beside, MAX_BYTES) if beside.exists() else None
     return parse(text, str(path), cases)
 
 

@@ -19,7 +19,7 @@ from conformance.causes.cause import assigned
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
-from conformance.judge.outcome import Outcome, Why
+from conformance.judge.outcome import Outcome, Why, without_pass
 from conformance.judge.verdict import Result, counted
 from conformance.report import graphview
 from conformance.report.runfile import write_json, write_text
@@ -126,7 +126,8 @@ def _difference(
     selected = runs.documents[0].body.get("selection")
     differs = difference.compare(against, found, results, missing=missing_in(runs), selected=selected)
     absent = f"{path}: no results, although {against.path} has {counted(len(against.entries), 'known cause')}"
-    return differs.outcome() + Outcome.of(Why.MISSING, [absent] if against.entries and not results else [])
+    none = Outcome.of(Why.MISSING, [absent] if against.entries and not results else [])
+    return differs.outcome() + none + without_pass(results)
 
 
 @click.command()

@@ -165,7 +165,7 @@ def judge(
     reasons += [Reason(Why.WAIVER, f"waivers fail this run: {w}") for w in waivers]
     reasons += [Reason(Why.UNPROVEN, text) for text in unproven]
     if before is not None:
-        reasons += _without_pass(rows)
+        reasons += without_pass(rows).reasons
     if not any(r.verdict in EXECUTED for r in rows):
         refused = f" ({counted(len(rows), 'case')} UNSUPPORTED)" if rows else ""
         reasons.append(Reason(Why.UNEXECUTED, f"no cases ran{refused}"))
@@ -192,11 +192,11 @@ def _worse(before: Mapping[tuple[str, str], Result], failed: Sequence[Result]) -
     ]
 
 
-def _without_pass(results: Sequence[Result]) -> list[Reason]:
-    """Return a reason for each backend with failures and without a PASS, new seeds aside."""
+def without_pass(results: Sequence[Result]) -> Outcome:
+    """Return a reason for each backend with failures and without a PASS: a comparison proves nothing there."""
     passed = {r.backend for r in results if r.verdict is Verdict.PASS}
     totals = Counter(r.backend for r in results if r.fails_run and r.backend not in passed)
-    return [Reason(Why.UNPROVEN, f"{backend}: no case passed ({n:,} failed)") for backend, n in totals.items()]
+    return Outcome.of(Why.UNPROVEN, [f"{backend}: no case passed ({n:,} failed)" for backend, n in totals.items()])
 
 
 def _lost(before: Mapping[tuple[str, str], Result], results: Sequence[Result], missing: Sequence[Missing]) -> Outcome:

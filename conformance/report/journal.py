@@ -30,7 +30,7 @@ from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.identity import Identity
 from conformance.run.session.select import new_seed
 
-from .runfile import JOURNAL, JOURNAL_BEGINS, KILLED, MAX_MEMORY, Begun, checked
+from .runfile import JOURNAL, JOURNAL_BEGINS, KILLED, MAX_BYTES, MAX_MEMORY, Begun, checked
 
 BESIDE = ".partial.jsonl"
 """Suffix of a `Partial`, after the name of its run's final file."""
@@ -104,7 +104,7 @@ class Journal:
         return descriptor
 
     def _read(self, asked: dict[str, JSON]) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
-        raw = self.path.read_bytes()
+        raw = strict.read_bytes(self.path, MAX_BYTES)
         whole, newline, torn = raw.rpartition(b"\n")
         if not newline:
             begun = min(len(torn), len(JOURNAL_BEGINS))

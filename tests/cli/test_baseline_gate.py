@@ -115,6 +115,15 @@ def test_a_run_of_other_cases_is_not_comparable(backend: Backend) -> None:
         assert words in said
 
 
+def test_known_failures_alone_prove_nothing(backend: Backend) -> None:
+    """Where every case fails as the baseline knows, no case passed: exit code 3."""
+    run, known = backend.run("", "--case", BROADCAST), backend.folder / "alone.toml"
+    assert backend.triage(run, "", "--write-baseline", known)[0] == 3
+    code, said = backend.triage(run, "", "--baseline", known)
+    assert code == 3, said
+    assert "mine: no case passed (1 failed)" in said
+
+
 def test_missing_results_make_no_baseline(backend: Backend) -> None:
     """A run that lacks results would be known by less than it was asked for."""
     body = json.loads(backend.run("").read_text(encoding="utf-8"))

@@ -218,12 +218,18 @@ def test_an_arithmetic_cannot_take_anothers_name() -> None:
         oracle.close()
 
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 REFERENCE = """
 from hostile_adapter import Hostile
 class Copies(Hostile):
     def open(self, case):
         if self.how == "import":
             from backends.cpu import CpuBackend
+        elif self.how == "below a folder":
+            import os
+            folder = os.open(os.path.dirname({files!r}["golden"]), os.O_RDONLY)
+            os.close(os.open("ops.gguf", os.O_RDONLY, dir_fd=folder))
+            os.close(folder)
         else:
             open({files!r}[self.how], "rb").close()
         return super().open(case)
@@ -241,9 +247,8 @@ class Copies(Hostile):
         ("kept", "expected values of earlier runs"),
         ("link", "the golden values"),
         ("hard link", "the golden values"),
-        pytest.param(
-            "root", "the golden values", marks=pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-        ),
+        pytest.param("root", "the golden values", marks=LINUX),
+        pytest.param("below a folder", "the golden values", marks=LINUX),
     ],
 )
 def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:

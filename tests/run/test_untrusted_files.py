@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +189,13 @@ def test_a_text_becomes_a_backend_in_known_places() -> None:
     root = Path(registry.__file__).parents[1]
     found = {p.relative_to(root).as_posix() for p in root.rglob("*.py") if "Spec.parse" in p.read_text("utf-8")}
     assert found == set(PARSES)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names a device of POSIX")
+def test_a_journal_is_a_regular_file(tmp_path: Path) -> None:
+    """A device never ends, and a pipe waits for its writer."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/zero", str(pipe)):
+        found = conform("run", "--backend", "cpu", "--case", "ops/ADD-*", "--journal", path)
+        assert (found.returncode, "a regular file expected" in found.stderr) == (2, True)

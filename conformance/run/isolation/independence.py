@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from conformance import shipped
@@ -24,6 +25,8 @@ _MARKS = (b"ggml_backend_graph_compute", b"ggml_graph_compute", b"GGML_ASSERT(")
 """Bytes in a library that contains or calls ggml: symbols, or a string if they are stripped."""
 _CHUNK = 1 << 22
 GOLDEN = "the golden values"
+DESCRIPTORS = "/proc/self/fd"
+"""Folder with the open files of this process; Linux has it."""
 
 
 class Independence:
@@ -87,12 +90,12 @@ class Independence:
         if event != "open" or self._found or not isinstance(args[0], (str, bytes)):
             return
         # a file has many paths (/proc/self/root, links): its real one counts, and for hard links its inode
-        path = os.path.realpath(os.fsdecode(args[0]))
-        for folder, what in self._folders:
-            if path.startswith(folder):
-                self._found = f"the adapter loaded {what}"
-        if _inode(path) in self._golden:
-            self._found = f"the adapter loaded {GOLDEN}"
+        for path in map(os.path.realpath, _named(os.fsdecode(args[0]))):
+            for folder, what in self._folders:
+                if path.startswith(folder):
+                    self._found = f"the adapter loaded {what}"
+            if _inode(path) in self._golden:
+                self._found = f"the adapter loaded {GOLDEN}"
 
 
 def _undeclared(what: str, name: str) -> str:
@@ -111,6 +114,15 @@ def _folders() -> list[tuple[str, str]]:
     code = (spec.submodule_search_locations if spec else None) or ()
     found += [(Path(place), f"the reference ({REFERENCE})") for place in code]
     return [(f"{folder.resolve()}{os.sep}", what) for folder, what in found]
+
+
+def _named(path: str) -> Iterator[str]:
+    """Yield the files that `path` may name: also below an open folder, since the event lacks `dir_fd`."""
+    yield path
+    if not os.path.isabs(path) and not os.path.lexists(path):  # noqa: PTH117  # called for every file that is opened
+        with suppress(OSError):
+            for descriptor in os.listdir(DESCRIPTORS):  # noqa: PTH208  # as above
+                yield os.path.join(DESCRIPTORS, descriptor, path)  # noqa: PTH118  # as above
 
 
 def _inode(path: str) -> tuple[int, int] | None:
