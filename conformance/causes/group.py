@@ -268,10 +268,15 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
 
 
 def _id(group: Group, backend: str) -> str:
-    """Return an id of what a longer search does not change: ops, backend and error."""
+    """Return an id of what a longer search does not change: ops, backend and error.
+
+    Wrong numbers and damaged memory are one error: which of them shows, and whether NaN is among the numbers, differs
+    between the cases of one bug.
+    """
     ops = group.rule.ops
     name = "+".join(ops[:2]) if ops and (group.is_flaky or len(ops) < SEVERAL) else group.kind[0]
-    return f"{name}-{digest(backend.partition('?')[0], *group.kind)}"
+    error = (Verdict.FAIL.value,) if ops and group.is_flaky else group.kind
+    return f"{name}-{digest(backend.partition('?')[0], *error)}"
 
 
 def relation_rule(name: str) -> Rule:
