@@ -39,7 +39,15 @@ function fillHeader() {
     t.count ? [" ", h("a", { href: link("results", { verdict: PASSED }) }, `${count(passed)} of ${plural(t.count, "case")} passed`)] : "");
   if (!t.count) headline.querySelector("span:last-of-type")?.remove();
   fillLost();
+  fillScope();
   fillOrigin();
+}
+
+// How far the headline reaches: a line per backend and selection.
+function fillScope() {
+  if (!report.scopes.length) return;
+  add(document.getElementById("scope"), h("details", { open: report.scopes.length <= MOST_NAMED }, h("summary", null, "Scope"),
+    h("ul", { class: "stories" }, report.scopes.map((text) => h("li", null, text)))));
 }
 
 // What was asked for and has no result stands above everything else, in every view.
