@@ -80,7 +80,9 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
 def _head(runs: Runs) -> Iterator[str]:
     failed = [r for r in runs.results if r.value.verdict in FAILURES and not r.value.fresh]
     ran = sum(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
-    words = [counted(len(failed), "failure"), f"{counted(ran, 'case')} executed"] if runs.results else ["no cases ran"]
+    words = [counted(len(failed), "failure"), f"{counted(ran, 'case')} executed"] if ran else ["no cases ran"]
+    if not ran and runs.results:
+        words.append(f"{len(runs.results):,} UNSUPPORTED")
     if runs.causes:
         words.insert(0, counted(len(runs.faults()), "cause"))
     if runs.missing:
@@ -107,7 +109,8 @@ def _origin(environment: Environment) -> str:
 
 def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     if against:
-        differs = _compared(against, runs.devices()) or ["No pair differs."]
+        ran = any(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
+        differs = _compared(against, runs.devices()) or ["No pair differs." if ran else "No cases ran."]
         yield "Compared with the base", [f"{inline(against.sentence())}.", ""], differs
     yield f"Causes ({len(runs.faults()):,})", [], _causes(runs)
     yield f"Requested, but without a result ({_count(runs):,}): {_effect(runs)}", [], _missing(runs)
