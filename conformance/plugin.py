@@ -328,6 +328,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         show([f"{spec}: {Totals.of(own)}"])
         if terminalreporter.hasopt("skipped"):
             show(refusal_lines(own))
+    if config.option.verbose >= 0:
+        show(map(str, run.scopes()))
     if chosen.fresh_cases:
         show([f"--fresh {len(chosen.fresh_cases)}: seed {chosen.seed_of_fresh}"])
     show(run.notes())

@@ -14,6 +14,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
@@ -25,8 +27,9 @@ from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
 from conformance.report.compare import Pair, Side
 from conformance.report.journal import Journal, Partial
-from conformance.report.runfile import record, write_json
+from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
+from conformance.report.scope import Scope, scopes
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.oracle import Oracle
@@ -503,6 +506,10 @@ class TestRun:
         environment = {"environment": {**document["environment"], **tested, **self.about.get("environment", {})}}
         run = {} if self._journal is None else {"run": self._journal.run}
         return {**document, **self.about, **environment, **causes, **run}
+
+    def scopes(self) -> list[Scope]:
+        """Return the scope of the run on each backend that has results."""
+        return scopes(convert(self.chosen.to_json(), Selection), self.results)
 
     def unproven(self) -> dict[str, str]:
         """Return backend -> a sentence, for each on which no case passed."""

@@ -252,8 +252,8 @@ def _show(it: Release) -> None:
             seen = f", {f.cause.seen}" if f.cause.seen else ""
             line(f"{n:3}. {f.cause.id} on {', '.join(f.devices)}{seen}: {f.cause.sentence}")
             line(f"     {'; '.join(filter(None, (f.cause.smallest, f.note, _doubt(it, f))))}")
-    if it.base is not None and not it.found:
-        line("no failures in either build")
+    if not it.found:
+        line(it.without_causes())
     if it.counts:
         line("")
         table(list(_counts(it)), ["unit", "instructions", "× OLD", "verdict"])

@@ -99,7 +99,7 @@ def check_model(
     `ggml` llama.cpp itself runs; any other adapter runs the graphs that llama.cpp built. With --turns conversations
     are played, with each --setting until a backend is wrong, and again as one prompt. With --server a server is judged;
     if it is wrong, backends get its worst prompt. Exit codes: 0 right, or different only by rounding, 1 the file, a
-    backend or the server is wrong, 2 bad input, 3 a backend could not run the model.
+    backend or the server is wrong, 2 bad input, 3 nothing was checked, or a backend could not run the model.
     """
     if sum(given is not None for given in (prompt, tokens, turns_file)) > 1:
         raise UsageError("check-model: one of --prompt, --tokens and --turns expected, several given")
@@ -120,6 +120,7 @@ def check_model(
                 lambda: _by_layers(a, b, load, lambda llama: _prompt(llama, prompt, tokens), plain)
             )
             findings += layer
+        stopped += _unread(a)
         document["file"] = {"compared": compare.name if compare else None, "logits": logits,
                             "findings": [f.to_json() for f in findings]}  # fmt: skip
     broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(f.wrong for f in findings) else [])
@@ -194,9 +195,16 @@ def _check_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
     found = _findings([plausible.header(a), against.header(a, b) if b else ()])
     with _progress(f"reading {model.name}") as say:
         found += _findings([against.tensors(a, b, say) if b else (), plausible.values(a, say)])
-    if not any(f.wrong for f in found):
+    if not any(a.readable()):
+        line(f"{model}: it has no tensors that can be read, so no values were checked")
+    elif not any(f.wrong for f in found):
         line(f"{model}: {f'equal to {b.path} but for the cost of its types' if b else 'nothing is implausible'}")
     return found
+
+
+def _unread(file: ModelFile) -> Outcome:
+    """Return the outcome of a file without tensors, of which no value can be checked."""
+    return Outcome.of(Why.UNEXECUTED, [] if any(file.readable()) else [f"{file.path}: no tensors were checked"])
 
 
 @contextmanager

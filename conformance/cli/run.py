@@ -399,6 +399,7 @@ class Execution:
         if not shown.quiet:
             left = sum(m.count for m in it.missing if m.backend != str(it.chosen.base))
             lines.append(f"total: {_total(Totals.of(it.results), left, self._began)}")
+            lines += map(str, it.scopes())
             lines += _measured(it.results)
         lines += refusal_lines(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from .errors import UsageError
 from .ops.op import DECLARATIONS
 from .quants import QUANTIZERS, VEC_DOT_TYPE
-from .quants.requant import FORMS, mode_named
+from .quants.requant import FORMS, MODES, mode_named
 from .tensor import Tensor, is_contiguous, nelements
 from .types import F32, TYPES
 
@@ -343,7 +343,10 @@ _LEARNT = (
 )
 ROUNDINGS.update({a.name: a for a in (EXACT, *_LEARNT)})
 
-NAMED = {a.name: a for a in (EXACT, GGML_CPU)}
+_INT8 = Arithmetic("requant-int8xrow", weights=dict.fromkeys((*_BLOCKS, "f32", "f16", "bf16"), "int8xrow"))
+REQUANTISING = {a.name: a for a in (*(requantising(m) for m in MODES if m != "none"), _INT8)}
+"""Arithmetics that are exact but for their requantised weights; golden outputs name them."""
+NAMED = {a.name: a for a in (EXACT, GGML_CPU, *REQUANTISING.values())}
 """Arithmetics that a recording can name."""
 
 UNDECLARED = Arithmetic("undeclared", measured=False)

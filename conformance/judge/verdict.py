@@ -62,7 +62,7 @@ class Golden(str, enum.Enum):
     DIFFERS = "differs"
     """The recomputed reference disagrees with the stored values, so one of the two is wrong."""
     NOT_COMPARABLE = "not comparable"
-    """The backend computes something else by its declared arithmetic: it requantises weights."""
+    """The backend requantises weights by its declared arithmetic; no output for these is stored."""
 
     def __str__(self) -> str:
         return self.value

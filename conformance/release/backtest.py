@@ -208,7 +208,11 @@ def attempt(
         except ConformanceError as e:
             yield from (Attempt(f, seconds=clock() - begun, error=str(e)) for f in own)
             continue
-        new, seconds = [f for f in it.found if f.state is State.NEW], clock() - begun
+        seconds = clock() - begun
+        if not it.executed():
+            yield from (Attempt(f, seconds=seconds, error=f"no cases ran: {it.why_not_executed()}") for f in own)
+            continue
+        new = [f for f in it.found if f.state is State.NEW]
         for f in own:
             mine = [c for c in new if f.sealed.shows(c)]
             after = any(it.fails_on_base(c) for c in mine[:1])

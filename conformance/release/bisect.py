@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build
-from conformance.judge.verdict import Result
+from conformance.judge.verdict import EXECUTED, Result
 
 from .causes import fails
 
@@ -43,6 +43,8 @@ class Bisection:
         """Return the answer as one line."""
         builds = [t.build.name for t in self.tried]
         bad = [t.has for t in self.tried]
+        if not any(t.result.verdict in EXECUTED for t in self.tried):
+            return f"the case ran in none of the tested builds: {', '.join(builds)}"
         if not any(bad):
             return f"in none of the tested builds: {', '.join(builds)}"
         if not bad[-1]:

@@ -16,6 +16,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.judge.outcome import Lost, Outcome, Why, coverage
 from conformance.judge.verdict import (
     EXECUTED,
+    FAILURES,
     Missing,
     MissingCause,
     Request,
@@ -301,6 +302,28 @@ class Release:
         """Return True if any case ran."""
         return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
 
+    def why_not_executed(self) -> str:
+        """Return why no cases ran: reasons of missing cases, and the number of UNSUPPORTED ones."""
+        left = Counter[str]()
+        for m in self.missing():
+            left[m.reason] += m.count
+        refused = sum(t.counts[Verdict.UNSUPPORTED] for t in self.totals().values())
+        reasons = [f"{counted(n, 'case')}: {why}" for why, n in left.most_common()]
+        reasons += [f"{counted(refused, 'case')} UNSUPPORTED"] if refused else []
+        return "; ".join(reasons) or "none was planned"
+
+    def without_causes(self) -> str:
+        """Return what it means that no cause was found: a sentence."""
+        if not self.executed():
+            return f"no cases ran: {self.why_not_executed()}"
+        sides = [rows for t in self.targets for rows in self.results(t)]
+        if n := sum(r.verdict in FAILURES for rows in sides for r in rows):
+            return f"{counted(n, 'failure')}, no cause was found"
+        if self.base is None:
+            return "no failures"
+        ran = any(r.verdict in EXECUTED for rows in sides[1::2] for r in rows)
+        return "no failures in either build" if ran else f"no failures; no cases ran on {self.base.name}"
+
     def slower(self) -> list[Result]:
         """Return the counted units that fail on the build and pass on its base."""
         return [r for t in self._counted() for r in failed(self.counts, t.build, t.base)]
@@ -324,7 +347,7 @@ class Release:
             + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
             + Outcome.of(why, cut or (["interrupted"] if self.interrupted else []))
             + Outcome.of(Why.UNPROVEN, [f"{name}: no case passed" for name in self.unproven()])
-            + Outcome.of(Why.UNEXECUTED, [] if self.executed() else ["no cases ran"])
+            + Outcome.of(Why.UNEXECUTED, [] if self.executed() else [f"no cases ran: {self.why_not_executed()}"])
         )
 
     def to_json(self) -> dict[str, JSON]:

@@ -147,7 +147,8 @@ class Comparison:
 def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
     """Format the number of pairs in each state as one line; `names` are those of the base."""
     counts = Counter(p.state for p in pairs)
-    return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State if counts[s])}"
+    states = ", ".join(f"{counts[s]:,} {s}" for s in State if counts[s])
+    return f"against {', '.join(names)}: {states or 'no cases to compare'}"
 
 
 def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType({})) -> Comparison:

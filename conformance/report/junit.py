@@ -18,6 +18,7 @@ from conformance.judge.verdict import FAILURES, Missing, Result, Verdict
 from .matrix import operation
 from .runfile import Document
 from .runs import Row, Runs, command
+from .scope import scopes_of
 
 T = TypeVar("T")
 
@@ -73,19 +74,25 @@ def plain(text: str) -> str:
     return _ILLEGAL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
-def _suite_of(name: str, rows: Sequence[Row[T]], tests: Iterable[Test]) -> ET.Element:
+def _suite_of(
+    name: str, rows: Sequence[Row[T]], tests: Iterable[Test], more: Mapping[str, str] = MappingProxyType({})
+) -> ET.Element:
     newest = max((r.document for r in rows), key=lambda d: d.written)
-    return _suite(name, newest.written, tests, _properties(newest))
+    return _suite(name, newest.written, tests, {**_properties(newest), **more})
 
 
 def _results(runs: Runs) -> Iterator[ET.Element]:
     groups: dict[tuple[str, str], list[Row[Result]]] = {}
     for row in runs.results:
         groups.setdefault((row.value.backend, row.document.machine), []).append(row)
+    covered: dict[str, list[str]] = {}
+    for scope in scopes_of(runs):
+        covered.setdefault(scope.backend, []).append(str(scope))
     machines = {machine for _, machine in groups}
     for (backend, machine), rows in groups.items():
         name = backend if len(machines) == 1 else f"{backend} on {machine}"
-        yield _suite_of(name, rows, [_test(r.value, name) for r in rows])
+        more = {"scope": "\n".join(covered[backend])} if backend in covered else {}
+        yield _suite_of(name, rows, [_test(r.value, name) for r in rows], more)
 
 
 def _classname(suite: str, case_id: str) -> str:

@@ -12,6 +12,7 @@ from .compare import DIFFERS, Comparison, Pair
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation, operation_of
 from .runfile import Environment
 from .runs import Row, Runs, budget_used, command, pace, refusals
+from .scope import scopes_of
 
 LIMIT = 50_000
 """Maximum bytes of UTF-8; the page and the run files have the rest."""
@@ -38,7 +39,7 @@ Section = tuple[str, Sequence[str], Sequence[str]]
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Comparison | None = None) -> str:
-    """Return the summary: causes, differences, verdicts, failures, gates, speed, and omissions.
+    """Return the summary: causes, differences, verdicts, scope, failures, speed, omissions.
 
     Failures have their commands; verdicts are counted per backend.
     """
@@ -79,7 +80,9 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
 def _head(runs: Runs) -> Iterator[str]:
     failed = [r for r in runs.results if r.value.verdict in FAILURES and not r.value.fresh]
     ran = sum(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
-    words = [counted(len(failed), "failure"), f"{counted(ran, 'case')} executed"] if runs.results else ["no cases ran"]
+    words = [counted(len(failed), "failure"), f"{counted(ran, 'case')} executed"] if ran else ["no cases ran"]
+    if not ran and runs.results:
+        words.append(f"{len(runs.results):,} UNSUPPORTED")
     if runs.causes:
         words.insert(0, counted(len(runs.faults()), "cause"))
     if runs.missing:
@@ -106,12 +109,14 @@ def _origin(environment: Environment) -> str:
 
 def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     if against:
-        differs = _compared(against, runs.devices()) or ["No pair differs."]
+        ran = any(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
+        differs = _compared(against, runs.devices()) or ["No pair differs." if ran else "No cases ran."]
         yield "Compared with the base", [f"{inline(against.sentence())}.", ""], differs
     yield f"Causes ({len(runs.faults()):,})", [], _causes(runs)
     yield f"Requested, but without a result ({_count(runs):,}): {_effect(runs)}", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *table(["backend", *map(str, verdicts), "max error (% of tolerance)"], _verdicts(runs, verdicts))
+    yield "Scope", [], [f"- {inline(str(scope))}" for scope in scopes_of(runs)]
     failed = [r for r in runs.results if r.value.verdict in FAILURES and r.value.cause is None]
     unexplained = " that no cause explains" if runs.causes else ""
     for fresh, title in (

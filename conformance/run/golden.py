@@ -1,8 +1,8 @@
 """Golden outputs: stored values of a corpus on which the reference and the real ggml agree.
 
 `ops.gguf` in `golden/` has single ops with expected values, `captured/` there has trajectories recorded from llama.cpp.
-The file defines which cases are golden. `verify` recomputes all of them, `judge` compares backends with them; every run
-does so for its own cases (`stored`).
+The file defines which cases are golden; `requant.json` has outputs of some with requantised weights. `verify`
+recomputes all of them, `judge` compares backends with them; every run does so for its own cases (`stored`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance import shipped
 from conformance.backend.registry import REFERENCE, Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
-from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.arithmetic import EXACT, REQUANTISING
 from conformance.ggml.errors import CaseFileError, ConformanceError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.judge.budget import Budget
@@ -28,11 +28,11 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import groups
 
 from .isolation.isolate import Isolation
-from .oracle import SECOND_OPINION, Oracle
+from .oracle import SECOND_OPINION, Expectation, Oracle
 from .runner import Runner
 from .session.select import build, case_ids
 from .session.settings import WaiverBook
-from .stored import FAMILY, OPS, label
+from .stored import FAMILY, OPS, REQUANT, Stored, label, requantised, requantised_of
 
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
 LARGEST = 1 << 19
@@ -65,7 +65,35 @@ def verify(folder: Path | None = None) -> list[Result]:
     with closing(Runner()) as runner:
         again = _computed(runner, [_bare(c) for c in stored])
         results = [_compare(c, now, agreed) for c, (now, agreed) in zip(stored, again, strict=True)]
+        results += _verify_requantised(runner, folder or shipped.golden(), stored)
         return results + [r for c in captured for r in runner.run(Spec(REFERENCE), [c])]
+
+
+def _verify_requantised(runner: Runner, folder: Path, cases: Sequence[Case]) -> Iterator[Result]:
+    """Recompute the outputs with requantised weights; yield a result per arithmetic and case."""
+    known = {c.id: c for c in cases}
+    for name, outputs in requantised(folder).items():
+        found = [known[i] for i in outputs if i in known]
+        again = runner.oracle.expect([_bare(c) for c in found], REQUANTISING[name])
+        expected = dict(zip((c.id for c in found), again, strict=True))
+        for i in outputs:
+            passed, where = Result(i, f"golden {name}", Verdict.PASS), f"{label(str(folder / REQUANT))}: {i}"
+            if i not in expected:
+                yield _fail(passed, f"{where}: it is not in {OPS}")
+                continue
+            (stored,) = (s for s in requantised_of(known[i], folder) if s.arithmetic.name == name)
+            yield _compare_requantised(passed, where, stored, expected[i])
+
+
+def _compare_requantised(result: Result, where: str, stored: Stored, again: Expectation) -> Result:
+    if stored.problem:
+        return _fail(result, f"{where}: {stored.problem}")
+    for t, want in stored.values[0].items():
+        difference = compare(t, want, again.steps[0].all[t])
+        if AGAIN.used(difference) > 1:
+            what = f"requantised weights ({stored.arithmetic.name}): stored value differs: {t}"
+            return _fail(result, f"{where}: {what}: the reference now gives {difference}")
+    return replace(result, steps=1)
 
 
 def judge(

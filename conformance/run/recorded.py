@@ -92,6 +92,12 @@ def requantises(case: Case, arithmetic: Arithmetic) -> bool:
     return any(weight_form(n, arithmetic.at(n).weights, arithmetic.at(n).rows) for s in case.steps for n in s.graph)
 
 
+def same_weights(case: Case, one: Arithmetic, other: Arithmetic) -> bool:
+    """Return True if both arithmetics read each weight of `case` in the same form."""
+    forms = ([weight_form(n, a.at(n).weights, a.at(n).rows) for s in case.steps for n in s.graph] for a in (one, other))
+    return next(forms) == next(forms)
+
+
 def has_nodes(case: Case) -> bool:
     """Return True if the recording of some step has every computed node."""
     return is_free_running(case) and any(_whole(case, k) for k in range(len(case.steps)))

@@ -266,6 +266,8 @@ class Runner:
         if folder is None:
             return result
         values = self._stored.get(case) if result.golden is Golden.DIFFERS else None
+        if values is not None:
+            values = values.with_weights_of(case, self._declared(spec, self.backend(spec)))
         whole = case if values is None else stored.with_values(case, values)
         return replace(result, saved=failures.save(folder, whole, result))
 

@@ -5,24 +5,33 @@ found by the id of a case; a case file may have those of its own cases. They are
 the arithmetic that the file names. A backend may differ from them by its own tolerance and by the distance of both
 arithmetics on this graph, which the reference computes.
 
+A backend that requantises weights is compared with `golden/requant.json`: outputs of some of these cases, computed with
+requantised weights by another program (tests/helpers/graphs/independent_requant.py). Backend and reference share one
+implementation of requantisation, so only these values can show that it has changed.
+
 A recording with a tolerance is judged by `recorded` instead.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
 
 from conformance import shipped
 from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.case.case import Case, Step
 from conformance.case.casefile import Recorded
-from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.arithmetic import EXACT, REQUANTISING, Arithmetic
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.judge.budget import Budget, touches
 from conformance.judge.compare import compare
 from conformance.judge.judge import Judged, how_wrong, judge_trajectory
@@ -31,9 +40,10 @@ from conformance.judge.verdict import Golden, Result, Verdict
 from . import locate
 from .execute import Execution
 from .oracle import Expectation, Oracle
-from .recorded import arithmetic_of, is_free_running, requantises
+from .recorded import arithmetic_of, is_free_running, same_weights
 
 OPS = "ops.gguf"
+REQUANT = "requant.json"
 FAMILY = "ops"
 """Family of the cases in `OPS`."""
 MARGIN = 2.0
@@ -60,6 +70,12 @@ class Stored:
     """Arithmetic of the values."""
     problem: str = ""
     """Reason why the values do not fit the case; empty if they do."""
+    others: tuple[Stored, ...] = ()
+    """Values of the same case with requantised weights."""
+
+    def with_weights_of(self, case: Case, declared: Arithmetic) -> Stored | None:
+        """Return the values computed with the weights of `declared`; None if there are none."""
+        return next((s for s in (self, *self.others) if same_weights(case, s.arithmetic, declared)), None)
 
 
 def corpus() -> Recorded:
@@ -75,20 +91,66 @@ def _read(folder: Path) -> Recorded:
     return Recorded(path)
 
 
+class _Outputs(msgspec.Struct, frozen=True):
+    """The file `REQUANT`."""
+
+    schema: Literal[1]
+    outputs: dict[str, dict[str, str]]
+    """Arithmetic -> id of a case in `OPS` -> the only output of its only step, in base64."""
+
+
+@cache
+def requantised(folder: Path) -> dict[str, dict[str, bytes]]:
+    """Return arithmetic -> id -> output with requantised weights, of a corpus; it may have none.
+
+    Raises:
+        UsageError: the file is missing in the package's own corpus.
+        CaseFileError: it is damaged, or names an arithmetic that does not requantise.
+    """
+    path = folder / REQUANT
+    if not path.is_file():
+        if folder == shipped.own_golden():
+            raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
+        return {}
+    try:
+        read = msgspec.json.decode(path.read_bytes(), type=_Outputs).outputs
+        values = {a: {i: base64.b64decode(text, validate=True) for i, text in of.items()} for a, of in read.items()}
+    except (OSError, ValueError) as e:  # msgspec's errors are ValueErrors
+        raise CaseFileError("file", f"{path} is damaged: {e}") from e
+    for name in values.keys() - REQUANTISING.keys():
+        raise CaseFileError("file", f"{path}: one of {', '.join(REQUANTISING)} expected, {name!r:.80} found")
+    return values
+
+
+def requantised_of(case: Case, folder: Path) -> tuple[Stored, ...]:
+    """Return the values of a golden case with requantised weights, one per arithmetic."""
+    found = []
+    for name, outputs in requantised(folder).items():
+        if case.id in outputs:
+            (*outs,) = (t for s in case.steps for t in s.outputs)
+            fits = len(outs) == 1 and nbytes(outs[0]) == len(outputs[case.id])
+            values = [{outs[0]: np.frombuffer(outputs[case.id], np.uint8)}] if fits else []
+            problem = "" if fits else "its output has another size"
+            found.append(Stored(str(folder / REQUANT), values, REQUANTISING[name], problem))
+    return tuple(found)
+
+
 def stored_of(case: Case, *, generated: bool) -> Stored | None:
     """Return the stored values of `case`: its own expected ones, or if `generated` the corpus's.
 
-    None if there are none, or if a tolerance makes them a recording. Raises as `corpus`.
+    None if there are none, or if a tolerance makes them a recording. Raises as `corpus` and `requantised`.
     """
     if any(s.expected for s in case.steps):
-        values = [s.expected for s in case.steps]
-        return None if is_free_running(case) else Stored(case.file, values, arithmetic_of(case) or EXACT)
+        values, file = [s.expected for s in case.steps], Path(case.file)
+        others = requantised_of(case, file.parent) if file.name == OPS else ()
+        return None if is_free_running(case) else Stored(case.file, values, arithmetic_of(case) or EXACT, "", others)
     if not generated or case.family != FAMILY or case.id not in corpus():
         return None
+    others = requantised_of(case, shipped.golden())
     try:
-        return Stored(corpus().path, corpus().values(case))
+        return Stored(corpus().path, corpus().values(case), others=others)
     except CaseFileError as e:
-        return Stored(corpus().path, [], problem=e.message)
+        return Stored(corpus().path, [], problem=e.message, others=others)
 
 
 def with_values(case: Case, stored: Stored) -> Case:
@@ -96,14 +158,16 @@ def with_values(case: Case, stored: Stored) -> Case:
     if not stored.values:
         return case
     steps = [Step(s.graph, s.inputs, s.outputs, dict(v)) for s, v in zip(case.steps, stored.values, strict=True)]
-    return replace(case, steps=steps)
+    named = {} if stored.arithmetic == EXACT else {"arithmetic": stored.arithmetic.name}
+    return replace(case, steps=steps, provenance={**case.provenance, **named})
 
 
 def prepare(oracle: Oracle, cases: Mapping[Case, Stored | None], declared: Arithmetic) -> None:
     """Compute the values that `judge` needs for cases that the `declared` arithmetic changes."""
     changed: dict[str, tuple[Arithmetic, list[Case]]] = {}
-    for case, stored in cases.items():
-        if stored is not None and _differ(case, stored, declared) and not requantises(case, declared):
+    for case, every in cases.items():
+        stored = None if every is None else every.with_weights_of(case, declared)
+        if stored is not None and _differ(case, stored, declared):
             changed.setdefault(stored.arithmetic.name, (stored.arithmetic, []))[1].append(case)
     for theirs, group in changed.values():
         oracle.expect(group, theirs)
@@ -130,9 +194,10 @@ def judge(
         execution: the run.
     """
     declared = expectation.arithmetic
-    differ = _differ(case, stored, declared)
-    if differ and requantises(case, declared):
+    fitting = stored.with_weights_of(case, declared)
+    if fitting is None:
         return replace(result, golden=Golden.NOT_COMPARABLE)
+    stored, differ = fitting, _differ(case, fitting, declared)
     if stored.problem:
         return _disagree(result, f"{label(stored.file)}: {case.id}: {stored.problem}")
     again = execution.steps if resolve(spec).name == REFERENCE else expectation.steps

@@ -123,11 +123,13 @@ def test_golden_outputs_come_along(python: Path, empty: Path) -> None:
     """The golden corpus of the wheel is read from the wheel; what the checkout has is not needed."""
     program = (
         "from conformance import shipped; from conformance.run import golden; from conformance.case import casefile;"
-        "print(shipped.golden(), len(casefile.index(shipped.golden() / golden.OPS)))"
+        "print(shipped.golden(), len(casefile.index(shipped.golden() / golden.OPS)),"
+        " len(golden.requantised(shipped.golden())))"
     )
-    where, n = _run([str(python), "-c", program], empty).split()
+    where, n, requantised = _run([str(python), "-c", program], empty).split()
     assert Path(where).is_relative_to(python.parents[1])
     assert int(n) > 300
+    assert int(requantised) == 3
 
 
 def test_workers_of_pytest_run_the_installed_suite(python: Path, empty: Path) -> None:

@@ -224,6 +224,16 @@ def test_the_command_checks_a_file_without_a_backend(tmp_path: Path) -> None:
     assert (found["compared"], found["findings"][0]["index"], found["findings"][0]["where"]) == ("b.gguf", 5, WEIGHT)
 
 
+def test_a_file_without_tensors_is_not_called_plausible(tmp_path: Path) -> None:
+    """Where no value was checked, the command says so and ends with 3."""
+    path = tmp_path / "a.gguf"
+    Draft("llama", {"llama.block_count": 1}, {}, {}, {}).write(path)
+    ran = CliRunner().invoke(main, ["check-model", str(path)])
+    assert "no values were checked" in ran.output, ran.output
+    assert "implausible" not in ran.output
+    assert ran.exit_code == 3
+
+
 def test_an_interrupted_comparison_prints_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the second tensor leaves the finding of the first."""
     path = tmp_path / "a.gguf"

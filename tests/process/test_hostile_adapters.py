@@ -247,6 +247,7 @@ class Copies(Hostile):
         ("kept", "expected values of earlier runs"),
         ("link", "the golden values"),
         ("hard link", "the golden values"),
+        ("hard link of requantised", "the golden values"),
         pytest.param("root", "the golden values", marks=LINUX),
         pytest.param("below a folder", "the golden values", marks=LINUX),
     ],
@@ -262,11 +263,12 @@ def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.Mo
     link.symlink_to(golden)
     own = tmp_path / "golden"  # a hard link needs the same file system
     shutil.copytree(golden.parent, own)
-    hard.hardlink_to(own / "ops.gguf")
-    if how == "hard link":
+    hard.hardlink_to(own / ("requant.json" if how.endswith("requantised") else "ops.gguf"))
+    if how.startswith("hard link"):
         monkeypatch.setenv("CONFORMANCE_GOLDEN", str(own))
     files = {
         "golden": str(golden), "kept": str(kept), "link": str(link), "hard link": str(hard),
+        "hard link of requantised": str(hard),
         "root": f"/proc/self/root{golden}",
     }  # fmt: skip
     with planted_adapter(tmp_path, monkeypatch, "copies", REFERENCE.format(files=files), "Copies"):

@@ -574,6 +574,34 @@ def test_the_outcome_of_a_release() -> None:
     assert code({}) == code({"SUB-1": Verdict.UNSUPPORTED}) == 3
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "left", "says"),
+    [
+        ({}, {}, ("SUB-1",), "no cases ran: 1 case: time limit (--budget)"),
+        ({"A": Verdict.UNSUPPORTED}, {"A": Verdict.PASS}, (), "no cases ran: 1 case UNSUPPORTED"),
+        ({}, {}, (), "no cases ran: none was planned"),
+        ({"A": Verdict.PASS}, {"A": Verdict.UNSUPPORTED}, (), "no failures; no cases ran on old"),
+        ({"A": Verdict.PASS}, {"A": Verdict.PASS}, (), "no failures in either build"),
+        ({"A": Verdict.PASS}, {"A": Verdict.FAIL}, (), "1 failure, no cause was found"),
+    ],
+)
+def test_no_failures_is_said_of_cases_that_ran(
+    here: Mapping[str, Verdict], there: Mapping[str, Verdict], left: Sequence[str], says: str
+) -> None:
+    """Where no case ran, or a failure has no cause, no sentence says that there are no failures; no code is 0."""
+    release = Release(_build(), _build("old"), [CPU], [Sweep(CPU, "ops", list(left))], 1.0, Isolation(), Fixed())
+    _give(release, here, there)
+    assert release.without_causes() == says
+    assert (release.outcome().exit_code == 0) == ("no cases ran:" not in says)
+
+
+def test_bisecting_a_case_that_every_build_refuses_says_so() -> None:
+    """A case that did not run proves no build right."""
+    builds = [_build(f"b{i}") for i in range(2)]
+    found = bisect("ADD-1", NEW, builds, lambda spec, case: Result(case, str(spec), Verdict.UNSUPPORTED))
+    assert (found.found, found.sentence()) == (False, "the case ran in none of the tested builds: b0, b1")
+
+
 def test_a_report_of_a_cut_off_run_ends_like_the_run(tmp_path: Path) -> None:
     """With 5, although the old build has failures that the new one has no longer."""
     release = Release(_build(), _build("old"), [CPU], [Sweep(CPU, "ops", ["SUB-1"])], 1.0, Isolation(), Fixed())

@@ -84,6 +84,29 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
     assert row["error"] == "build pypi:a==1: not there"
 
 
+@needs_wheel
+def test_a_build_on_which_no_case_ran_has_no_word_of_failures(tmp_path: Path) -> None:
+    """With no time for a case, terminal and summary say that none ran and why; the exit code is not 0."""
+    words = ("--device", "CPU", "--level", "smoke", "--budget", "1s", "-o", str(tmp_path))
+    ran = CliRunner().invoke(main, ["build", "test", WHEEL, "--against", WHEEL, *words])
+    assert ran.exit_code == 5, ran.output
+    assert "no cases ran: " in ran.stdout
+    assert "time limit (--budget)" in ran.stdout
+    assert "failure" not in ran.stdout
+    assert (tmp_path / "summary.md").read_text().startswith("# Conformance: no cases ran, ")
+
+
+def test_a_fault_whose_build_ran_no_case_is_not_missed(tmp_path: Path) -> None:
+    """It could not be tested, which is no miss, and the reason is named."""
+    toml = tmp_path / "past.toml"
+    toml.write_text(TOML)
+    (fault,) = backtest.read(toml)
+    release = SimpleNamespace(run=lambda: None, executed=lambda: False, why_not_executed=lambda: "9 cases: time limit")
+    release_of: Any = lambda *_: release  # noqa: E731  # stands in for a release
+    (attempt,) = backtest.attempt([fault], release_of)
+    assert (attempt.answer, attempt.error) == (backtest.Answer.NOT_RUN, "no cases ran: 9 cases: time limit")
+
+
 def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each build is tested once; one that cannot be tested is exit code 1 and no row, one not tested to the end 5."""
     tested = []

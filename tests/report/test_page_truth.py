@@ -128,6 +128,37 @@ def test_the_headline_is_green_only_where_all_is_well(
     assert (found, says in text) == (kind, True), text
 
 
+@pytest.mark.parametrize(
+    ("rows", "why"), [([(A, "x", "UNSUPPORTED")], "1 case UNSUPPORTED"), ([], "The run files have no results")]
+)
+def test_where_no_case_ran_no_part_of_the_page_speaks_of_failures(
+    opened: Open, browser: Driver, rows: list[tuple[str, str, str]], why: str
+) -> None:
+    """Neither "no failure" nor "every known case ran": the page says that none ran, and why."""
+    opened({**document(rows), "asked": {}, "missing": []}, view="overview")
+    text = " ".join(ask(browser, "return document.body.innerText").split())
+    assert "no cases ran" in text
+    assert why in text
+    for wrong in ("no failure", "No failures", "Every known case ran", "complete"):
+        assert wrong not in text
+
+
+def test_the_scope_stands_below_the_headline(opened: Open, browser: Driver) -> None:
+    """A green headline has the level, the ops and the next command beside it."""
+    selection: dict[str, Any] = {
+        "levels": {"x": "smoke"},
+        "families": [],
+        "cases": [],
+        "files": [],
+        "seed": None,
+        "shard": "1/1",
+    }
+    opened({**document([(A, "x", "PASS")]), "selection": selection})
+    assert "x: 1 of 123 ops passed a case at level smoke" in ask(
+        browser, "return document.querySelector('#scope').innerText"
+    )
+
+
 def test_documents_of_before_still_open(opened: Open, browser: Driver) -> None:
     """A run file without asked, missing, commit or CI job is shown as it was, and says that they are not known."""
     opened(document([(A, "x", "PASS")]))

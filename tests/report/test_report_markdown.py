@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import cause, document, gate, result, unit, written_to
 
+from conformance.report.compare import compare
 from conformance.report.markdown import LIMIT, markdown
 from conformance.report.runs import Runs, read_runs
 
@@ -52,6 +53,16 @@ def test_not_run_unsupported_and_none_passed_are_three_words(tmp_path: Path) -> 
 def test_nothing_ran(tmp_path: Path) -> None:
     """A run without results does not look like one that passed."""
     assert "no cases ran" in markdown(_runs(tmp_path, document([])))
+
+
+def test_only_refused_cases_are_no_run_without_failures(tmp_path: Path) -> None:
+    """Where every case was refused, the headline and a comparison say that none ran."""
+    runs = _runs(tmp_path, document([("ops/ADD-f32-a=1@1", "x", "UNSUPPORTED")]))
+    text = markdown(runs, against=compare(runs, runs))
+    assert text.startswith("# Conformance: no cases ran, 1 UNSUPPORTED\n")
+    assert "No cases ran.\n" in text
+    assert "failure" not in text.partition("## Verdicts")[0]
+    assert "No pair differs" not in text
 
 
 def test_it_stays_under_the_limit_and_counts_what_is_left_out(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_every_golden_value_is_computed_again() -> None:
     """The reference gives every stored value again, and the real ggml agrees with it within budget."""
     results = golden.verify()
-    assert len(results) == 695
+    assert len(results) == 695 + 91  # with requantised weights
     assert {r.verdict for r in results} == {Verdict.PASS}, [r.sentence() for r in results if r.verdict != "PASS"][:5]
 
 
@@ -172,10 +172,10 @@ def test_a_run_finds_the_golden_outputs_by_itself() -> None:
 
 
 def test_requantised_weights_are_not_comparable() -> None:
-    """The NPU stores other weights, so its results are no failures of golden outputs, and are counted apart."""
+    """Where no output with requantised weights is stored, a result is no failure, and is counted apart."""
     runner = Runner()
     try:
-        weights, plain = runner.run(Spec("npu"), [runner.case(_first("ops/MUL_MAT-q5_K+f32")), runner.case(EXACT)])
+        weights, plain = runner.run(Spec("npu"), [runner.case(_first("ops/GET_ROWS-iq4_nl")), runner.case(EXACT)])
     finally:
         runner.close()
     assert (weights.verdict, weights.golden) == (Verdict.PASS, Golden.NOT_COMPARABLE)

@@ -22,6 +22,7 @@ from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
 from conformance.report.runfile import WRITTEN, Document
 from conformance.report.runs import Runs
+from conformance.report.scope import scopes_of
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs
@@ -58,6 +59,7 @@ def page(
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
         "unlisted": _unlisted(runs),
+        "scopes": list(map(str, scopes_of(runs))),
         "devices": runs.devices(),
         "builds": tables.builds(runs),
         "tables": {

@@ -42,7 +42,7 @@ class Independence:
         """Libraries of ggml that were found, in order."""
         if self._watched:
             self._folders = _folders()
-            self._golden = frozenset(_inode(str(p)) for p in shipped.golden().rglob("*.gguf")) - {None}
+            self._golden = frozenset(_inode(str(p)) for p in shipped.golden().rglob("*.*")) - {None}
             self._others = {p: names for p, names in adapters_of_ours().items() if p != REFERENCE}
             self._known = set(libraries())
             sys.addaudithook(self._hear)

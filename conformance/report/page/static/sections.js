@@ -100,10 +100,22 @@ function backendsTable() {
     })));
 }
 
+function anyRan() {
+  return select(tables.results, new URLSearchParams(link("", { taken: DECLARED }).slice(2))).length > 0;
+}
+
+// Where no case ran, nothing is said of failures.
+function noCasesRan() {
+  const { count: n } = tables.results, lost = select(tables.results, new URLSearchParams({ verdict: LOST })).length + unlisted();
+  const why = [n - lost > 0 && `${plural(n - lost, "case")} UNSUPPORTED`, lost && `${plural(lost, "case")} missing`].filter(Boolean);
+  return h("p", null, badge("no cases ran", ["✗", "bad"]), why.length ? ` ${why.join(", ")}.` : " The run files have no results.");
+}
+
 function failures() {
   const t = tables.results;
   const explained = tables.causes.count ? { cause: "none" } : {};
   const rows = select(t, new URLSearchParams(link("", { verdict: FAILED, ...explained }).slice(2)));
+  if (!anyRan()) return noCasesRan();
   if (!rows.length) return h("p", null, badge(tables.causes.count ? "no other failure" : "no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " supported cases.");
   const groups = new Map();
   for (const i of rows) {
@@ -222,6 +234,7 @@ function notRunSummary() {
     const n = select(tables.missing, new URLSearchParams(filter)).length;
     if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} ran on no backend`);
   }
+  if (!anyRan()) lines.unshift(h("li", null, noCasesRan()));
   if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Every known case ran.");
   return h("ul", { class: "stories" }, lines);
 }

@@ -12,10 +12,10 @@ function standingOfAll() {
   tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
   const listed = n(r, { verdict: LOST });
   tell(bad, listed + unlisted(), "missing", listed && !unlisted() ? link("results", { verdict: LOST }) : "#notrun");
-  if (!n(r, { taken: DECLARED })) bad.push(["no cases ran", "#notrun"]);
+  if (!anyRan()) bad.push(["no cases ran", "#notrun"]);
   for (const backend of r.words("backend")) {
     const c = tally(select(r, new URLSearchParams({ backend })));
-    if (!c.passed && n(r, { taken: DECLARED })) bad.push([`no case passed on ${brief(backend)}`, link("results", { backend })]);
+    if (!c.passed && anyRan()) bad.push([`no case passed on ${brief(backend)}`, link("results", { backend })]);
     else if (c.cases && c.declared < FEW * c.cases) look.push([`${brief(backend)} supports ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
   }
   for (const d of report.documents) for (const b of Object.keys(d.asked || {})) {
@@ -39,7 +39,15 @@ function fillHeader() {
     t.count ? [" ", h("a", { href: link("results", { verdict: PASSED }) }, `${count(passed)} of ${plural(t.count, "case")} passed`)] : "");
   if (!t.count) headline.querySelector("span:last-of-type")?.remove();
   fillLost();
+  fillScope();
   fillOrigin();
+}
+
+// How far the headline reaches: a line per backend and selection.
+function fillScope() {
+  if (!report.scopes.length) return;
+  add(document.getElementById("scope"), h("details", { open: report.scopes.length <= MOST_NAMED }, h("summary", null, "Scope"),
+    h("ul", { class: "stories" }, report.scopes.map((text) => h("li", null, text)))));
 }
 
 // What was asked for and has no result stands above everything else, in every view.
