@@ -62,7 +62,7 @@ RENAMED: dict[str, str] = {
     "cases": "list cases",
     "causes": "triage RUN.json",
     "findings": "report",
-    "history": "report RUN --store DB",
+    "history": "report RUN --trend DIR",
     "import-capture": "capture CAPTURE.json",
     "layout": "run --family layout --backend ggml",
     "learn": "precision BACKEND",

@@ -158,7 +158,7 @@ FORMER = ("first_divergence", "place")
 
 
 def readable_result(row: JSON) -> JSON:
-    """Prepare a result for msgspec; ValidationError for invalid evidence or a row of an older version."""
+    """Prepare a result for msgspec; ValidationError for invalid evidence or an older row."""
     if not isinstance(row, dict):
         return row
     if former := [k for k in FORMER if k in row]:

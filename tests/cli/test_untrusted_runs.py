@@ -59,13 +59,12 @@ def test_no_run_file_is_a_traceback(tmp_path: Path, changes: list[tuple[int, int
     """Fields left out and of other types: each command takes the file, or says in one line what is wrong with it."""
     path, made = tmp_path / "run.json", tmp_path / "made"
     made.unlink(missing_ok=True)
-    (tmp_path / "h.sqlite").unlink(missing_ok=True)
     run = drawn(_run(), changes, VALUES, _is_read)
     path.write_text(json.dumps(run, ensure_ascii=form != "UTF-8"), encoding="utf-8")
     for name, *words in (
         ("triage", "--budget", "0.01s", "--no-confirm", "--write-baseline", str(made)),
         ("report", "-o", str(tmp_path / "page")),
-        ("report", "--store", str(tmp_path / "h.sqlite")),
+        ("report", "--trend", str(tmp_path)),
     ):
         done = CliRunner().invoke(main, [*NAMES[name], str(path), *words])
         assert done.exception is None or isinstance(done.exception, SystemExit), (name, done.exc_info)
