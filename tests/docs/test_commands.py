@@ -72,7 +72,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir(parents=True)
     for name in ("case.gguf", "kept/case.gguf", "failures/case.gguf"):
         shutil.copy(next((folder / "kept").glob("*SUM*")), folder / name)
-    for name in (*EMPTY, "ci/backtest.toml"):
+    for name in EMPTY:
         (folder / name).touch()
     return folder
 
