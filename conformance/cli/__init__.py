@@ -17,7 +17,7 @@ import click
 from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "build": (".build", "Compare builds of llama.cpp: test, bisect, backtest."),
+    "build": (".build", "Compare builds of llama.cpp: test, bisect, state."),
     "capture": (".llama", "Record the graphs that llama.cpp runs as a case file."),
     "check-model": (".model", "Check a model on backends; locate the first wrong layer, node and step."),
     "doctor": (".doctor", "Check the installation: packages and backends."),
@@ -53,7 +53,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 RENAMED: dict[str, str] = {
     "audit": "run --family audit --level standard",
     "backends": "list backends",
-    "backtest": "build backtest",
     "baseline": "triage RUN.json --write-baseline FILE",
     "bisect": "build bisect RUN CAUSE BUILD…",
     "builds": "list builds BUILD",
@@ -62,7 +61,7 @@ RENAMED: dict[str, str] = {
     "cases": "list cases",
     "causes": "triage RUN.json",
     "findings": "report",
-    "history": "report RUN --store DB",
+    "history": "report RUN --trend DIR",
     "import-capture": "capture CAPTURE.json",
     "layout": "run --family layout --backend ggml",
     "learn": "precision BACKEND",

@@ -32,10 +32,8 @@ from conformance.judge.outcome import Outcome, Why, unanswered
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
 from conformance.perf.units import BY_ID, Unit, units
-from conformance.release import backtest as past
 from conformance.release import bisect as halving
 from conformance.release import state
-from conformance.release.backtest import Answer, Attempt
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
 from conformance.release.counts import Counting
@@ -61,12 +59,10 @@ LEAST = 20.0
 """Minimum time limit of a request in seconds, with any budget."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
 """Environment in which ggml-vulkan lists drivers that run on the CPU."""
-FAULTS = shipped.path().parent / "ci" / "backtest.toml"
-"""The default file of backtests, in the checkout.
+BUILDS = shipped.path().parent / "ci" / "builds.toml"
+"""The default list of builds, in the checkout.
 
 A file in the current directory must not choose packages to download and load."""
-BUILDS = FAULTS.with_name("builds.toml")
-"""The default list of builds, likewise."""
 
 
 @click.group(cls=Group)
@@ -336,57 +332,3 @@ def _sought(path: Path, cause: str) -> tuple[str, str]:
 
 def _tried(tried: halving.Tried) -> None:
     line(f"{tried.build.name}: {tried.result.sentence()}", err=True)
-
-
-@build.command("backtest")
-@click.argument("path", metavar="[TOML]", required=False, type=ExistingFile, default=FAULTS)
-@click.option("--link", "links", multiple=True, metavar="TEXT", help="Test only faults whose link contains TEXT.")
-@BUDGET.click(help="Maximum time per fault: 90s, 30m, 2h.")
-@json_option
-@isolation
-def build_backtest(
-    path: Path, links: Sequence[str], budget: float | None, json_path: Path | None, isolation: Isolation
-) -> None:
-    """Check that known bugs are found in old builds, and not in builds with the fix.
-
-    TOML lists the faults (docs/builds.md); default: ci/backtest.toml of the checkout. Exit codes: 1 a fault is missed,
-    3 no build could be tested, 5 interrupted: see docs/exit-codes.md.
-    """
-    faults = [f for f in past.read(path) if not links or any(g in f.link for g in links)]
-    if not faults:
-        raise UsageError(f"{path}: no fault matches --link {', '.join(links)}")
-
-    def prepare(bad: str, good: str, name: str, seconds: float) -> Release:
-        return _release(_probe(bad), _probe(good), [name], min(seconds, budget or seconds), "standard", isolation)
-
-    rows: list[Attempt] = []
-    interrupted = Outcome()
-    try:
-        for row in past.attempt(faults, prepare):
-            rows.append(row)
-            line(row.sentence())
-    except KeyboardInterrupt:
-        interrupted = Outcome.of(Why.INTERRUPTED, ["interrupted; finished attempts are recorded"])
-    tried = [a for a in rows if not a.error]
-    _show_counts(rows)
-    if json_path:
-        write_json(json_path, [a.to_json() for a in rows])
-    missed = [f"{a.answer}: {a.fault.link}" for a in tried if a.answer is not Answer.FOUND]
-    absent = [f"could not be tested: {a.fault.link}: {a.error}" for a in rows if a.error]
-    leave(
-        Outcome.of(Why.FAILED, missed)
-        + Outcome.of(Why.MISSING if tried else Why.UNEXECUTED, absent)
-        + interrupted
-        + Outcome.of(Why.UNEXECUTED, [] if rows else ["no build was tested"])
-    )
-
-
-def _show_counts(rows: Sequence[Attempt]) -> None:
-    tried = [a for a in rows if not a.error]
-    for known, words in ((False, "not known before"), (True, "known before")):
-        if own := [a.answer for a in tried if a.fault.known is known]:
-            line(f"{words}: {own.count(Answer.FOUND)} of {len(own)} found")
-    if shares := past.rates(rows):
-        table([(group, f"{found} of {of}") for group, found, of in shares], ["class", "found"])
-    only = sum(a.answer is Answer.OTHER for a in tried)
-    line(f"{only} with other findings only; {len(rows) - len(tried)} could not be tested")

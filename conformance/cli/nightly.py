@@ -1,8 +1,7 @@
-"""`conform nightly`: runs a list of commands, one after the other."""
+"""`conform nightly`: runs a fixed list of commands, one after the other."""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,22 +13,22 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.waivers import Waivers
-from conformance.nightly import PARTS, Night, content, hold, read_parts, share, today, unfinished
+from conformance.nightly import Night, Options, held, share, steps, today, unfinished
 from conformance.run.session import settings
 from conformance.run.session.select import family_named
 from conformance.run.session.shard import Shard
 
-from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, ExistingFile, Folder
+from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, Folder
 from .output import leave, line, table
 
 FOLDER = Path("nightly")
 """Default folder of nightly runs; each has a subfolder."""
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n))
 """Signals that end a nightly as Ctrl-C does; Windows has no SIGHUP."""
+NAMES = [s.name for s in steps(Path(), Options(), 0, Path())]
 
 
-@click.command(epilog=f"Parts: {', '.join(p.name for p in PARTS)}.")
-@click.argument("file", required=False, type=ExistingFile)
+@click.command(epilog=f"Parts: {', '.join(NAMES)}.")
 @click.option("-o", "--output", "folder", type=Folder, metavar="DIR",
               help="Folder to start or continue in; default: nightly/DATE.")  # fmt: skip
 @click.option("--part", "names", multiple=True, metavar="NAME", help="Run only this part, repeatable.")
@@ -42,7 +41,6 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(sig
 @click.option("--against", metavar="NAME", help="Baseline backend of the performance gates.")
 @click.option("--continue", "resumes", is_flag=True, help="Continue an unfinished nightly of an earlier day.")
 def nightly(
-    file: Path | None,
     folder: Path | None,
     names: Sequence[str],
     level: str,
@@ -54,48 +52,31 @@ def nightly(
     against: str | None,
     resumes: bool,
 ) -> None:
-    """Run every case, the golden outputs, the audit and the speed gates, and write a page.
+    """Run every case, the golden outputs, the audit and the speed gates; write a page.
 
-    FILE lists other parts to run (docs/ci.md). To continue an interrupted run, start it again with the same options
-    on the same day, or with --continue.
-    Exit codes: 1 failures or regressions, or a part could not run, 3 a part ran no cases, 5 a part timed out, was
-    interrupted or left a gate undecided: see docs/exit-codes.md.
+    To continue an interrupted run, start it again with the same options on the same day, or with --continue.
+    Exit codes: 1 failures or regressions, or a part could not run, 3 a part ran no cases, 5 a part was interrupted or
+    left a gate undecided: see docs/exit-codes.md.
     """
-    parts = PARTS if file is None else read_parts(file)
-    known = [p.name for p in parts]
-    if unknown := [n for n in names if n not in known]:
-        raise UsageError(f"--part {unknown[0]}: one of {', '.join(known)} expected")
+    if unknown := [n for n in names if n not in NAMES]:
+        raise UsageError(f"--part {unknown[0]}: one of {', '.join(NAMES)} expected")
     tested = _check(families, [*(backends or registry.defaults()), *([against] if against else [])])
-    chosen = [p for p in share(parts, shard) if not names or p.name in names]
-    asked = {
-        "level": level, "backends": list(backends), "families": list(families), "shard": str(shard), "budget": budget,
-        "against": against, **content(parts, tested),
-    }  # fmt: skip
+    options = Options(level, tuple(backends), tuple(families), shard, budget, against)
+    asked = options.to_json(tested)
     where = folder or (unfinished(FOLDER, asked, seed) if resumes else None) or FOLDER / today()
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UsageError(f"-o {where}: cannot be created: {e.strerror}") from e
-    held = hold(where)
-    try:
+    with held(where):
         night = Night.begin(where, asked, seed, resumes=resumes)
         line(f"{where}: --seed {night.seed}")
-        store = where.parent / "history.sqlite"
-        values: dict[str, Sequence[object]] = {
-            "level": [level],
-            "backends": [word for b in backends for word in ("--backend", b)],
-            "families": [word for f in families for word in ("--family", f)],
-            "shard": [shard],
-            "seed": [night.seed],
-            "budget": [f"{budget:f}s"],
-            "against": ["--against", against] if against else [],
-            "store": [store],
-            "history": ["--store", store] if store.is_file() else [],
-        }
+        every = steps(where, options, night.seed, where if folder else FOLDER)
+        chosen = [s for s in share(every, shard) if not names or s.name in names]
         interrupted = Outcome()
         before = {n: signal.signal(n, signal.default_int_handler) for n in SIGNALS}
         try:
-            night.run(chosen, values, line, held)
+            night.run(chosen, line)
         except KeyboardInterrupt:
             interrupted = Outcome.of(Why.INTERRUPTED, [f"interrupted; the same command continues in {where}"])
         finally:
@@ -104,10 +85,8 @@ def nightly(
         found = interrupted + night.outcome(chosen)
         night.exit_code = None if interrupted.reasons else int(found.exit_code)
         night.save()
-    finally:
-        os.close(held)
-    done = [(p, night.parts[p.name]) for p in chosen if p.name in night.parts]
-    rows = [(p.name, d.why or "fine", f"{d.seconds:.0f} s", where / f"{p.name}.log") for p, d in done]
+    done = [(s.name, night.done[s.name]) for s in chosen if s.name in night.done]
+    rows = [(name, str(d), f"{d.seconds:.0f} s", where / f"{name}.log") for name, d in done]
     table(rows, ["part", "outcome", "took", "log"])
     leave(found if chosen else Outcome.of(Why.UNEXECUTED, ["no part was run"]))
 

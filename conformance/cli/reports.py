@@ -1,10 +1,8 @@
-"""`conform report`: the page and other reports of runs, and the database of results."""
+"""`conform report`: the page and other reports of runs, and trends of many runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,24 +10,23 @@ import click
 
 from conformance.case.case import JSON
 from conformance.causes.same import same
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why, coverage, judge, lost_coverage
 from conformance.judge.verdict import Missing, Verdict, counted
-from conformance.perf import history
-from conformance.perf.history import FEWEST, Change, History
 from conformance.report.compare import Comparison, compare, compare_builds
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
 from conformance.report.page import page
-from conformance.report.page.tables import read_history
+from conformance.report.page.tables import changed
 from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs, unproven
+from conformance.report.trend import FEWEST, Change, Trend, changes, read_trend
 from conformance.run.session.select import case_ids
 from conformance.run.session.shard import missing as missing_shards
 from conformance.suite.family import LEVELS, Level
 
-from .options import File, Folder, json_option
+from .options import ExistingFolder, Folder, json_option
 from .output import leave, line, table
 
 _Runs = click.Path(path_type=Path, exists=True)
@@ -39,44 +36,45 @@ _Runs = click.Path(path_type=Path, exists=True)
 @click.argument("paths", nargs=-1, required=True, type=_Runs, metavar="RUN…")
 @click.option("--against", "bases", multiple=True, type=_Runs, metavar="RUN",
               help="Earlier run to compare with, repeatable.")  # fmt: skip
-@click.option("--store", type=File, metavar="DB", help="Add the runs to this database, and show its trends.")
-@click.option("--nightly", is_flag=True, help="Include the times of these runs in trends.")
+@click.option(
+    "--trend", "folder", type=ExistingFolder, metavar="DIR", help="Show trends of the runs in DIR and of these."
+)
 @click.option("--level", type=click.Choice(LEVELS), help="List cases of this level that are in no run.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page, Markdown, JUnit and CSV to DIR.")
 @json_option
 def report(
     paths: Sequence[Path],
     bases: Sequence[Path],
-    store: Path | None,
-    nightly: bool,
+    folder: Path | None,
     level: Level | None,
     output: Path | None,
     json_path: Path | None,
 ) -> None:
     """Report on runs: RUN is a record that --json wrote, or a folder of records.
 
-    -o writes index.html (a single page), summary.md, junit.xml and ops.csv. --store adds the runs to a SQLite database
-    and prints when each cause was first seen, where rates changed, and the last good run. --json writes the same as
-    JSON.
+    -o writes index.html (a single page), summary.md, junit.xml and ops.csv. --trend reads the records of DIR, too, and
+    prints when each cause was first seen, where rates changed, and the last good run. --json writes the same as JSON.
 
     Exit codes with -o are those of the runs: 1 failures, cases without a result, a missing shard, or with --against
     cases that passed and are no longer executed, 3 no cases ran or none passed on a backend, 5 a run that was
     stopped: see docs/exit-codes.md. Without -o failures in the runs do not change the exit code.
     """
-    if output is None and store is None:
-        raise UsageError("-o DIR, for the reports, or --store DB expected")
+    if output is None and folder is None:
+        raise UsageError("-o DIR, for the reports, or --trend DIR expected")
     runs = read_runs(paths)
     base = read_runs(bases) if bases else None
     against = _against(runs, base) if base else compare_builds(runs)
-    if store:
-        _store(store, runs, nightly=nightly, json_path=json_path)
+    trend = read_trend([*paths, folder]) if folder else None
+    if trend:
+        for path in runs.passed_over:
+            line(f"{path}: ignored, not a run file", err=True)
+        _tell(trend, json_path)
     if output is None:
         return
-    stored = read_history(store) if store else None
     planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
     now = datetime.now(timezone.utc)
     texts = {
-        "index.html": page(runs, now=now, planned=planned, stored=stored, against=against),
+        "index.html": page(runs, now=now, planned=planned, trend=trend, against=against),
         "summary.md": markdown(runs, where="index.html", against=against),
         "junit.xml": junit(runs),
         "ops.csv": csv_ops(runs.results),
@@ -94,49 +92,38 @@ def report(
     leave(outcome_of(runs) + _shards(runs) + (_lost(runs, base) if base else Outcome()))
 
 
-def _store(store: Path, runs: Runs, *, nightly: bool, json_path: Path | None) -> None:
-    """Add runs to the database, and print its causes, good runs and changes."""
-    with closing(History(store, create=True)) as h:
-        for document in runs.documents:
-            added = h.add(document.body, nightly=nightly)
-            known = f", {added.known} were there" if added.known else ""
-            line(f"{document.path}: {document.run[:8]}: {added.new} new rows{known}")
-        for path in runs.passed_over:
-            line(f"{path}: ignored, not a run file", err=True)
-        causes, good, every = history.causes(h), history.last_good(h), history.series(h)
-        stored = history.runs(h) if json_path else []
+def _tell(trend: Trend, json_path: Path | None) -> None:
+    """Print the causes, good runs and changes of rates of a folder."""
+    causes, every = trend.causes(), trend.series()
     if causes:
         head = ["first seen", "last seen", "runs", "passed since", "cause", "backend", "cases", "what"]
         rows = [
-            (k.first, k.last, k.runs, k.passed, k.cause, k.backend, k.cases, f"{k.verdict} {k.sentence}")
+            (k.first, k.last, k.runs, k.passed or "", k.cause.id, k.cause.backend, len(k.cause.cases),
+             f"{k.cause.verdict} {k.cause.sentence}")
             for k in causes
-        ]
+        ]  # fmt: skip
         table(rows, head, disable_numparse=True)
-        line(f"{counted(len(causes), 'cause')}, {sum(not k.passed for k in causes)} still open")
-    for backend, written in good.items():
+        line(f"{counted(len(causes), 'cause')}, {sum(k.passed is None for k in causes)} still open")
+    for backend, written in sorted(trend.good.items()):
         line(f"last good run on {backend}: {written or 'none'}")
-    judged = [s for s in every if len(s.points) >= FEWEST]
-    changes: list[Change] = []
-    try:
-        changes = history.changes(judged)
-    except UnavailableError as e:
-        line(str(e), err=True)
-    if changes:
+    found = changes(every)
+    if found:
         head = ["between", "and", "case", "backend", "machine", "before", "after", "change", "p"]
-        table([_change(c) for c in changes], head, disable_numparse=True)
+        table([_change(c) for c in found], head, disable_numparse=True)
     if every:
-        line(f"{counted(len(changes), 'change point')} in {len(judged)} nightly series; "
-             f"{len(every) - len(judged)} others have fewer than {FEWEST} runs")  # fmt: skip
+        few = sum(len(s.points) < FEWEST for s in every)
+        line(f"{counted(len(found), 'change')} in {counted(len(every), 'rate')}; {few} have fewer than {FEWEST} runs")
     if json_path:
-        told = {"causes": list(map(asdict, causes)), "runs": list(map(asdict, stored)), "last_good": good}
-        write_json(json_path, {"schema": 1, **told, "changes": list(map(asdict, changes))})
+        told = [{**k.cause.to_json(), "first": k.first, "last": k.last, "runs": k.runs, "passed": k.passed}
+                for k in causes]  # fmt: skip
+        write_json(json_path, {"schema": 1, "causes": told, "last_good": trend.good, "changes": changed(found)})
 
 
 def _change(c: Change) -> Sequence[str]:
     s = c.series
     rates = (f"{rate:.4g} {s.of}/s" for rate in (c.before, c.after))
-    words = (c.since.written, c.at.written, s.case, s.backend, s.machine, *rates)
-    return (*words, f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
+    words = (c.since.document.written, c.at.document.written, s.case, s.backend, s.machine, *rates)
+    return (*words, f"{100 * c.after / c.before - 100:+.1f} %", f"{c.p:.1g}")
 
 
 def outcome_of(runs: Runs) -> Outcome:

@@ -17,7 +17,6 @@ from conformance.ggml.text import printable
 
 from . import text
 from .evidence import Amount, Count, Error, Fault, Place, readable, to_json
-from .old import renewed
 from .wrong import Wrong
 
 
@@ -145,7 +144,7 @@ class Result:
 
     @classmethod
     def from_json(cls, row: JSON) -> Result:
-        """Decode `to_json`, also of an older record; msgspec.ValidationError if invalid."""
+        """Decode `to_json`; msgspec.ValidationError if invalid."""
         return msgspec.convert(readable_result(row), cls)
 
     def sentence(self) -> str:
@@ -154,13 +153,18 @@ class Result:
         return f"{line}: {printable(' '.join(self.detail.split()))}" if self.detail else line
 
 
+FORMER = ("first_divergence", "place")
+"""Fields in place of `where` and `error`, in records before schema 1 was released."""
+
+
 def readable_result(row: JSON) -> JSON:
-    """Prepare a result of any version for msgspec; msgspec.ValidationError for invalid evidence."""
+    """Prepare a result for msgspec; ValidationError for invalid evidence or an older row."""
     if not isinstance(row, dict):
         return row
-    row = dict(renewed(row))
+    if former := [k for k in FORMER if k in row]:
+        raise msgspec.ValidationError(f"`where` expected, `{former[0]}` of an older version found: repeat the run")
     if isinstance(wrong := row.get("wrong"), dict) and wrong.get("nmse", 0) is None:
-        row["wrong"] = {**wrong, "nmse": inf}
+        row = {**row, "wrong": {**wrong, "nmse": inf}}
     return {**row, **readable({k: row.get(k) for k in ("where", "error")})}
 
 

@@ -39,7 +39,6 @@ class Child(subprocess.Popen[bytes]):
         self,
         command: Sequence[str],
         lifeline: tuple[int, int] | None,
-        pass_fds: Sequence[int],
         **streams: Any,  # noqa: ANN401  # as for Popen
     ) -> None:
         self._owner = os.getpid()
@@ -50,7 +49,7 @@ class Child(subprocess.Popen[bytes]):
         reading, writing = lifeline
         self._finalizer = weakref.finalize(self, partial(os.close, writing))
         try:
-            super().__init__(command, pass_fds=(*pass_fds, reading), **streams)
+            super().__init__(command, pass_fds=(reading,), **streams)
         except BaseException:
             self._finalizer()
             raise
@@ -98,14 +97,10 @@ def spawn_command(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
-    pass_fds: Sequence[int] = (),
     **popen: Any,  # noqa: ANN401  # as for Popen
 ) -> Child:
-    """Start any program; the exit code is 127 if it cannot be started.
-
-    Its supervisor inherits `pass_fds` too (POSIX only); the rest as for `spawn`.
-    """
-    return _start([sys.executable, "-I", "-S", LAUNCHER], ["", "command", *command], env, pass_fds, **popen)
+    """Start any program, as `spawn`; the exit code is 127 if it cannot be started."""
+    return _start([sys.executable, "-I", "-S", LAUNCHER], ["", "command", *command], env, **popen)
 
 
 def words(module: str, interpreter: Sequence[str] = ()) -> list[str]:
@@ -117,12 +112,11 @@ def _start(
     command: Sequence[str],
     rest: Sequence[str],
     env: Mapping[str, str] | None,
-    pass_fds: Sequence[int] = (),
     **popen: Any,  # noqa: ANN401  # as for Popen
 ) -> Child:
     popen["env"] = environment(os.environ if env is None else env)
     lifeline = os.pipe() if POSIX else None
-    return Child([*command, str(lifeline[0]) if lifeline else "", *rest], lifeline, pass_fds, **popen)
+    return Child([*command, str(lifeline[0]) if lifeline else "", *rest], lifeline, **popen)
 
 
 def end_group(popen: Child, patience: float = 0.0) -> None:

@@ -272,11 +272,11 @@ class _Watch:
 
 
 class Tail:
-    """A thread that keeps the last `TAIL_BYTES` of a stream; `sink` gets each chunk."""
+    """A thread that keeps the last `TAIL_BYTES` of a stream."""
 
-    def __init__(self, stream: IO[bytes], sink: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._data = bytearray()
-        self._thread = threading.Thread(target=_read, args=(stream, self._data, sink), name="tail", daemon=True)
+        self._thread = threading.Thread(target=_read, args=(stream, self._data), name="tail", daemon=True)
         self._thread.start()
 
     def join(self, seconds: float) -> None:
@@ -294,13 +294,11 @@ class Tail:
         return [stripped for line in self.text.splitlines() if (stripped := line.strip())][-LINES:]
 
 
-def _read(stream: IO[bytes], data: bytearray, sink: Callable[[bytes], None] | None) -> None:
+def _read(stream: IO[bytes], data: bytearray) -> None:
     with suppress(ValueError, OSError):
         while chunk := os.read(stream.fileno(), 1 << 16):
             data += chunk
             del data[:-TAIL_BYTES]
-            if sink is not None:
-                sink(chunk)
 
 
 def call(

@@ -29,12 +29,12 @@ from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Count
-from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, remaining
+from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, readable_result, remaining
 from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.shard import LARGEST
 
-from .old import KINDS, todays
-
+KIND = "conformance"
+"""Kind of a record."""
 JOURNAL = "journal"
 """Kind of the first line of a journal (`report.journal`), a file of JSON lines."""
 JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
@@ -62,7 +62,7 @@ def record(
 
     `gating`: True if the run fails when no case passed on one of its backends.
     """
-    begun = header("conformance")
+    begun = header(KIND)
     begun["environment"] |= {"unavailable": unavailable or {}, **({} if settings is None else {"settings": settings})}
     return {
         **begun,
@@ -134,8 +134,6 @@ class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cores: Count | None = None
     packages: dict[str, JSON] | None = None
     settings: dict[str, JSON] | None = None
-    waivers: JSON = None
-    """Waivers, in older records only."""
     unavailable: dict[str, str] | None = None
     """Backend -> why this machine lacks it."""
     identity: dict[str, dict[str, str]] | None = None
@@ -302,7 +300,7 @@ def read_document(path: Path, *, named: bool = True) -> Document | None:
     if not named and path.suffix == ".jsonl" and b"\n" not in raw:  # killed while it wrote its first line
         return None
     body = _parse(path, raw)
-    if not named and not (isinstance(body, dict) and body.get("kind") in KINDS):
+    if not named and not (isinstance(body, dict) and body.get("kind") == KIND):
         return None
     return _document(path, body, hashlib.sha256(raw).hexdigest())
 
@@ -338,10 +336,15 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
     if (schema := body.get("schema")) != SCHEMA:
         raise UsageError(f"{path}: schema: {SCHEMA} expected (newer versions write others), {_short(schema)} found")
-    today = todays(body, partial(checked, path))
-    found: Record = checked(path, "", partial(convert, today, Record))
-    _check_causes(path, found, today.get("causes", ()))
-    return Document(path, found, today, digest)
+    if (kind := body.get("kind")) != KIND:
+        what = f"{KIND!r} expected, {_short(kind)} found; older versions wrote other kinds: repeat the run with --json"
+        raise UsageError(f"{path}: kind: {what}")
+    if isinstance(rows := body.get("results"), list):
+        readable = [checked(path, f"results[{i}]", partial(readable_result, r)) for i, r in enumerate(rows)]
+        body = {**body, "results": readable}
+    found: Record = checked(path, "", partial(convert, body, Record))
+    _check_causes(path, found, body.get("causes", ()))
+    return Document(path, found, body, digest)
 
 
 def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, JSON]]) -> None:
@@ -393,7 +396,7 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     pairs = ((r["backend"], r["case"]) for r in rows[1:] if _names_pair(r))
     return {
         **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
-        "kind": "conformance",
+        "kind": KIND,
         "interrupted": True,
         "asked": dict(asked),
         "missing": [m.to_json() for m in remaining(requested, pairs)],
@@ -404,8 +407,6 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
 def _requested_cases(head: Mapping[str, JSON]) -> list[Missing]:
     try:
         asked = head["asked"]
-        if "cases" in asked:  # of an earlier version, which listed each id
-            return Request(convert(asked["cases"], dict[str, list[str]])).missing((), KILLED)
         return convert(asked["missing"], list[Missing])
     except (KeyError, TypeError, ValidationError):
         raise CaseFileError(

@@ -127,7 +127,7 @@ def read_runs(paths: Sequence[Path]) -> Runs:
     """
     documents: dict[str, Document] = {}
     passed_over: list[Path] = []
-    for path, named in _files(paths):
+    for path, named in files(paths):
         document = read_document(path, named=named)
         if document is None:
             passed_over.append(path)
@@ -149,7 +149,7 @@ def read_runs(paths: Sequence[Path]) -> Runs:
     )
 
 
-def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+def files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Yield each file once, and whether `paths` names it itself."""
     seen: set[Path] = set()
     for path in paths:

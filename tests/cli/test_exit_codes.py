@@ -90,8 +90,8 @@ def test_a_right_run_is_a_success(tmp_path: Path) -> None:
 
 
 def test_pairs_that_a_limit_left_out_are_incomplete(tmp_path: Path) -> None:
-    """Their typed cause decides, not their words; a record without one is read as before: they are lost."""
-    for why, code in (("interrupted", 5), ("time limit", 5), ("stopped", 5), ("lost", 1), (None, 1)):
+    """Their typed cause decides, not their words."""
+    for why, code in (("interrupted", 5), ("time limit", 5), ("stopped", 5), ("lost", 1)):
         body = {**document([RIGHT]), **_missing("ops/SUB-a@1", cause=why), "asked": {"cpu": 2}}
         done = conform("report", written_to(tmp_path / "run.json", body), "-o", tmp_path / "page")
         assert (why, done.returncode) == (why, code), done.stdout + done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,15 +16,15 @@ from run_files import cause, document, gate, result, unit
 
 from conformance.case.case import JSON
 from conformance.cli import main
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.perf.gates import judge_count, loads
-from conformance.perf.history import History
 from conformance.report.journal import Journal
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
 from conformance.report.page import page
 from conformance.report.runs import read_runs
+from conformance.report.trend import changes, read_trend
 from conformance.run.session.environment import header
 
 ADD = "ops/ADD-f32+f32-a=4,b=4@0"
@@ -57,10 +56,10 @@ CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(st.integers(0, len(documents()) - 1), CHANGES))
 def test_changed_documents_are_read_or_refused(tmp_path: Path, which: tuple[int, list[tuple[int, int]]]) -> None:
-    """Fields left out, swapped, huge or deep: every report and the history take them, or a line says what is wrong."""
+    """Fields left out, swapped, huge or deep: every report and the trend take them, or a line says what is wrong."""
     path = tmp_path / "run.json"
-    document_, changes = which
-    path.write_text(json.dumps(drawn(documents()[document_], changes, VALUES)), encoding="ascii")
+    document_, edits = which
+    path.write_text(json.dumps(drawn(documents()[document_], edits, VALUES)), encoding="ascii")
     try:
         runs = read_runs([path])
     except UsageError as e:
@@ -70,9 +69,7 @@ def test_changed_documents_are_read_or_refused(tmp_path: Path, which: tuple[int,
     markdown(runs)
     junit(runs)
     csv_ops(runs.results)
-    with closing(History(tmp_path / "h.sqlite", create=True)) as h, suppress(ConformanceError):
-        for d in runs.documents:
-            h.add(d.body)
+    changes(read_trend([path]).series())
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -51,7 +51,7 @@ EMPTY = ("builds.toml", "gates.toml", "profile.toml", "vulkan.toml", "own.gguf",
 """Files that the parser alone looks at."""
 RAN: set[str] = set()
 """What ran in this process: the same words in a second document run again only if they write or show something."""
-WRITES = {"-o", "--json", "--save-failures", "--store"}
+WRITES = {"-o", "--json", "--save-failures"}
 RUNS = tuple(d for d in DOCUMENTS if any(c.document == d for c in of_class("run")))
 
 
@@ -64,7 +64,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cases = [word for case in KNOWN for word in ("--case", case)]
         _in_process(f"conform run --backend ggml {shlex.join(cases)} --json run.json --save-failures kept")
         _in_process("conform capture llama --model -o tiny.gguf")
-        _in_process("conform report run.json --store history.sqlite")
     (folder / "ops.txt").touch()
     for night in ("nights", "nightly/2026-11-21"):
         (folder / night).mkdir(parents=True)
@@ -73,7 +72,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir(parents=True)
     for name in ("case.gguf", "kept/case.gguf", "failures/case.gguf"):
         shutil.copy(next((folder / "kept").glob("*SUM*")), folder / name)
-    for name in (*EMPTY, "ci/backtest.toml"):
+    for name in EMPTY:
         (folder / name).touch()
     return folder
 

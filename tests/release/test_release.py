@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trust.past import backtest
+from trust.past.sealed import Sealed
 
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
@@ -28,7 +30,6 @@ from conformance.live import audit
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
 from conformance.perf.units import BY_ID, Unit
-from conformance.release import backtest
 from conformance.release import counts as counting
 from conformance.release.bisect import bisect, on
 from conformance.release.cases import Cases, Sweep, of_ops, spread
@@ -788,54 +789,15 @@ def test_units_after_their_share_of_the_time_are_missing(monkeypatch: pytest.Mon
 
 
 SQR = "ops/SQR-f32-ne=10x5@1"
-FAULT = {
-    "link": "https://x.y/1", "package": "pypi:a", "bad": "1", "good": "2", "device": "CPU", "minutes": 5.0,
-    "class": "types", "op": ["SQR"], "kind": ["wrong numbers"],
-}  # fmt: skip
 
 
-def _toml(row: Mapping[str, object]) -> str:
-    return "[[fault]]\n" + "".join(f"{k} = {v!r}\n" for k, v in row.items()).replace("'", '"')
-
-
-def test_a_fault_of_the_past_names_two_builds(tmp_path: Path) -> None:
-    """Of PyPI or npm; a name that begins with @ is npm's."""
-    path = tmp_path / "past.toml"
-    path.write_text(_toml(FAULT))
-    (fault,) = backtest.read(path)
-    assert (fault.build(fault.bad), fault.build(fault.good)) == ("pypi:a==1", "pypi:a==2")
-    assert replace(fault, package="npm:@a/b").build("3") == replace(fault, package="@a/b").build("3") == "npm:@a/b@3"
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({**FAULT, "case": "ADD"}, "fault 1 case: is unknown"),
-        ({**FAULT, "op": ["NO"]}, "fault 1 op: an op of ggml"),
-        ({**FAULT, "class": "x"}, "fault 1 class: one of layouts, "),
-        ({**FAULT, "known": "x"}, "fault 1 known: true or false expected, 'x' found"),
-        ({**FAULT, "minutes": 0}, "fault 1 minutes: a number above 0 expected, 0 found"),
-        ({**FAULT, "link": "x"}, "fault 1 link: an http"),
-        ({**FAULT, "package": "../x y"}, "fault 1 package: pypi:NAME or npm:NAME expected"),
-        ({k: v for k, v in FAULT.items() if k != "good"}, "fault 1 good: a version expected, nothing found"),
-    ],
-)
-def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: str, tmp_path: Path) -> None:
-    """What is wrong is named, with the entry and the key; a case cannot be given away in it."""
-    path = tmp_path / "past.toml"
-    path.write_text(_toml(row))
-    with pytest.raises(UsageError, match=message):
-        backtest.read(path)
-
-
-def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> None:
+def test_a_fault_is_found_by_what_the_good_build_has_right() -> None:
     """The answer has the cause, and if it is gone; a missing build is reported, no miss.
 
     Faults of the same two builds share one run; a new cause of another op does not count.
     """
-    path = tmp_path / "past.toml"
-    path.write_text(_toml(FAULT))
-    (fault,) = backtest.read(path)
+    sealed = Sealed.read({"op": ["SQR"], "kind": ["wrong numbers"]}, "x")
+    fault = backtest.Fault("https://x.y/1", "pypi:a", "1", "2", "CPU", 5.0, "types", {}, sealed)
     kind = Fixed({NEW: frozenset({SQR})})
     pairs: list[tuple[str, str, str, float]] = []
 

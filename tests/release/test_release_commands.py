@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,17 +19,10 @@ from conformance.cli import build as commands
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.library import WHEEL
-from conformance.judge.cause import Cause
-from conformance.judge.verdict import Verdict
 from conformance.perf.units import BY_ID
-from conformance.release import backtest
-from conformance.release.backtest import Attempt, Fault
-from conformance.release.causes import Found
-from conformance.report.compare import State
 
 RUN = {**document([result("ADD-1", "ggml?lib=x", "FAIL")]), "causes": [cause("ADD", ["ADD-1"], "ggml?lib=x")]}
-TOML = '[[fault]]\nlink = "https://x.y/1"\npackage = "a"\nbad = "1"\ngood = "2"\ndevice = "CPU"\nminutes = 1\n'
-TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
+TOML = '[[fault]]\nlink = "https://x.y/1"\n'
 
 
 @pytest.mark.parametrize(
@@ -47,9 +40,6 @@ TOML += 'class = "types"\nop = ["ADD"]\nkind = ["crash"]\n'
         (["bisect", "{counts}", "op/ROPE@n=64", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{file}", "ADD", "a", "b"], "/a: no such file or folder"),
         (["bisect", "{toml}", "ADD", "a", "b"], "past.toml"),
-        (["backtest", "{file}"], "run.json"),
-        (["backtest", "{toml}", "--link", "zzz"], "no fault matches --link zzz"),
-        (["backtest", "{toml}", "--budget", "0s"], "a time as 90s"),
         (["state", "{toml}", "-o", "{page}"], "past.toml fault: is unknown; known: units, released"),
         (["state", "{days}", "-o", "{page}"], "days.toml released a: a day such as 2025-08-28 expected, 'May' found"),
     ],
@@ -68,22 +58,6 @@ def test_wrong_words_end_with_a_line(words: list[str], said: str, tmp_path: Path
     assert (ran.exit_code, said in ran.output) == (2, True), ran.output
 
 
-def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of a backtest says what could not be tested and why; nothing tried is exit code 3."""
-
-    def absent(name: str, *_: object, **__: object) -> Build:
-        raise UnavailableError(f"build {name}: not there")
-
-    monkeypatch.setattr(commands, "probe", absent)
-    toml, out = tmp_path / "past.toml", tmp_path / "out.json"
-    toml.write_text(TOML)
-    ran = CliRunner().invoke(main, ["build", "backtest", str(toml), "--json", str(out)])
-    assert ran.exit_code == 3, ran.output
-    (row,) = json.loads(out.read_text())
-    assert (row["answer"], row["state"], row["causes"]) == ("not run", None, [])
-    assert row["error"] == "build pypi:a==1: not there"
-
-
 @needs_wheel
 def test_a_build_on_which_no_case_ran_has_no_word_of_failures(tmp_path: Path) -> None:
     """With no time for a case, terminal and summary say that none ran and why; the exit code is not 0."""
@@ -94,17 +68,6 @@ def test_a_build_on_which_no_case_ran_has_no_word_of_failures(tmp_path: Path) ->
     assert "time limit (--budget)" in ran.stdout
     assert "failure" not in ran.stdout
     assert (tmp_path / "summary.md").read_text().startswith("# Conformance: no cases ran, ")
-
-
-def test_a_fault_whose_build_ran_no_case_is_not_missed(tmp_path: Path) -> None:
-    """It could not be tested, which is no miss, and the reason is named."""
-    toml = tmp_path / "past.toml"
-    toml.write_text(TOML)
-    (fault,) = backtest.read(toml)
-    release = SimpleNamespace(run=lambda: None, executed=lambda: False, why_not_executed=lambda: "9 cases: time limit")
-    release_of: Any = lambda *_: release  # noqa: E731  # stands in for a release
-    (attempt,) = backtest.attempt([fault], release_of)
-    assert (attempt.answer, attempt.error) == (backtest.Answer.NOT_RUN, "no cases ran: 9 cases: time limit")
 
 
 def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,29 +114,6 @@ def test_units_without_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(commands, "check_callgrind", lambda: None)
     ran = CliRunner().invoke(main, ["build", "test", "x", "--unit", "op/*", "--device", "CPU threads"])
     assert (ran.exit_code, "--device CPU threads: CPU expected among them" in ran.output) == (2, True), ran.output
-
-
-def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known bugs apart from others, and by class; another finding is no success, and a build that is absent no try."""
-    toml = tmp_path / "past.toml"
-    more = TOML.replace("/1", "/2") + "known = true\n" + TOML.replace("/1", "/3").replace("types", "tails")
-    toml.write_text(TOML + more + TOML.replace("/1", "/4"))
-    new = Found(Cause("SUB-1", "SUB", "x", Verdict.FAIL, "SUB", "", (), ("s",)), State.NEW)
-
-    def attempt(faults: Sequence[Fault], _: object) -> list[Attempt]:
-        one, two, three, four = faults
-        return [Attempt(one, [new]), Attempt(two), Attempt(three, other=[new]), Attempt(four, error="absent")]
-
-    monkeypatch.setattr(backtest, "attempt", attempt)
-    ran = CliRunner().invoke(main, ["build", "backtest", str(toml)])
-    lines = [" ".join(text.split()) for text in ran.output.splitlines()]
-    for said in (
-        "not known before: 1 of 2 found", "known before: 0 of 1 found", "tails 0 of 1", "types 1 of 2",
-        "1 with other findings only; 1 could not be tested", "https://x.y/3: other finding only: SUB-1, in 0 s",
-        "missed: https://x.y/2", "could not be tested: https://x.y/4: absent",
-    ):  # fmt: skip
-        assert said in lines, ran.output
-    assert ran.exit_code == 1
 
 
 @needs_wheel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import closing
 from datetime import datetime, timezone
 from html.parser import HTMLParser
 from math import inf
@@ -16,14 +15,15 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from run_files import written_to
 
 from conformance.cli import main
 from conformance.judge.verdict import FAILURES
-from conformance.perf.history import History
 from conformance.report.page import page, tables
 from conformance.report.page.drawings import drawn_graphs
-from conformance.report.page.tables import NOTHING, embedded, numbers, objects, read_history, words
+from conformance.report.page.tables import NOTHING, embedded, numbers, objects, words
 from conformance.report.runs import Runs, read_runs
+from conformance.report.trend import read_trend
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 
@@ -203,20 +203,18 @@ def test_a_saved_case_is_drawn_from_its_file(tmp_path: Path) -> None:
     assert list(drawn_graphs(read_runs([tmp_path / "run.json"]))) == ["mine/shrunk"]
 
 
-def test_history_adds_other_nights(folder: Path, tmp_path: Path) -> None:
-    """Timings of a history stand beside those of the files; a night that is in both is there once, from its file."""
-    with closing(History(tmp_path / "history.sqlite", create=True)) as history:
-        for night in range(1, 13):
-            history.add(made_runs.perf(night, 1.0 if night < 8 else 1.25), nightly=True)
-    stored = read_history(tmp_path / "history.sqlite")
+def test_a_trend_adds_other_nights(folder: Path, tmp_path: Path) -> None:
+    """Timings of a trend stand beside those of the files; a night that is in both is there once, from its file."""
+    for night in range(1, 13):
+        written_to(tmp_path / f"{night}.json", made_runs.perf(night, 1.0 if night < 8 else 1.25))
+    trend = read_trend([tmp_path])
     alone = _data(page(read_runs([folder]), now=NOW))["tables"]["units"]
-    data = _data(page(read_runs([folder]), now=NOW, stored=stored))
+    data = _data(page(read_runs([folder]), now=NOW, trend=trend))
     table = data["tables"]["units"]
     documents = [data["documents"][_cell(table, "document", i)]["run"] for i in range(table["count"])]
     assert len(set(documents)) == 12
     assert table["count"] == alone["count"] + 9 * 8  # nine more nights of eight timed units
-    if not stored.unasked:
-        assert {c["written"][:10] for c in data["changes"]} == {"2026-11-08"}
+    assert {c["written"][:10] for c in data["changes"]} == {"2026-11-08"}
 
 
 def test_the_command_writes_all_reports(folder: Path, tmp_path: Path) -> None:

@@ -279,14 +279,14 @@ def test_what_an_environment_says_is_text(opened: Open, browser: Driver, link: s
 
 
 def test_the_top_says_what_was_run(opened: Open, browser: Driver) -> None:
-    """Commit, branch, CI job, run, machine, settings and waivers stand at the top of every view."""
+    """Commit, branch, CI job, run, machine and settings stand at the top of every view."""
     made = document([(A, "x", "PASS")])
     ci = "https://ci.example/jobs/7?x=1"
     made["environment"] |= {"commit": "ab" * 20, "branch": "main", "ci": ci}
-    made["environment"] |= {"settings": {"precision": "default"}, "waivers": "ci/waivers/x.toml"}
+    made["environment"] |= {"settings": {"precision": "default"}}
     opened(made, view="results")
     text = " ".join(ask(browser, "return document.querySelector('#origin').innerText").split())
-    wanted = ("abababababab on main", ci, made["run"][:8], "m1", "precision default", "x.toml")
+    wanted = ("abababababab on main", ci, made["run"][:8], "m1", "precision default")
     for said in wanted:
         assert said in text
     assert ask(browser, "return document.querySelector('#origin a').getAttribute('href')") == ci

@@ -113,15 +113,6 @@ def test_settings_that_nobody_names_open_nothing(
     assert not stranger.ran()
 
 
-def test_backtest_downloads_no_package_that_the_current_directory_names(tmp_path: Path) -> None:
-    """A `ci/backtest.toml` there is read only if it is named."""
-    (tmp_path / "ci").mkdir()
-    (tmp_path / "ci" / "backtest.toml").write_text('[[fault]]\nlink = "https://their.example/1"\n')
-    done = conform("backtest", "--link", "their.example", cwd=tmp_path)
-    assert (done.returncode, "no fault matches --link their.example" in done.stderr) == (2, True), done
-    assert "fault 1 package" in conform("backtest", "ci/backtest.toml", cwd=tmp_path).stderr
-
-
 def test_settings_cannot_take_the_name_of_the_scheduler(tmp_path: Path, stranger: Evil) -> None:
     """A file may choose `sched`."""
     (tmp_path / "conformance.toml").write_text('[backend.sched]\nadapter = "ggml"\noptions = { lib = "./evil.so" }\n')
@@ -173,7 +164,6 @@ PARSES = {
     "properties.py": "the argument of an author's test",
     "release/cases.py": "the name of a result of this process",
     "testrun.py": "names of the backends that this run asked, for digests; opens nothing",
-    "release/sealed.py": "the name of a result of this process, for its options alone",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "cli/bugs.py": "--backend, --scheduler",
     "cli/model.py": "--backend",

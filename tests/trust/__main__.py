@@ -25,6 +25,7 @@ from .hunt import Hunt, differences, fewest, hunt, matrix
 from .inject import UNLOADABLE
 from .kernels.command import kernels
 from .mutants import AREAS, Mutant, draw
+from .past.command import backtest
 from .rate import Rate
 
 Status = Literal["noticed", "survived", "equivalent", "invalid"]
@@ -191,6 +192,7 @@ def files(sample: int, seed: int) -> None:
 
 
 main.add_command(kernels)
+main.add_command(backtest)
 
 
 if __name__ == "__main__":

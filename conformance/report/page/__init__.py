@@ -23,6 +23,7 @@ from conformance.report.matrix import ORDER, PASSED
 from conformance.report.runfile import WRITTEN, Document
 from conformance.report.runs import Runs
 from conformance.report.scope import scopes_of
+from conformance.report.trend import Trend, changes
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs
@@ -36,18 +37,18 @@ def page(
     *,
     now: datetime,
     planned: Mapping[str, Sequence[str]] | None = None,
-    stored: tables.Stored | None = None,
+    trend: Trend | None = None,
     against: Comparison | None = None,
     drawing: float = SECONDS,
 ) -> str:
     """Return the whole document.
 
-    Ages count from `now`; `planned` (level -> case ids) shows cases that never ran, `against` the differences from a
-    base.
+    Ages count from `now`; `planned` (level -> case ids) shows cases that never ran, `trend` rates of further runs,
+    `against` the differences from a base.
     """
-    stored = stored or tables.Stored()
+    every = trend.series() if trend else []
     known = {d.run for d in runs.documents}
-    units = [r for r in stored.units if r.document.run not in known]
+    units = [r for r in tables.trended(every) if r.document.run not in known]
     documents = [*runs.documents, *{r.document.digest: r.document for r in units}.values()]
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
@@ -68,9 +69,8 @@ def page(
         },
         "base": None if against is None else _base(against),
         "states": [str(s) for s in State],
-        "changes": list(stored.changes),
-        "unasked": stored.unasked,
-        "good": dict(stored.good),
+        "changes": tables.changed(changes(every)),
+        "good": trend.good if trend else {},
         "drawings": drawn_graphs(runs, seconds=drawing),
     }
     return _assembled(data)

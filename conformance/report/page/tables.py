@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import TypeVar
 
 from msgspec import to_builtins
 
 from conformance.case.case import JSON
-from conformance.ggml.errors import UnavailableError
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.live.memory import NAME as MEMORY
-from conformance.perf.history import History, Series, changes, last_good, series
 from conformance.perf.units import FAMILY as PERF
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
-from conformance.report.runfile import Conformance, Document, Environment
+from conformance.report.runfile import Document
 from conformance.report.runs import Fields, Row, Runs, pace
+from conformance.report.trend import Change, Series
 
 T = TypeVar("T")
 
@@ -225,7 +222,7 @@ def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> 
 
 
 def _place(place: str) -> tuple[str, int | None]:
-    """Split `results[17]` into (`results`, 17); a history's place is only a name."""
+    """Split `results[17]` into (`results`, 17); a trend's place is only a name."""
     name, bracket, row = place.removesuffix("]").rpartition("[")
     return (name, int(row)) if bracket and row.isdecimal() else (place, None)
 
@@ -273,57 +270,26 @@ def embedded(document: JSON) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The part of a page that comes from a history."""
-
-    units: Sequence[Row[Fields]] = ()
-    """Per point: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
-    changes: Sequence[Mapping[str, JSON]] = ()
-    """Change points: series, first run of the new rate, rates before and after."""
-    unasked: str = ""
-    """Why no change points were computed; empty if they were."""
-    good: Mapping[str, str | None] = field(default_factory=dict)
-    """Backend -> time of its newest run with passes and no failures, or None."""
+def trended(every: Sequence[Series]) -> list[Row[Fields]]:
+    """Return a row per point: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
+    return [Row({**_named(s), **asdict(p.pace)}, p.document, "trend") for s in every for p in s.points]
 
 
-def read_history(path: Path) -> Stored:
-    """Read the timings and change points of a history; UsageError if it is unreadable."""
-    with closing(History(path)) as history:
-        every, nightly, good = series(history, nightly=False), series(history), last_good(history)
-    units = _units(path, every)
-    try:
-        found = changes(nightly)
-    except UnavailableError as e:
-        return Stored(units, unasked=str(e), good=good)
-    points = [
+def changed(found: Iterable[Change]) -> list[JSON]:
+    """Return the changes of rates: series, first run of the new rate, rates before and after."""
+    return [
         {
             **_named(c.series),
-            "run": c.at.run,
-            "written": c.at.written,
-            "since": c.since.run,
+            "run": c.at.document.run,
+            "written": c.at.document.written,
+            "since": c.since.document.run,
             "before": c.before,
             "after": c.after,
-            "change": c.ratio - 1,
+            "change": c.after / c.before - 1,
             "p": c.p,
         }
         for c in found
     ]
-    return Stored(units, points, good=good)
-
-
-def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
-    documents: dict[str, Document] = {}
-    rows: list[Row[Fields]] = []
-    for one in every:
-        for p in one.points:
-            if p.run not in documents:
-                where = Environment(machine=one.machine, packages=dict(p.packages))
-                run = Conformance(schema=1, run=p.run, written=p.written, environment=where, results=[])
-                documents[p.run] = Document(path, run, {}, f"history {p.run}")
-            value = {**_named(one), "rate": p.rate, "low": p.low, "high": p.high, "rounds": p.rounds}
-            rows.append(Row(value, documents[p.run], "timings"))
-    return rows
 
 
 def _named(one: Series) -> dict[str, JSON]:

@@ -20,7 +20,6 @@ from conformance.backend.registry import define, defined
 
 NAMES: dict[str, tuple[str, ...]] = {
     "backends": ("list", "backends"),
-    "backtest": ("build", "backtest"),
     "bisect": ("build", "bisect"),
     "builds": ("list", "builds"),
     "cases": ("list", "cases"),

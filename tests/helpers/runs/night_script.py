@@ -14,25 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from night_parts import write_parts
 
 NIGHTLY = [sys.executable, "-m", "conformance.cli", "nightly"]
 T = TypeVar("T")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="the nightly ends groups of processes, which are POSIX")
 PATIENCE = 60.0
 """Seconds after which a test that waits for something gives up."""
-
-
-def words_of(folder: Path, *names: str) -> list[str]:
-    """Return the command of a night of small parts in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [word for name in names for word in ("--part", name)]
-    return [*NIGHTLY, str(write_parts(folder)), "-o", str(folder), *parts]
-
-
-def night(folder: Path, *names: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a night of small parts to its end."""
-    return ended([*words_of(folder, *names), *more])
 
 
 def ended(command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -27,12 +27,11 @@ def head(kind: str, *, run: str | None = None, written: str = WHEN, machine: str
 def result(case: str, backend: str, verdict: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a record's fields
     """A result's record; `XFAIL:CRASH` is a waived crash.
 
-    `detail` is a note, or the error where there are no numbers; with `first_divergence` or `place` it is a record
-    from before `where`.
+    `detail` is a note, or the error where there are no numbers.
     """
     word, _, waived = verdict.partition(":")
     detail = more.get("detail", "" if word == "PASS" else f"it is {word}")
-    if not isinstance(detail, str) or not more.keys().isdisjoint({"first_divergence", "place"}):
+    if not isinstance(detail, str):
         row = Result(case, backend, Verdict(word), waived=Verdict(waived) if waived else None).to_json()
         return {k: v for k, v in row.items() if k not in {"where", "error", "notes"}} | {"detail": detail, **more}
     said: dict[str, Any] = {"notes": (detail,)} if {word, waived} & {"PASS", "FAIL"} else {"error": Error(detail)}

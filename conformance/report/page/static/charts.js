@@ -91,7 +91,6 @@ function speedSection(root) {
     [...FAILED, LOST, "UNSUPPORTED", ...PASSED].map((verdict) => [verdict, select(tables.results, new URLSearchParams({ ...gates, verdict })).length])
       .filter(([, n]) => n).map(([verdict, n]) => [rowsLink("results", { ...gates, verdict }, count(n)), " ", badge(verdict), "  "])));
   add(root, h("h3", null, "Series"));
-  if (report.unasked) add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), ` Change points: ${report.unasked}`));
   const groups = new Map();
   for (let i = 0; i < t.count; i++) {
     const machine = report.documents[t.value("document", i)].environment.machine;

@@ -93,7 +93,6 @@ function fillOrigin() {
     ["run", (d) => d.run.slice(0, 8)],
     ["machine", (d) => machineText(d.environment)],
     ["settings", (d) => settingsText(d.environment.settings)],
-    ["waivers", (d) => settingsText(d.environment.waivers)],
   ];
   const rows = [];
   for (const [name, of] of kinds) {

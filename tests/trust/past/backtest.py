@@ -10,7 +10,7 @@
     class = "numerics"                # one of CLASSES
     known = true                      # it was named in this repository before the list was drawn
 
-The other columns (`conformance.release.sealed`) say what the fix names. They are read after the run, so they cannot
+The other columns (`sealed`) say what the fix names. They are read after the run, so they cannot
 steer the search, and a new cause counts only if it agrees with them.
 """
 
@@ -27,11 +27,11 @@ from typing import Any
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError
+from conformance.release.causes import Found
+from conformance.release.release import Release
 from conformance.report.compare import State
 
 from . import sealed
-from .causes import Found
-from .release import Release
 from .sealed import Sealed
 
 KEYS = ("link", "package", "bad", "good", "device", "minutes", "class", "known")
@@ -172,7 +172,7 @@ class Attempt:
         return f"{head}: {cause.id}{both}: {cause.sentence}, by {cause.smallest}{more}, in {self.seconds:.0f} s"
 
     def to_json(self) -> dict[str, JSON]:
-        """Return a row of `conform build backtest --json`."""
+        """Return a row of `python -m tests.trust backtest --json`."""
         fault = self.fault
         return {
             **{key: getattr(fault, key) for key in KEYS[:6]},

@@ -18,9 +18,9 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import Verdict
 from conformance.release.causes import Found
-from conformance.release.sealed import VERDICTS, Kind, Sealed
 from conformance.report.compare import State
 from conformance.run.session.select import build
+from trust.past.sealed import VERDICTS, Kind, Sealed
 
 BIASED = ("ops/SCALE-f32-ne=7x5x3x2,s=0.2,b=2.0@313", "ops/SCALE-f32-ne=67x4,vne=flat,s=-1.5,b=0.25@706")
 PLAIN = ("ops/SCALE-f32-ne=67x4,s=-0.3@851", "ops/SCALE-bf16-ne=67x4,s=2.0@638")

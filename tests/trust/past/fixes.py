@@ -1,6 +1,6 @@
-"""Writes `ci/backtest-drawn.toml`: a year's fixes of ggml that can show here.
+"""Writes `backtest-drawn.toml`: a year's fixes of ggml that can show here.
 
-The rule was written before any of them was run. `ci/fixes.csv` has all 351 fixes of ggml from 2025-08 to 2026-08, by
+The rule was written before any of them was run. `fixes.csv` has all 351 fixes of ggml from 2025-08 to 2026-08, by
 commit subject. A fix is on the list if
 
 - it changes the CPU backend, the base (tensors, allocator, GGUF, quantisation), RPC, the scheduler (also the meta
@@ -9,24 +9,27 @@ commit subject. A fix is on the list if
 - a published package is certainly older than the fix, and another certainly newer. If the fix repairs a change of the
   same year (`since`), the older one must certainly contain that change.
 
-SAMPLE of the fixes that change Vulkan alone are drawn by SEED. Fixes that `ci/backtest.toml` has are left out.
+SAMPLE of the fixes that change Vulkan alone are drawn by SEED. Fixes that `backtest.toml` has are left out.
 
-The ops, conditions and kinds in `ci/fixes.toml` come from the text and diff of each fix. Their author had not looked at
+The ops, conditions and kinds in `fixes.toml` come from the text and diff of each fix. Their author had not looked at
 the tables of cases; the names of API scenarios were known.
 
-    python ci/fixes.py            # writes the list; fixes without packages are at its end
+    python -m tests.trust.past.fixes            # writes the list; fixes without packages are at its end
 """
 
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import click
+
+from conformance.case.strict import parse_toml
 
 HERE = Path(__file__).parent
 CSV, FACTS, LIST = HERE / "fixes.csv", HERE / "fixes.toml", HERE / "backtest-drawn.toml"
@@ -47,11 +50,6 @@ DEVICES = {VULKAN: "Vulkan0"}
 MINUTES = {VULKAN: 30.0}
 LINK = "https://github.com/ggml-org/{}"
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 @dataclass(frozen=True)
 class Fix:
@@ -65,7 +63,7 @@ class Fix:
     since: datetime | None
     excluded: str
     known: str
-    """`listed` in `ci/backtest.toml`, `named` on a page of this project, or empty."""
+    """`listed` in `backtest.toml`, `named` on a page of this project, or empty."""
 
     @property
     def link(self) -> str:
@@ -145,8 +143,8 @@ def text(every: Sequence[Fix], facts: Mapping[str, Any]) -> str:
     rows = list(chosen(every, packages(facts)))
     listed = [f for f, found in rows if not isinstance(found, str) and f.known == "listed"]
     out = [
-        "# Written by `python ci/fixes.py` from ci/fixes.csv and ci/fixes.toml; see there.",
-        f"# {len(listed)} more fixes that the rule chooses are in ci/backtest.toml:",
+        "# Written by `python -m tests.trust.past.fixes` from fixes.csv and fixes.toml; see there.",
+        f"# {len(listed)} more fixes that the rule chooses are in backtest.toml:",
         f"# {' '.join(f.name for f in listed)}",
         *(
             line
@@ -186,15 +184,15 @@ def _toml(value: object) -> str:
 
 def main() -> None:
     """Write the list."""
-    facts = tomllib.loads(FACTS.read_text(encoding="utf-8"))
+    facts = parse_toml(FACTS.read_text(encoding="utf-8"), FACTS.name)
     every = fixes()
     LIST.write_text(text(every, facts), encoding="utf-8")
     for reason in REASONS:
-        print(f"excluded, {reason}: {sum(f.excluded == reason and bool(f.part) for f in every)}")
+        click.echo(f"excluded, {reason}: {sum(f.excluded == reason and bool(f.part) for f in every)}")
     found = [(f, p) for f, p in chosen(every, packages(facts)) if f.known != "listed"]
     absent = [f for f, p in found if isinstance(p, str)]
-    print(f"of other parts: {sum(not f.part for f in every)}; without packages: {len(absent)}")
-    print(f"{LIST.name}: {len(found) - len(absent)} fixes")
+    click.echo(f"of other parts: {sum(not f.part for f in every)}; without packages: {len(absent)}")
+    click.echo(f"{LIST.name}: {len(found) - len(absent)} fixes")
 
 
 if __name__ == "__main__":

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import random
-import runpy
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.release import backtest
+from conformance.case.strict import parse_toml
+from trust.past import backtest, fixes
+from trust.past.fixes import FACTS, LIST, Package, pair, text
 
-ROOT = Path(__file__).parents[2]
-FIXES = runpy.run_path(str(ROOT / "ci" / "fixes.py"))
 DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def test_the_list_is_what_the_rule_chooses() -> None:
-    """`python ci/fixes.py` writes it, with the same bytes each time; no entry is in both lists."""
-    facts = FIXES["tomllib"].loads(FIXES["FACTS"].read_text(encoding="utf-8"))
-    written = FIXES["LIST"].read_text(encoding="utf-8")
-    assert FIXES["text"](FIXES["fixes"](), facts) == written, "run python ci/fixes.py"
-    drawn, known = (backtest.read(ROOT / "ci" / name) for name in ("backtest-drawn.toml", "backtest.toml"))
+    """`python -m tests.trust.past.fixes` writes it, with the same bytes each time; no entry is in both lists."""
+    facts = parse_toml(FACTS.read_text(encoding="utf-8"), FACTS.name)
+    written = LIST.read_text(encoding="utf-8")
+    assert text(fixes.fixes(), facts) == written, "run python -m tests.trust.past.fixes"
+    drawn, known = (backtest.read(FACTS.with_name(name)) for name in ("backtest-drawn.toml", "backtest.toml"))
     assert not {f.link for f in drawn} & {f.link for f in known}
     assert all(f.known for f in known)
 
@@ -31,20 +29,20 @@ def test_the_list_is_what_the_rule_chooses() -> None:
 @given(st.lists(st.from_regex(r"[0-9]{5}", fullmatch=True), unique=True), st.randoms(use_true_random=False))
 def test_the_draw_depends_on_the_names_alone(names: list[str], dice: random.Random) -> None:
     """Neither their order nor names that were not drawn matter."""
-    drawn = FIXES["drawn"](names, n=5)
+    drawn = fixes.drawn(names, n=5)
     assert len(drawn) == min(5, len(names))
     assert drawn <= set(names)
-    assert FIXES["drawn"](dice.sample(names, len(names)), n=5) == drawn
-    assert FIXES["drawn"](sorted(drawn), n=5) == drawn
+    assert fixes.drawn(dice.sample(names, len(names)), n=5) == drawn
+    assert fixes.drawn(sorted(drawn), n=5) == drawn
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, unique=True), st.integers(0, 60), st.none() | st.integers(0, 60))
 def test_a_pair_has_the_fix_between_it(days: list[int], merged: int, since: int | None) -> None:
     """The bad package lacks the fix and has its fault, the good one has the fix; or a sentence says why not."""
-    among = [FIXES["Package"]("p", str(d), DAY + timedelta(d), DAY + timedelta(d, hours=20)) for d in sorted(days)]
+    among = [Package("p", str(d), DAY + timedelta(d), DAY + timedelta(d, hours=20)) for d in sorted(days)]
     came = None if since is None else DAY + timedelta(since)
-    fix = replace(FIXES["fixes"]()[0], merged=DAY + timedelta(merged), since=came)
-    found = FIXES["pair"](fix, among)
+    fix = replace(fixes.fixes()[0], merged=DAY + timedelta(merged), since=came)
+    found = pair(fix, among)
     if isinstance(found, str):
         assert found.startswith(("no package before", "no package after"))
         return

@@ -1,0 +1,1 @@
+"""Known bugs of old builds: how many of them the suite finds."""
