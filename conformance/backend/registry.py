@@ -317,7 +317,7 @@ def build_of(spec: Spec) -> str:
 
 
 def uses_builds(spec: Spec) -> bool:
-    """Return True if an option of the backend names a build of ggml; UsageError for an unknown backend."""
+    """Return True if an option of the backend names a build; UsageError if it is unknown."""
     return bool(adapter(resolve(spec).name).builds)
 
 

@@ -146,7 +146,7 @@ def read_text(path: Path) -> str:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes, a multiple of 1 MiB; UsageError if it cannot be read.
+    """Read a regular file of at most `most` bytes, a multiple of 1 MiB; UsageError on failure.
 
     Settings of a stranger may name any path: a device never ends, and a pipe waits for its writer.
     """

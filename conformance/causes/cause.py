@@ -30,7 +30,7 @@ def digest(*words: str) -> str:
 
 
 def in_order(causes: Sequence[Cause]) -> list[Cause]:
-    """Sort causes by urgency: silent wrong numbers first, then by verdict and share of architectures hit.
+    """Sort causes by urgency: silent wrong numbers, verdict, share of architectures hit.
 
     The share is of the architectures that were checked, which differ between backends if time ran out.
     """

@@ -73,7 +73,7 @@ class Nodes:
         """Return `rule` with the conditions that are shown.
 
         A condition is shown if all nodes `failed` meet it, and if it is `needed` or a passing node of the same op lacks
-        it and meets all others. What every useful node meets is thereby no condition.
+        it and meets all others.
         """
         rows = list(failed)
         shown = {c for c in rule.rest if c in needed or self._lacks_only(rule, c)}

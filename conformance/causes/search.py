@@ -213,9 +213,9 @@ class Search:
         return found
 
     def _learn(self, passed: Sequence[Case]) -> bool:
-        """Add the nodes of passing experiments whose expected values are not all zero; return True if there are any.
+        """Add the nodes of passing experiments that tell something; return True if there are any.
 
-        A backend that writes nothing also gives zeros.
+        Those whose expected values are all zero do not: a backend that writes nothing also gives zeros.
         """
         telling = [case for case in passed if self._tells(case)]
         self.nodes.add_near(features(case, k, n) for case in telling for k, _, n in nodes_of(case))

@@ -193,7 +193,10 @@ def _worse(before: Mapping[tuple[str, str], Result], failed: Sequence[Result]) -
 
 
 def without_pass(results: Sequence[Result]) -> Outcome:
-    """Return a reason for each backend with failures and without a PASS: a comparison proves nothing there."""
+    """Return a reason for each backend with failures and without a PASS.
+
+    A comparison proves nothing there.
+    """
     passed = {r.backend for r in results if r.verdict is Verdict.PASS}
     totals = Counter(r.backend for r in results if r.fails_run and r.backend not in passed)
     return Outcome.of(Why.UNPROVEN, [f"{backend}: no case passed ({n:,} failed)" for backend, n in totals.items()])

@@ -117,7 +117,7 @@ def _folders() -> list[tuple[str, str]]:
 
 
 def _named(path: str) -> Iterator[str]:
-    """Yield the files that `path` may name: also below an open folder, since the event lacks `dir_fd`."""
+    """Yield the files that `path` may name, also below an open folder: events lack `dir_fd`."""
     yield path
     if not os.path.isabs(path) and not os.path.lexists(path):  # noqa: PTH117  # called for every file that is opened
         with suppress(OSError):

@@ -36,7 +36,7 @@ class Identity:
     adapter: str
     """The third-party distribution of the adapter, its version and files; empty for ours."""
     library: str
-    """The libraries of the builds that its options name, or of the installed wheel; empty if it uses no ggml."""
+    """Libraries of the builds that its options name, or of the wheel; empty without ggml."""
     options: str
     """Options, environment and emulated processor, with names of the settings resolved."""
     waivers: str
