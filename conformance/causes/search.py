@@ -8,12 +8,10 @@ rule run too.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
 from operator import itemgetter
 
 from conformance.backend.registry import Spec
@@ -22,6 +20,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.judge.cause import Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict, counted
+from conformance.process import FOREVER, OVER, Deadline
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.shrink.workers import ShrinkWorkers
@@ -54,7 +53,7 @@ SPLITTING = 0.15
 
 
 class Search:
-    """Groups the failures of `spec` within `seconds`; `workers` run cases in parallel, if given."""
+    """Groups the failures of `spec` in time; `workers` run cases in parallel, if given."""
 
     def __init__(
         self,
@@ -62,15 +61,15 @@ class Search:
         spec: Spec,
         nodes: Nodes,
         *,
-        seconds: float = 1800.0,
+        deadline: Deadline = FOREVER,
         progress: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
         workers: ShrinkWorkers | None = None,
     ) -> None:
         self._workers = workers
-        self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
-        self._whole_end = clock() + seconds
-        self._end = self._whole_end - SPLITTING * seconds
+        self._runner, self._spec, self._progress = runner, spec, progress
+        self._whole = deadline
+        self._deadline = deadline.within((1 - SPLITTING) * deadline.left())
+        """That of the current phase."""
         self._needs_of: dict[frozenset[tuple[str, str]], Needs] = {}
         """Shape of a failure -> its necessary conditions."""
         self._shrunk_of: dict[frozenset[tuple[str, str]], list[Failure]] = {}
@@ -88,12 +87,12 @@ class Search:
                 try:
                     do(failure)
                 except KeyboardInterrupt:
-                    self._end = self._whole_end = -inf
+                    self._deadline = self._whole = OVER
                     self._progress("interrupted: the rest is grouped by what is known")
                     do(failure)
                 found = counted(len(self.groups), "cause")
                 self._progress(f"{n} of {len(in_turn)} {words}, {found}: {failure.case.id}")
-        self._end = max(self._end, self._whole_end)
+        self._deadline = self._whole
         for group in [g for g in self.groups if g.failures]:
             self._split(group)
         self._join()
@@ -104,7 +103,7 @@ class Search:
         return self.groups
 
     def _late(self) -> bool:
-        return self._clock() > self._end
+        return self._deadline.is_over()
 
     def _join(self) -> None:
         self.groups = join_all([g for g in self.groups if g.failures], self.nodes, self._apart)
@@ -311,11 +310,10 @@ class Search:
             self._runner.restart()
             if self._workers is not None:
                 self._workers.restart()
-        left = self._end - self._clock()
-        seconds = min(max(EACH, SHARE * left), left)
+        deadline = self._deadline.within(max(EACH, SHARE * self._deadline.left()))
         with self._runner.quick(locates=True, checks_stale_state=len(failure.case.steps) > 1 or not failure.is_flaky):
             small = shrink(
-                self._runner, self._spec, failure.case, time_budget=seconds, accept=outside, workers=self._workers
+                self._runner, self._spec, failure.case, deadline=deadline, accept=outside, workers=self._workers
             )
         self._learn(small.passed)
         result = small.result if not failure.is_flaky and failure.at is not None else self._afresh(small.case)

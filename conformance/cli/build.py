@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -32,6 +31,7 @@ from conformance.judge.outcome import Outcome, Why, unanswered
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
 from conformance.perf.units import BY_ID, Unit, units
+from conformance.process import Deadline
 from conformance.release import bisect as halving
 from conformance.release import state
 from conformance.release.cases import Cases
@@ -130,14 +130,14 @@ def _tested(
     """Test a build against another, or alone, and write its record."""
     new, old = names
     begun = since(f"conform build test {new}")
-    ends = time.monotonic() + (1 - REPORTING) * budget
+    deadline = Deadline.after((1 - REPORTING) * budget)
     for text in begin(paths):
         line(text, err=True)
     builds = replace(_probe(new, isa), released=released), None if old is None else _probe(old, isa)
-    isolation = replace(isolation, until=ends)
+    isolation = replace(isolation, until=deadline)
     it = _release(*builds, devices, budget, level, isolation, next(iter(paths), None), counted)
     with Progress().of(begun):
-        it.seconds = max(0.0, ends - time.monotonic())
+        it.seconds = max(0.0, deadline.left())
         it.run()
     _show(it)
     try:
@@ -213,7 +213,7 @@ def _release(
 ) -> Release:
     say = partial(line, err=True)
     cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
-    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.limit(emulated=True))
+    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.deadline(emulated=True).each)
     profiles = Profiles(folder(), isolation, progress=say)
     chosen = profiles.give(targets(new, old, devices), new, old)
     if counted and not any(t.name == CPU for t in chosen):

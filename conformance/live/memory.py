@@ -196,13 +196,14 @@ def measure(request: Request, device: Device, limits: Isolation | None = None, *
         UnavailableError: there is no such device, or the system does not report the memory of a process.
     """
     limits = limits or Isolation(_TIME)
-    if limits.left() <= 0:
+    if limits.until.is_over():
         raise BackendTimeoutError("the time of the run is over")
     process = device.process(_FIXED)
-    worker = Worker("conformance.live.worker", time_limit=limits.time_limit, emulated=limits.emulated, **process)
+    deadline = limits.deadline(emulated=limits.emulated)
+    worker = Worker("conformance.live.worker", deadline=deadline, emulated=limits.emulated, **process)
     asked = {"memory": asdict(replace(request, lib=device.lib)), "grows": grows, **device.asked}
     try:
-        found: dict[str, Any] = worker.ask(asked, left=limits.left())[0]
+        found: dict[str, Any] = worker.ask(asked)[0]
     except WorkerTimeoutError as e:
         raise BackendTimeoutError(e.how) from None
     except WorkerDiedError as e:
