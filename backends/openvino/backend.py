@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .emit_context import EmitContext
 
 
+LAYERED = ("fuses", "layers")
+"""Properties that the layers of the CPU plugin show."""
 ATTENTION = ("manual", "sdpa", "sdpa5d")
 SHARED = "shared"
 MEMORIES = ("constant", SHARED)
@@ -79,6 +81,8 @@ class OpenVinoStateless(TranslatingBackend):
         self.lifts = one_of("dynamic", dynamic, ("on", "off")) == "on"
         if dynamic == "on":
             self.promises = (*self.promises, "lifts")
+        if device != "CPU":  # other plugins name and fuse layers in their own way
+            self.promises = tuple(p for p in self.promises if p not in LAYERED)
         self._attention = one_of("attention", attention, ATTENTION)
         self._options = (device, precision, fusion, stage, requant, attention, threads)
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None

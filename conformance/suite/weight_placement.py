@@ -11,7 +11,7 @@ detect tensors that are read through a view, read twice, computed by the graph, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -351,16 +351,16 @@ def _graph(case_id: str) -> Case:
     _, given = read_keys(case_id, keys_text, _GRAPH_KEYS)
     params = {"kind": kind, **given}
     made = Case(case_id, persistent, graph_steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
-    return replace(made, demands=_launched(made) if kind == "lengths" else {})
+    nodes = [n for step in graph_steps for n in step.graph]
+    more = _launched(nodes, persistent) if kind == "lengths" else {}
+    return replace(made, demands=launches(nodes, persistent) | more)
 
 
-def _launched(case: Case) -> dict[str, JSON]:
-    """Return demands on kernel runs, exact if only one device can run the products."""
-    nodes = [n for step in case.steps for n in step.graph]
-    exact = launches(nodes, case.persistent, "==")
+def _launched(nodes: Sequence[Tensor], persistent: Collection[Tensor]) -> dict[str, JSON]:
+    """Return exact demands on kernel runs, for backends in which one device runs all products."""
+    exact = launches(nodes, persistent, "==")
     runs, one_row = {"kernels": exact["kernels"]}, exact[ONE_ROW[0]]
     return {
-        **launches(nodes, case.persistent),
         "tiles": {**_ARRAY, **runs},
         "sched*[?]devices=xdna2,cpu": runs,
         "sched*[?]devices=xdna2:max_n=1,cpu": one_row,
