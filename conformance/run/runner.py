@@ -216,7 +216,7 @@ class Runner:
         return self._workers.isolation.until.is_over()
 
     def within(self, deadline: Deadline) -> AbstractContextManager[None]:
-        """Limit each request in this context; after its end no process starts, and requests time out."""
+        """Limit each request in this context; after its end none starts, and no process does."""
         return self._workers.within(deadline)
 
     @contextmanager

@@ -193,7 +193,7 @@ class Workers:
             self.deadline = before
 
     def timely(self, doing: str, deadline: Deadline, *, opens: bool = False) -> Deadline:
-        """Return the deadline of a request, or of opening a backend; BackendTimeoutError if it is over."""
+        """Return the deadline of a request, or of an opening; BackendTimeoutError if it is over."""
         now = deadline.both(self.deadline)
         if now.is_over():
             raise BackendTimeoutError(f"{doing}: the time of the run is over", words="no answer")
