@@ -282,7 +282,7 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("conformance.causes.search.shrink", interrupted)
+    monkeypatch.setattr("conformance.causes.experiment.shrink", interrupted)
     found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"))
     assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
     assert sum(text.startswith("interrupted") for text in found.said) == 1
