@@ -23,7 +23,7 @@ Kind = tuple[str, str]
 
 
 Shape = frozenset[tuple[str, str]]
-"""Kind and node properties of a failure, without sizes; failures of one shape probably have one rule."""
+"""Kind and node properties of a failure, without sizes; one shape is probably one rule."""
 
 
 @dataclass(frozen=True)

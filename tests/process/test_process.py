@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from night_script import POSIX, lives, until
@@ -27,6 +28,7 @@ from conformance.process import (
     worker,
     worker_pid,
 )
+from conformance.process.memory import idle
 from conformance.process.spawn import environment
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds what has left its group")
@@ -359,6 +361,15 @@ def test_load_takes_no_time_from_a_request(monkeypatch: pytest.MonkeyPatch) -> N
     del machine.used[1, 1]
     with pytest.raises(worker.Late, match=r"no answer within 10 s of processor time \(\d+ s on a busy machine\)"):
         machine.passes(9.0, 3.1)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no processor affinity")
+def test_only_processors_of_this_process_count_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container or taskset may give it one of many; idle time of the others helps no child."""
+    each = [SimpleNamespace(idle=10.0**i, iowait=1.0) for i in range(4)]
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: each if percpu else None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
+    assert idle() == 1.0 + 100.0 + 2.0
 
 
 def test_a_child_that_waits_on_an_idle_machine_uses_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
