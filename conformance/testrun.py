@@ -273,13 +273,14 @@ class TestRun:
         self.waivers, self.active_settings = waivers, active_settings(settings, waivers)
         self.save_failures = save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
         """Folder for failing cases."""
-        self._folder = save or writeahead.default_folder()
+        self.folder = save or writeahead.default_folder()
+        """Folder for running cases, which a later run recovers."""
         self.left = self.recovered() if recovers else []
         """Sentences on cases that an interrupted run left."""
         self.runner = Runner(
             save_failures=save,
             workers=chosen.workers,
-            write_ahead=self._folder,
+            write_ahead=self.folder,
             waivers=self.waivers,
             oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
@@ -407,6 +408,10 @@ class TestRun:
             done = self._base(spec, group[: len(results)], deadline, at)
             yield from zip(group, results[:done], strict=False)
 
+    def check_start(self, spec: Spec, results: Sequence[Result]) -> None:
+        """Take results of other processes; BackendCrashError: the device does not start (`run.start`)."""
+        self._starts.check(spec, results)
+
     def _small(self, spec: Spec, case_id: str) -> Result:
         with self.runner.quick(locates=False, checks_stale_state=False):
             return self.runner.run(spec, [self.runner.case(case_id)])[0]
@@ -533,4 +538,4 @@ class TestRun:
 
     def recovered(self) -> list[str]:
         """Save the cases that an interrupted process left; return a sentence on each."""
-        return [it.sentence() for it in writeahead.recover(self._folder, build)]
+        return [it.sentence() for it in writeahead.recover(self.folder, build)]

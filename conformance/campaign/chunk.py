@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import conformance
 from conformance.backend import registry
@@ -19,7 +20,9 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
+from conformance.run.session import expected
 from conformance.run.session.environment import environment
 from conformance.suite.batch import groups
 
@@ -37,6 +40,10 @@ class Chunk:
     isolation: Isolation
     seconds: float = SECONDS
     """Seconds after which only the first case may start."""
+    exact: bool = False
+    """True to also record the NMSE from values without declared rounding."""
+    write_ahead: str | None = None
+    """Folder on this machine for running cases, which a later run recovers."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
     version: str = field(default_factory=lambda: conformance.__version__)
 
@@ -64,6 +71,8 @@ class Reply:
     """Why the worker cannot run the backend; empty where it can."""
     worker: str = ""
     environment: dict[str, JSON] = field(default_factory=dict)
+    undeclared: Sequence[str] = ()
+    """Backends whose rounding is not known."""
 
     def pack(self) -> bytes:
         """Return the reply as compressed JSON."""
@@ -94,6 +103,7 @@ def run_chunk(text: str) -> bytes:
 def execute(chunk: Chunk, worker: str = "") -> Reply:
     """Run a chunk until its time is over."""
     began, rows, why = time.monotonic(), list[JSON](), ""
+    undeclared: Sequence[str] = ()
     try:
         runner = _runner(chunk)
         size = runner.batch_size(chunk.spec)
@@ -102,9 +112,10 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
             if rows and time.monotonic() - began > chunk.seconds:
                 break
             rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
+        undeclared = list(map(str, runner.undeclared))
     except ConformanceError as e:
         why = str(e)
-    return Reply(rows, why, worker, environment())
+    return Reply(rows, why, worker, environment(), undeclared)
 
 
 def _runner(chunk: Chunk) -> Runner:
@@ -117,12 +128,14 @@ def _runner(chunk: Chunk) -> Runner:
             f"ggml-conformance {chunk.version} expected, the version that started the run; this worker has "
             f"{conformance.__version__}"
         )
-    key = chunk.isolation, chunk.names
+    key = chunk.isolation, chunk.names, chunk.exact, chunk.write_ahead
     if getattr(_HELD, "key", None) != key:
         if hasattr(_HELD, "runner"):
             _HELD.runner.close()
         registry.unpack(chunk.names)
-        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation)
+        ahead = None if chunk.write_ahead is None else Path(chunk.write_ahead)
+        oracle = Oracle(exact=chunk.exact, disk=expected.here())
+        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation, oracle=oracle, write_ahead=ahead)
     runner: Runner = _HELD.runner
     runner.backend(chunk.spec)
     return runner

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import BackendCrashError, ConformanceError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process import WorkerDiedError
@@ -63,6 +63,10 @@ class Pool(Protocol):
     """Number of a chunk, and its reply or error.
 
     WorkerDiedError if its worker died, TaskLost if it has to run again."""
+    seconds: float
+    """`Chunk.seconds`."""
+    write_ahead: str | None
+    """`Chunk.write_ahead`; None if workers are elsewhere."""
 
     def workers(self) -> Mapping[str, WorkerInfo]:
         """Return address -> worker. UnavailableError if the scheduler cannot be reached."""
@@ -224,7 +228,11 @@ class Executor:
 
     def _start(self, b: _Backend, cases: Sequence[str]) -> None:
         self._numbers += 1
-        chunk = Chunk(self._numbers, b.spec, cases, self._run.chosen.isolation)
+        chosen = self._run.chosen
+        chunk = Chunk(
+            self._numbers, b.spec, cases, chosen.isolation, self._pool.seconds, exact=chosen.exact,
+            write_ahead=self._pool.write_ahead,
+        )  # fmt: skip
         bound = frozenset(self._able(b)) if b.refused else frozenset[str]()
         self._chunks[chunk.number] = chunk, bound
         b.running += 1
@@ -241,6 +249,7 @@ class Executor:
         if isinstance(reply, Reply):
             self._keep(chunk.spec, [_result(row) for row in reply.rows])
             self.environments[reply.worker] = reply.environment
+            self._run.runner.undeclared.update(dict.fromkeys(map(Spec.parse, reply.undeclared)))
             if reply.why:
                 self._backends[chunk.spec].refused[reply.worker] = f"{reply.worker}: {reply.why}"
         self._end(number, chunk)
@@ -276,9 +285,20 @@ class Executor:
         new = [self._run.waivers.apply(spec, replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]
         new = [self._saved(r) for r in new]
         self._run.keep(new)
+        self._check_start(spec, new)
         for r in new:
             self._results[spec, r.case] = r
             self._show(r)
+
+    def _check_start(self, spec: Spec, new: Sequence[Result]) -> None:
+        """Drop a backend that does not start (`run.start`)."""
+        try:
+            self._run.check_start(spec, new)
+        except BackendCrashError as e:
+            if (str(spec), "") not in self._run.reasons:
+                self._tell(str(e))
+            self._run.reasons[str(spec), ""] = str(e)
+            self._backends[spec].drop()
 
     def _saved(self, result: Result) -> Result:
         folder = self._run.save_failures

@@ -17,25 +17,25 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from conformance.backend import registry
 from conformance.backend.registry import Spec
-from conformance.builds.build import probe
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.process import WorkerDiedError
 
-from .chunk import Chunk, Reply, run_chunk
-from .executor import TaskLost, WorkerInfo, device_of
+from .chunk import SECONDS, Chunk, Reply, run_chunk
+from .executor import TaskLost, WorkerInfo
+from .lanes import THREADS, devices_of
 
 ANSWER = 10.0
 """Seconds in which a scheduler must answer."""
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment of a worker; each core has one worker."""
 INSTALL = "pip install 'ggml-conformance[campaign]'"
 _WORKERS = re.compile(r"(?:(?P<slurm>slurm:)?(?P<n>[1-9][0-9]{0,5}))|(?P<address>\w+://\S+)", re.ASCII)
 
 
 class DaskPool:
     """The workers of a scheduler."""
+
+    seconds = SECONDS
+    write_ahead: str | None = None
 
     def __init__(self, target: Any, address: str) -> None:  # noqa: ANN401  # what Dask's client takes
         """Connect to `target`, a cluster or an address; UnavailableError if there is no answer."""
@@ -147,33 +147,13 @@ def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
         with closing(DaskPool(workers, workers)) as pool:
             yield pool
         return
-    cluster = _slurm(int(found["n"])) if found["slurm"] else _local(_devices(specs, int(found["n"])))
+    cluster = _slurm(int(found["n"])) if found["slurm"] else _local(devices_of(specs, int(found["n"])))
     try:
         with closing(DaskPool(cluster, str(cluster.scheduler_address))) as pool:
             yield pool
     finally:
         with suppress(TimeoutError):
             cluster.close(timeout=ANSWER)
-
-
-def _devices(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:
-    """Return the devices of each worker: one worker per device, all for an emulated one."""
-    resources: list[dict[str, int]] = [{} for _ in range(workers)]
-    names = dict.fromkeys(filter(None, map(device_of, specs)))
-    for k, device in enumerate(names):
-        shared = any(device_of(s) == device and _in_software(s, device) for s in specs)
-        for own in resources if shared else [resources[k % workers]]:
-            own[device] = 1
-    return resources
-
-
-def _in_software(spec: Spec, device: str) -> bool:
-    build = dict(registry.resolve(spec).options).get("lib")
-    try:
-        found = probe(build, registry.environment(spec), registry.isa_of(spec)).devices if build else ()
-    except (UnavailableError, UsageError):  # the workers refuse it with the same message
-        return False
-    return any(d.name == device and d.software for d in found)
 
 
 def _local(resources: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster

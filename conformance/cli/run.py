@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,7 +19,8 @@ from pathlib import Path
 import click
 
 from conformance.backend.registry import Spec
-from conformance.campaign.executor import Executor
+from conformance.campaign.executor import Executor, Pool
+from conformance.campaign.lanes import Lanes, devices_of
 from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
@@ -63,7 +64,9 @@ class Shown:
     budget: float = inf
     """Seconds after which no case starts."""
     workers: str = ""
-    """Workers of the cases (`campaign.pool.connect`); empty for this process."""
+    """Workers of the cases (`campaign.pool.connect`); empty for this machine."""
+    jobs: int = 1
+    """Number of lanes on this machine; 1 for this process alone."""
     minutes: float | None = None
     """Seconds per backend to group failures by cause; None: do not group them."""
     first: Mapping[str, Collection[str]] | None = None
@@ -75,6 +78,8 @@ class Shown:
 @options.BUDGET.click(help="Start no case after this time (90s, 30m, 2h); with --fresh, new cases fill it.")
 @click.option("--workers", default="", metavar="N|ADDRESS|slurm:N",
               help="Run on N local workers, those of a Dask scheduler, or N Slurm jobs.")  # fmt: skip
+@click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Run cases in N processes at a time on this machine.")  # fmt: skip
 @click.option(
     "--journal",
     "journal_path",
@@ -102,6 +107,7 @@ def run(
     chosen: Chosen,
     budget: float | None,
     workers: str,
+    jobs: int,
     journal_path: Path | None,
     minutes: float | None,
     first: bool,
@@ -120,6 +126,8 @@ def run(
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))
     if workers and (chosen.files or chosen.stage or (chosen.against and chosen.base)):
         raise UsageError("--workers: cannot be combined with FILES, --test-file, --stage or --against NAME")
+    if jobs > 1 and (workers or chosen.files or (chosen.against and chosen.base)):
+        raise UsageError("--jobs: cannot be combined with FILES, --test-file, --workers or --against NAME")
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
         **({"lf": True} if last else {}),
@@ -138,7 +146,9 @@ def run(
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
-    shown = Shown(verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, minutes, failed)
+    shown = Shown(
+        verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, jobs, minutes, failed
+    )
     it = TestRun(chosen, journal=journal, waivers=waivers)
     try:
         leave(Execution(it, shown, gating=gating).run())
@@ -262,7 +272,13 @@ class Execution:
 
     def _all(self) -> None:
         if self._shown.workers:
-            self._on_workers()
+            with connect(self._shown.workers, self._run.chosen.specs) as pool:
+                self._on(pool)
+            return
+        if self._shown.jobs > 1:
+            devices = devices_of(self._run.chosen.specs, self._shown.jobs)
+            with closing(Lanes(devices, str(self._run.folder))) as lanes:
+                self._on(lanes)
             return
         for asked in self._rounds():
             self._here(asked)
@@ -280,14 +296,14 @@ class Execution:
             self._run.fresh.update(new)
             yield dict.fromkeys(self._chosen, new)
 
-    def _on_workers(self) -> None:
-        with connect(self._shown.workers, self._run.chosen.specs) as pool:
-            for asked in self._rounds():
-                ids = {s: list(map(case_name, cases)) for s, cases in asked.items()}
-                tell = partial(line, err=True)
-                work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
-                with self._progress.of(work.__str__):
-                    work.run()
+    def _on(self, pool: Pool) -> None:
+        """Run all rounds on workers or lanes."""
+        for asked in self._rounds():
+            ids = {s: list(map(case_name, cases)) for s, cases in asked.items()}
+            tell = partial(line, err=True)
+            work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
+            with self._progress.of(work.__str__):
+                work.run()
 
     def _here(self, asked: Mapping[Spec, Sequence[Case | str]]) -> None:
         names = [*(str(s) for s, cases in asked.items() if cases), ""]

@@ -19,7 +19,7 @@ import pytest
 
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
-from conformance.campaign import pool
+from conformance.campaign import lanes, pool
 from conformance.campaign.chunk import Chunk
 from conformance.campaign.executor import Executor, TaskLost
 from conformance.campaign.pool import connect
@@ -88,7 +88,7 @@ def test_a_device_is_one_workers_unless_the_processor_computes_for_it(
         device = DeviceOf("Vulkan0", "GPU", "a card", software, ())
         return Build(text, tmp_path, "0.9", "", (device,), (), llama=False, left_out=())
 
-    monkeypatch.setattr(pool, "probe", inspect)
+    monkeypatch.setattr(lanes, "probe", inspect)
     specs = map(Spec.parse, ("ggml?lib=gone&device=CUDA0", "ggml?lib=here&device=Vulkan0", "ggml?device=CPU"))
     with connect("2", list(specs)) as workers:
         deadline = time.monotonic() + 60

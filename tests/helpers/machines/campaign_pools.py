@@ -19,6 +19,9 @@ Ended = tuple[int, Reply | Exception]
 class InlinePool:
     """One worker that runs a chunk as soon as it is started, in this process."""
 
+    seconds = 10.0
+    write_ahead: str | None = None
+
     def __init__(self, offer: WorkerInfo | None = None) -> None:
         self.ended: queue.Queue[Ended] = queue.Queue()
         self.offer = WorkerInfo(1) if offer is None else offer
@@ -91,6 +94,8 @@ class SimulatedPool:
     """Worker -> why it runs nothing."""
     now: float = 0.0
     kills: int = 0
+    seconds: float = 10.0
+    write_ahead: str | None = None
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311  # a simulation

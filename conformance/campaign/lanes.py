@@ -1,0 +1,119 @@
+"""Lanes: processes on this machine that run chunks at the same time, one on each core."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Collection, Mapping, Sequence
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.builds.build import probe
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.process import FOREVER, Worker, WorkerDiedError
+
+from .chunk import Chunk, Reply
+from .executor import WorkerInfo, device_of
+
+SERVICE = "conformance.campaign.lane"
+SECONDS = 2.0
+"""Seconds after which a lane starts no further case of a chunk, so that results appear early."""
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of a lane or worker; each core has one."""
+
+
+class Lanes:
+    """Lanes with the given devices each; a lane that died is replaced."""
+
+    seconds = SECONDS
+
+    def __init__(self, devices: Sequence[Mapping[str, float]], write_ahead: str | None = None) -> None:
+        """Start no process yet: the first chunk of a lane does."""
+        self.write_ahead = write_ahead
+        self.ended: queue.Queue[tuple[int, Reply | Exception]] = queue.Queue()
+        self._info = {f"lane {k}": WorkerInfo(1, own) for k, own in enumerate(devices, 1)}
+        self._waiting: list[tuple[Chunk, str | None, frozenset[str]]] = []
+        self._changed = threading.Condition()
+        self._open = True
+        self._lanes: dict[str, Worker] = {}
+        self._threads = [threading.Thread(target=self._serve, args=(n,), name=n, daemon=True) for n in self._info]
+        for thread in self._threads:
+            thread.start()
+
+    def workers(self) -> Mapping[str, WorkerInfo]:
+        """Return the lanes."""
+        return self._info
+
+    def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
+        """Run a chunk on the first lane that is free and may run it."""
+        with self._changed:
+            self._waiting.append((chunk, device, frozenset(workers)))
+            self._changed.notify_all()
+
+    def cancel(self, number: int) -> None:
+        """Forget a chunk that no lane runs yet."""
+        with self._changed:
+            self._waiting = [w for w in self._waiting if w[0].number != number]
+
+    def close(self) -> None:
+        """End the lanes and what they run."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, name: str) -> None:
+        while (chunk := self._next(name)) is not None:
+            try:
+                reply, _ = self._lane(name).ask({"chunk": chunk.pack(), "lane": name})
+                self.ended.put((chunk.number, Reply(**reply["reply"])))
+            except WorkerDiedError as e:
+                with self._changed:
+                    self._lanes.pop(name, None)
+                self.ended.put((chunk.number, e))
+
+    def _next(self, name: str) -> Chunk | None:
+        """Wait for a chunk that this lane may run; None if there are no more."""
+        with self._changed:
+            while self._open:
+                for i, (chunk, device, only) in enumerate(self._waiting):
+                    if (not only or name in only) and (device is None or device in self._info[name].devices):
+                        del self._waiting[i]
+                        return chunk
+                self._changed.wait()
+        return None
+
+    def _lane(self, name: str) -> Worker:
+        with self._changed:
+            if not self._open:
+                raise WorkerDiedError("the run is over", (), "the run is over")
+            if name not in self._lanes:
+                # no limit of its own: each case has one, in the process of its backend
+                env = {**THREADS, **os.environ}
+                self._lanes[name] = Worker(SERVICE, deadline=FOREVER, env=env)
+            return self._lanes[name]
+
+
+def devices_of(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:
+    """Return the devices of each worker: one worker per device, all for an emulated one."""
+    resources: list[dict[str, int]] = [{} for _ in range(workers)]
+    names = dict.fromkeys(filter(None, map(device_of, specs)))
+    for k, device in enumerate(names):
+        shared = any(device_of(s) == device and _in_software(s, device) for s in specs)
+        for own in resources if shared else [resources[k % workers]]:
+            own[device] = 1
+    return resources
+
+
+def _in_software(spec: Spec, device: str) -> bool:
+    build = dict(registry.resolve(spec).options).get("lib")
+    try:
+        found = probe(build, registry.environment(spec), registry.isa_of(spec)).devices if build else ()
+    except (UnavailableError, UsageError):  # the workers refuse it with the same message
+        return False
+    return any(d.name == device and d.software for d in found)

@@ -1,0 +1,76 @@
+"""`conform run --jobs N`: the record does not depend on N, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from commands import conform, conform_here
+from dying import DEADLY, HARMLESS, installed
+from marks import needs_wheel
+
+from conformance.run.session.select import case_ids
+
+GLOBS = ("ops/ADD*", "ops/MUL_MAT-*", "kv_growth/*")
+WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
+"""A case that ggml gets wrong."""
+
+
+def _record(path: Path, *words: str, code: int) -> dict[str, Any]:
+    ran = conform_here("run", "--json", path, "-q", *words)
+    assert ran.exit_code == code, ran.output
+    body: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    # a merged graph is one of its chunk's cases, and so is its witness
+    rows = [{k: v for k, v in r.items() if k not in {"seconds", "witness"}} for r in body["results"]]
+    return {"results": rows, **{k: body[k] for k in ("asked", "missing", "totals", "selection")}}
+
+
+@needs_wheel
+def test_results_do_not_depend_on_the_number_of_lanes(tmp_path: Path) -> None:
+    """Verdicts, errors, places and their order are those of one process; failing cases are saved."""
+    words = [w for b in ("cpu", "ggml") for w in ("--backend", b)]
+    words += [w for g in (*GLOBS, WRONG) for w in ("--case", g)]
+    each = []
+    for n in (1, 2, 3):
+        saved = tmp_path / f"saved-{n}"
+        body = _record(tmp_path / f"{n}.json", *words, "--save-failures", str(saved), "--jobs", str(n), code=1)
+        for row in body["results"]:
+            row["saved"] = Path(row["saved"]).name if row.get("saved") else None
+        assert {p.name for p in saved.glob("*.gguf")} == {r["saved"] for r in body["results"]} - {None}
+        each.append(body)
+    assert len(each[0]["results"]) == 2 * len(case_ids((), (*GLOBS, WRONG), "smoke"))
+    assert each[0] == each[1] == each[2]
+
+
+@needs_wheel
+def test_the_cases_of_a_lane_that_was_killed_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that ends its lane once passes; one that always does is a CRASH that says so, and the others pass."""
+    words = ("--case", DEADLY, "--case", HARMLESS, "--jobs", "2")
+    with installed(tmp_path, monkeypatch):
+        backend = f"dying?how=killed once&mark={tmp_path / 'mark'}"
+        body = _record(tmp_path / "once.json", "--backend", backend, *words, code=0)
+        assert {r["verdict"] for r in body["results"]} == {"PASS"}
+        body = _record(tmp_path / "gone.json", "--backend", "dying?how=gone", *words, code=1)
+    crashed = [r for r in body["results"] if r["verdict"] == "CRASH"]
+    assert [r["case"] for r in crashed] == [r["case"] for r in body["results"] if "GET_ROWS" in r["case"]]
+    assert crashed[0]["error"]["message"].startswith("each of 3 workers that ran it alone died")
+    assert {r["verdict"] for r in body["results"] if r not in crashed} == {"PASS"}
+
+
+def test_nothing_is_left_of_lanes(tmp_path: Path) -> None:
+    """A run that ends at its first failure or in time ends its lanes and their backends."""
+    before = {p.pid for p in psutil.process_iter()}
+    ran = conform("run", "--backend", "cpu", "--jobs", "2", "--budget", "2s", cwd=tmp_path)
+    assert ran.returncode == 5, ran.stderr
+    mine = [p for p in psutil.process_iter() if p.pid not in before and "campaign.lane" in " ".join(p.cmdline())]
+    assert mine == []
+
+
+def test_lanes_and_workers_exclude_each_other(tmp_path: Path) -> None:
+    """What needs the cases themselves runs in one process, and the message says so."""
+    for words in (("--workers", "2"), ("--against", "ggml")):
+        ran = conform("run", "--backend", "cpu", "--jobs", "2", *words, cwd=tmp_path)
+        assert (ran.returncode, "--jobs: cannot be combined" in ran.stderr) == (2, True)
