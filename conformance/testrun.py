@@ -409,7 +409,7 @@ class TestRun:
             yield from zip(group, results[:done], strict=False)
 
     def check_start(self, spec: Spec, results: Sequence[Result]) -> None:
-        """Take results of other processes; BackendCrashError: the device does not start (`run.start`)."""
+        """Take results of other processes; BackendCrashError: the device does not start."""
         self._starts.check(spec, results)
 
     def _small(self, spec: Spec, case_id: str) -> Result:

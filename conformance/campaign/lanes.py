@@ -18,7 +18,7 @@ from .executor import WorkerInfo, device_of
 
 SERVICE = "conformance.campaign.lane"
 SECONDS = 2.0
-"""Seconds after which a lane starts no further case of a chunk, so that results appear early."""
+"""Seconds after which a lane starts no further case of a chunk: results appear early."""
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Environment of a lane or worker; each core has one."""
 
