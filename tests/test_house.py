@@ -19,7 +19,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         (
             {""},
             {"ggml"},
-            {"process", "shipped"},
+            {"installed", "process", "shipped"},
             {"case", "builds"},
             {"backend", "suite", "judge"},
             {"run"},

@@ -32,7 +32,7 @@ from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.select import case_ids
 from conformance.run.session.settings import WaiverBook, today
-from conformance.suite import FAMILIES, ops, tbo
+from conformance.suite import by_default, ops, tbo
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.zoo.model import table
 from conformance.testrun import Chosen, TestRun
@@ -66,7 +66,7 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
 
     They are ops; scheduler and memory, which take a minute; trajectories, audits and models, which take the rest.
     """
-    rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
+    rest = [f.name for f in by_default() if f.name not in SMALL]
     work: list[Sweep] = []
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
