@@ -196,6 +196,16 @@ def test_ours_win(site: Path) -> None:
     assert not (site.parent / "loaded").exists()
 
 
+def test_a_journal_answers_for_no_other_family(site: Path) -> None:
+    """An edit of a family, whose ids stay, builds another case: no earlier result is reused."""
+    words = ("run", "--case", "their-graphs/8@*", "--backend", "ggml", "--journal", "journal")
+    assert _conform(site, *words).returncode == 0
+    assert "reused" in _conform(site, *words).stderr
+    (site / "their_family.py").write_text(FAMILY.replace(".add(x, x)", ".mul(x, x)"))
+    done = _conform(site, *words)
+    assert (done.returncode, "changed since its run was started" in done.stderr) == (2, True), done
+
+
 def test_ours_are_entry_points_as_theirs_are() -> None:
     """Every family, live family and command of ours is found in the metadata, and can be loaded."""
     for parts in (FAMILIES, LIVE, COMMANDS):
