@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conformance.case import casefile
 from conformance.cli import COMMANDS
 from conformance.ggml.errors import UnavailableError
 from conformance.installed import Parts
@@ -46,6 +48,8 @@ LIVE_FAMILY = '''
 
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.live import LiveFamily, without_steps
+
+open("loaded", "a").close()
 
 
 class Player:
@@ -193,6 +197,21 @@ def test_ours_win(site: Path) -> None:
         assert found.stdout == plain.stdout
     memory = _conform(site, "list", "cases", "--family", "memory")
     assert memory.stdout.startswith("memory/")
+    assert not (site.parent / "loaded").exists()
+
+
+@pytest.mark.parametrize("family", ["their-graphs", "their-live"])
+def test_a_file_loads_none(site: Path, family: str) -> None:
+    """A case file whose id names another package's family runs as it is, and a report of it is made: nothing loads."""
+    case = next(iter(FAMILIES["ops"].ids("smoke")))
+    casefile.write(site.parent / "case.gguf", replace(FAMILIES["ops"].build(case), id=f"{family}/8@1", family=family))
+    for words in (
+        ["run", "case.gguf", "--backend", "cpu", "--backend", "ggml", "--json", "run.json"],
+        ["show", "case.gguf"],
+        ["report", "run.json", "-o", "page.html"],
+    ):
+        done = _conform(site, *words)
+        assert done.returncode == 0, done
     assert not (site.parent / "loaded").exists()
 
 
