@@ -25,6 +25,7 @@ from conformance.ggml.text import printable
 from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
+from conformance.process import FOREVER, Deadline
 from conformance.report.compare import Pair, Side
 from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import Selection, record, write_json
@@ -340,8 +341,7 @@ class TestRun:
         spec: Spec,
         cases: Sequence[Case | str],
         *,
-        ends: float = inf,
-        limit: float = inf,
+        deadline: Deadline = FOREVER,
         stop: Callable[[], bool] = lambda: False,
         at: Callable[[str], None] = lambda _: None,
     ) -> Iterator[tuple[Case | None, Result]]:
@@ -352,9 +352,7 @@ class TestRun:
         Args:
             spec: the backend.
             cases: cases or their ids.
-            ends: time of `clock` after which no group of cases starts; a case cut off by it, or by
-                `Isolation.until`, has no result.
-            limit: maximum seconds of a request.
+            deadline: no group of cases starts after it; a case cut off by it, or by `Isolation.until`, has no result.
             stop: called before each group of cases; True ends the run.
             at: called with a description of the current work.
 
@@ -367,19 +365,19 @@ class TestRun:
         self._starts.check(spec)
         # a live family opens its devices itself, also those that only llama.cpp knows
         full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
-        start, size = 0, full if ends == inf else FIRST
+        start, size = 0, full if deadline.end == inf else FIRST
         if not self._starts.knows(spec):
             size = min(size, DEATHS)
         while batch := cases[start : start + size]:
             began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
             left = (self._case(c, at) for c, k in zip(batch, earlier, strict=True) if k is None)
-            new = self._new(spec, left, ends, limit, stop, at)
+            new = self._new(spec, left, deadline, stop, at)
             for case, known in zip(batch, earlier, strict=True):
                 found = next(new, None) if known is None else (None, known)
                 if found is None:  # stopped before this case
                     return
-                if known is not None and not self._base(spec, [self._case(case, at)], limit, at):
+                if known is not None and not self._base(spec, [self._case(case, at)], deadline, at):
                     return
                 result = replace(found[1], fresh=found[1].case in self.fresh)
                 self.results.append(result)
@@ -387,7 +385,7 @@ class TestRun:
                 done += 1
             self._starts.check(spec, self.results[len(self.results) - done :])
             start += done
-            if ends == inf:
+            if deadline.end == inf:
                 size = full
             else:
                 size = max(1, done // 4) if self.clock() - began > SLOW else min(MOST, full, 2 * size)
@@ -396,39 +394,35 @@ class TestRun:
         self,
         spec: Spec,
         cases: Iterable[Case],
-        ends: float,
-        limit: float,
+        deadline: Deadline,
         stop: Callable[[], bool],
         at: Callable[[str], None],
     ) -> Iterator[tuple[Case, Result]]:
         for group in groups(cases):
-            left = ends - self.clock()
-            if stop() or left <= 0 or self.runner.is_over():
+            if stop() or deadline.is_over() or self.runner.is_over():
                 return
-            results = self._timely(self._run(spec, group, limit, at, left), ends)
+            results = self._timely(self._run(spec, group, deadline, at), deadline)
             results = [replace(r, fresh=r.case in self.fresh) for r in results]
             self.keep(results)
-            done = self._base(spec, group[: len(results)], limit, at)
+            done = self._base(spec, group[: len(results)], deadline, at)
             yield from zip(group, results[:done], strict=False)
 
     def _small(self, spec: Spec, case_id: str) -> Result:
         with self.runner.quick(locates=False, checks_stale_state=False):
             return self.runner.run(spec, [self.runner.case(case_id)])[0]
 
-    def _timely(self, results: Sequence[Result], ends: float = inf) -> Sequence[Result]:
+    def _timely(self, results: Sequence[Result], deadline: Deadline = FOREVER) -> Sequence[Result]:
         """Return the results before the first timeout that the end of the run caused."""
-        over = self.clock() > ends or self.runner.is_over()
+        over = deadline.is_over() or self.runner.is_over()
         cut = (k for k, r in enumerate(results) if over and r.verdict is Verdict.TIMEOUT)
         return results[: next(cut, len(results))]
 
-    def _run(
-        self, spec: Spec, group: Sequence[Case], limit: float, at: Callable[[str], None], left: float = inf
-    ) -> list[Result]:
+    def _run(self, spec: Spec, group: Sequence[Case], deadline: Deadline, at: Callable[[str], None]) -> list[Result]:
         at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-        with self.runner.deadline(limit, left):
+        with self.runner.within(deadline):
             return self.runner.run(spec, group)
 
-    def _base(self, spec: Spec, cases: Sequence[Case], limit: float, at: Callable[[str], None]) -> int:
+    def _base(self, spec: Spec, cases: Sequence[Case], deadline: Deadline, at: Callable[[str], None]) -> int:
         """Run cases on the base, unless it has their results; return how many it has.
 
         Less than all if the time of the run is over.
@@ -440,7 +434,7 @@ class TestRun:
             if (base, case.id) not in self._of_bases and (known := self.take(base, case.id)) is not None:
                 self._of_bases[base, case.id] = known
         for group in groups(c for c in cases if (base, c.id) not in self._of_bases):
-            results = self._timely(self._run(base, group, limit, at))
+            results = self._timely(self._run(base, group, FOREVER.request(deadline.each), at))
             self.keep(results)
             self._of_bases |= {(base, r.case): r for r in results}
         found = [self._of_bases.get((base, c.id)) for c in cases]

@@ -16,6 +16,7 @@ from conformance.backend.measure import Peak
 from conformance.backend.translating.engine import TranslatingBackend, TranslatingSession
 from conformance.backend.translating.plan import Emitter, Plan, Role
 from conformance.case.case import Case, writes_in_place
+from conformance.case.demands import PROGRAMS
 from conformance.ggml.arithmetic import Arithmetic, requantising
 from conformance.ggml.graph import Graph
 from conformance.ggml.quants.requant import mode_named, weight_form
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .emit_context import EmitContext
 
 
+LAYERED = ("fuses", "layers")
+"""Properties that the layers of the CPU plugin show."""
 ATTENTION = ("manual", "sdpa", "sdpa5d")
 SHARED = "shared"
 MEMORIES = ("constant", SHARED)
@@ -57,7 +60,7 @@ class OpenVinoStateless(TranslatingBackend):
     batch: ClassVar[int] = 100
     stages: ClassVar[tuple[str, ...]] = ("translate", "run")
     places: ClassVar[frozenset[str] | None] = frozenset({"cache_dir"})
-    promises: tuple[str, ...] = ("appends", "packs")
+    promises: tuple[str, ...] = ("appends", "packs", "layers")
 
     def __init__(
         self,
@@ -78,6 +81,8 @@ class OpenVinoStateless(TranslatingBackend):
         self.lifts = one_of("dynamic", dynamic, ("on", "off")) == "on"
         if dynamic == "on":
             self.promises = (*self.promises, "lifts")
+        if device != "CPU":  # other plugins name and fuse layers in their own way
+            self.promises = tuple(p for p in self.promises if p not in LAYERED)
         self._attention = one_of("attention", attention, ATTENTION)
         self._options = (device, precision, fusion, stage, requant, attention, threads)
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
@@ -244,6 +249,7 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
     kernels, notes, sizes = Counter[str](), Counter[str](), Counter[str]()
     devices: set[str] = set()
     peaks: list[int] = []
+    w.counters[PROGRAMS] = 0
     for p in programs:
         notes.update(p.notes)
         if p.compiled is None:
@@ -251,6 +257,7 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
         devices.update(p.compiled.get_property("EXECUTION_DEVICES"))
         peaks += [] if p.peak is None else [p.peak]
         layers = list(executed(p.compiled))
+        w.counters[PROGRAMS] += 1
         sizes["packed copies"] += packed_copies(layers)
         for kind, node in layers:
             kernels[kind] += 1

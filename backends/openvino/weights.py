@@ -38,8 +38,8 @@ Scales: TypeAlias = tuple[F32Array, F32Array | None]
 """Scale, and the term subtracted after scaling, if any: (n, groups) each."""
 Read: TypeAlias = Callable[[Tensor], Bytes]
 """Function that returns a weight's bytes."""
-_CHUNK = 1 << 22
-"""Elements converted to float32 at a time: 16 MiB."""
+_CHUNK = 1 << 18
+"""Elements converted to float32 at a time: 1 MiB, in addition to the weights."""
 _TYPES = {"i4": Type.i4, "u4": Type.u4, "i8": Type.i8, "u8": Type.u8, "f16": Type.f16, "bf16": Type.bf16}
 _HALVES = {F16: "f16", BF16: "bf16"}
 

@@ -30,6 +30,8 @@ CONTEXT_COLUMNS = 4
 MAX_SLOTS = 8
 """Maximum number of kernels, one per K."""
 
+CHUNK = 1 << 18
+"""Weights converted at a time: no second copy of a weight is in memory."""
 LEAST_N = 16
 """Minimum activation rows of the array."""
 DECODE_N = 64
@@ -58,7 +60,10 @@ def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArra
     """
     out = np.zeros((len(activations), len(weights)), np.int32)
     filled = int(np.flatnonzero(activations.any(axis=1)).max(initial=-1)) + 1  # padding is zeros and stays so
-    out[:filled] = activations[:filled].astype(np.float64) @ weights.astype(np.float64).T
+    x = activations[:filled].astype(np.float64)
+    step = max(1, CHUNK // weights.shape[1])
+    for i in range(0, len(weights), step):
+        out[:filled, i : i + step] = x @ weights[i : i + step].astype(np.float64).T
     return out
 
 
@@ -281,10 +286,21 @@ class Xdna2Session(KernelSession):
     def _weights(self, weight: Tensor, raw: Raw) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
         if weight in self._int8:
             return self._int8[weight]
-        rows = _by_rows(quants.to_float(weight.type, raw).reshape(-1, weight.ne[0]))
+        rows = _in_int8(weight, raw)
         if weight in self._fixed:
             self._int8[weight] = rows
         return rows
+
+
+def _in_int8(weight: Tensor, raw: Raw) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantise a matrix of weights, few rows at a time."""
+    k, m = weight.ne[:2]
+    q, d = np.empty((m, k), np.int8), np.empty((m, 1), np.float32)
+    step = max(1, CHUNK // k)
+    for i in range(0, m, step):
+        part = slice(i, i + step)
+        q[part], d[part] = _by_rows(quants.to_float(weight.type, raw[:, :, part]).reshape(-1, k))
+    return q, d
 
 
 def _by_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

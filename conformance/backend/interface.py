@@ -104,7 +104,9 @@ class Witness:
     seconds: dict[str, float] = field(default_factory=dict)
     """Device -> seconds of computing, if several share a graph."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Other counters of a device, such as `columns` in use, or `least_rows` of a kernel."""
+    """Other counters of a device, such as `columns` in use, or `least_rows` of a kernel.
+
+    `programs`: compiled programs whose layers `kernels` counts."""
     promises: list[str] = field(default_factory=list)
     """Cost properties that the backend always declares: `case.demands` lists them."""
     libraries: list[str] = field(default_factory=list)

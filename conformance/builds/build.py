@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.ggml.errors import UnavailableError
-from conformance.process import Worker, WorkerDiedError
+from conformance.process import Deadline, Worker, WorkerDiedError
 
 from .emulator import start
 from .source import locate
@@ -82,7 +82,7 @@ def probe(text: str, environment: Mapping[str, str | None] = {}, isa: str = "") 
     path = locate(text, isa)
     changed = {**os.environ, **environment}
     env = {k: v for k, v in changed.items() if v is not None}
-    worker = Worker("conformance.builds.worker", time_limit=TIME_LIMIT, **start(isa, env))
+    worker = Worker("conformance.builds.worker", deadline=Deadline(each=TIME_LIMIT), **start(isa, env))
     try:
         reply, _ = worker.ask({"probe": str(path)})
     except WorkerDiedError as e:  # includes timeouts

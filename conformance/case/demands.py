@@ -15,14 +15,17 @@ declare (`Witness.promises`), with demands for those backends only. All demands 
 | `fuses` | keeps caches inside the attention kernel |
 | `resumes` | continues with its own copy of a cache, without loading it again |
 | `packs` | stores quantised weights in about as many bits as their blocks |
-| `tiles` | multiplies on an array of 16 columns with kernels of at least 16 rows, and counts both |
+| `layers` | runs each RMS_NORM and each plain ROPE as one layer, `RMS` and `RoPE`, in every program |
+| `tiles` | multiplies on an array of 16 columns with kernels of at least 16 rows, `K=… TILE_N=…`; counts all three |
 
 | type of the field | a demand on it |
 |---|---|
-| a number | the number, or text `<=n`, `>=n`, `==n` |
+| a number | the number, or text `<=n`, `>=n`, `==n`; with `*programs`, n for each of `counters["programs"]` |
 | text | the text, `*` and `?` as in a glob |
-| counts by name | a list of required names, or an object name -> demand on a number (an absent count is 0) |
+| counts by name | a list of required names, or an object glob -> demand on the sum of the counts that match |
 | lines | a list of globs, each of which must match some line |
+
+A limit from above on what a backend declares is not met by a count of 0: it has counted nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ FIELDS: dict[str, Kind] = {
 }  # fmt: skip
 """Field of a witness -> type of its value."""
 
-COMPARISON = re.compile(r"(<=|>=|==)(\d{1,18})")
+COMPARISON = re.compile(r"(<=|>=|==)(\d{1,18})(\*programs)?")
+PROGRAMS = "programs"
+"""Counter of a witness: the programs whose layers `kernels` counts."""
 _LONGEST = 200
 
 
@@ -59,7 +64,7 @@ class Demand:
     """Glob over backends and `promises`."""
     field: str
     entry: str | None
-    """Name of the count in the field; None for the field itself."""
+    """Glob over the names of the counts in the field; None for the field itself."""
     what: Any
     """A number, a text, or a list of texts, as in the table above."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from conformance.judge.cause import ALWAYS, Cause
 from conformance.judge.evidence import Fault
 from conformance.judge.message import innermost
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
+from conformance.process import Deadline
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
@@ -100,10 +100,12 @@ def _of_backend(
         raise UnavailableError(f"it is not installed; known: {', '.join(registry.names())}")
     nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
     seen: dict[str, Seen] = {}
-    end = time.monotonic() + seconds * (1 - AFTER)
+    deadline = Deadline.after(seconds)
+    searched = deadline.within(seconds * (1 - AFTER))
     if again:
         with _interruptible("confirming failures", progress):
-            seen = confirm(spec, results, isolation=isolation, time_budget=seconds * CONFIRMING, progress=progress)
+            confirmed = deadline.within(seconds * CONFIRMING)
+            seen = confirm(spec, results, isolation=isolation, deadline=confirmed, progress=progress)
 
     def make() -> Runner:
         return Runner(workers=Workers(isolation, ahead=True))
@@ -113,12 +115,11 @@ def _of_backend(
         runner.backend(spec)
         beside = shrink_workers(spec, make)
         alone = [f for f in failures if not _after(f, seen)]
-        left = end - time.monotonic()
-        groups = Search(runner, spec, nodes, seconds=left, progress=progress, workers=beside).run(alone)
+        groups = Search(runner, spec, nodes, deadline=searched, progress=progress, workers=beside).run(alone)
         groups += _poisoned(failures, seen)
         causes = unique_ids([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
         with _interruptible("counting architectures", progress):
-            causes = count_architectures(causes, min(COUNTING, seconds * AFTER / 2), progress)
+            causes = count_architectures(causes, Deadline.after(min(COUNTING, seconds * AFTER / 2)), progress)
         if folder is not None:
             with _interruptible("writing bug reports", progress):
                 for i, group in enumerate(groups):

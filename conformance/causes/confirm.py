@@ -9,7 +9,6 @@ failing case, repeated, fails after it alone and does not fail without it.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.cause import ALWAYS
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.process import FOREVER, Deadline
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
@@ -71,15 +71,14 @@ def confirm(
     *,
     isolation: Isolation | None = None,
     runs: int = TRIES,
-    time_budget: float = 600.0,
+    deadline: Deadline = FOREVER,
     progress: Callable[[str], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Seen]:
     """Return how reliably each failure in `results` reproduces on `spec`, by case id.
 
     A try fails if the verdict is the same or the process dies. The first few cases of each signature get `runs` tries;
     timeouts come last. A case that neither its id nor its file reproduces is left out, and so is one that got no try
-    within `time_budget` seconds; a request in progress may exceed them by the time limit of `isolation`.
+    before `deadline`; a request in progress may exceed it by the time limit of `isolation`.
 
     Args:
         spec: the backend.
@@ -88,16 +87,14 @@ def confirm(
             that ended the process.
         isolation: limits of a process.
         runs: tries of a case alone; fewer than `SURE` never give `always`.
-        time_budget: seconds.
+        deadline: no try starts after it.
         progress: receives a line per case.
-        clock: returns seconds.
 
     Raises:
         UsageError: the backend or one of its options is unknown.
     """
-    end = clock() + time_budget
     own = [r for r in results if r.backend == str(spec)]
-    trial = _Trial(spec, own, isolation, runs, lambda: clock() >= end)
+    trial = _Trial(spec, own, isolation, runs, deadline)
     found: dict[str, Seen] = {}
     alike: dict[Signature, list[Seen]] = defaultdict(list)
     try:
@@ -146,10 +143,10 @@ class _Trial:
     """Tries on one backend; a try that is cut short by the time limit counts as harmless."""
 
     def __init__(
-        self, spec: Spec, results: Sequence[Result], isolation: Isolation | None, runs: int, late: Callable[[], bool]
+        self, spec: Spec, results: Sequence[Result], isolation: Isolation | None, runs: int, deadline: Deadline
     ) -> None:
         self._runner = _Fresh(isolation=isolation)
-        self._spec, self._runs, self._late = spec, runs, late
+        self._spec, self._runs, self._late = spec, runs, deadline.is_over
         self._saved = {r.case: r.saved for r in results if r.saved is not None}
 
     def close(self) -> None:

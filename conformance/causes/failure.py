@@ -22,6 +22,10 @@ Kind = tuple[str, str]
 """How a case fails: the verdict, and the error message or the kind of wrong numbers."""
 
 
+Shape = frozenset[tuple[str, str]]
+"""Kind and node properties of a failure, without sizes; one shape is probably one rule."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """A failing case with its failing node, if there is one."""
@@ -56,6 +60,13 @@ class Failure:
         """True for wrong numbers and memory corruption."""
         return is_flaky(*self.kind)
 
+    @property
+    def may_hide(self) -> bool:
+        """True if the case has other nodes than the first wrong one, and they ran."""
+        if self.result.verdict is not Verdict.FAIL or relation.applies(self.case):
+            return False
+        return len(list(itertools.islice(nodes_of(self.case), 2))) > 1
+
     @cached_property
     def node(self) -> Tensor:
         """The failing node."""
@@ -74,7 +85,7 @@ class Failure:
         return [features(self.case, k, n) for k, _, n in nodes_of(self.case)]
 
     @property
-    def shape(self) -> frozenset[tuple[str, str]]:
+    def shape(self) -> Shape:
         """The kind and node properties (or all ops), without sizes; equal for similar failures."""
         rows = ({(OP, f[OP]) for f in self.all} if self.at is None else self.features.items()) | {self.kind}
         return frozenset((k, v if not v.isdigit() else "1" if v == "1" else "n") for k, v in rows)

@@ -26,7 +26,7 @@ from conformance.suite.relations import relation
 
 from .ablate import Needs
 from .cause import digest
-from .failure import Failure, Kind, is_flaky, size
+from .failure import Failure, Kind, Shape, is_flaky, size
 from .features import OP, TYPE, Features, features, nodes_of
 from .rule import Rule, common, is_size, kernels, meets, property_of
 from .wording import sentence
@@ -35,6 +35,10 @@ JOINED = 0.8
 """Minimum share of failures that a joint rule must retain, relative to each rule alone."""
 SEVERAL = 3
 """Minimum number of ops of a shared rule that may explain further ops."""
+SHRUNK = 3
+"""Number of failures of one shape to shrink.
+
+If all give the same rule, other failures of the shape get it without a search."""
 FEW = 3
 """Minimum number of passing nodes to decide that a condition excludes none of them."""
 GONE = "passes in a fresh process, so earlier cases may be at fault"
@@ -282,3 +286,76 @@ def _id(group: Group, backend: str) -> str:
 def relation_rule(name: str) -> Rule:
     """Return the rule for a relation whose runs each pass alone."""
     return Rule((Condition(relation.KEY, name),))
+
+
+class Groups:
+    """The causes found so far, as groups of failures."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._apart: Apart = set()
+        self._shrunk: dict[Shape, list[Failure]] = {}
+        """Shape of a failure -> the failures of that shape that were shrunk."""
+        self.all: list[Group] = []
+
+    def add(self, group: Group) -> Group:
+        """Add and return a group."""
+        self.all.append(group)
+        return group
+
+    def row(self, failure: Failure, message: str) -> Group:
+        """Return the group of failures of which only `message` is known."""
+        kind = (failure.result.verdict.value, message)
+        group = next((g for g in self.all if g.kind == kind), None)
+        if group is None:
+            group = Group(kind, Rule(()), failure, cut=message == UNSEEN)
+            self.all.append(group)
+        return group
+
+    def explaining(self, failure: Failure, apart: Needs | None = None) -> Group | None:
+        """Return a group that explains `failure` and does not conflict with `apart`."""
+        found = (g for g in self.all if g.explains(failure, self._nodes))
+        return next((g for g in found if apart is None or not apart.conflicts(g.needs)), None)
+
+    def of_shape(self, failure: Failure) -> Group | None:
+        """Return the group of failures of the same shape if the first few are all in it."""
+        known = self._shrunk.get(failure.shape, ())
+        if len(known) < SHRUNK:
+            return None
+        return next((g for g in self.all if all(any(f is k for f in g.failures) for k in known)), None)
+
+    def nearest(self, failure: Failure) -> Group | None:
+        """Return the only group with the same error, op and non-size conditions, else a catch-all."""
+        alike = [g for g in self.all if g.kind == failure.kind]
+        if failure.at is None:
+            return next((g for g in alike if not g.rule.ops), None)
+        found = failure.features
+        same = [g for g in alike if found[OP] in g.rule.ops]
+        near = [g for g in same if all(meets(c, found) for c in g.rule.says)]
+        return near[0] if len(near) == 1 else self.row(failure, UNSEEN) if same else None
+
+    def needing(self, failure: Failure, needs: Needs) -> Group | None:
+        """Return the group of the same op, rule (without sizes) and necessary conditions."""
+        if failure.at is None or not needs.alone:
+            return None
+        found = failure.features
+        alike = (g for g in self.all if found[OP] in g.rule.ops and g.fails_as(failure.kind))
+        return next((
+            g for g in alike if needs.alone == g.needs.alone and all(meets(c, found) for c in g.rule.says)
+        ), None)  # fmt: skip
+
+    def join(self) -> None:
+        """Join groups of one cause, and drop those without failures."""
+        self.all = join_all([g for g in self.all if g.failures], self._nodes, self._apart)
+
+    def was_shrunk(self, failure: Failure) -> None:
+        """Remember that a failure of this shape was shrunk to a rule."""
+        self._shrunk.setdefault(failure.shape, []).append(failure)
+
+    def simplify(self) -> None:
+        """Join groups that need the same, and drop conditions that exclude no passing node."""
+        self.join()
+        self.all = join_all(self.all, self._nodes, set(), needing_alike)
+        for g in self.all:
+            g.rule = self._nodes.simplest(g.rule, g.needs.alone)
+        self.join()

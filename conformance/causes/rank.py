@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 import conformance
 from conformance.case.leftover import write_whole
 from conformance.judge.cause import Cause
+from conformance.process import Deadline
 from conformance.run.session.select import build
 from conformance.run.session.writeahead import default_folder
 from conformance.suite import FAMILIES
@@ -38,20 +38,19 @@ Table = dict[str, list[Features]]
 
 def count_architectures(
     causes: Sequence[Cause],
-    seconds: float,
+    deadline: Deadline,
     progress: Callable[[str], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> list[Cause]:
     """Return `causes` with the number of `architectures` that contain a matching node.
 
-    Building all blocks takes a minute, so `seconds` bounds it; `counted` says how many were examined. A file caches
+    Building all blocks takes a minute, so `deadline` bounds it; `counted` says how many were examined. A file caches
     them for the code that made them, and the next call continues from there. Causes without a failing node, and causes
     whose rule mostly matches passing nodes or is not established, are returned unchanged.
     """
     ranked = [c for c in causes if _tells(c)]
     if not ranked:
         return list(causes)
-    table, of = _laid_out(clock() + seconds, progress, clock)
+    table, of = _laid_out(deadline, progress)
     return [_counted(c, table, of) if c in ranked else c for c in causes]
 
 
@@ -70,7 +69,7 @@ def _counted(cause: Cause, table: Table, of: int) -> Cause:
     return replace(cause, rank={**cause.rank, "architectures": hit, "counted": len(table), "of": of})
 
 
-def _laid_out(end: float, progress: Callable[[str], None], clock: Callable[[], float]) -> tuple[Table, int]:
+def _laid_out(deadline: Deadline, progress: Callable[[str], None]) -> tuple[Table, int]:
     """Return the table of as many architectures as fit, and the total number."""
     ids: dict[str, list[str]] = {}
     for case_id in FAMILIES[BLOCKS].ids("full"):
@@ -84,7 +83,7 @@ def _laid_out(end: float, progress: Callable[[str], None], clock: Callable[[], f
     for name, case_ids in ids.items():
         if name in table:
             continue
-        if clock() >= end:
+        if deadline.is_over():
             break
         if len(table) % EVERY == 0:
             progress(f"counting architectures: {len(table)} of {len(ids)}")

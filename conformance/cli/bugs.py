@@ -21,6 +21,7 @@ from conformance.ggml.text import shell
 from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, without_pass
 from conformance.judge.verdict import Result, counted
+from conformance.process import Deadline
 from conformance.report import graphview
 from conformance.report.runfile import write_json, write_text
 from conformance.report.runs import Runs, read_runs
@@ -158,7 +159,9 @@ def shrink(
         line(text)
     output = output or file.with_name(f"{file.stem}-small.gguf")
     with closing(Runner(isolation=isolation)) as runner:
-        small = smallest(runner, spec, case, time_budget=budget, progress=lambda text: line(text, err=True))
+        small = smallest(
+            runner, spec, case, deadline=Deadline.after(budget), progress=lambda text: line(text, err=True)
+        )
     casefile.write(output, [failures.with_result(small.case, small.result)])
     write_text(output.with_suffix(".py"), python(small.case), "-o")
     write_text(output.with_suffix(".cpp"), cpp(small.case), "-o")

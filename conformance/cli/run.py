@@ -26,7 +26,7 @@ from conformance.ggml.errors import CaseFileError, ConformanceError, Unavailable
 from conformance.ggml.text import printable
 from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted, elapsed
-from conformance.process import is_traced
+from conformance.process import Deadline, is_traced
 from conformance.report.compare import DIFFERS
 from conformance.report.compare import sentence as compared
 from conformance.report.journal import Journal
@@ -229,7 +229,7 @@ class Execution:
             line(text, err=True)
         it.left.clear()
         self._began = time.monotonic()
-        self._ends = self._began + shown.budget
+        self._deadline = Deadline.after(shown.budget)
         self._failures = 0
         self._progress = Progress(logs=not shown.quiet)
         self._fault: OSError | None = None
@@ -243,7 +243,7 @@ class Execution:
             self._group()
             if self._is_full():
                 why, cause = f"stopped after {counted(self._failures, 'failure')}", MissingCause.STOPPED
-            elif time.monotonic() > self._ends:
+            elif self._deadline.is_over():
                 why, cause = "time limit (--budget)", MissingCause.TIME_LIMIT
         except KeyboardInterrupt:
             why, cause = "interrupted", MissingCause.INTERRUPTED
@@ -323,7 +323,7 @@ class Execution:
             return
         began, totals, steps = time.monotonic(), Totals(), Steps(str(spec), len(cases), then)
         with self._progress.of(lambda: str(steps)):
-            for case, result in self._run.play(spec, cases, ends=self._ends, stop=self._is_full, at=steps.at):
+            for case, result in self._run.play(spec, cases, deadline=self._deadline, stop=self._is_full, at=steps.at):
                 steps.done += 1
                 if result.undecided:  # among the missing ones at the end
                     continue
@@ -342,7 +342,7 @@ class Execution:
         self._failures += result.fails_run
 
     def _stops(self) -> bool:
-        return self._is_full() or time.monotonic() > self._ends
+        return self._is_full() or self._deadline.is_over()
 
     def _is_full(self) -> bool:
         """Return True if the number of failures has reached the limit."""

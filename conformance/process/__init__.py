@@ -9,11 +9,15 @@ Every process of this project is started here. Such a process
 `service` is the child side of a `Worker`.
 """
 
+from .deadline import FOREVER, OVER, Deadline
 from .spawn import Child, end_group, interrupt, is_traced, spawn, spawn_command, words, worker_pid
 from .worker import Tail, Worker, WorkerDiedError, WorkerTimeoutError, call
 
 __all__ = [
+    "FOREVER",
+    "OVER",
     "Child",
+    "Deadline",
     "Tail",
     "Worker",
     "WorkerDiedError",

@@ -6,6 +6,7 @@ still counts reserved heaps.
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -73,9 +74,13 @@ def used_below(pid: int) -> dict[tuple[int, int], float]:
 
 
 def idle() -> float:
-    """Return the seconds that all processors of the machine were idle, since it started."""
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
+    """Return the seconds that the processors on which this process may run were idle.
+
+    Others do not help its children: a container or `taskset` may give it few of them.
+    """
+    each = psutil.cpu_times(percpu=True)
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(each))
+    return float(sum(t.idle + getattr(t, "iowait", 0.0) for i, t in enumerate(each) if i in mine))
 
 
 def _below(pid: int) -> list[int]:

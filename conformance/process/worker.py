@@ -25,6 +25,7 @@ from typing import IO, Any, BinaryIO, Final, Literal, cast
 
 from conformance.ggml.errors import BY_NAME, BackendError, CaseFileError, ConformanceError
 
+from .deadline import FOREVER, Deadline
 from .service import Closed, Garbage, Header, receive, send
 from .spawn import Child, end_group, ended, spawn, spawn_command, words, worker_pid
 
@@ -43,8 +44,8 @@ class Wire:
     def __init__(
         self, incoming: IO[bytes], outgoing: IO[bytes], look: Callable[[], None] | None = None, interval: float = inf
     ) -> None:
-        self.deadline = inf
-        """Deadline of the current request, as `time.monotonic`."""
+        self.deadline = FOREVER
+        """Deadline of the current request, of wall time."""
         self._look = look
         self._interval = interval if look is not None else inf
         self._next = time.monotonic() + self._interval
@@ -84,9 +85,9 @@ class Wire:
             if now >= self._next and self._look is not None:
                 self._look()
                 self._next = time.monotonic() + self._interval
-            if side.ready(max(0.0, min(self.deadline, self._next) - now)):
+            if side.ready(max(0.0, min(self.deadline.left(), self._next - now))):
                 return side
-            if time.monotonic() >= self.deadline:
+            if self.deadline.is_over():
                 raise Late
 
 
@@ -326,9 +327,8 @@ class Worker:
     Args:
         service: the name of a module that runs a `service.Service`; with `python` the path of a script.
         args: its arguments.
-        time_limit: maximum seconds for one reply, without those in which the child waits for a processor. A reply takes
-            at most `CEILING` times as long.
-        emulated: True if a CPU emulates what the child uses; for the owner, who chooses `time_limit`.
+        deadline: that of each request; a reply takes at most `CEILING` times `Deadline.each` of wall time.
+        emulated: True if a CPU emulates what the child uses; for the owner, who chooses the deadline.
         memory_limit: maximum bytes of the child and its descendants together.
         env: its environment; None inherits ours.
         python: the interpreter of a script, in isolated mode.
@@ -344,7 +344,7 @@ class Worker:
         service: str | Path,
         args: Sequence[str] = (),
         *,
-        time_limit: float,
+        deadline: Deadline,
         memory_limit: int | None = None,
         env: Mapping[str, str] | None = None,
         python: Path | None = None,
@@ -355,7 +355,7 @@ class Worker:
         emulated: bool = False,
         interpreter: Sequence[str] = (),
     ) -> None:
-        self.time_limit = time_limit
+        self.deadline = deadline
         self.emulated = emulated or bool(interpreter)
         self.death = ""
         """How the child ended, for a message; empty while it lives."""
@@ -393,27 +393,25 @@ class Worker:
         blobs: Sequence[Any] = (),
         *,
         sizes: Sequence[int] = (),
-        seconds: float | None = None,
-        left: float = inf,
+        deadline: Deadline | None = None,
     ) -> tuple[Header, list[memoryview]]:
         """Send a request and return its reply.
 
-        The reply has `seconds` (None: `time_limit`), counted like `time_limit`, but at most `left` seconds of wall
-        time, and its blobs must have `sizes` bytes. Without a header, send nothing: wait for the service's first
-        message, or another reply to the last request.
+        The blobs of the reply must have `sizes` bytes. Without a header, send nothing: wait for the service's first
+        message, or another reply to the last request. `deadline`: instead of the worker's own.
 
         Raises:
             ConformanceError: the service raised it.
             WorkerDiedError: the child died, now or before.
             WorkerTimeoutError: no reply in time; the child was ended.
         """
-        seconds = self.time_limit if seconds is None else seconds
+        deadline = self.deadline if deadline is None else deadline
         with self._lock:
             if self.death:
                 raise WorkerDiedError(self.death, (), self.death)
-            most = min(left, CEILING * seconds)
-            self._watch.clock = _Clock(self._child.pid, seconds)
-            self._wire.deadline = time.monotonic() + most
+            wall = deadline.wall
+            self._watch.clock = _Clock(self._child.pid, deadline.each)
+            self._wire.deadline = deadline.within(CEILING * deadline.each)
             try:
                 if header is not None:
                     send(self._wire, header, blobs)
@@ -426,7 +424,7 @@ class Worker:
             except _MemoryLimitError as e:
                 raise self._dead(str(e)) from None
             except Late as e:
-                lines, how = self._last_lines(), str(e) or f"no answer within {min(left, seconds):g} s"
+                lines, how = self._last_lines(), str(e) or f"no answer within {wall:.3g} s"
                 self.death = f"{how}, its process was ended{_quote(lines)}"
                 raise WorkerTimeoutError(how, lines, self.death) from None
             except BaseException:  # an interrupt leaves half a frame in the pipe

@@ -51,7 +51,7 @@ class Scope:
 
 
 def scopes(selection: Selection, results: Iterable[Result]) -> list[Scope]:
-    """Return the scope on each backend with results of levels.
+    """Return the scope on each backend with results of levels and without a failure.
 
     Cases of files have no level; live families and timed units do not stand for ops.
     """
@@ -64,7 +64,7 @@ def scopes(selection: Selection, results: Iterable[Result]) -> list[Scope]:
     return [
         _scope(backend, level, selection.families, selection.cases, rows[backend])
         for backend, level in selection.levels.items()
-        if level in LEVELS and backend in rows
+        if level in LEVELS and backend in rows and not any(r.fails_run for r in rows[backend])
     ]
 
 

@@ -2,21 +2,16 @@
 
 In a free run errors feed back through the caches, and a value that was once rounded the other way stays there. In the
 run step by step, the reference starts each step from the backend's own caches, so only the error of one step remains.
-The grammar of demands is in `case.demands`.
+The grammar of demands is in `case.demands`; `witness` judges by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from operator import eq, ge, le
-from typing import Any
 
 from conformance.backend.interface import Backend, Witness, describe
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
-from conformance.case.demands import COMPARISON, Demand, parse
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.tensor import Tensor
 from conformance.judge.evidence import Error, Fault
@@ -27,8 +22,8 @@ from . import locate, recorded
 from .execute import Execution, computed_nodes
 from .oracle import Expectation, judge_steps
 from .session import select
-
-COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "==": eq}
+from .witness import contradiction
+from .witness import unmet as unmet_of
 
 
 def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
@@ -57,7 +52,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
         ran = replace(ran, verdict=Verdict.FAIL, wrong=how_wrong((*beside, *judged)), where=where)
     elif case.demands and select.stage_of(spec) != select.RUN:
         ran = ran.noted(f"its demands apply to a run, not to stage {select.stage_of(spec)}")
-    elif missing := unmet(case, spec, execution.witness):
+    elif missing := contradiction(execution.witness) or unmet(case, spec, execution.witness):
         ran = replace(ran, verdict=Verdict.VACUOUS, error=Error(missing))
     return ran.noted(unread)
 
@@ -72,32 +67,8 @@ def _is_all(node: Tensor, case: Case) -> bool:
 
 def unmet(case: Case, spec: Spec, witness: Witness) -> str:
     """Return the first unmet demand on `spec` in words, empty if none; GraphError if malformed."""
-    said = describe(witness)
-    for demand in parse(case.demands):
-        if not _concerns(demand, spec, witness):
-            continue
-        have = said[demand.field]
-        if demand.entry is not None:
-            have = have.get(demand.entry, 0)
-        if not _meets(have, demand.what):
-            return f"the case demands {demand}; the witness has {'no answer' if have in (None, '') else have}"
-    return ""
-
-
-def _concerns(demand: Demand, spec: Spec, witness: Witness) -> bool:
     names = [t for s in (spec, resolve(spec)) for t in (s.name, str(s))]
-    return any(fnmatchcase(t, demand.backends) for t in (*names, *witness.promises))
-
-
-def _meets(have: Any, what: Any) -> bool:  # noqa: ANN401  # JSON
-    if isinstance(what, list):
-        return all(any(fnmatchcase(line, glob) for line in have) for glob in what)
-    if have is None:
-        return False
-    if isinstance(have, str):
-        return fnmatchcase(have, what)
-    m = COMPARISON.fullmatch(str(what))
-    return COMPARE[m[1]](have, int(m[2])) if m else bool(have == what)
+    return unmet_of(case.demands, names, witness)
 
 
 # -- step by step -----------------------------------------------------------------------------------------------------

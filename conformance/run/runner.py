@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support
@@ -30,6 +28,7 @@ from conformance.ggml.text import error_text
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.text import diverges
 from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
+from conformance.process import Deadline
 from conformance.suite.batch import merge
 from conformance.suite.relations import relation
 
@@ -214,19 +213,11 @@ class Runner:
 
     def is_over(self) -> bool:
         """Return True if the time of the run is over; every request has timed out since."""
-        return self._workers.isolation.left() <= 0
+        return self._workers.isolation.until.is_over()
 
-    @contextmanager
-    def deadline(self, seconds: float, left: float = inf) -> Iterator[None]:
-        """Limit each request to `seconds` within this context, and all together to `left`.
-
-        After that no process starts, and requests time out at once.
-        """
-        self._workers.bound, self._workers.until = seconds, time.monotonic() + left
-        try:
-            yield
-        finally:
-            self._workers.bound = self._workers.until = inf
+    def within(self, deadline: Deadline) -> AbstractContextManager[None]:
+        """Limit each request in this context; after its end none starts, and no process does."""
+        return self._workers.within(deadline)
 
     @contextmanager
     def quick(self, *, locates: bool, checks_stale_state: bool) -> Iterator[None]:

@@ -11,11 +11,11 @@ detect tensors that are read through a view, read twice, computed by the graph, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from conformance.case.case import MAX_BUFFER, USAGES, Case, Placement, Step
+from conformance.case.case import JSON, MAX_BUFFER, USAGES, Case, Placement, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder, Expansion
@@ -25,6 +25,7 @@ from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
 
 from .data import chosen, encode, random_bytes
 from .decoder import elements, make
+from .decoder.costs import ONE_ROW, launches
 from .family import Family, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
 from .grid import Keys, grid, points
 
@@ -99,8 +100,8 @@ _LARGE_ROWS = 2**15
 _EXPERTS = 4
 _STEPS = 2
 MOST_LENGTH = 1 << 20
-_DEMANDS = {"lengths": {"tiles": {"counters": {"columns": "<=16", "least_rows": ">=16"}}}}
-"""Kind -> requirements of its cases for the witness."""
+_ARRAY: dict[str, JSON] = {"counters": {"columns": "<=16", "least_rows": ">=16"}}
+"""Requirement of `lengths` for the witness of a device that declares `tiles`."""
 _LENGTHS = 5
 _B = Builder()
 
@@ -350,7 +351,20 @@ def _graph(case_id: str) -> Case:
     _, given = read_keys(case_id, keys_text, _GRAPH_KEYS)
     params = {"kind": kind, **given}
     made = Case(case_id, persistent, graph_steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
-    return replace(made, demands=_DEMANDS.get(kind, {}))
+    nodes = [n for step in graph_steps for n in step.graph]
+    more = _launched(nodes, persistent) if kind == "lengths" else {}
+    return replace(made, demands=launches(nodes, persistent) | more)
+
+
+def _launched(nodes: Sequence[Tensor], persistent: Collection[Tensor]) -> dict[str, JSON]:
+    """Return exact demands on kernel runs, for backends in which one device runs all products."""
+    exact = launches(nodes, persistent, "==")
+    runs, one_row = {"kernels": exact["kernels"]}, exact[ONE_ROW[0]]
+    return {
+        "tiles": {**_ARRAY, **runs},
+        "sched*[?]devices=xdna2,cpu": runs,
+        "sched*[?]devices=xdna2:max_n=1,cpu": one_row,
+    }
 
 
 def _std(t: Tensor) -> float:

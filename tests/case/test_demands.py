@@ -39,6 +39,7 @@ WITNESS = Witness(
     state="fused",
     views={"slice": 4},
     bytes={"constants": 4096},
+    counters={"programs": 2},
 )
 
 
@@ -74,6 +75,10 @@ def test_every_field_of_a_witness_can_be_demanded() -> None:
         ({"kernels": ["RMS", "FullyConnected"]}, False),
         ({"kernels": {"RMS": ">=1", "Convolution": 0}}, True),
         ({"kernels": {"RMS": "<=2"}}, False),
+        ({"kernels": {"R*": "==3"}}, True),
+        ({"kernels": {"*": "<=2"}}, False),
+        ({"kernels": {"RMS": ">=1*programs"}}, True),
+        ({"kernels": {"RMS": ">=2*programs"}}, False),
         ({"views": {"gather": 0}}, True),
         ({"views": {"slice": "<=3"}}, False),
         ({"bytes": {"constants": "<=4096"}}, True),
@@ -108,6 +113,7 @@ def test_an_unmet_demand_says_both_sides() -> None:
 MALFORMED = [
     {"compiles": "few"},
     {"compiles": "<2"},
+    {"compiles": "<=2*nodes"},
     {"compiles": -1},
     {"compiles": True},
     {"compiles": None},

@@ -19,6 +19,7 @@ from conformance.causes.confirm import DEADLY, FEW, SURE, TRIES, Seen, confirm, 
 from conformance.ggml.errors import UsageError
 from conformance.judge.cause import ALWAYS
 from conformance.judge.verdict import Result, Verdict
+from conformance.process import Deadline
 from conformance.run.runner import Runner
 from conformance.suite import ops
 
@@ -158,7 +159,7 @@ def test_time_is_bounded(simulate: Callable[[Rule], Process]) -> None:
     """When time is up, what got no try is left out, and what got a few is not `always`."""
     simulate(lambda _: Verdict.FAIL)
     clock = count()
-    found = confirm(SPEC, [made(i) for i in IDS[:3]], time_budget=6, clock=partial(next, clock))
+    found = confirm(SPEC, [made(i) for i in IDS[:3]], deadline=Deadline.after(6, partial(next, clock)))
     assert list(found) == IDS[:1]
     assert 0 < found["0"].failed == found["0"].runs < SURE
     assert found["0"].words == f"{found['0'].runs} of {found['0'].runs}"
@@ -170,7 +171,7 @@ def test_no_poison_is_named_when_time_is_up(simulate: Callable[[Rule], Process])
     words = []
     for budget in range(300):
         clock = count()
-        found = confirm(SPEC, results, time_budget=budget, clock=partial(next, clock))
+        found = confirm(SPEC, results, deadline=Deadline.after(budget, partial(next, clock)))
         words += [s.words for s in found.values()]
     assert sorted(set(words)) == [f"0 of {n}" for n in (1, 10, *range(2, 10))]
 

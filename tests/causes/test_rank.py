@@ -10,6 +10,7 @@ from conformance.causes import rank
 from conformance.causes.features import OP, Features
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import Verdict
+from conformance.process import Deadline
 
 
 class _Family:
@@ -41,7 +42,7 @@ def _count(seconds: float = 1e9, passed: int = 0) -> tuple[dict[str, int], str]:
     found = {"failed": 1, "passed": passed}
     cause = Cause("ADD-1", "ADD", "cpu", Verdict.FAIL, "ADD", "", (Condition(OP, "ADD"),), ("ops/ADD@1",), "", found)
     ticks = iter(range(100))
-    (counted,) = rank.count_architectures([cause], seconds, clock=lambda: float(next(ticks)))
+    (counted,) = rank.count_architectures([cause], Deadline.after(seconds, lambda: float(next(ticks))))
     return {k: v for k, v in counted.rank.items() if k not in found}, counted.hits
 
 

@@ -17,6 +17,7 @@ from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Fault as Where
 from conformance.judge.evidence import Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.process import FOREVER, OVER, Deadline
 from conformance.run.session.select import build, case_ids
 
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -32,7 +33,7 @@ class _Runner(Copies):
 class Found:
     """The groups of some cases on `cpu` with faults, and what they were found from."""
 
-    def __init__(self, faults: Sequence[Fault], globs: Sequence[str], **options: float) -> None:
+    def __init__(self, faults: Sequence[Fault], globs: Sequence[str], deadline: Deadline = FOREVER) -> None:
         bundle = Bundle("together", tuple(faults))
         self.runner = _Runner([bundle])
         ids = case_ids((), globs, "smoke") or globs
@@ -41,7 +42,7 @@ class Found:
         passed = [self.runner.case(r.case) for r in results if r.verdict is Verdict.PASS]
         self.nodes = Nodes(self.failures, passed)
         self.said: list[str] = []
-        self.search = Search(self.runner, bundle.spec, self.nodes, progress=self.said.append, **options)  # type: ignore[arg-type]
+        self.search = Search(self.runner, bundle.spec, self.nodes, progress=self.said.append, deadline=deadline)
         self.groups: list[Group] = self.search.run(self.failures)
 
     @property
@@ -211,7 +212,7 @@ def test_two_searches_give_the_same_ids() -> None:
 def test_a_search_without_time_states_no_condition_and_gives_the_same_id() -> None:
     """A cause says that its search did not finish; its id does not depend on how far it came."""
     whole, cut = (
-        Found([FAULTS["soft-max-sink-forgotten"]], ("ops/SOFT_MAX-*",), seconds=s).causes for s in (1800.0, 0.0)
+        Found([FAULTS["soft-max-sink-forgotten"]], ("ops/SOFT_MAX-*",), deadline=d).causes for d in (FOREVER, OVER)
     )
     assert {c.search for c in whole} == {"complete"}
     assert {c.search for c in cut} == {"cut"}
@@ -268,7 +269,7 @@ def test_causes_of_one_error_have_ids_by_their_first_case() -> None:
 
 def test_every_failure_is_in_a_group_without_time() -> None:
     """Failures that went to the nearest group, as time was over, are counted in its sentence."""
-    found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"), seconds=0)
+    found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"), deadline=OVER)
     assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
     unsure = [g.unsure for g in found.groups if g.unsure]
     assert unsure
@@ -281,7 +282,7 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("conformance.causes.search.shrink", interrupted)
+    monkeypatch.setattr("conformance.causes.experiment.shrink", interrupted)
     found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"))
     assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
     assert sum(text.startswith("interrupted") for text in found.said) == 1

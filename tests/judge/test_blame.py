@@ -23,6 +23,7 @@ from conformance.ggml.types import F16, F32, I64
 from conformance.judge.evidence import Fault
 from conformance.judge.text import STALE
 from conformance.judge.verdict import Result, Verdict
+from conformance.process import Deadline
 from conformance.run import locate
 from conformance.run.runner import Runner
 from conformance.run.shrink import shrink
@@ -178,7 +179,7 @@ def test_an_output_is_wrong_though_its_first_wrong_node_is_unknown(runner: Fault
     assert (result.where.fault, result.where.op) == (Fault.OUTPUT, "SCALE")
     assert "the first wrong node was not found: " in result.detail
     assert str(signature_of(result)) == "FAIL, output"
-    small = shrink(runner, SPEC, _case(), time_budget=60)
+    small = shrink(runner, SPEC, _case(), deadline=Deadline.after(60))
     assert [n.op for s in small.case.steps for n in s.graph] == ["SCALE"]
     assert str(signature_of(small.result)) == "FAIL, SCALE, node"
 
@@ -196,7 +197,7 @@ def test_a_candidate_with_bytes_of_no_tensor_is_passed_over(
 
     monkeypatch.setattr("conformance.run.shrink.PASSES", (("stray", stray),))
     runner.fault = _kernel
-    small = shrink(runner, SPEC, _case(), time_budget=60)
+    small = shrink(runner, SPEC, _case(), deadline=Deadline.after(60))
     assert small.finished
     assert len(small.case.steps) == 3
 

@@ -200,7 +200,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_weights_held_more_than_once_are_noticed(tmp_path: Path) -> None:
     """The wheel's CPU holds them once, each stand-in as often as it does: exit code 1, and the figures in the file.
 
-    What is held only while the model is loaded is told and passes.
+    What is held only while the model is loaded is a peak over the limit.
     """
     out = tmp_path / "memory.json"
     words = [word for name in ("ggml", *COPIES) for word in ("--backend", name)]
@@ -209,14 +209,14 @@ def test_weights_held_more_than_once_are_noticed(tmp_path: Path) -> None:
     found = {r["backend"]: r for r in json.loads(out.read_text(encoding="utf-8"))["results"]}
     for name, (held, peak) in {"ggml": (1, 1), **COPIES}.items():
         metrics = found[name]["metrics"]
-        assert found[name]["verdict"] == ("PASS" if held == 1 else "FAIL"), name
+        assert found[name]["verdict"] == ("PASS" if peak == 1 else "FAIL"), name
         assert metrics["copies"] == pytest.approx(held, abs=0.15), name
         assert metrics["peak_copies"] == pytest.approx(peak, abs=0.3), name
     metrics = found["ggml"]["metrics"]
     parts = sum(v for k, v in metrics.items() if k.split(" in ")[0] in ("model", "context", "compute"))
     assert metrics["stated"] == parts
     assert metrics["resident"] == pytest.approx(parts, rel=0.25)
-    assert "times the weights, limit 1.5" in done.output
+    assert "times the weights, limit 1.10" in done.output
 
 
 @pytest.mark.usefixtures("stand_ins")

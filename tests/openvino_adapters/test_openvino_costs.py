@@ -42,6 +42,21 @@ def cost(backend: Backend, spec: Spec, case_id: str = BLOCKS) -> str:
         return unmet(case, spec, execute(backend, case).witness)
 
 
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [
+        ("openvino-stateless", {"appends", "packs", "layers", "lifts"}),
+        ("openvino-stateful", {"fuses", "resumes", "packs", "layers", "lifts"}),
+        ("npu", {"static"}),
+    ],
+)
+def test_each_declares_what_it_is_judged_by(name: str, declared: set[str]) -> None:
+    """An ability that is no longer declared would no longer be demanded."""
+    pytest.importorskip("openvino")
+    with closing(create(Spec(name))) as backend, backend.open(build(BLOCKS)) as session:
+        assert set(session.witness().promises) == declared
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_promises_are_kept(name: str) -> None:
     """Trajectories cost what they are entitled to, also with what an earlier session compiled and packed."""

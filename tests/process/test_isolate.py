@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,7 @@ from conformance.ggml.errors import (
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, I32
-from conformance.process import service
+from conformance.process import FOREVER, Deadline, service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import unpack_error
 from conformance.run.execute import Memory, execute
@@ -301,7 +300,7 @@ def test_no_answer_in_time() -> None:
     """A hang is ended at the limit, with its own error, and the next case runs."""
     workers = Workers(Isolation(60))
     backend = IsolatedBackend(Spec("fake"), workers)
-    workers.bound = 2
+    workers.deadline = FOREVER.request(2)
     try:
         start = time.monotonic()
         with pytest.raises(BackendTimeoutError, match="within 2 s"):
@@ -329,11 +328,11 @@ def test_a_bound_ends_a_request_before_the_time_limit() -> None:
     """
     workers = Workers(Isolation(30))
     backend = IsolatedBackend(Spec("fake"), workers)
-    workers.bound = 0.2
+    workers.deadline = FOREVER.request(0.2)
     for _ in range(2):
         with pytest.raises(BackendTimeoutError, match=r"computing .*no answer within 0\.2 s"):
             run(backend, add("sleep 600"))
-    workers.bound = 600.0
+    workers.deadline = FOREVER.request(600.0)
     assert run(backend, add("sleep 0.5")) == [11.0]
     backend.close()
 
@@ -351,27 +350,30 @@ def test_an_emulated_device_has_a_multiple_of_the_limit(mode: str, emulated: boo
 def test_an_emulated_device_may_have_a_limit_of_its_own() -> None:
     """A bound holds for both."""
     workers = Workers(Isolation(30, emulated_limit=60))
-    assert [workers.limits("", emulated=e)[0] for e in (False, True)] == [30, 60]
-    workers.bound = 5
-    assert [workers.limits("", emulated=e)[0] for e in (False, True)] == [5, 5]
-    assert Isolation(30).limit(emulated=True) == 150
+    own = [workers.isolation.deadline(emulated=e) for e in (False, True)]
+    assert [d.each for d in own] == [30, 60]
+    with workers.within(FOREVER.request(5)):
+        assert [workers.timely("", d).each for d in own] == [5, 5]
+        assert workers.timely("", own[0], opens=True).each == 30
+    assert workers.timely("", own[0]).each == 30
+    assert Isolation(30).deadline(emulated=True).each == 150
 
 
 def test_no_process_starts_once_the_time_is_over() -> None:
     """A request in progress ends at that time; each later one, and each later backend, fails without a process."""
     workers = Workers(Isolation(60))
     backend = IsolatedBackend(Spec("fake"), workers)
-    workers.until = time.monotonic() + 0.2
+    workers.deadline = Deadline.after(0.2)
     with pytest.raises(BackendTimeoutError, match="no answer within"):
         run(backend, add("sleep 600"))
     for _ in range(100):
         with pytest.raises(BackendTimeoutError, match="the time of the run is over"):
             run(backend, add())
-    workers.until = inf
+    workers.deadline = FOREVER
     assert run(backend, add()) == [11.0]
     backend.close()
     with pytest.raises(BackendTimeoutError, match="opening the backend: the time of the run is over"):
-        IsolatedBackend(Spec("fake"), Workers(Isolation(60, until=time.monotonic() - 1)))
+        IsolatedBackend(Spec("fake"), Workers(Isolation(60, until=Deadline.after(-1))))
 
 
 def test_a_bug_in_an_adapter_is_a_backend_error(backend: IsolatedBackend) -> None:

@@ -19,6 +19,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.types import F32
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Verdict
+from conformance.process import Deadline
 from conformance.process.memory import parse_size, physical, resident
 from conformance.report.runfile import record
 from conformance.run.isolation.isolate import Isolation, runs_here
@@ -206,7 +207,7 @@ def test_a_candidate_that_never_ends_does_not_outlast_the_budget(
     monkeypatch.setattr(runner, "run", lambda spec, cases: next(results, None) or run(spec, cases))
     runner.backend(SPEC)
     begun = time.monotonic()
-    found = shrink(runner, SPEC, tried, time_budget=1.0)
+    found = shrink(runner, SPEC, tried, deadline=Deadline.after(1.0))
     assert (found.tried, found.finished, found.result) == (1, False, first)
     assert time.monotonic() - begun < 60
 

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from night_script import POSIX, lives, until
 
 from conformance.ggml.errors import BackendError, ConformanceError, UsageError
 from conformance.process import (
+    Deadline,
     Worker,
     WorkerDiedError,
     WorkerTimeoutError,
@@ -26,6 +28,7 @@ from conformance.process import (
     worker,
     worker_pid,
 )
+from conformance.process.memory import idle
 from conformance.process.spawn import environment
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds what has left its group")
@@ -109,7 +112,7 @@ def test_nothing_of_the_current_directory_runs_in_a_module(
     module: str, args: list[str], request_: dict[str, object] | None, reply: str
 ) -> None:
     """Each worker is loaded as it is, though modules of every name it imports lie where it is started."""
-    worker = Worker(module, args, time_limit=60)
+    worker = Worker(module, args, deadline=Deadline(each=60))
     try:
         said = str(worker.ask(request_)[0])
     except WorkerDiedError as e:
@@ -122,7 +125,9 @@ def test_nothing_of_the_current_directory_runs_in_a_module(
 @pytest.mark.skipif(os.name != "posix", reason="this system has no env")
 def test_a_worker_under_another_command() -> None:
     """The command gets the worker's words, environment and pipes, and the worker's pid is its own."""
-    worker = Worker("conformance.run.isolation.worker", ["cpu"], time_limit=60, under=("env", "-u", "HOME"))
+    worker = Worker(
+        "conformance.run.isolation.worker", ["cpu"], deadline=Deadline(each=60), under=("env", "-u", "HOME")
+    )
     try:
         assert "info" in worker.ask(None)[0]
         assert worker.pid != worker._child.pid
@@ -278,7 +283,7 @@ def test_what_becomes_of_a_worker_is_an_error(
     The error has its last words; an exception of ours travels as the same class. The call returns although
     a grandchild keeps the streams open.
     """
-    worker = Worker(service, time_limit=3.0 if request_["do"] == "hang" else 60.0, patience=0.1)
+    worker = Worker(service, deadline=Deadline(each=3.0 if request_["do"] == "hang" else 60.0), patience=0.1)
     try:
         with pytest.raises(error, match=words) as found:
             worker.ask(request_)
@@ -305,12 +310,12 @@ def test_a_request_ends_at_its_limit(
     service: str, what: str, seconds: float, ceiling: float, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request ends if a child of the worker uses the time, if it makes no progress, or at the ceiling."""
-    tried = Worker(service, time_limit=60, patience=0.1)
+    tried = Worker(service, deadline=Deadline(each=60), patience=0.1)
     try:
         tried.ask({"do": "echo"})
         monkeypatch.setattr(worker, "CEILING", ceiling)
         with pytest.raises(WorkerTimeoutError, match=words) as found:
-            tried.ask({"do": what}, seconds=seconds)
+            tried.ask({"do": what}, deadline=Deadline(each=seconds))
         assert str(found.value).startswith(found.value.how)
     finally:
         tried.close()
@@ -319,10 +324,10 @@ def test_a_request_ends_at_its_limit(
 @POSIX
 def test_the_time_left_is_wall_time(service: str) -> None:
     """It ends a request on any machine."""
-    tried = Worker(service, time_limit=60, patience=0.1)
+    tried = Worker(service, deadline=Deadline(each=60), patience=0.1)
     try:
         with pytest.raises(WorkerTimeoutError, match=r"no answer within 0\.1 s, its process was ended"):
-            tried.ask({"do": "burn"}, left=0.1)
+            tried.ask({"do": "burn"}, deadline=Deadline(each=60).within(0.1))
     finally:
         tried.close()
 
@@ -358,6 +363,15 @@ def test_load_takes_no_time_from_a_request(monkeypatch: pytest.MonkeyPatch) -> N
         machine.passes(9.0, 3.1)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no processor affinity")
+def test_only_processors_of_this_process_count_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container or taskset may give it one of many; idle time of the others helps no child."""
+    each = [SimpleNamespace(idle=10.0**i, iowait=1.0) for i in range(4)]
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: each if percpu else None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
+    assert idle() == 1.0 + 100.0 + 2.0
+
+
 def test_a_child_that_waits_on_an_idle_machine_uses_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a processor is idle, nothing but the child itself keeps it from running: wall time counts."""
     machine = Machine(monkeypatch)
@@ -377,7 +391,7 @@ def test_a_child_that_uses_no_processor_makes_no_progress(monkeypatch: pytest.Mo
 @POSIX
 def test_a_worker_answers_with_header_and_bytes(service: str) -> None:
     """Headers and blobs go both ways; a service may send several replies to one request."""
-    worker = Worker(service, time_limit=60, patience=0.1)
+    worker = Worker(service, deadline=Deadline(each=60), patience=0.1)
     try:
         reply, blobs = worker.ask({"do": "blobs", "sizes": [2, 0, 100_000]}, sizes=[2, 0, 100_000])
         assert (reply["do"], [bytes(b[:1]) for b in blobs]) == ("blobs", [b"\0", b"", b"\0"])
@@ -405,12 +419,12 @@ def test_a_wire_waits_no_longer_than_it_may(polls: bool, monkeypatch: pytest.Mon
         while view:
             view = view[tried.readinto(view) :]
         assert held == b"to us"
-        tried.deadline = time.monotonic() + 0.05
+        tried.deadline = Deadline.after(0.05)
         with pytest.raises(worker.Late):
             tried.readinto(memoryview(held))
         with pytest.raises(worker.Late):
             tried.write(bytes(64 << 20))
-        tried.deadline = time.monotonic() + 60
+        tried.deadline = Deadline.after(60)
         ends[1].close()
         assert tried.readinto(memoryview(held)) == 0
 

@@ -126,11 +126,17 @@ def test_the_next_command_has_cases_that_this_run_had_not(selection: dict[str, A
 
 
 def test_an_op_counts_as_refused_only_if_every_case_of_it_is() -> None:
-    """A failure alone is neither a pass nor a refusal; a refused type of an op that passes is not listed."""
-    cases = [("A", "PASS"), ("A", "UNSUPPORTED"), ("B", "FAIL"), ("B", "UNSUPPORTED"), ("C", "UNSUPPORTED")]
+    """A known failure is neither a pass nor a refusal; a refused type of an op that passes is not listed."""
+    cases = [("A", "PASS"), ("A", "UNSUPPORTED"), ("B", "XFAIL"), ("B", "UNSUPPORTED"), ("C", "UNSUPPORTED")]
     rows = [Result(f"ops/{op}-f32-n={i}@1", "x", Verdict(v)) for i, (op, v) in enumerate(cases)]
     (scope,) = scopes(_made(_selection("smoke")), rows)
     assert (scope.passed, scope.refused) == (("A",), ("C",))
+
+
+def test_a_backend_with_failures_has_no_scope() -> None:
+    """The scope says how far a success reaches."""
+    rows = [Result("ops/ADD-f32-a=3@1", "x", Verdict.PASS), Result("ops/MUL-f32-a=3@1", "x", Verdict.FAIL)]
+    assert not scopes(_made(_selection("smoke")), rows)
 
 
 def test_cases_without_a_level_have_no_scope() -> None:

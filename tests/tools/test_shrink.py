@@ -22,6 +22,7 @@ from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, I32, Q4_K, Q8_0, GGMLType
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
+from conformance.process import Deadline
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, _Search, measure, shrink, simplify
 from conformance.run.shrink.workers import ShrinkWorkers
@@ -151,7 +152,7 @@ def runner() -> Iterator[Runner]:
 
 def _shrunk(runner: Runner, fault: str, case_id: str = TRAJECTORY) -> Shrunk:
     runner._backends[SPEC] = Planted(fault)
-    return shrink(runner, SPEC, make(case_id), time_budget=100)
+    return shrink(runner, SPEC, make(case_id), deadline=Deadline.after(100))
 
 
 @pytest.mark.parametrize(("fault", "steps"), [(f, 1) for f in FAULTS] + [("forgetful", 2)])
@@ -200,7 +201,7 @@ def test_candidates_that_run_ahead_change_nothing(runner: Runner, fault: str) ->
     for r in runners:
         r._backends[SPEC] = Planted(fault)
     beside = ShrinkWorkers(runners)
-    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=100, workers=beside)
+    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(100), workers=beside)
     beside.close()
     assert (measure(found.case), found.tried, found.finished) == (measure(alone.case), alone.tried, True)
     assert [n.op for s in found.case.steps for n in s.graph] == [n.op for s in alone.case.steps for n in s.graph]
@@ -249,7 +250,7 @@ def test_time_runs_out(runner: Runner) -> None:
     """The smallest case so far is the answer, and it says that more could be done."""
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
-    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=20, clock=lambda: float(next(ticks)))
+    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(20, lambda: float(next(ticks))))
     assert not found.finished
     assert signature_of(found.result) == found.signature
 
@@ -258,23 +259,23 @@ def test_the_first_run_counts(runner: Runner) -> None:
     """A case that takes the whole budget to run once is not tried further."""
     now = iter([0.0, *[100.0] * 1000])
     runner._backends[SPEC] = Planted("wrong KV head")
-    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=60, clock=lambda: next(now))
+    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(60, lambda: next(now)))
     assert (found.tried, found.finished) == (0, False)
 
 
 def test_what_is_left_bounds_each_run(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """No candidate may take longer than the budget has left when it starts; one that comes too late is not taken."""
     bounds: list[float] = []
-    deadline = Runner.deadline
+    within = Runner.within
 
-    def watched(self: Runner, seconds: float, left: float) -> AbstractContextManager[None]:
-        bounds.append(left)
-        return deadline(self, seconds, left)
+    def watched(self: Runner, deadline: Deadline) -> AbstractContextManager[None]:
+        bounds.append(deadline.left())
+        return within(self, deadline)
 
-    monkeypatch.setattr(Runner, "deadline", watched)
+    monkeypatch.setattr(Runner, "within", watched)
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
-    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=50, clock=lambda: float(next(ticks)))
+    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(50, lambda: float(next(ticks))))
     assert len(bounds) == found.tried > 0
     assert all(0 <= later < earlier <= 50 for earlier, later in pairwise(bounds))
 
@@ -284,7 +285,9 @@ def test_each_pass_is_said_before_it_is_tried(runner: Runner) -> None:
     said: list[str] = []
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
-    shrink(runner, SPEC, make(TRAJECTORY), time_budget=20, progress=said.append, clock=lambda: float(next(ticks)))
+    shrink(
+        runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(20, lambda: float(next(ticks))), progress=said.append
+    )
     assert "trying: without its recording" in said
 
 

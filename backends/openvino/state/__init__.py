@@ -27,7 +27,7 @@ class OpenVinoStateful(OpenVinoStateless):
     """cgraphs as OpenVINO models with caches as variables."""
 
     name = "openvino-stateful"
-    promises: tuple[str, ...] = ("fuses", "resumes", "packs")
+    promises: tuple[str, ...] = ("fuses", "resumes", "packs", "layers")
 
     def memory(self, case: Case) -> StateMemory:
         """Store bytes on the host, with caches partly in requests."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -41,6 +40,16 @@ from conformance.llama.release.target import CPU, Target, targets
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
 from conformance.perf.units import BY_ID, Unit, units
+from conformance.process import Deadline
+from conformance.release import bisect as halving
+from conformance.release import state
+from conformance.release.cases import Cases
+from conformance.release.causes import Found
+from conformance.release.counts import Counting
+from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
+from conformance.release.record import begin, causes_of, made, write, write_page
+from conformance.release.release import Release, plan
+from conformance.release.target import CPU, Target, targets
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs
@@ -130,14 +139,14 @@ def _tested(
     """Test a build against another, or alone, and write its record."""
     new, old = names
     begun = since(f"conform build test {new}")
-    ends = time.monotonic() + (1 - REPORTING) * budget
+    deadline = Deadline.after((1 - REPORTING) * budget)
     for text in begin(paths):
         line(text, err=True)
     builds = replace(_probe(new, isa), released=released), None if old is None else _probe(old, isa)
-    isolation = replace(isolation, until=ends)
+    isolation = replace(isolation, until=deadline)
     it = _release(*builds, devices, budget, level, isolation, next(iter(paths), None), counted)
     with Progress().of(begun):
-        it.seconds = max(0.0, ends - time.monotonic())
+        it.seconds = max(0.0, deadline.left())
         it.run()
     _show(it)
     try:
@@ -213,7 +222,7 @@ def _release(
 ) -> Release:
     say = partial(line, err=True)
     cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
-    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.limit(emulated=True))
+    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.deadline(emulated=True).each)
     profiles = Profiles(folder(), isolation, progress=say)
     chosen = profiles.give(targets(new, old, devices), new, old)
     if counted and not any(t.name == CPU for t in chosen):

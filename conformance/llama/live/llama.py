@@ -115,7 +115,7 @@ class Process:
         """
         try:
             worker = self._ready()
-            reply = worker.ask(request, left=self._limits.left())[0]
+            reply = worker.ask(request)[0]
         except WorkerTimeoutError as e:
             self.close()
             raise BackendTimeoutError(e.how) from None
@@ -133,12 +133,13 @@ class Process:
 
     def _ready(self) -> Worker:
         if self._worker is None:
-            if self._limits.left() <= 0:
+            if self._limits.until.is_over():
                 raise BackendTimeoutError("the time of the run is over")
             limits, process = self._limits, self._device.process()
-            self._worker = Worker(self._service, time_limit=limits.time_limit, emulated=limits.emulated, **process)
+            deadline = limits.deadline(emulated=limits.emulated)
+            self._worker = Worker(self._service, deadline=deadline, emulated=limits.emulated, **process)
             try:
-                reply = self._worker.ask({"load": asdict(self._load), **self._device.asked}, left=limits.left())[0]
+                reply = self._worker.ask({"load": asdict(self._load), **self._device.asked})[0]
             except WorkerDiedError:
                 raise
             except ConformanceError as e:
@@ -148,7 +149,7 @@ class Process:
                 self.close()
                 raise UnavailableError(reply["unsupported"])
             self._worker.emulated |= bool(reply.get("emulated"))
-            self._worker.time_limit = limits.limit(emulated=self._worker.emulated)
+            self._worker.deadline = limits.deadline(emulated=self._worker.emulated)
         return self._worker
 
     def close(self) -> None:

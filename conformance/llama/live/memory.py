@@ -35,8 +35,7 @@ from conformance.ggml.lib.breakdown import Parts
 from conformance.ggml.types import TYPES
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
-from conformance.llama.zoo.family import Request, prepare, read
-from conformance.perf.held import allowance, weights_held
+from conformance.perf.held import HELD_MARGIN, PEAK_MARGIN, Allowed, weights_held
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.live import LiveFamily, without_steps
@@ -46,12 +45,14 @@ from .llama import GGML, Device, Models, device, read_id
 
 NAME = "memory"
 _KEYS = {"w": word("q4_0", *TYPES), "copies": text("", "a number"), "model": text("", "a file")}
-COPIES = 1.5
-"""Default limit of copies of the weights: half-way between one and two."""
+COPIES = 1 + HELD_MARGIN
+"""Default limit of copies of the weights in llama.cpp: those in the device's buffer."""
 _SANE = (0.9, 1.2)
 """Range for llama.cpp's own CPU; outside it the measurement is invalid."""
 _SMALL, _LARGE = 256, 32768
 """`feed_forward_length` of the two generated models."""
+_MATRIX = 1 / 3
+"""Share of one matrix in the additional weights of the large model: three projections."""
 _TOKENS = 32
 """Largest `n_ubatch`; compute buffers grow with it."""
 _SET = "embedding_length:1024+block_count:2+attention.head_count:16+attention.head_count_kv:4+feed_forward_length:{}"
@@ -196,13 +197,14 @@ def measure(request: Request, device: Device, limits: Isolation | None = None, *
         UnavailableError: there is no such device, or the system does not report the memory of a process.
     """
     limits = limits or Isolation(_TIME)
-    if limits.left() <= 0:
+    if limits.until.is_over():
         raise BackendTimeoutError("the time of the run is over")
     process = device.process(_FIXED)
-    worker = Worker("conformance.llama.live.worker", time_limit=limits.time_limit, emulated=limits.emulated, **process)
+    deadline = limits.deadline(emulated=limits.emulated)
+    worker = Worker("conformance.live.worker", deadline=deadline, emulated=limits.emulated, **process)
     asked = {"memory": asdict(replace(request, lib=device.lib)), "grows": grows, **device.asked}
     try:
-        found: dict[str, Any] = worker.ask(asked, left=limits.left())[0]
+        found: dict[str, Any] = worker.ask(asked)[0]
     except WorkerTimeoutError as e:
         raise BackendTimeoutError(e.how) from None
     except WorkerDiedError as e:
@@ -314,7 +316,7 @@ class Player:
         weight_type, limit, model = _read(case_id)
         if self._device is None:
             return self._of_adapter(weight_type, limit, model)
-        return self._on_device(self._device, weight_type, COPIES if limit is None else limit, model)
+        return self._on_device(self._device, weight_type, limit, model)
 
     def close(self) -> None:
         """Remove the models."""
@@ -335,17 +337,18 @@ class Player:
         return _over(case_id, metrics, {own["of"].replace(".", " in "): (own["expected"], own["limit"])})
 
     def _of_adapter(self, weight_type: str, limit: float | None, model: Path | None) -> Result:
-        allowed = allowance(self._spec, weight_type) if limit is None else limit
         if model is not None:
             raise UnavailableError(
                 f"{model.name} is for llama.cpp on a ggml device; other adapters run a generated model"
             )
-        if allowed is None:
+        if Allowed.of(self._spec, weight_type, 1, limit) is None:
             raise UnavailableError(f"no limit is known for {weight_type} weights: set copies=N in the id")
-        held = weights_held(self._spec, partial(open_backend, self._spec, own=True), weight_type)
-        return _judged(held.held, held.peak, allowed, {"weights": float(held.nbytes)})
+        found = weights_held(self._spec, partial(open_backend, self._spec, own=True), weight_type)
+        allowed = Allowed.of(self._spec, weight_type, found.largest, limit)
+        assert allowed is not None
+        return _judged(found.held, found.peak, allowed, {"weights": float(found.nbytes)})
 
-    def _on_device(self, on: Device, weight_type: str, limit: float, model: Path | None) -> Result:
+    def _on_device(self, on: Device, weight_type: str, limit: float | None, model: Path | None) -> Result:
         little = small(self._folder, weight_type)
         much = of_file(model, little) if model else large(self._folder, weight_type)
         own = Device("CPU", on.lib)
@@ -357,7 +360,10 @@ class Player:
             raise UnavailableError(str(e)) from None
         held = growth.large
         sizes = {"resident": held.held, "peak": held.peak, "stated": held.stated, "device": held.device or 0}
-        return _judged(found.held, found.peak, limit, {k: float(n) for k, n in sizes.items()} | held.buffers)
+        why = f"1.00 in the device's buffer; {_MATRIX:.2f} at peak for a matrix that is read or converted"
+        most = COPIES if limit is None else limit
+        allowed = Allowed(most, (1 if limit is None else limit) + _MATRIX + PEAK_MARGIN, why)
+        return _judged(found.held, found.peak, allowed, {k: float(n) for k, n in sizes.items()} | held.buffers)
 
 
 _WORDS = {"resident": "resident memory", "loading": "peak while loading", "step": "growth per decoded token",
@@ -380,13 +386,17 @@ def _over(case_id: str, metrics: Mapping[str, float], limits: Mapping[str, tuple
     return Result("", "", Verdict.FAIL, error=error, metrics=dict(metrics))
 
 
-def _judged(held: float, peak: float, limit: float, sizes: Mapping[str, float]) -> Result:
+def _judged(held: float, peak: float, allowed: Allowed, sizes: Mapping[str, float]) -> Result:
     """Return the result of a measurement; `sizes` in bytes."""
-    metrics = {"copies": held, "peak_copies": peak, "limit": limit, **sizes}
-    said = f"{held:.2f} times the weights, limit {limit:g}"
-    if held <= limit:
+    metrics = {"copies": held, "limit": allowed.held, "peak_copies": peak, "peak_limit": allowed.peak, **sizes}
+    said = (
+        f"{held:.2f} times the weights, limit {allowed.held:.2f}; {peak:.2f} at peak, limit {allowed.peak:.2f} "
+        f"({allowed.why})"
+    )
+    over = [what for what, n, most in (("copies", held, allowed.held), ("peak", peak, allowed.peak)) if n > most]
+    if not over:
         return Result("", "", Verdict.PASS, notes=(said,), metrics=metrics)
-    return Result("", "", Verdict.FAIL, error=Error(said), metrics=metrics)
+    return Result("", "", Verdict.FAIL, error=Error(said, f"{' and '.join(over)} over the limit"), metrics=metrics)
 
 
 def _ids(level: Level) -> list[str]:
@@ -400,5 +410,5 @@ FAMILY = LiveFamily(
     _build,
     seeded=False,
     player=Player,
-    columns=("copies", "peak_copies", "limit", "resident", "loading", *_LEAKS),
+    columns=("copies", "limit", "peak_copies", "peak_limit", "resident", "loading", *_LEAKS),
 )

@@ -21,9 +21,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.judge.verdict import Result
-from conformance.llama.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
-from conformance.llama.zoo.model import lacks
-from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level, read_keys, split_id, word
@@ -139,7 +137,7 @@ def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", ty
     """
     with tempfile.TemporaryDirectory(prefix="conformance-projector-") as folder:
         load = replace(prepare(Path(folder), name, type_w), lib=lib)
-        worker = Worker(SERVICE, time_limit=TIME_LIMIT, env={**os.environ, **ENVIRONMENT})
+        worker = Worker(SERVICE, deadline=Deadline(each=TIME_LIMIT), env={**os.environ, **ENVIRONMENT})
         try:
             worker.ask({"load": asdict(load), **Device("").asked})
             worker.ask({"record": medium, "output": str(output.absolute())})

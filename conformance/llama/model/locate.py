@@ -19,6 +19,7 @@ from conformance.ggml.text import shell
 from conformance.judge.evidence import Fault
 from conformance.judge.judge import Judged, judge_step
 from conformance.judge.text import STALE
+from conformance.process import Deadline
 from conformance.report.runfile import write_text
 from conformance.report.snippet import cpp, python
 from conformance.run.execute import StepValues, execute
@@ -331,7 +332,11 @@ def save(spec: Spec, found: Found, case: Case, folder: Path, isolation: Isolatio
         for candidate in _candidates(found, case):
             try:
                 small = shrink(
-                    runner, spec, candidate, time_budget=budget, progress=lambda text: say(f"shrinking: {text}")
+                    runner,
+                    spec,
+                    candidate,
+                    deadline=Deadline.after(budget),
+                    progress=lambda text: say(f"shrinking: {text}"),
                 )
             except UsageError:  # it does not fail, or is too large to run
                 continue

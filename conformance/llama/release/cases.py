@@ -19,6 +19,7 @@ from conformance.ggml.tensor import computes
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Fault, Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.process import Deadline
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
@@ -62,13 +63,14 @@ class Cases:
         return [*found, *by_message([r for r in results if (r.backend, r.case) not in known])]
 
     def _searched(self, results: Sequence[Result], seconds: float) -> list[Cause]:
-        begun = self.clock()
-        located = self._located(results, begun + seconds * LOCATING)
-        left = max(0.0, begun + seconds - self.clock())
+        deadline = Deadline.after(seconds, self.clock)
+        located = self._located(results, deadline.within(seconds * LOCATING))
         specs = {name: Spec.parse(name) for name in {r.backend for r in results}}  # results of this process
-        return analyse(located, specs, isolation=self.isolation, seconds=left, progress=self.progress)
+        return analyse(
+            located, specs, isolation=self.isolation, seconds=max(0.0, deadline.left()), progress=self.progress
+        )
 
-    def _located(self, results: Sequence[Result], end: float) -> list[Result]:
+    def _located(self, results: Sequence[Result], deadline: Deadline) -> list[Result]:
         """Run each failure again alone to locate it, which a sweep does not, and return the results.
 
         A case of one node that ended with an error does not run again; after the time limit neither do wrong numbers.
@@ -79,7 +81,7 @@ class Cases:
         try:
             turns = {i: n for n, i in enumerate(spread(list(dict.fromkeys(results[k].case for k in failures))))}
             for k in sorted(failures, key=lambda k: turns[results[k].case]):
-                located[k] = self._at(runner, results[k], late=self.clock() >= end)
+                located[k] = self._at(runner, results[k], late=deadline.is_over())
         finally:
             runner.close()
         return located
@@ -124,17 +126,17 @@ class Sweep:
 
         ConformanceError if a backend of the target does not open.
         """
-        ends, limit = it.clock() + seconds, QUICK if self.target.on_cpu else inf
+        deadline = Deadline.after(seconds, it.clock).request(QUICK if self.target.on_cpu else inf)
         self.left.sort(key=lambda i: _subject(i) in slow)
         for spec in self.target.specs if not is_live(self.left[0]) else ():  # a live family starts its own processes
             it.runner.backend(spec)
-        while self.left and it.clock() < ends:
+        while self.left and not deadline.is_over():
             hung: set[str] = set()
             done = 0
             more: list[str] = []
             stop = partial(bool, hung)
             try:
-                for _, result in it.play(self.target.build, self.left, ends=ends, limit=limit, stop=stop):
+                for _, result in it.play(self.target.build, self.left, deadline=deadline, stop=stop):
                     done += 1
                     both = (result, (it.before or {}).get((result.backend, result.case)))
                     more += self._more(it, *both)

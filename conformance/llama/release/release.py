@@ -196,7 +196,7 @@ class Release:
             try:
                 self.notes[target.name] = self.profiles.measure(target, self.build, self.base, share)
             except ConformanceError as e:
-                if self.isolation.left() <= 0:  # it may have been cut short
+                if self.isolation.until.is_over():  # it may have been cut short
                     return
                 self._break(target, e)
 
@@ -228,7 +228,7 @@ class Release:
             try:
                 work.run(self.it, share, slow)
             except ConformanceError as e:
-                if self.isolation.left() <= 0:  # it may have been cut short
+                if self.isolation.until.is_over():  # it may have been cut short
                     return
                 self._break(work.target, e)
 

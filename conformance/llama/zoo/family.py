@@ -23,7 +23,7 @@ from conformance.case.case import Case
 from conformance.case.recipe import MAKEABLE
 from conformance.ggml.errors import BackendTimeoutError, UnavailableError, UsageError
 from conformance.ggml.types import TYPES
-from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.suite.family import Family, Key, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed
 from conformance.suite.grid import grid
 
@@ -141,7 +141,9 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         UsageError: it died.
         ConformanceError: it raised one.
     """
-    worker = Worker("conformance.llama.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
+    worker = Worker(
+        "conformance.suite.zoo.worker", deadline=Deadline(each=time_limit), env={**os.environ, **ENVIRONMENT}
+    )
     try:
         return worker.ask({"record": asdict(request)})[0]
     except WorkerTimeoutError:

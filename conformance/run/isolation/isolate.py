@@ -7,12 +7,10 @@ import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,7 +46,7 @@ from conformance.ggml.errors import (
 )
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
-from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.process import FOREVER, Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import default_limit
 from conformance.run.scheduler.backend import SchedBackend
 
@@ -61,27 +59,22 @@ class Isolation:
     """Limits of a backend's process, and the command that runs it."""
 
     time_limit: float = 120.0
-    """Maximum seconds of a request; an emulated device has `emulated_limit`, of processor time."""
+    """Seconds of a request (`Deadline.each`); an emulated device has `emulated_limit`."""
     memory_limit: int | None = None
     """Maximum bytes of the process; `memory.default_limit` if None."""
     under: tuple[str, ...] = ()
     """Words of a command that runs the process, such as a profiler."""
-    until: float = inf
-    """Time (`time.monotonic`) at which every request ends, and after which no process starts."""
+    until: Deadline = FOREVER
+    """End of the run: every request ends there, and no process starts after it."""
     emulated: bool = False
     """True if a CPU emulates the device, as it does for a `Backend.fragile`."""
     emulated_limit: float | None = None
     """`time_limit` of an emulated device; None for `EMULATED` times as much."""
 
-    def limit(self, *, emulated: bool) -> float:
-        """Return the time limit of a request to a device."""
-        if not emulated:
-            return self.time_limit
-        return EMULATED * self.time_limit if self.emulated_limit is None else self.emulated_limit
-
-    def left(self) -> float:
-        """Return the seconds until `until`."""
-        return self.until - time.monotonic()
+    def deadline(self, *, emulated: bool = False) -> Deadline:
+        """Return the deadline of a request to a device, or of its opening."""
+        longer = EMULATED * self.time_limit if self.emulated_limit is None else self.emulated_limit
+        return self.until.request(longer if emulated else self.time_limit)
 
 
 _PARSED = 1 << 28
@@ -135,14 +128,13 @@ class _Process:
         self.worker = Worker(
             "conformance.run.isolation.worker",
             [str(located(spec)) if isa else self._name, json.dumps(pack()), json.dumps(installed())],
-            time_limit=limits.time_limit,
+            deadline=limits.deadline(emulated=limits.emulated),
             memory_limit=default_limit() if limits.memory_limit is None else limits.memory_limit,
             parse=_parse,
             under=limits.under,
             emulated=limits.emulated,
             **_start(isa, _environment(spec)),
         )
-        self._left = inf
         self.hello: _Reply = {}
         self.is_fresh = True
         """True if the process has had no request since the backend was opened."""
@@ -167,11 +159,11 @@ class _Process:
         ConformanceError if the adapter raised it, BackendCrashError or BackendTimeoutError.
         """
         self.is_fresh = header is None
+        deadline = self._workers.isolation.deadline(emulated=self.worker.emulated)
         if header is None or header["do"] != "close":  # which is quick, and frees a session
-            limits = self._workers.limits(f"{self._name}: {doing}", opens=self.is_fresh, emulated=self.worker.emulated)
-            self.worker.time_limit, self._left = limits
+            deadline = self._workers.timely(f"{self._name}: {doing}", deadline, opens=self.is_fresh)
         try:
-            reply, found = self.worker.ask(header, blobs, sizes=sizes, left=self._left)
+            reply, found = self.worker.ask(header, blobs, sizes=sizes, deadline=deadline)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self._name}: {doing}: {e}", words="no answer") from None
         except WorkerDiedError as e:
@@ -185,28 +177,31 @@ class Workers:
     def __init__(self, isolation: Isolation | None = None, *, ahead: bool = False) -> None:
         """Start no process yet; if `ahead`, start the next process of a backend in advance."""
         self.isolation = isolation or Isolation()
-        self.bound = inf
-        """Current `time_limit`, if less than that of `isolation`; not for opening the backend."""
-        self.until = inf
-        """Time (`time.monotonic`) at which current requests end, and after which no process starts."""
+        self.deadline = FOREVER
+        """That of the current work (`within`); to open a backend may take longer."""
         self._ahead = ahead
         self._waiting: dict[Spec, list[_Process]] = {}
         """Idle processes of each backend that was opened before."""
 
-    def limits(self, doing: str, *, opens: bool = False, emulated: bool = False) -> tuple[float, float]:
-        """Return time limit and remaining wall time of a request, or of opening a backend.
+    @contextmanager
+    def within(self, deadline: Deadline) -> Iterator[None]:
+        """Limit each request in this context; after its end no process starts."""
+        before, self.deadline = self.deadline, deadline
+        try:
+            yield
+        finally:
+            self.deadline = before
 
-        BackendTimeoutError if there is no time left.
-        """
-        left, all_left = self.until - time.monotonic(), self.isolation.left()
-        if min(left, all_left) <= 0:
+    def timely(self, doing: str, deadline: Deadline, *, opens: bool = False) -> Deadline:
+        """Return the deadline of a request, or of an opening; BackendTimeoutError if it is over."""
+        now = deadline.both(self.deadline)
+        if now.is_over():
             raise BackendTimeoutError(f"{doing}: the time of the run is over", words="no answer")
-        limit = self.isolation.limit(emulated=emulated)
-        return (limit, all_left) if opens else (min(limit, self.bound), min(left, all_left))
+        return deadline if opens else now
 
     def take(self, spec: Spec) -> _Process:
         """Return a process whose backend is open; ConformanceError as for `_Process.ready`."""
-        self.limits(f"{spec}: opening the backend", opens=True)
+        self.timely(f"{spec}: opening the backend", self.isolation.until)
         known, process = spec in self._waiting, None
         waiting = self._waiting.setdefault(spec, [])
         while waiting and process is None:
@@ -224,7 +219,7 @@ class Workers:
         try:
             return _Process(spec, self).ready()
         except BackendTimeoutError:
-            self.limits(f"{spec}: opening the backend", opens=True)
+            self.timely(f"{spec}: opening the backend", self.isolation.until)
             return _Process(spec, self).ready()
 
     def give(self, spec: Spec, process: _Process) -> None:

@@ -25,6 +25,7 @@ from conformance.ggml.errors import ConformanceError, GraphError, UsageError
 from conformance.ggml.types import I64
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict, counted
+from conformance.process import Deadline
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
 
@@ -32,6 +33,8 @@ from . import cuts, simplify
 from .cuts import Recorded, record
 from .workers import ShrinkWorkers
 
+SECONDS = 120.0
+"""Seconds to shrink a case if no deadline is given."""
 Pass = Callable[[Recorded, Result], Iterator[Case]]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
@@ -70,30 +73,32 @@ def shrink(
     spec: Spec,
     case: Case,
     *,
-    time_budget: float = 120.0,
+    deadline: Deadline | None = None,
     accept: Callable[[Case, Result], bool] = lambda _case, _result: True,
     progress: Callable[[str], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
     workers: ShrinkWorkers | None = None,
 ) -> Shrunk:
     """Return the smallest case found that fails on `spec` as `case` does.
 
-    After `time_budget` seconds it returns the smallest case so far; the remaining time limits each run but the first.
+    After `deadline` (None: `SECONDS`) it returns the smallest case so far, and no run but the first takes longer.
     Only cases that `accept` takes, with their results, replace the case. `progress` receives a line per success.
     `workers` run candidates in parallel, if given. UsageError if `case` does not fail on `spec`, or exceeds the cost
     limits.
     """
-    start = clock()
+    start = time.monotonic()
+    deadline = Deadline.after(SECONDS) if deadline is None else deadline
     if why := runner.too_costly([case]):
         raise UsageError(f"{case.id} cannot be shrunk: {why}")
     (result,) = runner.run(spec, [case])
     signature = signature_of(result)
     if signature is None:
         raise UsageError(f"{case.id} does not fail on {spec}: {result.verdict}; there is nothing to shrink")
-    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept, workers)
+    search = _Search(runner, spec, signature, case, result, deadline, accept, workers)
     progress(f"{signature}: {size(case)}")
     finished = search.run(progress)
-    return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished, tuple(search.passed))
+    return Shrunk(
+        search.case, search.result, signature, search.tried, time.monotonic() - start, finished, tuple(search.passed)
+    )
 
 
 def size(case: Case) -> str:
@@ -110,14 +115,14 @@ class _Search:
         signature: Signature,
         case: Case,
         result: Result,
-        left: Callable[[], float],
+        deadline: Deadline,
         accept: Callable[[Case, Result], bool],
         workers: ShrinkWorkers | None,
     ) -> None:
         self.case, self.result = case, result  # the smallest so far
         self.tried = 0
         self.passed: list[Case] = []
-        self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
+        self._runner, self._spec, self._signature, self._deadline = runner, spec, signature, deadline
         self._accept, self._workers = accept, workers
         self._seen: set[bytes] = set()
         self._started: deque[bytes] = deque()
@@ -145,14 +150,14 @@ class _Search:
 
     def _look_closer(self) -> None:
         """Run the smallest case again to locate its failure, if that was skipped and time remains."""
-        if (self._of_node or self._of_message) and (left := self._left()) > 0:
-            with suppress(ConformanceError), self._runner.deadline(math.inf, left):
+        if (self._of_node or self._of_message) and not self._late():
+            with suppress(ConformanceError), self._runner.within(self._deadline):
                 (result,) = self._runner.run(self._spec, [self.case])
-                if self._left() > 0 and self._signature.covers(signature_of(result)):
+                if not self._late() and self._signature.covers(signature_of(result)):
                     self.result = result
 
     def _late(self) -> bool:
-        return self._left() < 0
+        return self._deadline.is_over()
 
     def _step(self, candidates: Pass) -> bool:
         if self._late():
@@ -195,15 +200,14 @@ class _Search:
         return True
 
     def _run(self, runner: Runner, candidate: Case) -> Result | None:
-        left = self._left()
-        if left < 0:
+        if self._late():
             return None
         locates, checks_stale_state = (
             self._runner.locates and not self._of_message,
             self._runner.checks_stale_state and not self._of_node,
         )
         try:
-            with runner.deadline(math.inf, left), runner.quick(locates=locates, checks_stale_state=checks_stale_state):
+            with runner.within(self._deadline), runner.quick(locates=locates, checks_stale_state=checks_stale_state):
                 return runner.run(self._spec, [candidate])[0]
         except ConformanceError:
             return None

@@ -8,9 +8,13 @@ and single tokens read three blocks of 256 cells, there are two forms, both with
 | `lifts` | a program per form, for its first graph, and one more for all others once sizes change |
 | `static` | a program per form, whatever its sizes: attentions share a mask, no other caches, no experts |
 | `appends` | moves the cells that its nodes write, and no others |
-| `fuses` | float caches stay in the attention kernel: FLASH_ATTN_EXT without extras, of one head size |
+| `fuses` | float caches stay in the attention kernel: FLASH_ATTN_EXT without extras, of one head size; so many layers |
 | `resumes` | if `fuses` applies and all steps attend to the same sequences: continues with its cache |
-| `packs` | stores weights that a product reads in about as many bits as their blocks have, and notes how many |
+| `packs` | constants of a program have 12 bits per number of a weight that a product reads, scales included |
+| `layers` | a layer per RMS_NORM, and per ROPE of neighbours or halves, in each program |
+
+Whatever it declares, a device with kernels `K=… TILE_N=…` runs products of up to 64 rows of activations on the tile of
+64 (decoding) and all others on that of 256; with `max_n=1`, only those of one row (`launches`).
 
 Extents that were equal in all earlier graphs look like one number, and a view offset that did not change looks like a
 constant. The first graph in which they differ takes one more program under `lifts`.
@@ -19,12 +23,14 @@ constant. The first graph in which they differ takes one more program under `lif
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from conformance.case.case import JSON, Step, writes_in_place
+from conformance.ggml.ops.matmul import AT_ONCE
 from conformance.ggml.ops.op import optional
-from conformance.ggml.tensor import Tensor, computes, nelements
+from conformance.ggml.ops.rope import ROPE_TYPE
+from conformance.ggml.tensor import Tensor, computes, nelements, nrows
 from conformance.ggml.types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 
 OFFSET_PARAMS = 2
@@ -33,7 +39,20 @@ MASKS = {"FLASH_ATTN_EXT": 3, "SOFT_MAX": 1}
 """Attention op -> index of its mask source."""
 GRIDS = frozenset({Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K})
 """Block types of integers times a scale, which devices with 4 and 8 bits can store."""
+PACKED_BITS, FLOAT_BITS = 12, 32
+"""Maximum bits of a number on a grid (8, and a float32 scale for 16), and of any other."""
+_TABLES = 4096
+"""Bytes of a program's other constants, such as frequencies and shapes."""
 EXPERTS = ("MUL_MAT_ID", "ADD_ID")
+LAYERS: Mapping[str, Callable[[Tensor], bool]] = {
+    "RMS": lambda n: n.op == "RMS_NORM",
+    "RoPE": lambda n: n.op == "ROPE" and n.params.mode in (ROPE_TYPE.NORMAL, ROPE_TYPE.NEOX),
+}
+"""Layer -> the nodes that are one each, unless they compute the same."""
+DECODE_N, PREFILL_N = TILES = (64, 256)
+"""TILE_N of the kernels of decoding, for up to as many rows of activations, and of prompts."""
+ONE_ROW = ("*max_n=1", "*max_n=1[!0-9]*")
+"""Backends that were asked to leave all but one row of activations to another device."""
 WORN = 256
 """Overwritten cells after which an appending backend may rebuild a cache."""
 Sizes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -54,14 +73,51 @@ def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, 
     if all(map(_shares_mask, nodes, writers)):
         found["static"] = {"compiles": f"<={len(forms)}"}
     if all(map(_fuses, nodes, writers)):
-        found["fuses"] = {"state": "fused"}
+        least = min(sum(n.op == "FLASH_ATTN_EXT" for n in each) for each in nodes)
+        found["fuses"] = {"state": "fused", "kernels": {"ScaledDotProductAttention": f">={least}*programs"}}
         if len({*map(_sequences, nodes)}) == 1:
             found["resumes"] = {"cache_bytes": f"<={_resumed(nodes, writers)}"}
     written = {n.root for each in writers for n in each}
-    products = [n.src[0] for each in nodes for n in each if n.op == "MUL_MAT"]
-    if any(w is not None and w in persistent and w.type in GRIDS and w not in written for w in products):
-        found["packs"] = {"notes": ["* weights kept compressed"]}
-    return found
+    weights = {t for t in persistent if t not in written}
+    packed = {n.src[0] for each in nodes for n in each if n.op == "MUL_MAT" and n.src[0] and n.src[0].type in GRIDS}
+    if packed := packed & weights:
+        most = _TABLES + sum(nelements(t) * (PACKED_BITS if t in packed else FLOAT_BITS) // 8 for t in weights)
+        found["packs"] = {"bytes": {"constants": f"<={most}*programs"}}
+    layers = {name: min(len({_origin(n) for n in each if of(n)}) for each in nodes) for name, of in LAYERS.items()}
+    if any(layers.values()):
+        found["layers"] = {"kernels": {name: f">={least}*programs" for name, least in layers.items() if least}}
+    return found | launches([n for each in nodes for n in each], persistent)
+
+
+def _origin(node: Tensor) -> Hashable:
+    """Return a key that nodes with equal values share: Q and K of equal size have equal weights."""
+    t = node
+    while t.op != "MUL_MAT" and t.src and t.src[0] is not None:
+        t = t.src[0]
+    return node.op, node.op_params, node.ne, t.src[1] if t.op == "MUL_MAT" else t
+
+
+def launches(nodes: Iterable[Tensor], persistent: Collection[Tensor], how: str = "<=") -> dict[str, JSON]:
+    """Return demands on kernel runs by K and tile, for any device and for `max_n=1`.
+
+    A product with a weight in `persistent` is one run, or one per `AT_ONCE` numbers of the weight. `how` is `<=` if
+    another device may run it instead, else `==`.
+    """
+    runs: Counter[tuple[int, int, bool]] = Counter()
+    for n in nodes:
+        w, x = (*n.src, None, None)[:2]
+        if n.op == "MUL_MAT" and w is not None and x is not None and w.root in persistent:
+            k, rows = w.ne[0], nrows(x)
+            runs[k, DECODE_N if rows <= DECODE_N else PREFILL_N, rows == 1] += -(-w.ne[1] // max(1, AT_ONCE // k))
+    lengths = sorted({k for k, _, _ in runs})
+    if not lengths:
+        return {}
+
+    def kernels(*one: bool) -> dict[str, JSON]:
+        kinds = [(k, tile) for k in lengths for tile in TILES]
+        return {"kernels": {f"*K={k} TILE_N={t}": f"{how}{sum(runs[k, t, o] for o in one)}" for k, t in kinds}}
+
+    return {**kernels(True, False), **dict.fromkeys(ONE_ROW, kernels(True))}
 
 
 def _forms(steps: Iterable[Step], persistent: Collection[Tensor]) -> dict[Hashable, list[Sizes]]:

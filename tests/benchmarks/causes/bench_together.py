@@ -30,6 +30,7 @@ from conformance.causes.search import Search
 from conformance.ggml.errors import ConformanceError
 from conformance.judge import evidence
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.process import Deadline
 from conformance.run.session.select import case_ids
 
 BATCH = 64
@@ -56,7 +57,7 @@ def _failing(runner: Copies, fault: Fault, ids: Sequence[str]) -> Iterator[str]:
 def _groups(runner: Copies, spec: Spec, results: Sequence[Result], minutes: float) -> list[Group]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, (runner.case(r.case) for r in results if r.verdict is Verdict.PASS))
-    return Search(runner, spec, nodes, seconds=60 * minutes).run(failures)
+    return Search(runner, spec, nodes, deadline=Deadline.after(60 * minutes)).run(failures)
 
 
 def _draw(faults: Sequence[Fault], seed: int) -> tuple[Fault, ...]:
