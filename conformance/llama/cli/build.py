@@ -41,15 +41,6 @@ from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
 from conformance.perf.units import BY_ID, Unit, units
 from conformance.process import Deadline
-from conformance.release import bisect as halving
-from conformance.release import state
-from conformance.release.cases import Cases
-from conformance.release.causes import Found
-from conformance.release.counts import Counting
-from conformance.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
-from conformance.release.record import begin, causes_of, made, write, write_page
-from conformance.release.release import Release, plan
-from conformance.release.target import CPU, Target, targets
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs

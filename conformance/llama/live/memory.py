@@ -35,6 +35,7 @@ from conformance.ggml.lib.breakdown import Parts
 from conformance.ggml.types import TYPES
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
+from conformance.llama.zoo.family import Request, prepare, read
 from conformance.perf.held import HELD_MARGIN, PEAK_MARGIN, Allowed, weights_held
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation, open_backend
@@ -201,7 +202,7 @@ def measure(request: Request, device: Device, limits: Isolation | None = None, *
         raise BackendTimeoutError("the time of the run is over")
     process = device.process(_FIXED)
     deadline = limits.deadline(emulated=limits.emulated)
-    worker = Worker("conformance.live.worker", deadline=deadline, emulated=limits.emulated, **process)
+    worker = Worker("conformance.llama.live.worker", deadline=deadline, emulated=limits.emulated, **process)
     asked = {"memory": asdict(replace(request, lib=device.lib)), "grows": grows, **device.asked}
     try:
         found: dict[str, Any] = worker.ask(asked)[0]

@@ -21,6 +21,8 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.judge.verdict import Result
+from conformance.llama.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
+from conformance.llama.zoo.model import lacks
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
-from conformance.live.llama import Device
+from conformance.llama.live.llama import Device
+from conformance.llama.zoo.family import Request
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import resident
 
@@ -141,7 +142,7 @@ class LlamaProcess:
             provenance={"model": model.name},
         )
         self._model = model
-        self._worker = Worker("conformance.model.worker", deadline=Deadline(each=time_limit), **device.process())
+        self._worker = Worker("conformance.llama.model.worker", deadline=Deadline(each=time_limit), **device.process())
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-model-")
         try:
             about = self._ask({"load": asdict(self._request), **device.asked})

@@ -142,7 +142,7 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
         ConformanceError: it raised one.
     """
     worker = Worker(
-        "conformance.suite.zoo.worker", deadline=Deadline(each=time_limit), env={**os.environ, **ENVIRONMENT}
+        "conformance.llama.zoo.worker", deadline=Deadline(each=time_limit), env={**os.environ, **ENVIRONMENT}
     )
     try:
         return worker.ask({"record": asdict(request)})[0]
