@@ -219,7 +219,7 @@ def trace() -> None:
 
 def _trace_lazy(hooks: Hooks) -> None:
     """Record the calls of lazy devices, which are in no registry."""
-    machine = importlib.import_module("conformance.live.lazy.device").Machine
+    machine = importlib.import_module("conformance.llama.live.lazy.device").Machine
     made = machine.__init__
 
     def watched(self: Any, *arguments: object) -> None:  # noqa: ANN401  # a `Machine`

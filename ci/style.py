@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import click
 
-from conformance.cli import COMMANDS
+from conformance.cli import LINES
 from conformance.cli import main as conform
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ def helps(command: click.Command = conform, name: str = "conform") -> Iterator[T
     function = inspect.unwrap(cast("Callable[..., object]", command.callback or conform.callback))
     file, line = Path(inspect.getfile(function)), function.__code__.co_firstlineno
     texts = [command.help or "", command.epilog or "", *(getattr(p, "help", None) or "" for p in command.params)]
-    texts += [summary for _, summary in COMMANDS.values()] if command is conform else []
+    texts += [*LINES.values()] if command is conform else []
     yield from (Text(file, line, f"help of {name}", part) for t in texts for part in t.split("\n\n"))
     if isinstance(command, click.Group):
         for sub in command.list_commands(context := click.Context(command)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import groupby
@@ -19,32 +19,59 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         (
             {""},
             {"ggml"},
-            {"process", "shipped"},
+            {"installed", "process", "shipped"},
             {"case", "builds"},
             {"backend", "suite", "judge"},
             {"run"},
             {"perf", "properties"},
-            {"live"},
             {"report"},
             {"causes"},
             {"testrun"},
-            {"campaign", "model", "nightly", "release"},
+            {"campaign", "nightly"},
             {"plugin_perf"},
             {"cli"},
             {"plugin"},
             {"conftest", "test_suite", "test_perf"},
+            {"llama"},
         ),
     )
 )
-"""Rooms of `conformance`: each imports itself and those of the floors below."""
+"""Rooms of `conformance`: each imports itself and those of the floors below. All but `llama` are the core."""
+
+LLAMA_FLOORS = tuple(map(frozenset, ({""}, {"captured", "zoo"}, {"live"}, {"model", "release"}, {"cli"})))
+"""Rooms of `conformance.llama`, likewise."""
 
 ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend")
 """What an adapter imports of ours."""
 
+NEIGHBOURS = {
+    "conformance.llama": 283,
+    "backends.openvino": 78,
+}
+"""A part outside the core -> how many names of the core it imports, which a stranger has to know; it only falls."""
+PARTS = {"conformance.backend.translating": "backends.openvino"}
+"""A package that belongs to a neighbour and lies elsewhere -> that neighbour."""
+
+METHODS = 20
+"""At most, of a class."""
+LARGE = {
+    "backends.ggml.session.GgmlSession": "one open case, its buffers and both of its schedulers",
+    "backends.openvino.emit_context.EmitContext": "what the emitters of all ops share",
+    "conformance.ggml.lib.library.Library": "one method for each group of functions of ggml",
+    "conformance.ggml.ops.views.Views": "one method for each view op",
+    "conformance.llama.live.lazy.device.Machine": "the interface of a ggml device, one callback each",
+    "conformance.llama.model.check.Check": "the stages of a check and its processes",
+    "conformance.llama.release.release.Release": "stages, targets and the state on disk",
+    "conformance.run.isolation.isolate.IsolatedBackend": "the interface of a backend, one request each",
+    "conformance.run.runner.Runner": "processes, oracle and caches, and the steps of judging a case",
+    "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
+    "conformance.testrun.TestRun": "one run: the loop, its results and its record",
+}
+"""Class with more methods -> what they are for. A class that is split leaves the list; none is added."""
 
 RECORDS = {
     "conformance": {"report.runfile"}, "journal": {"report.journal"},
-    "check-model": {"cli.model"},
+    "check-model": {"llama.cli.model"},
 }  # fmt: skip
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,
 `report.runfile.Conformance`; a new kind needs a reason."""
@@ -68,6 +95,12 @@ def _imports(name: str) -> set[str]:
 
 
 def _imported(name: str) -> Iterator[str]:
+    for found in _named(name):
+        yield found if found in _modules() else found.rpartition(".")[0]
+
+
+def _named(name: str) -> Iterator[str]:
+    """Modules and names in modules that `name` imports, in full."""
     path = _modules()[name]
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -76,12 +109,11 @@ def _imported(name: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *(node.module or "").split(".")]).rstrip(".")
-            for alias in node.names:
-                yield f"{source}.{alias.name}" if f"{source}.{alias.name}" in _modules() else source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
-def _room(name: str) -> str:
-    return [*name.split("."), ""][1]
+def _room(name: str, depth: int = 1) -> str:
+    return [*name.split("."), ""][depth]
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -89,24 +121,66 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter({name: _imports(name) for name in _modules()}).prepare()
 
 
+def _upwards(package: str, floors: Sequence[frozenset[str]]) -> list[str]:
+    """Imports between the rooms of a package that do not go to a floor below."""
+    floor = {room: k for k, rooms in enumerate(floors) for room in rooms}
+    depth = package.count(".") + 1
+    return [
+        f"{name} imports {other}"
+        for name in _modules()
+        if f"{name}.".startswith(f"{package}.")
+        for other in _imports(name)
+        if f"{other}.".startswith(f"{package}.")
+        and (own := _room(name, depth)) != (used := _room(other, depth))
+        and (own not in floor or used not in floor or floor[used] >= floor[own])
+    ]
+
+
 def test_rooms_use_the_floors_below() -> None:
-    """No room of the framework imports one of its own floor or above."""
-    floor = {room: k for k, rooms in enumerate(FLOORS) for room in rooms}
+    """No room of the framework, or of the tools beside it, imports one of its own floor or above."""
+    assert _upwards("conformance", FLOORS) == []
+    assert _upwards("conformance.llama", LLAMA_FLOORS) == []
+
+
+def test_the_core_imports_no_neighbour() -> None:
+    """Adapters, and the tools that run llama.cpp, are found by entry point."""
+    outside = ("backends.", "conformance.llama.")
     wrong = [
         f"{name} imports {other}"
         for name in _modules()
-        if name.startswith("conformance.")
+        if not f"{name}.".startswith(outside)
         for other in _imports(name)
-        if other.startswith("conformance.")
-        and _room(other) != _room(name)
-        and (_room(name) not in floor or _room(other) not in floor or floor[_room(other)] >= floor[_room(name)])
+        if f"{other}.".startswith(outside)
     ]
     assert wrong == []
 
 
-def test_the_framework_imports_no_adapter() -> None:
-    """Adapters are found by entry point."""
-    assert [n for n in _modules() if n.startswith("conformance") for m in _imports(n) if m.startswith("backends")] == []
+def test_the_neighbours_need_no_more_of_the_core() -> None:
+    """The names of the core that each imports. Where the number fell, write the new one into `NEIGHBOURS`."""
+    used: dict[str, set[str]] = {part: set() for part in NEIGHBOURS}
+    for name in _modules():
+        part = _neighbour(name)
+        if part in used:
+            used[part] |= {n for n in _named(name) if n.startswith("conformance.") and _neighbour(n) != part}
+    assert {part: len(names) for part, names in used.items()} == NEIGHBOURS
+
+
+def _neighbour(name: str) -> str:
+    """Return the neighbour in which a module or name lies; empty for the core."""
+    inside = {**PARTS, **{part: part for part in NEIGHBOURS}}
+    return next((part for place, part in inside.items() if f"{name}.".startswith(f"{place}.")), "")
+
+
+def test_no_further_class_is_large() -> None:
+    """A class that does too much is patched by its author only; `LARGE` names those that are, and shrinks."""
+    large = {
+        f"{name}.{node.name}"
+        for name, path in _modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body) > METHODS
+    }
+    assert large == LARGE.keys()
 
 
 def test_adapters_use_the_vocabulary_alone() -> None:

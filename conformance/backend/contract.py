@@ -21,11 +21,12 @@ from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, build_forward_expand
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor, packed_nbytes
+from conformance.ggml.text import error_text
 from conformance.ggml.types import F16, F32, Q8_0, GGMLType
 
 from .interface import Backend, DeviceInfo, Session, Support, Witness, class_faults
 from .registry import names
-from .strict import error_text, kind
+from .strict import kind
 
 __all__ = ["CHECKS", "SHAPE", "Shape", "check_adapter"]
 

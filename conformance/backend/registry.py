@@ -6,19 +6,19 @@ adapter with options and an environment.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 from urllib.parse import unquote
 
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.text import error_text
+from conformance.installed import Installed, entries, load
 
 from .interface import Backend, class_faults
-from .strict import error_text
 
 GROUP = "conformance.backends"
 REFERENCE = "cpu"
@@ -31,8 +31,6 @@ VARIABLE = "env."
 """Prefix of options that set an environment variable of the backend's process."""
 ISA = "isa"
 """Option that runs the backend's process on an emulated processor (`builds.isa`)."""
-DISTRIBUTION = "ggml-conformance"
-"""Our distribution, whose adapters are not third-party."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +61,6 @@ class Spec:
 def _escaped(text: str, signs: str) -> str:
     """Escape `signs`, and characters not allowed in a command's word, as percent escapes."""
     return "".join(f"%{ord(c):02X}" if c in signs or ord(c) < ord(" ") else c for c in text)
-
-
-class Installed(NamedTuple):
-    """An entry point of an installed distribution."""
-
-    name: str
-    module: str
-    attribute: str
-    """The class, in the module."""
-    ours: bool
-    """True if our distribution has it."""
-
-    @property
-    def value(self) -> str:
-        """Return the entry point as a distribution writes it."""
-        return f"{self.module}:{self.attribute}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,27 +152,11 @@ _adopted: list[Installed] = []
 def adopt(found: Sequence[Sequence[Any]]) -> None:
     """Take the adapters that the parent process has found, to save a worker 30 ms."""
     _adopted[:] = [Installed(*each) for each in found]
-    installed.cache_clear()
 
 
-@cache
 def installed() -> tuple[Installed, ...]:
-    """Return the entry points of all adapters by name, read once per process."""
-    if _adopted:
-        return tuple(_adopted)
-    from importlib.metadata import entry_points  # noqa: PLC0415  # slow to import, and no worker needs it
-
-    found = entry_points(group=GROUP)
-    return tuple(
-        Installed(e.name, e.module, e.attr, _is_ours(e.module, None if e.dist is None else e.dist.name))
-        for e in sorted(found, key=lambda e: e.name)
-    )
-
-
-def _is_ours(module: str, distribution: str | None) -> bool:
-    if distribution is None:
-        return module.startswith("backends.")
-    return distribution.lower().replace("_", "-") == DISTRIBUTION
+    """Return the entry points of all adapters by name."""
+    return tuple(_adopted) or entries(GROUP)
 
 
 def _entry(name: str) -> Installed | None:
@@ -257,13 +223,7 @@ def adapter(name: str) -> type[Backend]:
     if installed in _provided:
         return _provided[installed]
     entry = entry_of(installed)
-    try:
-        cls: Any = reduce(getattr, entry.attribute.split("."), importlib.import_module(entry.module))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # a broken adapter must not break the others
-        why = str(e) if isinstance(e, (ImportError, OSError)) else error_text(e)
-        raise UnavailableError(f"{name}: its adapter {entry.value} cannot be imported: {why}") from e
+    cls: Any = load(entry, f"{name}: its adapter")
     faults = [f"{name}: {f}" for f in class_faults(cls, entry.value)]
     if faults:
         raise UnavailableError(" ".join(faults))

@@ -18,8 +18,6 @@ MAX_ENTRIES = 4096
 """Maximum entries of a list or mapping."""
 MAX_DEPTH = 8
 """Maximum nesting of lists and mappings."""
-MAX_MESSAGE = 2000
-"""Maximum characters of an error's message, most of them from its beginning."""
 
 
 def shortened(text: str) -> str:
@@ -80,21 +78,3 @@ def kind(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     return "None" if value is None else f"a {type(value).__name__}"
-
-
-def clip(text: str) -> str:
-    """Cut the middle of `text` if it is longer than `MAX_MESSAGE`."""
-    if len(text) <= MAX_MESSAGE:
-        return text
-    tail = MAX_MESSAGE // 4
-    return f"{text[: MAX_MESSAGE - tail]} … ({len(text) - MAX_MESSAGE} characters left out) … {text[-tail:]}"
-
-
-def error_text(error: BaseException) -> str:
-    """Return an error's type and, if it has one, its message."""
-    name = type(error).__name__
-    try:
-        text = " ".join(clip(str(error)).split()).rstrip(".")
-    except Exception:  # noqa: BLE001  # an adapter's own exception may fail to format
-        text = ""
-    return f"{name}: {text}" if text else name

@@ -7,36 +7,46 @@ docs/exit-codes.md has the table.
 
 from __future__ import annotations
 
-import builtins
-import importlib
 import os
-from typing import cast
 
 import click
+from click.shell_completion import CompletionItem
+
+from conformance.installed import Parts
 
 from .output import Group
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "build": (".build", "Compare builds of llama.cpp: test, bisect, state."),
-    "capture": (".llama", "Record the graphs that llama.cpp runs as a case file."),
-    "check-model": (".model", "Check a model on backends; locate the first wrong layer, node and step."),
-    "doctor": (".doctor", "Check the installation: packages and backends."),
-    "golden": (".checks", "Verify or update the golden outputs."),
-    "list": (".listing", "List backends, case ids or builds of llama.cpp."),
-    "new-adapter": (".adapter", "Write the package of a new backend: a working file and its test."),
-    "precision": (".checks", "Measure or show the precision profile of a device."),
-    "nightly": (".nightly", "Run the suite, the audit and the speed gates every night."),
-    "perf": (".perf", "Time backends and judge their speed."),
-    "report": (".reports", "Write a page and other reports from run files."),
-    "repro": (".run", "Run saved cases again and compare with the saved results."),
-    "run": (".run", "Run cases on backends; print failures and totals."),
-    "show": (".bugs", "Print the graphs of a case, and how a scheduler splits them."),
-    "shrink": (".bugs", "Minimise a failing case."),
-    "triage": (".bugs", "Group the failures of a run into causes; write baselines, bug reports."),
-}
-"""Command -> its module, and its line in `conform --help`.
+GROUP = "conformance.commands"
+"""Entry points of commands, each a `click.Command` under the word after `conform`."""
 
-The module has the command under its own name (`_` for `-`)."""
+
+def fault(_: str, command: object) -> str:
+    """Return why `command` cannot be a command; "" if it can."""
+    return "" if isinstance(command, click.Command) else f"a click.Command expected, {type(command).__name__} found"
+
+
+LINES: dict[str, str] = {
+    "build": "Compare builds of llama.cpp: test, bisect, state.",
+    "capture": "Record the graphs that llama.cpp runs as a case file.",
+    "check-model": "Check a model on backends; locate the first wrong layer, node and step.",
+    "doctor": "Check the installation: packages and backends.",
+    "golden": "Verify or update the golden outputs.",
+    "list": "List backends, case ids or builds of llama.cpp.",
+    "new-adapter": "Write the package of a new backend: a working file and its test.",
+    "precision": "Measure or show the precision profile of a device.",
+    "nightly": "Run the suite, the audit and the speed gates every night.",
+    "perf": "Time backends and judge their speed.",
+    "report": "Write a page and other reports from run files.",
+    "repro": "Run saved cases again and compare with the saved results.",
+    "run": "Run cases on backends; print failures and totals.",
+    "show": "Print the graphs of a case, and how a scheduler splits them.",
+    "shrink": "Minimise a failing case.",
+    "triage": "Group the failures of a run into causes; write baselines, bug reports.",
+}
+"""Command of ours -> its line in `conform --help`, which imports none."""
+
+COMMANDS: Parts[click.Command] = Parts(GROUP, "command", fault, LINES)
+"""Every installed command by name, imported on use."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("run", "repro", "list", "doctor"),
@@ -48,6 +58,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Write a backend": ("new-adapter",),
 }  # fmt: skip
 """Heading in `conform --help` -> its commands, in their usual order of use."""
+OTHERS = "Of other packages"
+"""Heading of commands that other distributions have."""
 
 
 RENAMED: dict[str, str] = {
@@ -84,22 +96,30 @@ class Commands(Group):
         """Return all names in alphabetical order."""
         return sorted(COMMANDS)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names from metadata, then options; no command is imported."""
+        names = [CompletionItem(n, help=line(n)) for n in self.list_commands(ctx) if n.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command from its module; None for an unknown name."""
+        """Import a command; None for an unknown name, UnavailableError for a broken one."""
         if cmd_name in RENAMED:
             raise click.UsageError(f"conform {cmd_name} is gone: use conform {RENAMED[cmd_name]}", ctx)
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(COMMANDS[cmd_name][0], __package__)
-        name = cmd_name.replace("-", "_")
-        return cast("click.Command", getattr(module, f"{name}_" if name in vars(builtins) else name))
+        return COMMANDS.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
         """List the commands by task, from the tables: no module is imported for `--help`."""
-        width = max(map(len, COMMANDS))
-        for heading, names in GROUPS.items():
-            with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
+        width = max(map(len, COMMANDS), default=0)
+        for heading, names in {**GROUPS, OTHERS: COMMANDS.others()}.items():
+            if found := [(n.ljust(width), line(n)) for n in names if n in COMMANDS]:
+                with formatter.section(heading):
+                    formatter.write_dl(found)
+
+
+def line(name: str) -> str:
+    """Return the line of a command in `conform --help`; one of another distribution names that."""
+    entry = COMMANDS.entry(name)
+    return LINES.get(name, "") if entry is None or entry.ours else f"Command of the package {entry.distribution}."
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -21,12 +21,11 @@ from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation, Workers
-from conformance.run.live import LIVE, family_or_none
+from conformance.run.live import family_names, family_or_none
 from conformance.run.session import settings
 from conformance.run.session.select import available, lacking, parse_specs
 from conformance.run.session.settings import Settings
 from conformance.run.session.shard import parse
-from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS
 from conformance.testrun import Chosen
 
@@ -71,7 +70,7 @@ def complete_backend(_ctx: click.Context, _param: click.Parameter, begun: str) -
 
 
 def _families(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    return [n for n in (*FAMILIES, *LIVE) if n.startswith(begun)]
+    return [n for n in family_names() if n.startswith(begun)]
 
 
 def complete_build(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -83,7 +82,7 @@ def complete_case(_ctx: click.Context, _param: click.Parameter, begun: str) -> l
     """Complete families until a `/` is typed, then ids of level smoke."""
     family, slash, _ = begun.partition("/")
     if not slash:
-        return [f"{n}/" for n in (*FAMILIES, *LIVE) if n.startswith(begun)]
+        return [f"{n}/" for n in family_names() if n.startswith(begun)]
     known = family_or_none(family)
     return [] if known is None else [i for i in known.ids("smoke") if i.startswith(begun)]
 

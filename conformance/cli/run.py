@@ -35,7 +35,7 @@ from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusal_lines
 from conformance.run.isolation.isolate import Isolation, Workers, pids
-from conformance.run.live import LIVE, live_family
+from conformance.run.live import LIVE
 from conformance.run.session import failures
 from conformance.run.session.select import case_name
 from conformance.run.session.settings import WaiverBook, exists, settings_lines, today
@@ -454,7 +454,7 @@ def _measured(results: Sequence[Result]) -> list[str]:
     lines: list[str] = []
     for name in LIVE:
         own = [r for r in results if r.metrics and r.case.partition("/")[0] == name]
-        globs = live_family(name).columns if own else ()
+        globs = LIVE[name].columns if own else ()
         known = dict.fromkeys(m for glob in globs for r in own for m in r.metrics if fnmatchcase(m, glob))
         if known:
             rows = [(r.case, r.backend, *(_figure(r.metrics.get(m)) for m in known)) for r in own]

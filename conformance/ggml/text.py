@@ -15,6 +15,8 @@ _BREAKS = "\u2028\u2029"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _UNSEEN = "\u200b\u2060-\u2064\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
 _SURROGATES = "\ud800-\udfff"
+MAX_MESSAGE = 2000
+"""Maximum characters of an error's message, most of them from its beginning."""
 _UNPRINTABLE = re.compile(f"[{_CONTROL}{_BREAKS}{_BIDI}{_UNSEEN}{_SURROGATES}]")
 
 
@@ -59,3 +61,21 @@ def _octets(match: re.Match[str]) -> str:
     c = match[0]
     data = bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("utf-8", "surrogatepass")
     return "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def clip(text: str) -> str:
+    """Cut the middle of `text` if it is longer than `MAX_MESSAGE`."""
+    if len(text) <= MAX_MESSAGE:
+        return text
+    tail = MAX_MESSAGE // 4
+    return f"{text[: MAX_MESSAGE - tail]} … ({len(text) - MAX_MESSAGE} characters left out) … {text[-tail:]}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error's type and, if it has one, its message."""
+    name = type(error).__name__
+    try:
+        text = " ".join(clip(str(error)).split()).rstrip(".")
+    except Exception:  # noqa: BLE001  # an adapter's own exception may fail to format
+        text = ""
+    return f"{name}: {text}" if text else name

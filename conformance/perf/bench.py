@@ -14,9 +14,9 @@ from functools import partial
 from statistics import median
 
 from conformance.backend.registry import Spec
-from conformance.backend.strict import error_text
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.text import error_text
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation, Workers, open_backend

@@ -34,7 +34,7 @@ from conformance.judge.budget import PEAK, budget_of, changes
 from conformance.judge.compare import Difference, compare, values
 from conformance.run.execute import execute
 from conformance.run.oracle import Oracle
-from conformance.suite import FAMILIES, ops
+from conformance.suite import by_default, ops
 from conformance.suite.family import Level, with_seed
 from conformance.suite.grid import Grid, Keys, grid, ids_of_rows, operands, points, shapes
 
@@ -272,7 +272,7 @@ def plain(level: Level, check: Callable[[], None] = lambda: None) -> dict[str, l
 def _used(level: Level, check: Callable[[], None]) -> set[str]:
     """Return the keys of all computing nodes in the cases of a level."""
     used: set[str] = set()
-    for family in FAMILIES.values():
+    for family in by_default():
         for case_id in family.ids(level):
             check()
             with suppress(ConformanceError):  # this machine cannot build the case

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
+from conformance.installed import Parts
 from conformance.judge.verdict import Result
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family
 
 from .isolation.isolate import Isolation
-
-LIVE = {
-    name: f"conformance.live.{name}"
-    for name in ("audit", "layout", "arch", "scenario", "projector", "memory", "phases", "access", "order")
-}
-"""Name of a live family -> the module that exports it as `FAMILY`, imported on use."""
 
 
 class Player(Protocol):
@@ -56,9 +49,28 @@ class LiveFamily(Family):
     """Function that returns ids that are in no level and match a glob."""
 
 
+def fault(name: str, family: object) -> str:
+    """Return why `family` cannot be installed as the live family `name`; "" if it can."""
+    if type(family) is not LiveFamily:
+        return f"a LiveFamily expected, {type(family).__name__} found"
+    return "" if family.name == name else f"its name is {family.name!r}, {name!r} expected"
+
+
+GROUP = "conformance.live_families"
+"""Entry points of live families, each a `LiveFamily` under its own name."""
+ORDER = ("audit", "layout", "arch", "scenario", "projector", "memory", "phases", "access", "order")
+LIVE: Parts[LiveFamily] = Parts(GROUP, "live family", fault, ORDER)
+"""Every installed live family by name, imported on use."""
+
+
 def is_live(case_id: str) -> bool:
     """Return True if a case belongs to a live family."""
-    return case_id.partition("/")[0] in LIVE
+    return _is_live(case_id.partition("/")[0])
+
+
+def _is_live(name: str) -> bool:
+    """Return True for a live family; a family of ours wins over one of another distribution."""
+    return name in ORDER or (name in LIVE and name not in FAMILIES)
 
 
 def without_steps(case_id: str) -> Case:
@@ -78,12 +90,15 @@ def is_glob(text: str) -> bool:
     return any(sign in text for sign in "*?[")
 
 
-@cache
-def live_family(name: str) -> LiveFamily:
-    """Return the live family called `name`, one of `LIVE`."""
-    return cast("LiveFamily", import_module(LIVE[name]).FAMILY)
+def family_names() -> list[str]:
+    """Return the names of all installed families, live ones last; imports none."""
+    return list(dict.fromkeys((*FAMILIES, *LIVE)))
 
 
 def family_or_none(name: str) -> Family | None:
-    """Return the family or live family called `name`; None if unknown."""
-    return live_family(name) if name in LIVE else FAMILIES.get(name)
+    """Return the family or live family called `name`; None if unknown.
+
+    Raises:
+        UnavailableError: it cannot be imported or is not valid.
+    """
+    return LIVE[name] if _is_live(name) else FAMILIES.get(name)

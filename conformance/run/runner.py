@@ -11,7 +11,6 @@ from pathlib import Path
 
 from conformance.backend.interface import Backend, Support
 from conformance.backend.registry import REFERENCE, Spec, resolve
-from conformance.backend.strict import error_text
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import (
@@ -25,6 +24,7 @@ from conformance.ggml.errors import (
 )
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.text import error_text
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.text import diverges
 from conformance.judge.verdict import FAILURES, Golden, Result, Verdict
@@ -201,7 +201,7 @@ class Runner:
         """Return the player of a live family; always the same ConformanceError if not possible."""
         if (spec, family) not in self._players:
             try:
-                self._players[spec, family] = live.live_family(family).player(spec, self._workers.isolation, self._save)
+                self._players[spec, family] = live.LIVE[family].player(spec, self._workers.isolation, self._save)
             except UsageError:
                 raise
             except ConformanceError as e:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from conformance.backend.strict import clip
 from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.ggml.text import clip
 from conformance.judge.evidence import Error, Fault
 from conformance.judge.message import innermost
 from conformance.judge.verdict import FAILURES, Result, Verdict

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from .alias import FAMILY as ALIAS
-from .blocks import FAMILY as BLOCKS
-from .captured import FAMILY as CAPTURED
-from .decoders import GQA, KV_GROWTH, MULTI_SEQUENCE
-from .family import LEVELS, Family, Level
-from .ops import FAMILY as OPS
-from .random_graphs import FAMILY as RANDOM
-from .relations import FAMILY as RELATIONS
-from .tbo import FAMILY as TBO
-from .weight_placement import FAMILY as WEIGHT_PLACEMENT
-from .zoo.family import FAMILY as ZOO
+from collections.abc import Callable
 
-__all__ = ["FAMILIES", "LEVELS", "Family", "Level"]
+from conformance.installed import Parts
 
-_ALL = (OPS, CAPTURED, KV_GROWTH, GQA, MULTI_SEQUENCE, WEIGHT_PLACEMENT, BLOCKS, ALIAS, RANDOM, RELATIONS, TBO, ZOO)
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
-"""Every family by name, in run order."""
+from .family import LEVELS, Family, Level, fault
+
+__all__ = ["FAMILIES", "LEVELS", "Family", "Level", "by_default"]
+
+GROUP = "conformance.families"
+"""Entry points of families, each a `Family` under its own name."""
+ORDER = (
+    "ops", "captured", "kv_growth", "gqa", "multi_sequence", "weight_placement", "blocks", "alias", "random",
+    "relations", "tbo", "zoo",
+)  # fmt: skip
+"""Run order; families of other distributions follow by name."""
+FAMILIES: Parts[Family] = Parts(GROUP, "family", fault, ORDER)
+"""Every installed family by name, in run order, imported on use."""
+
+
+def by_default(wanted: Callable[[str], bool] = lambda _: True) -> list[Family]:
+    """Return the families that run if none is named: ours that this installation does not lack.
+
+    `wanted` selects by name; no other is imported.
+    """
+    chosen = (FAMILIES[n] for n in FAMILIES.ours() if wanted(n))
+    return [f for f in chosen if not f.lacks()]

@@ -16,20 +16,21 @@ import numpy as np
 
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import Bytes, Tensor, nelements
 from conformance.ggml.types import F32
 
+from . import FAMILIES
 from .data import random_bytes
 from .decoder import make, split_arch
 from .family import LEVELS, Family, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
 from .grid import Grid, Keys, grid, points
-from .zoo import family as zoo
-from .zoo import model
 
 NAME = "blocks"
+ZOO = "zoo"
+"""The family that records the models that the builder does not know."""
 KEYS = {**keys("layer=0"), "block": text("attention", "a block's name")}
 """Keys of the block."""
 
@@ -289,7 +290,16 @@ _ids_with_recordings = ids_of({level: (*TABLE[level], *RECORDED[level]) for leve
 
 def ids(level: Level) -> Sequence[str]:
     """Return the case ids of a level; recordings only if llama.cpp is installed."""
-    return _ids(level) if zoo.available() else _ids_with_recordings(level)
+    try:
+        FAMILIES[ZOO].ids("smoke")
+    except UnavailableError:
+        return _ids(level)
+    return _ids_with_recordings(level)
+
+
+def lacks() -> str:
+    """Return the reason why no model can be recorded; empty if one can."""
+    return FAMILIES[ZOO].lacks()
 
 
 def build(case_id: str) -> Case:
@@ -303,9 +313,9 @@ def build(case_id: str) -> Case:
     bare, which = without(body, KEYS)
     values, given = read_keys(case_id, which, KEYS)
     source = f"{bare}@{case_id.rpartition('@')[2]}"
-    whole = make(f"{NAME}/{source}") if split_arch(bare)[0] else zoo.build(f"{zoo.NAME}/{source}")
+    whole = make(f"{NAME}/{source}") if split_arch(bare)[0] else FAMILIES[ZOO].build(f"{ZOO}/{source}")
     case = _alone(case_id, whole, Block(values["layer"], values["block"]))
     return replace(case, family=NAME, params={**case.params, **given})
 
 
-FAMILY = Family(NAME, "each architecture's sublayers alone", ids, build, lacks=model.lacks)
+FAMILY = Family(NAME, "each architecture's sublayers alone", ids, build, lacks=lacks)

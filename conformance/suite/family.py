@@ -54,6 +54,13 @@ class Family:
     """Reason why the family has no cases in this installation; empty if nothing is missing."""
 
 
+def fault(name: str, family: object) -> str:
+    """Return why `family` cannot be installed as the family `name`; "" if it can."""
+    if type(family) is not Family:
+        return f"a Family expected, {type(family).__name__} found"
+    return "" if family.name == name else f"its name is {family.name!r}, {name!r} expected"
+
+
 def ids_of(
     table: Table, with_seed: Callable[[str], str], size: Callable[[str], int] = lambda _: 0
 ) -> Callable[[Level], Sequence[str]]:

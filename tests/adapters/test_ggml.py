@@ -37,10 +37,11 @@ from conformance.ggml.quants import QUANTIZERS, quantizer
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
 from conformance.ggml.types import GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 from conformance.judge.verdict import Verdict
+from conformance.llama import captured
 from conformance.run.execute import Memory, Reuse, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.suite import alias, captured, ops
+from conformance.suite import alias, ops
 
 pytestmark = needs_wheel
 

@@ -22,7 +22,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, nelements, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64
-from conformance.suite.captured import GOLDEN
+from conformance.llama.captured import GOLDEN
 
 B = Builder()
 FIELDS = ("type", "ne", "nb", "op", "op_params", "view_offs", "flags")

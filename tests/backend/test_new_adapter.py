@@ -12,6 +12,7 @@ from environments import environment, install
 
 from conformance.backend import registry
 from conformance.cli import main
+from conformance.installed import entries
 
 NAME = "my-npu"
 MODULE = "my_npu_backend"
@@ -81,7 +82,7 @@ def test_the_suite_runs_against_it(python: Path, tmp_path: Path) -> None:
 def test_the_parent_environment_does_not_know_it(python: Path) -> None:
     """The environment is fresh: what was installed there is not installed here."""
     assert python.is_file()
-    registry.installed.cache_clear()
+    entries.cache_clear()
     assert NAME not in registry.names()
 
 

@@ -12,6 +12,7 @@ from conformance.backend import registry
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
 from conformance.ggml.errors import UsageError
+from conformance.installed import Installed
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.session.select import parse_specs
 from conformance.suite import FAMILIES
@@ -42,7 +43,7 @@ def test_another_form_is_refused(text: str) -> None:
 
 def test_what_others_install_runs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every installed adapter but those that run on request only."""
-    found = [registry.Installed(name, "package", "Class", False) for name in ("cpu", "their-npu", "xdna2")]
+    found = [Installed(name, "package", "Class", False) for name in ("cpu", "their-npu", "xdna2")]
     monkeypatch.setattr(registry, "installed", lambda: found)
     assert parse_specs([]) == [Spec("cpu"), Spec("their-npu")]
     assert parse_specs(["xdna2"]) == [Spec("xdna2")]

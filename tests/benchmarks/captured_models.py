@@ -22,9 +22,9 @@ from stand_in import StandIn, doubled
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.judge.verdict import Result, Verdict
+from conformance.llama.zoo import family as zoo
+from conformance.llama.zoo.family import Request
 from conformance.run.runner import Runner
-from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo.family import Request
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
 TYPES = ("q4_0", "q4_K", "q5_K", "q8_0")

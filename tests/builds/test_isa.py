@@ -15,9 +15,9 @@ from conformance.builds.emulator import folders, start
 from conformance.builds.isa import ISAS, host, known, machine
 from conformance.builds.source import locate
 from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.llama.release.target import targets
 from conformance.process import call
 from conformance.process.spawn import LAUNCHER, words
-from conformance.release.target import targets
 from conformance.run.isolation.isolate import open_backend, runs_here
 from conformance.run.session.select import build
 

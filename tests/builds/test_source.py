@@ -23,7 +23,7 @@ from conformance.builds.build import probe
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.library import WHEEL, Library, part, plugins, rpc_server
-from conformance.suite.zoo.model import table
+from conformance.llama.zoo.model import table
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
 needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no links for everybody")

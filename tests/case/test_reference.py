@@ -17,7 +17,7 @@ from conformance.case.codec import dump
 from conformance.case.reference import FOLDERS, Reference, load_references
 from conformance.cli import main
 from conformance.ggml.errors import CaseFileError
-from conformance.suite.zoo import family as zoo
+from conformance.llama.zoo import family as zoo
 
 OFFSET = 100
 

@@ -119,7 +119,7 @@ def test_help_imports_next_to_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(
         ["conformance", "conformance.cli", "conformance.cli.output", "conformance.ggml", "conformance.ggml.errors",
-         "conformance.ggml.text"]
+         "conformance.ggml.text", "conformance.installed"]
     )  # fmt: skip
 
 

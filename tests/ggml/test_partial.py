@@ -24,7 +24,7 @@ from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty, nbytes, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q8_0
 from conformance.judge.compare import compare
-from conformance.suite.captured import GOLDEN
+from conformance.llama.captured import GOLDEN
 
 CAPTURES = sorted(GOLDEN.glob("*.gguf"))
 B = Builder()

@@ -11,7 +11,7 @@ from conformance.judge.outcome import judge
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.worse import SEVERITY, Seen, worse
 from conformance.judge.wrong import Wrong
-from conformance.release.causes import difference, fails
+from conformance.llama.release.causes import difference, fails
 
 RIGHT = Result("ops/right@1", "x", Verdict.PASS)
 

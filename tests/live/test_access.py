@@ -12,8 +12,8 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.library import Library
 from conformance.judge.verdict import Verdict
-from conformance.live.access import FAMILY
-from conformance.live.transfers import WAYS, play
+from conformance.llama.live.access import FAMILY
+from conformance.llama.live.transfers import WAYS, play
 from conformance.run.isolation.isolate import Isolation
 
 Function = Callable[..., Any]

@@ -18,15 +18,15 @@ from marks import needs_wheel
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.live.arch import RUNS, Player, Run, id_of
-from conformance.live.comparison import judge_runs, nmse
-from conformance.live.llama import Device, Process
+from conformance.llama.live.arch import RUNS, Player, Run, id_of
+from conformance.llama.live.comparison import judge_runs, nmse
+from conformance.llama.live.llama import Device, Process
+from conformance.llama.zoo.family import Request
+from conformance.llama.zoo.model import architecture, write_metadata
+from conformance.llama.zoo.recorder import Choice, flips, load_choices, save_choices
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids
-from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.model import architecture, write_metadata
-from conformance.suite.zoo.recorder import Choice, flips, load_choices, save_choices
 
 
 def test_what_a_run_says() -> None:
@@ -55,7 +55,7 @@ def test_an_architecture_that_a_build_does_not_know_is_unsupported(tmp_path: Pat
     """A build older than the suite refuses a model of a newer architecture; this is no failure of the build."""
     write_metadata(tmp_path / "m.gguf", "one-of-next-year", architecture("llama").keys, {})
     process = Process(
-        "conformance.live.worker", CPU, Request("a", "a", model=str(tmp_path / "m.gguf")), Isolation(60.0)
+        "conformance.llama.live.worker", CPU, Request("a", "a", model=str(tmp_path / "m.gguf")), Isolation(60.0)
     )
     with pytest.raises(UnavailableError, match=r"this llama\.cpp has no architecture 'one-of-next-year'"):
         process.ask(run="")

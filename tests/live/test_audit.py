@@ -26,8 +26,8 @@ from conformance.ggml.tensor import computes
 from conformance.judge import waivers
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.judge.verdict import Result as Verdicted
-from conformance.live.audit import CASES, Auditor, ids_of
-from conformance.live.uses import MADE_UP, made_up
+from conformance.llama.live.audit import CASES, Auditor, ids_of
+from conformance.llama.live.uses import MADE_UP, made_up
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import build, case_ids
 from conformance.suite.varied import variations

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.ggml.errors import UnavailableError
-from conformance.live.energy import Counter, Meter, meter, nvml_counters
+from conformance.llama.live.energy import Counter, Meter, meter, nvml_counters
 
 NO_NVML = "libno-such.so"
 
@@ -122,7 +122,7 @@ def test_watts_become_joules(watts: list[float]) -> None:
     ticks = Meter([Counter("battery", "B", read, power=True)], period=1e-4)
     with pytest.MonkeyPatch.context() as patch:
         clock = count()
-        patch.setattr("conformance.live.energy.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+        patch.setattr("conformance.llama.live.energy.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
         with ticks.measure() as energy:
             assert seen.wait(10)
     (joules,) = energy.joules.values()

@@ -17,9 +17,9 @@ from conformance.backend.registry import define, defined
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.breakdown import Parts, of_log
 from conformance.judge.verdict import Result, Verdict
-from conformance.live import memory
-from conformance.live.held import ROUNDS, growth
-from conformance.live.memory import LEAK, RELEVANT, REPEATS, Growth, Held, copies, differing
+from conformance.llama.live import memory
+from conformance.llama.live.held import ROUNDS, growth
+from conformance.llama.live.memory import LEAK, RELEVANT, REPEATS, Growth, Held, copies, differing
 
 ROOT = Path(memory.__file__).parents[2]
 MIB = 1 << 20
@@ -139,7 +139,7 @@ import ctypes, mmap, os, sys
 from dataclasses import replace
 sys.path.insert(0, {str(ROOT)!r})
 from conformance.ggml.lib import llama
-from conformance.suite.zoo import load
+from conformance.llama.zoo import load
 
 load_model, new_context, start = load.load_model, load.new_context, llama.Llama.__init__
 fault, kept = os.environ["FAULT"], []

@@ -17,13 +17,13 @@ from conformance.ggml.errors import BackendCrashError, UnavailableError, UsageEr
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
 from conformance.judge.verdict import Result, Verdict
-from conformance.live import order
-from conformance.live.lazy import programs
-from conformance.live.lazy.device import ASKS, SORTS, Fail, Machine, Setting
-from conformance.live.lazy.programs import STEPS, Step, Streams
-from conformance.live.lazy.timeline import Moment
-from conformance.live.lazy.worker import play
-from conformance.live.llama import Process
+from conformance.llama.live import order
+from conformance.llama.live.lazy import programs
+from conformance.llama.live.lazy.device import ASKS, SORTS, Fail, Machine, Setting
+from conformance.llama.live.lazy.programs import STEPS, Step, Streams
+from conformance.llama.live.lazy.timeline import Moment
+from conformance.llama.live.lazy.worker import play
+from conformance.llama.live.llama import Process
 from conformance.run.isolation.isolate import Isolation
 
 Steps = Mapping[str, Step]

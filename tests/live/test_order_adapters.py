@@ -17,7 +17,7 @@ from conformance.backend.registry import Spec
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
-from conformance.live.lazy.device import Machine, Setting
+from conformance.llama.live.lazy.device import Machine, Setting
 from conformance.run.scheduler.backend import SchedBackend, _SchedSession
 from conformance.suite import decoder
 

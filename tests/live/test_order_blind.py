@@ -11,10 +11,21 @@ import pytest
 from marks import needs_wheel
 
 from conformance.ggml.lib.library import Library
-from conformance.live.lazy.device import Machine, Setting
-from conformance.live.lazy.programs import CELLS, F32, NODES, PROGRAMS, ROW, WIDTH, Caller, Decoder, Streams, address
-from conformance.live.lazy.timeline import Moment
-from conformance.live.lazy.worker import play
+from conformance.llama.live.lazy.device import Machine, Setting
+from conformance.llama.live.lazy.programs import (
+    CELLS,
+    F32,
+    NODES,
+    PROGRAMS,
+    ROW,
+    WIDTH,
+    Caller,
+    Decoder,
+    Streams,
+    address,
+)
+from conformance.llama.live.lazy.timeline import Moment
+from conformance.llama.live.lazy.worker import play
 
 Case = Callable[["Queues", bool], None]
 """Calls of a program, with the fault if the flag is set, and right if not."""

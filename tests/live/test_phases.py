@@ -23,9 +23,9 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import Result, Verdict
-from conformance.live import energy, phases
-from conformance.live.energy import Counter, Meter
-from conformance.live.phases import compared, left_out, measure, read
+from conformance.llama.live import energy, phases
+from conformance.llama.live.energy import Counter, Meter
+from conformance.llama.live.phases import compared, left_out, measure, read
 from conformance.perf.measure import Rounds, Values, play
 from conformance.run.scheduler.backend import SchedBackend
 

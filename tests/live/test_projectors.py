@@ -30,14 +30,14 @@ from conformance.ggml.lib import mtmd
 from conformance.ggml.lib.mtmd import Mtmd
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
-from conformance.live import projector as player
-from conformance.live.comparison import judge_all
-from conformance.live.projector import prepare
-from conformance.live.projectors.encoder import Encoder, image_size
-from conformance.live.projectors.files import TOKENS, write_projector
-from conformance.live.projectors.relations import MEDIA, RELATIONS
-from conformance.live.projectors.table import _number, projector, table
-from conformance.live.projectors.worker import encoder, reply
+from conformance.llama.live import projector as player
+from conformance.llama.live.comparison import judge_all
+from conformance.llama.live.projector import prepare
+from conformance.llama.live.projectors.encoder import Encoder, image_size
+from conformance.llama.live.projectors.files import TOKENS, write_projector
+from conformance.llama.live.projectors.relations import MEDIA, RELATIONS
+from conformance.llama.live.projectors.table import _number, projector, table
+from conformance.llama.live.projectors.worker import encoder, reply
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 

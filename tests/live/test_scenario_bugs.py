@@ -13,8 +13,8 @@ from scenario_bugs import BUGS, LLAMA, NOTICED, model, noticed, played
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError
 from conformance.judge.verdict import Verdict
-from conformance.live.scenario import Player, id_of
-from conformance.live.scenarios.table import SCENARIOS
+from conformance.llama.live.scenario import Player, id_of
+from conformance.llama.live.scenarios.table import SCENARIOS
 from conformance.run.isolation.isolate import Isolation
 
 LEAST = 3

@@ -17,9 +17,9 @@ from scenario_bugs import BUGS, LLAMA, model, planted
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
 from conformance.judge.verdict import Result, Verdict
-from conformance.live.comparison import Comparison, judge_all, saved
-from conformance.live.scenario import FAMILY, Player, id_of, ids_of
-from conformance.live.scenarios.table import SCENARIOS
+from conformance.llama.live.comparison import Comparison, judge_all, saved
+from conformance.llama.live.scenario import FAMILY, Player, id_of, ids_of
+from conformance.llama.live.scenarios.table import SCENARIOS
 from conformance.run.isolation.isolate import Isolation
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.ggml.errors import ConformanceError
-from conformance.live.lazy.timeline import HOST, Access, Addresses, Moment, Op, Queue, Race, Timeline
+from conformance.llama.live.lazy.timeline import HOST, Access, Addresses, Moment, Op, Queue, Race, Timeline
 
 MOMENTS: tuple[Moment, ...] = ("first", "last", "any")
 CALLS = st.lists(

@@ -17,13 +17,13 @@ from marks import needs_wheel
 from conformance.ggml.errors import BackendTimeoutError
 from conformance.ggml.tensor import Tensor, new_tensor
 from conformance.ggml.types import TYPES
-from conformance.live import llama
-from conformance.live import worker as live_worker
-from conformance.live.scenario import id_of
-from conformance.suite.zoo import family
-from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.load import RefusedError, UnloadableError
-from conformance.suite.zoo.model import open_writer, write_tensors
+from conformance.llama.live import llama
+from conformance.llama.live import worker as live_worker
+from conformance.llama.live.scenario import id_of
+from conformance.llama.zoo import family
+from conformance.llama.zoo.family import Request
+from conformance.llama.zoo.load import RefusedError, UnloadableError
+from conformance.llama.zoo.model import open_writer, write_tensors
 
 CASES = (id_of("llama", "batch-2"), "arch/llama-real=1@1")
 Made = Callable[..., Request]

@@ -11,10 +11,10 @@ from marks import needs_wheel
 
 from conformance.backend.registry import Spec
 from conformance.judge.verdict import Verdict
-from conformance.live.arch import Player, id_of
+from conformance.llama.live.arch import Player, id_of
+from conformance.llama.zoo import model
+from conformance.llama.zoo.family import prepare, read
 from conformance.run.isolation.isolate import Isolation
-from conformance.suite.zoo import model
-from conformance.suite.zoo.family import prepare, read
 
 RUN = ("byt5", "flan-t5", "madlad400", "t5", "t5-v1.0", "umt5")
 """Encoder-decoders that llama.cpp runs."""

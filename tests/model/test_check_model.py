@@ -28,11 +28,11 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32
-from conformance.live.llama import Device
-from conformance.model import figures, graphs, turns
-from conformance.model.answer import RIGHT, ROUNDING, WRONG
-from conformance.model.check import Check, Text, allowance, layer_of, rounding, step_words
-from conformance.model.llama_process import LlamaProcess, Turn, alone
+from conformance.llama.live.llama import Device
+from conformance.llama.model import figures, graphs, turns
+from conformance.llama.model.answer import RIGHT, ROUNDING, WRONG
+from conformance.llama.model.check import Check, Text, allowance, layer_of, rounding, step_words
+from conformance.llama.model.llama_process import LlamaProcess, Turn, alone
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 

@@ -21,10 +21,10 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.ggml.quants import from_float
 from conformance.ggml.types import TYPES
-from conformance.model import against, modelfile, plausible
-from conformance.model.finding import Finding, Kind
-from conformance.model.graphs import silent
-from conformance.model.modelfile import ModelFile
+from conformance.llama.model import against, modelfile, plausible
+from conformance.llama.model.finding import Finding, Kind
+from conformance.llama.model.graphs import silent
+from conformance.llama.model.modelfile import ModelFile
 
 ROWS, WIDTH = 16, 512
 WEIGHT = "blk.0.ffn_up.weight"

@@ -14,9 +14,10 @@ from marks import needs_wheel
 from trust import files
 from trust.files import Draft, Pair
 
-from conformance.cli import main, model
+from conformance.cli import main
 from conformance.ggml.quants import from_float, to_float
-from conformance.model.finding import Kind
+from conformance.llama.cli import model
+from conformance.llama.model.finding import Kind
 
 pytestmark = needs_wheel
 SEED = 1997

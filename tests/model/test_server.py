@@ -19,14 +19,14 @@ from marks import needs_wheel
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.live.llama import Device
-from conformance.model import server
-from conformance.model.answer import RIGHT, WRONG
-from conformance.model.check import Check
-from conformance.model.figures import F32, log_softmax
-from conformance.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
-from conformance.model.server import BANDS, TOKENS, Block, Judge, Judgement, Server, distance
-from conformance.model.turns import setting
+from conformance.llama.live.llama import Device
+from conformance.llama.model import server
+from conformance.llama.model.answer import RIGHT, WRONG
+from conformance.llama.model.check import Check
+from conformance.llama.model.figures import F32, log_softmax
+from conformance.llama.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
+from conformance.llama.model.server import BANDS, TOKENS, Block, Judge, Judgement, Server, distance
+from conformance.llama.model.turns import setting
 
 Served = Callable[[list[int], int], F32]
 """Return the logits after a prompt and after each of n - 1 greedy tokens."""

@@ -27,9 +27,9 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import nbytes, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q3_K, Q8_0
+from conformance.llama.captured import FAMILY as CAPTURED
 from conformance.run import recorded
 from conformance.run.execute import StepValues, execute
-from conformance.suite.captured import FAMILY as CAPTURED
 from conformance.suite.decoder import make
 
 openvino: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network

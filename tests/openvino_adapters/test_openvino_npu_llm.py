@@ -18,11 +18,11 @@ from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Tensor, strided
 from conformance.judge.verdict import Result, Verdict
+from conformance.llama.captured import FAMILY as CAPTURED
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
-from conformance.suite.captured import FAMILY as CAPTURED
 from conformance.suite.decoder import make
 
 TINY = "l=2,embd=32,heads=2,kv=1,ff=32,vocab=32,ctx=256"

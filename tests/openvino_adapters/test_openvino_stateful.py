@@ -21,7 +21,7 @@ from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I64, Q8_0, GGMLType
 from conformance.judge.judge import judge_step
-from conformance.suite import captured
+from conformance.llama import captured
 from conformance.suite.decoder import make
 
 openvino: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network

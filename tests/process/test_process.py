@@ -103,8 +103,8 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("module", "args", "request_", "reply"),
     [
         ("conformance.run.isolation.worker", ["cpu"], None, "'info'"),
-        ("conformance.suite.zoo.worker", [], {}, "its process died .*KeyError"),
-        ("conformance.live.worker", [], {}, "its process died .*StopIteration"),
+        ("conformance.llama.zoo.worker", [], {}, "its process died .*KeyError"),
+        ("conformance.llama.live.worker", [], {}, "its process died .*StopIteration"),
     ],
 )
 @pytest.mark.usefixtures("bad")

@@ -12,9 +12,9 @@ import pytest
 from conformance.backend.profile import Profile, read
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
-from conformance.release import profiles as module
-from conformance.release.profiles import Profiles
-from conformance.release.target import Target
+from conformance.llama.release import profiles as module
+from conformance.llama.release.profiles import Profiles
+from conformance.llama.release.target import Target
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.learn import plain

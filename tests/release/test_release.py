@@ -26,19 +26,19 @@ from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import MissingCause, Result, Verdict
 from conformance.judge.worse import Seen, worse
-from conformance.live import audit
+from conformance.llama.live import audit
+from conformance.llama.release import counts as counting
+from conformance.llama.release.bisect import bisect, on
+from conformance.llama.release.cases import Cases, Sweep, of_ops, spread
+from conformance.llama.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
+from conformance.llama.release.counts import Counting
+from conformance.llama.release.profiles import Profiles
+from conformance.llama.release.record import begin, causes_of, made, write, write_page
+from conformance.llama.release.release import Release, plan
+from conformance.llama.release.target import KERNELS, Target, targets
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
 from conformance.perf.units import BY_ID, Unit
-from conformance.release import counts as counting
-from conformance.release.bisect import bisect, on
-from conformance.release.cases import Cases, Sweep, of_ops, spread
-from conformance.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
-from conformance.release.counts import Counting
-from conformance.release.profiles import Profiles
-from conformance.release.record import begin, causes_of, made, write, write_page
-from conformance.release.release import Release, plan
-from conformance.release.target import KERNELS, Target, targets
 from conformance.report.compare import State
 from conformance.report.markdown import INTERRUPTED, markdown
 from conformance.report.runs import read_runs
@@ -471,7 +471,7 @@ def test_a_target_that_does_not_open_ends_alone() -> None:
 
 def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a measured profile no case is judged; other targets run."""
-    monkeypatch.setattr("conformance.release.profiles.plain", lambda *_: {})  # to list its cases takes seconds
+    monkeypatch.setattr("conformance.llama.release.profiles.plain", lambda *_: {})  # to list its cases takes seconds
     gpu = Target(
         "GPU", Spec("ggml", (("lib", "/nowhere"), ("device", "X"), ("profile", str(tmp_path / "x.toml")))), None
     )

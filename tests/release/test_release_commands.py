@@ -15,10 +15,10 @@ from marks import needs_wheel
 from run_files import cause, document, result, written_to
 
 from conformance.builds.build import Build, DeviceOf
-from conformance.cli import build as commands
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.library import WHEEL
+from conformance.llama.cli import build as commands
 from conformance.perf.units import BY_ID
 
 RUN = {**document([result("ADD-1", "ggml?lib=x", "FAIL")]), "causes": [cause("ADD", ["ADD-1"], "ggml?lib=x")]}

@@ -16,8 +16,8 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.op import DECLARATIONS, params_text
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
 from conformance.ggml.types import F32
+from conformance.llama.captured import FAMILY
 from conformance.report.graphview import layout, svg, table
-from conformance.suite.captured import FAMILY
 
 B = Builder()
 SVG = "{http://www.w3.org/2000/svg}"

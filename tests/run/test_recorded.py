@@ -19,11 +19,11 @@ from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, BackendError
 from conformance.judge.verdict import Result, Verdict
+from conformance.llama.captured import FAMILY as CAPTURED
+from conformance.llama.zoo import family as zoo
+from conformance.llama.zoo.family import Request
 from conformance.run import recorded
 from conformance.run.runner import Runner
-from conformance.suite.captured import FAMILY as CAPTURED
-from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo.family import Request
 
 SPEC = Spec("stand-in")
 LAYERS = "set=block_count:2+embedding_length:256+attention.head_count:4+attention.head_count_kv:2"

@@ -28,12 +28,12 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import nbytes, new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Result, Verdict
+from conformance.llama.captured import GOLDEN
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.session import select
 from conformance.run.session.settings import read_waivers
 from conformance.suite import FAMILIES
-from conformance.suite.captured import GOLDEN
 
 Ov: TypeAlias = Any
 """Something of OpenVINO's, which ships no type information, or a piece of the adapter over it."""

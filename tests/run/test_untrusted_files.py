@@ -162,14 +162,14 @@ PARSES = {
     "run/session/settings.py": "to tell a spec from a name; opens nothing",
     "run/isolation/worker.py": "the parent process",
     "properties.py": "the argument of an author's test",
-    "release/cases.py": "the name of a result of this process",
+    "llama/release/cases.py": "the name of a result of this process",
     "testrun.py": "names of the backends that this run asked, for digests; opens nothing",
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "cli/bugs.py": "--backend, --scheduler",
-    "cli/model.py": "--backend",
+    "llama/cli/model.py": "--backend",
     "cli/nightly.py": "--backend",
     "cli/perf.py": "names of ours",
-    "cli/build.py": "to take the library away; untrusted.py decides on the rest",
+    "llama/cli/build.py": "to take the library away; untrusted.py decides on the rest",
 }
 """Modules that make a backend of a text -> whose text it is."""
 

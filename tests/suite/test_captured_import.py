@@ -21,10 +21,10 @@ from conformance.ggml.errors import CaseFileError, GraphError, UnavailableError,
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, new_tensor, packed_nbytes
 from conformance.ggml.types import F16, F32, I64
+from conformance.llama import captured
+from conformance.llama.captured import FAMILY, import_capture
 from conformance.run.session.select import case_ids, lacking
-from conformance.suite import captured
 from conformance.suite.batch import isolated_nodes
-from conformance.suite.captured import FAMILY, import_capture
 
 B = Builder()
 

@@ -15,10 +15,11 @@ from conformance.ggml.errors import CaseFileError, GraphError, UsageError
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
+from conformance.llama.zoo import family as zoo
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.suite import FAMILIES, LEVELS, weight_placement, zoo
+from conformance.suite import FAMILIES, LEVELS, weight_placement
 from conformance.suite.blocks import Block, block_of
 from conformance.suite.decoder import elements, split_arch
 
@@ -142,7 +143,7 @@ def test_a_name_that_begins_like_a_presets_is_an_architecture_of_its_own() -> No
     assert split_arch("llama-embed-seqs=2,run=p3") == ("", "llama-embed-seqs=2,run=p3")
     assert split_arch("llama-3.2-1b-l=1") == ("llama-3.2-1b", "l=1")
     assert split_arch("gpt-oss") == ("gpt-oss", "")
-    if not zoo.family.available():
+    if not zoo.available():
         (case_id,) = (i for i in FAMILIES["blocks"].ids("full") if "llama-embed" in i)
         assert FAMILIES["blocks"].build(case_id).params["arch"] == "llama-embed"
 
@@ -155,8 +156,8 @@ def test_an_unknown_block_names_those_there_are() -> None:
 
 def test_blocks_of_a_recording_pass() -> None:
     """A recurrence that llama.cpp laid out, cut out, gives the same on the reference and on ggml."""
-    if zoo.family.available():
-        pytest.skip(zoo.family.available())
+    if zoo.available():
+        pytest.skip(zoo.available())
     case = FAMILIES["blocks"].build("blocks/mamba-seqs=2,nodes=2,run=p3.d1,block=recurrent@1")
     assert {n.op for n in case.steps[0].graph} >= {"SSM_CONV", "SSM_SCAN"}
     assert [r.verdict for r in Runner().run(Spec("ggml"), [case])] == [Verdict.PASS]

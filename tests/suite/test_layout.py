@@ -10,12 +10,12 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.judge.compare import compare
 from conformance.judge.verdict import Verdict
+from conformance.llama.live.graphs import SETTINGS, moved, pair
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids
 from conformance.suite.decoder.layers import B, Sketch
-from conformance.suite.decoder.layout import SETTINGS, moved, pair
 
 pytestmark = needs_wheel
 

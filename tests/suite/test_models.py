@@ -17,9 +17,9 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, Q4_0, Q8_0
 from conformance.judge.compare import values
+from conformance.llama.captured import GOLDEN
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
-from conformance.suite.captured import GOLDEN
 from conformance.suite.decoder import Cparams, Hparams, Trajectory, make
 from conformance.suite.decoder.config import PRESETS
 from conformance.suite.decoder.memory import Cells, States, Ubatch, split

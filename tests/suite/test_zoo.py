@@ -27,12 +27,12 @@ from conformance.ggml.lib.mtmd import MTMD_PARAMS
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
+from conformance.llama.zoo import family, model
+from conformance.llama.zoo.family import Request, ask
 from conformance.run.runner import Runner
 from conformance.suite.decoder import make as build
 from conformance.suite.decoder.plan import parse
 from conformance.suite.family import with_seed
-from conformance.suite.zoo import family, model
-from conformance.suite.zoo.family import Request, ask
 
 TINY = "set=block_count:1"
 

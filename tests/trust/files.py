@@ -26,13 +26,13 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.quants import from_float
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.types import F32, TYPES, GGMLType
-from conformance.live.llama import Device
-from conformance.model import against, layers, plausible
-from conformance.model.finding import Finding, Kind
-from conformance.model.graphs import silent
-from conformance.model.llama_process import LlamaProcess, alone
-from conformance.model.modelfile import ModelFile, read
-from conformance.suite.zoo import family, model
+from conformance.llama.live.llama import Device
+from conformance.llama.model import against, layers, plausible
+from conformance.llama.model.finding import Finding, Kind
+from conformance.llama.model.graphs import silent
+from conformance.llama.model.llama_process import LlamaProcess, alone
+from conformance.llama.model.modelfile import ModelFile, read
+from conformance.llama.zoo import family, model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "phi3", "falcon", "deepseek2", "olmoe", "lfm2")
 SOURCES = ("f32", "f16", "bf16", "q8_0")

@@ -9,7 +9,7 @@ import pytest
 from scenario_bugs import BUGS
 
 from conformance.judge.verdict import FAILURES
-from conformance.live.transfers import WAYS
+from conformance.llama.live.transfers import WAYS
 from conformance.suite import FAMILIES
 from trust.faults import FOLDER, Bundle, Fault, PlantError, original, read
 from trust.hunt import hunt

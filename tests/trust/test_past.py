@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.builds.build import Build
-from conformance.cli import build
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Verdict
-from conformance.release.causes import Found
+from conformance.llama.cli import build
+from conformance.llama.release.causes import Found
 from conformance.report.compare import State
 from trust.__main__ import main
 from trust.past import backtest

@@ -17,7 +17,7 @@ from conformance.causes.rule import Rule
 from conformance.ggml.errors import UsageError
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import Verdict
-from conformance.release.causes import Found
+from conformance.llama.release.causes import Found
 from conformance.report.compare import State
 from conformance.run.session.select import build
 from trust.past.sealed import VERDICTS, Kind, Sealed

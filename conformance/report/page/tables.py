@@ -15,7 +15,6 @@ from msgspec import to_builtins
 from conformance.case.case import JSON
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
-from conformance.live.memory import NAME as MEMORY
 from conformance.perf.units import FAMILY as PERF
 from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
@@ -47,6 +46,8 @@ LOST_COUNT = "lost"
 """The count that a pair without a result increases."""
 NOTHING = -1
 """An index in `at` without a value."""
+MEMORY = "memory"
+"""The live family whose metrics are figures of a model."""
 COUNTED = ("instructions", "cycles")
 """Metrics of a counted unit."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",

@@ -23,6 +23,8 @@ from conformance.builds.source import contents, locate
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.ggml.lib.library import WHEEL
+from conformance.run.live import LIVE
+from conformance.suite import FAMILIES
 
 from .environment import environment as machine
 
@@ -32,7 +34,7 @@ class Identity:
     """Digests (SHA-256, hex) of what a run tests through one backend."""
 
     suite: str
-    """The suite's code, data and golden outputs, and versions of packages."""
+    """The suite's code, data and golden outputs, families of others, and versions of packages."""
     adapter: str
     """The third-party distribution of the adapter, its version and files; empty for ours."""
     library: str
@@ -67,20 +69,29 @@ def identity(spec: Spec, waivers: object = ()) -> Identity:
 
 @cache
 def suite() -> str:
-    """Return the digest of this package, its golden outputs and versions of packages."""
+    """Return the digest of this package, its golden outputs and versions of packages.
+
+    Families of other distributions count, whether or not a run uses them.
+    """
     package = shipped.path()
     folders = (package, package.parent / "backends", shipped.golden())
-    return _digest([machine()["packages"], *(_tree(f) for f in folders)])
+    others = (part for parts in (FAMILIES, LIVE) for n in parts.others() for part in _provided(parts.group, n))
+    return _digest([machine()["packages"], *(_tree(f) for f in folders), *others])
 
 
 @cache
 def adapter(name: str) -> str:
-    """Return the digest of the distribution that provides an adapter: name, version and files.
+    """Return the digest of the distribution that provides an adapter: name, version and files."""
+    return _digest(_provided(GROUP, name))
+
+
+def _provided(group: str, name: str) -> list[JSON]:
+    """Return name, version and files of the distribution that provides an entry point.
 
     An editable installation lists no files: those of its top-level package count in any case.
     """
     found: list[JSON] = []
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in entry_points(group=group, name=name):
         dist = entry.dist
         found += [entry.value, *([] if dist is None else [dist.name, dist.version, *map(_content, _installed(dist))])]
         top = find_spec(entry.module.partition(".")[0])
@@ -88,7 +99,7 @@ def adapter(name: str) -> str:
         found += [_tree(Path(p)) for p in places]
         if top is not None and top.origin and not places:
             found.append(_content(Path(top.origin)))
-    return _digest(found)
+    return found
 
 
 def _installed(dist: Distribution) -> Sequence[Path]:

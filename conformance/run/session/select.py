@@ -20,8 +20,8 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError, unknown
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Workers, open_backend
-from conformance.run.live import LIVE, LiveFamily, family_or_none, live_family
-from conformance.suite import FAMILIES
+from conformance.run.live import LIVE, LiveFamily, family_names, family_or_none
+from conformance.suite import FAMILIES, by_default
 from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops import NAME as OPS
 
@@ -32,7 +32,7 @@ FEW = 100
 def family_named(name: str) -> Family:
     """Return the family called `name`; UsageError if it is unknown."""
     if (family := family_or_none(name)) is None:
-        raise unknown("family", name, (*FAMILIES, *LIVE))
+        raise unknown("family", name, family_names())
     return family
 
 
@@ -45,22 +45,23 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     """Return ids of families at `level` that match any of `globs` (all without globs).
 
     A complete id is included even if no level lists it, and so are ids that a live family derives from a glob. Without
-    named families, those that this installation lacks are skipped (see `lacking`), and so are live families that no
-    glob begins with.
+    named families, those that this installation lacks are skipped (see `lacking`), and so are live families and those
+    of other distributions that no glob begins with.
 
     Raises:
         UsageError: a family is unknown, or a glob matches nothing.
         UnavailableError: this installation lacks a family that is named.
     """
-    chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
-    for f in chosen:
-        if families and (why := f.lacks()):
+    named = [family_named(n) for n in families]
+    for f in named:
+        if why := f.lacks():
             raise UnavailableError(f"{f.name}: {why}")
     if 0 < len(globs) <= FEW and all(map(_is_op, globs)):
         return [build(g).id for g in dict.fromkeys(globs)]
+    chosen = named or by_default(lambda n: not globs or any(_may_match(g, n) for g in globs))
     if globs:
-        live = [] if families else [live_family(n) for n in LIVE if any(g.startswith(f"{n}/") for g in globs)]
-        chosen = [f for f in (*chosen, *live) if any(_may_match(g, f) for g in globs)]
+        begun = [] if families else _begun(globs)
+        chosen = [f for f in (*chosen, *begun) if any(_may_match(g, f.name) for g in globs)]
     ids = [i for f in chosen for i in f.ids(level)]
     if not globs:
         return ids
@@ -87,16 +88,22 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     return list(dict.fromkeys([*sorted(found, key=place.__getitem__), *unlisted]))
 
 
+def _begun(globs: Sequence[str]) -> list[Family]:
+    """Return the families that do not run by default and with which a glob begins."""
+    named = {g.partition("/")[0] for g in globs if "/" in g}
+    return [family_named(n) for n in dict.fromkeys((*FAMILIES.others(), *LIVE)) if n in named]
+
+
 def _is_op(glob: str) -> bool:
     return glob.startswith(f"{OPS}/") and "@" in glob and not set("*?[") & set(glob)
 
 
-def _may_match(glob: str, family: Family) -> bool:
-    """Return True if ids of `family` may match `glob` before its first wildcard.
+def _may_match(glob: str, family: str) -> bool:
+    """Return True if ids of the family may match `glob` before its first wildcard.
 
     Listing all ids takes longer than a small run.
     """
-    spelt, name = re.split(r"[*?[]", glob, maxsplit=1)[0], f"{family.name}/"
+    spelt, name = re.split(r"[*?[]", glob, maxsplit=1)[0], f"{family}/"
     return spelt.startswith(name) or name.startswith(spelt)
 
 
@@ -122,7 +129,8 @@ def record_of(
 
 def lacking(families: Sequence[str]) -> dict[str, str]:
     """Return selected families that this installation lacks -> the reason."""
-    return {n: why for n, f in FAMILIES.items() if (not families or n in families) and (why := f.lacks())}
+    chosen = [n for n in FAMILIES if n in families] if families else FAMILIES.ours()
+    return {n: why for n in chosen if (why := FAMILIES[n].lacks())}
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
@@ -199,7 +207,7 @@ def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: in
     """
     if n < 1:
         return []
-    chosen = [f for f in (map(family_named, families) if families else FAMILIES.values()) if f.seeded and not f.lacks()]
+    chosen = [f for f in (map(family_named, families) if families else by_default()) if f.seeded and not f.lacks()]
     listed = [[i for i in f.ids(level) if not globs or any(fnmatchcase(i, g) for g in globs)] for f in chosen]
     listed = [ids for ids in listed if ids]
     if not listed:

@@ -20,8 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "scenarios"))
 from scenario_bugs import BUGS, NOTICED, Bug, model, noticed, played
 
-from conformance.live.scenarios.harness import Harness
-from conformance.live.scenarios.table import SCENARIOS
+from conformance.llama.live.scenarios.harness import Harness
+from conformance.llama.live.scenarios.table import SCENARIOS
 
 KINDS = {"mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
 """Architecture -> what it remembers, if not a KV cache alone."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.backend import registry
+from conformance.installed import entries
 
 
 @contextmanager
@@ -46,5 +47,5 @@ def installed(
 
 
 def _forget() -> None:
-    registry.installed.cache_clear()
+    entries.cache_clear()
     registry.adapter.cache_clear()

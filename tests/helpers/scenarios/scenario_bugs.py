@@ -19,11 +19,11 @@ from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.llama import Llama
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
-from conformance.live.comparison import judge_all
-from conformance.live.scenarios.harness import Harness
-from conformance.live.scenarios.table import SCENARIOS
-from conformance.live.worker import DeviceModel
-from conformance.suite.zoo.family import prepare, read
+from conformance.llama.live.comparison import judge_all
+from conformance.llama.live.scenarios.harness import Harness
+from conformance.llama.live.scenarios.table import SCENARIOS
+from conformance.llama.live.worker import DeviceModel
+from conformance.llama.zoo.family import prepare, read
 
 LLAMA, MAMBA, BERT, T5, LFM2 = "llama", "mamba", "bert", "t5", "lfm2"
 Q8_0 = "llama-cache=q8_0"

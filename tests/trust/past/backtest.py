@@ -27,8 +27,8 @@ from typing import Any
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError
-from conformance.release.causes import Found
-from conformance.release.release import Release
+from conformance.llama.release.causes import Found
+from conformance.llama.release.release import Release
 from conformance.report.compare import State
 
 from . import sealed

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from conformance.cli.build import _probe, _release
 from conformance.cli.options import BUDGET, ExistingFile, isolation, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
-from conformance.release.release import Release
+from conformance.llama.cli.build import _probe, _release
+from conformance.llama.release.release import Release
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
 

@@ -32,7 +32,7 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.types import TYPES
 from conformance.judge.cause import ANY_OF, Condition
 from conformance.judge.verdict import Verdict
-from conformance.release.causes import Found
+from conformance.llama.release.causes import Found
 from conformance.run.live import is_live
 from conformance.run.session.select import build
 

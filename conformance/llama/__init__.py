@@ -1,0 +1,1 @@
+"""Tools that run llama.cpp: live families, recordings, model checks, build comparisons."""

@@ -1,0 +1,1 @@
+"""Commands of the tools that run llama.cpp."""

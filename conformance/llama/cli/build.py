@@ -1,0 +1,334 @@
+"""`conform build`: builds of llama.cpp, each compared with another on all their devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from conformance import shipped
+from conformance.backend.registry import Spec, isa_of
+from conformance.builds.build import Build, probe
+from conformance.case.case import JSON
+from conformance.cli.options import (
+    BUDGET,
+    ISA,
+    ExistingFile,
+    Folder,
+    complete_build,
+    isolation,
+    json_option,
+    repeated_option,
+)
+from conformance.cli.output import Group, leave, line, table
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.outcome import Outcome, Why, unanswered
+from conformance.llama.release import bisect as halving
+from conformance.llama.release import state
+from conformance.llama.release.cases import Cases
+from conformance.llama.release.causes import Found
+from conformance.llama.release.counts import Counting
+from conformance.llama.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
+from conformance.llama.release.record import begin, causes_of, made, write, write_page
+from conformance.llama.release.release import Release, plan
+from conformance.llama.release.target import CPU, Target, targets
+from conformance.perf.bench import Bench
+from conformance.perf.count import check_callgrind
+from conformance.perf.units import BY_ID, Unit, units
+from conformance.process import Deadline
+from conformance.report.progress import Progress, since
+from conformance.report.runfile import write_json
+from conformance.report.runs import read_runs
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session.untrusted import backends_of
+from conformance.suite.family import LEVELS, Level
+
+PATIENCE = 1 / 20
+"""Maximum share of the budget for one request, since requests may hang.
+
+Not on an emulated device: its driver keeps a kernel for later runs only if it may compile to the end."""
+REPORTING = 1 / 10
+"""Share of the budget for the run file and the page, which take a minute on a busy machine."""
+LEAST = 20.0
+"""Minimum time limit of a request in seconds, with any budget."""
+VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
+"""Environment in which ggml-vulkan lists drivers that run on the CPU."""
+BUILDS = shipped.path().parent / "ci" / "builds.toml"
+"""The default list of builds, in the checkout.
+
+A file in the current directory must not choose packages to download and load."""
+
+
+@click.group(cls=Group)
+def build() -> None:
+    """Compare builds of llama.cpp.
+
+    A build is a folder such as a CMake build tree, an archive, a library, an installed
+    distribution, pypi:NAME==VERSION or npm:NAME@VERSION.
+    """
+
+
+@build.command("test")
+@click.argument("new", shell_complete=complete_build)
+@click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="Build to compare with.")
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
+@ISA
+@click.option("--unit", "names", multiple=True, metavar="GLOB", help="Count instructions of these units, repeatable.")
+@BUDGET.click(default="30m", show_default=True)
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and the run file to DIR.")
+@json_option
+@isolation
+def build_test(
+    new: str,
+    old: str | None,
+    devices: Sequence[str],
+    isa: str | None,
+    names: Sequence[str],
+    budget: float,
+    level: Level,
+    output: Path | None,
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Test build NEW on each of its devices, compared with build OLD.
+
+    --unit counts units of `conform perf run --list` on the CPU. Exit codes: 1 a cause is new (without --against: any
+    cause), or NEW refuses cases that OLD passes or executes more instructions in a unit, 3 no case passed on a device,
+    5 --budget ended before every case ran: see docs/exit-codes.md.
+    """
+    if names and isa:
+        raise UsageError("--unit: units of this processor expected, found --isa; leave one of them out")
+    counted = units("standard", names) if names else ()
+    if counted:
+        check_callgrind()
+    paths = [made(output)] if output else []
+    paths += [json_path] if json_path else []
+    it = _tested((new, old), devices, budget, level, isolation, paths, counted=counted, isa=isa or "")
+    for path in (*paths[:1], *write_page(output, paths[:1])) if output else ():
+        line(f"{path}: written")
+    leave(it.outcome())
+
+
+def _tested(
+    names: tuple[str, str | None],
+    devices: Sequence[str],
+    budget: float,
+    level: Level,
+    isolation: Isolation,
+    paths: Sequence[Path],
+    released: str = "",
+    counted: Sequence[Unit] = (),
+    isa: str = "",
+) -> Release:
+    """Test a build against another, or alone, and write its record."""
+    new, old = names
+    begun = since(f"conform build test {new}")
+    deadline = Deadline.after((1 - REPORTING) * budget)
+    for text in begin(paths):
+        line(text, err=True)
+    builds = replace(_probe(new, isa), released=released), None if old is None else _probe(old, isa)
+    isolation = replace(isolation, until=deadline)
+    it = _release(*builds, devices, budget, level, isolation, next(iter(paths), None), counted)
+    with Progress().of(begun):
+        it.seconds = max(0.0, deadline.left())
+        it.run()
+    _show(it)
+    try:
+        write(it, paths)
+    finally:
+        for text in it.it.faults:
+            line(text, err=True)
+    return it
+
+
+@build.command("state")
+@click.argument("path", metavar="[TOML]", required=False, type=ExistingFile, default=BUILDS)
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
+@BUDGET.click(default="30m", show_default=True, help="Maximum time per build: 90s, 30m, 2h.")
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
+@click.option(
+    "-o", "--output", type=Folder, metavar="DIR", required=True, help="Write the page and the records to DIR."
+)
+@isolation
+def build_state(
+    path: Path, devices: Sequence[str], budget: float, level: Level, output: Path, isolation: Isolation
+) -> None:
+    """Test each build that TOML lists, and write one page of all.
+
+    TOML is described in docs/builds.md; default: ci/builds.toml of the checkout. A build with a record in DIR is not
+    tested again. Exit codes: 1 a build could not be tested, 5 some cases did not run: see docs/exit-codes.md.
+    """
+    listed = state.read(path)
+    if listed.units:
+        check_callgrind()
+    done, failed, interrupted = [], [], Outcome()
+    for name, day in listed.released.items():
+        record = made(output / state.folder(name))
+        try:
+            if not record.exists():
+                it = _tested((name, None), devices, budget, level, isolation, [record], day, listed.units)
+                interrupted = Outcome.of(
+                    Why.INTERRUPTED, [f"{name}: remove {record.parent} to test it again"] if it.interrupted else []
+                )
+            done.append(record)
+        except UnavailableError as e:
+            failed.append(f"could not be tested: {e}")
+        if interrupted.exit_code:
+            break
+    for written in write_page(output, done) if done else ():
+        line(f"{written}: written")
+    left = unanswered(m.value for m in read_runs(done).missing) if done else Outcome()
+    leave(Outcome.of(Why.MISSING, failed) + left + interrupted)
+
+
+def _probe(text: str, isa: str = "") -> Build:
+    """Inspect a build, including a Vulkan driver that runs on the CPU if it has no other."""
+    line(f"inspecting {text}{' on ' * bool(isa)}{isa}", err=True)
+    found = probe(text, isa=isa)
+    if not isa and not any(d.name.startswith("Vulkan") for d in found.devices):
+        again = probe(text, VULKAN)
+        if len(again.devices) > len(found.devices):
+            os.environ.update(VULKAN)
+            line(f"{text}: {' '.join(f'{k}={v}' for k, v in VULKAN.items())} shows its Vulkan device", err=True)
+            found = again
+    return found
+
+
+def _release(
+    new: Build,
+    old: Build | None,
+    devices: Sequence[str],
+    seconds: float,
+    level: Level,
+    isolation: Isolation,
+    path: Path | None = None,
+    counted: Sequence[Unit] = (),
+) -> Release:
+    say = partial(line, err=True)
+    cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
+    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.deadline(emulated=True).each)
+    profiles = Profiles(folder(), isolation, progress=say)
+    chosen = profiles.give(targets(new, old, devices), new, old)
+    if counted and not any(t.name == CPU for t in chosen):
+        raise UsageError(f"--device {', '.join(devices)}: {CPU} expected among them, on which units are counted")
+    work = plan(chosen, level, models=new.llama and (old is None or old.llama))
+    kind, learning = Cases(isolation, say), LEARNING if old is None else LEARNING_BESIDE
+    return Release(
+        new,
+        old,
+        chosen,
+        work,
+        seconds,
+        isolation,
+        kind,
+        say,
+        path=path,
+        profiles=profiles,
+        level=level,
+        learning=learning,
+        units=counted,
+    )
+
+
+def _show(it: Release) -> None:
+    totals = it.totals()
+    table([(t.name, str(totals[t.name]), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
+    for of in dict.fromkeys(f.state for f in it.found):
+        own = [f for f in it.found if f.state is of]
+        line("")
+        line(f"{of}: {len(own)}" if it.base else f"causes: {len(own)}")
+        for n, f in enumerate(own, 1):
+            seen = f", {f.cause.seen}" if f.cause.seen else ""
+            line(f"{n:3}. {f.cause.id} on {', '.join(f.devices)}{seen}: {f.cause.sentence}")
+            line(f"     {'; '.join(filter(None, (f.cause.smallest, f.note, _doubt(it, f))))}")
+    if not it.found:
+        line(it.without_causes())
+    if it.counts:
+        line("")
+        table(list(_counts(it)), ["unit", "instructions", "× OLD", "verdict"])
+    for text in it.not_run():
+        line(f"not run: {text}")
+
+
+def _counts(it: Release) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each counted unit of the build."""
+    builds = {str(t.build) for t in it.targets}
+    for r in it.counts:
+        if r.backend in builds:
+            number, ratio = r.metrics.get("instructions"), r.metrics.get("ratio.instructions")
+            cells = f"{number:,.0f}" if number else "", f"{ratio:.4f}" if ratio else ""
+            yield r.case, *cells, str(r.verdict)
+
+
+def _note(it: Release, target: Target) -> str:
+    alone = "" if target.base or not it.base else "not in the other build"
+    notes = ("a software driver" if target.software else "", alone, it.notes.get(target.name, ""))
+    return ", ".join(filter(None, notes))
+
+
+def _doubt(it: Release, found: Found) -> str:
+    return "" if it.at(found) == "library" else f"in the {it.at(found)}"
+
+
+@build.command("bisect")
+@click.argument("path", metavar="RUN", type=ExistingFile)
+@click.argument("cause")
+@click.argument("names", nargs=-1, required=True, metavar="BUILD…", shell_complete=complete_build)
+@repeated_option
+@json_option
+@isolation
+def build_bisect(
+    path: Path,
+    cause: str,
+    names: Sequence[str],
+    backends: Sequence[str],
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Find the first BUILD with CAUSE of the run file RUN; list builds from old to new.
+
+    CAUSE may be a unit of `conform perf run --count`: find the first build that executes more instructions than the
+    first one listed. Exit code 3: the cause is in all builds, or in none.
+    """
+    if len(names) < 2:
+        raise UsageError("build bisect: at least two builds expected, from old to new")
+    case_id, backend = _sought(path, cause)
+    command = ["conform", "build", "bisect", str(path), cause, *names]
+    named = str(halving.without_library(Spec.parse(backend)))
+    (spec,) = backends_of(path, [named], command, backends).values()
+    with closing(Runner(isolation=isolation)) as runner:
+        run: halving.Run = Cases(isolation).again
+        if case_id in BY_ID:
+            check_callgrind()
+            run = Counting(Bench(runner, isolation), BY_ID[case_id]).run
+        tried = halving.bisect(case_id, spec, [probe(n, isa=isa_of(spec)) for n in names], run, _tried)
+    line(tried.sentence())
+    if json_path:
+        rows: list[JSON] = [{"build": t.build.name, **t.result.to_json()} for t in tried.tried]
+        write_json(json_path, rows)
+    leave(Outcome.of(Why.UNPROVEN, [] if tried.found else ["the builds do not differ, so there is no first one"]))
+
+
+def _sought(path: Path, cause: str) -> tuple[str, str]:
+    """Return case and backend of a cause, or of a unit by id or name; UsageError if not one."""
+    known = {c.id: (c.smallest, c.backend) for c in causes_of(path)}
+    if cause in known:
+        return known[cause]
+    counted = [r.value for r in read_runs([path]).results if r.value.case in BY_ID]
+    found = [r for r in counted if cause in (r.case, BY_ID[r.case].name)]
+    units = dict.fromkeys(r.case for r in found)
+    if len(units) == 1:
+        return found[0].case, found[0].backend
+    had = ", ".join(units or dict.fromkeys([*known, *(BY_ID[r.case].name for r in counted)])) or "none"
+    raise UsageError(f"{path}: {'several units' if units else 'no cause or unit'} {cause}; it has {had}")
+
+
+def _tried(tried: halving.Tried) -> None:
+    line(f"{tried.build.name}: {tried.result.sentence()}", err=True)

@@ -1,0 +1,215 @@
+"""The family `scenario`: two call sequences of llama.cpp's API must give equal logits.
+
+An id is `scenario/ARCH-do=SCENARIO,key=value@seed`, with the other keys of the family `zoo`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from math import isfinite
+from pathlib import Path
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
+from conformance.judge.verdict import Result, Verdict
+from conformance.llama.zoo.family import Request
+from conformance.llama.zoo.model import lacks, runnable
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
+from conformance.suite.family import Level, without
+
+from .arch import FEW, fitting, spell
+from .comparison import SILENT, Comparison, judge_all, saved
+from .comparison import spread as spread_of
+from .llama import Models, device, read_id
+from .scenarios.harness import NUDGE
+from .scenarios.table import SCENARIOS
+
+NAME = "scenario"
+ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
+"""Environment in which llama.cpp builds of summer 2025 reuse graphs, as later ones do."""
+NUDGES = 32
+"""Maximum number of models, different by roundings, that measure a spread."""
+TRIED = 3
+"""Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
+
+
+def id_of(arch: str, name: str, **keys: object) -> str:
+    """Return the id of a scenario with an architecture, without empty keys."""
+    return spell(NAME, arch, {"real": 1, **keys, "do": name})
+
+
+_NAMES = list(SCENARIOS)
+_ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *_NAMES)))
+"""Three dissimilar scenarios come first, to detect early a model that always crashes."""
+
+
+_MEMORY = ("state-", "seq-", "shift", "draft", "clear", "full", "split-state", "split-rm", "split-cp", "split-shift")
+_OF_CACHES = tuple(n for n in _ORDER if n.startswith(_MEMORY))
+_WINDOW = "attention.sliding_window:8"
+"""Size of a window; smaller than the prompts."""
+VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
+    ("llama", {"cache": "q8_0"}),
+    ("llama", {"cache": "q8_0", "set": "embedding_length:192"}),  # heads of 96: no multiple of 64
+    ("llama", {"unified": 1, "cache": "q4_0", "cache_v": "q4_0"}),
+    ("llama", {"unified": 1, "cache": "f32", "cache_v": "f32", "set": "attention.head_count:4"}),
+    ("gemma3", {"set": _WINDOW}),
+    ("gemma3", {"unified": 1, "swa": "window", "cache": "q8_0", "set": _WINDOW}),
+    ("deepseek32", {"set": "attention.indexer.top_k:4"}),  # sparse attention that leaves cells out
+    ("qwen35", {}),  # snapshots of recurrent states
+    ("lfm2", {"cache": "q8_0"}),
+)
+"""Architectures with other caches, head sizes and windows, for scenarios of memory."""
+_OF_BLOCKS = ("batch-8", "chunks", "state-seq", "draft-context")
+BLOCKS = tuple(
+    ("llama", {"w": w, "set": "embedding_length:256"} if w.endswith("_K") else {"w": w})
+    for w in ("q4_0", "q8_0", "q4_K", "q5_K", "q6_K")
+)
+"""Quantised weights, in rows of whole blocks, for scenarios of batches, states and drafts."""
+_OF_MTP = tuple(n for n in _ORDER if n.startswith("mtp-"))
+_NEXTN = "nextn_predict_layers"
+WITH_MTP = (
+    ("hy_v3", f"block_count:2+{_NEXTN}:1"),  # its MTP layer is like the other
+    ("step35", f"block_count:4+{_NEXTN}:2"),
+    ("qwen35", f"block_count:5+{_NEXTN}:1"),  # beside recurrent states
+    ("deepseek32", f"block_count:3+{_NEXTN}:1"),  # beside sparse attention
+)
+"""Architectures with MTP layers, and the keys that add them."""
+
+
+def ids_of(arch: str) -> list[str]:
+    """Return the ids of all scenarios."""
+    return [id_of(arch, name) for name in _ORDER]
+
+
+def _ids(level: Level) -> list[str]:
+    archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
+    varied = [id_of(arch, name, **keys) for arch, keys in VARIANTS for name in _OF_CACHES] if level != "smoke" else []
+    mtp = [id_of(arch, name, set=keys) for arch, keys in WITH_MTP for name in _OF_MTP] if level != "smoke" else []
+    blocks = [id_of(arch, name, **keys) for arch, keys in BLOCKS for name in _OF_BLOCKS] if level != "smoke" else []
+    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks]))
+
+
+def _unlisted(glob: str) -> list[str]:
+    archs, rest = split_glob(glob)
+    keys, _, last = rest.partition("do=")
+    name, _, seed = last.partition("@")
+    if is_glob(keys) or is_glob(seed):
+        return []
+    return [f"{NAME}/{a}-{keys}do={n}@{seed}" for a in fitting(archs) for n in _ORDER if fnmatchcase(n, name)]
+
+
+def _name(case_id: str) -> str:
+    return without(case_id.partition("/")[2].rpartition("@")[0], {"do"})[1].removeprefix("do=")
+
+
+def _build(case_id: str) -> Case:
+    if _name(case_id) not in SCENARIOS:
+        raise UsageError(f"case {case_id!r}: do: one of {', '.join(SCENARIOS)} expected")
+    read_id(case_id)
+    return without_steps(case_id)
+
+
+class Player:
+    """Runs scenarios on one device."""
+
+    def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
+        """Find the device. UnavailableError if the backend is not a ggml library."""
+        found = device(spec)
+        self._device = replace(found, environment={**ENVIRONMENT, **found.environment})
+        self._models = Models(isolation)
+        self._model = ""
+        self._died: list[str] | None = []
+        """Scenarios that crashed with this model; None once one did not."""
+        self._hung = False
+        """One of them gave no answer in time."""
+
+    def play(self, case_id: str) -> Result:
+        """Run one scenario.
+
+        Raises:
+            UnavailableError: the model or the library lacks something, llama.cpp refuses, or this model's first
+                scenarios all crashed.
+            BackendError: as `Process.ask`.
+        """
+        request, name = self._models.use(case_id), _name(case_id)
+        if request.stream != self._model:
+            self._model, self._died, self._hung = request.stream, [], False
+        if self._died is not None and len(self._died) >= TRIED:
+            kind, does = (BackendTimeoutError, "hangs or dies") if self._hung else (UnavailableError, "dies")
+            raise kind(f"its process {does} with {', '.join(self._died)}, so no further scenarios were tried")
+        try:
+            result = self._play(name, request)
+        except (BackendCrashError, BackendTimeoutError) as e:
+            self._hung |= isinstance(e, BackendTimeoutError)
+            if self._died is not None:
+                self._died.append(name)
+            raise
+        self._died = None
+        return result
+
+    def _play(self, name: str, request: Request) -> Result:
+        begun = time.perf_counter()
+        result = self._once(name, request)
+        silent = result.verdict is Verdict.VACUOUS and result.detail.endswith(SILENT)
+        if silent and not self._models.embeddings:  # it gives embeddings in place of logits
+            self._models.embeddings = True
+            result = self._once(name, request)
+        return replace(result, seconds=time.perf_counter() - begun)
+
+    def _once(self, name: str, request: Request) -> Result:
+        """Run a scenario; measure the spread of roundings if a difference is over the limit."""
+        found = self._compared(name, request)
+        result = judge_all(name, found, on_cpu=self._device.on_cpu)
+        if result.wrong is None or result.wrong.kind != "numbers":
+            return result
+        try:
+            return self._judge_by_spread(name, request, found, result)
+        except (BackendError, UnavailableError) as e:
+            return result.noted(f"the spread of roundings was not measured: {e}")
+
+    def _judge_by_spread(self, name: str, request: Request, found: Sequence[Comparison], result: Result) -> Result:
+        """Judge again with the spread of models whose norm weights differ by a rounding.
+
+        The spread counts only if an unchanged copy gives the same bits. Raises as `Process.ask`.
+        """
+        if spread_of(found, self._compared(name, request, nudge=0)):
+            return result.noted("the same model gives other results, so roundings cannot be told from faults")
+        spread = 0.0
+        for draw in range(1, NUDGES + 1):
+            changed = spread_of(found, self._compared(name, request, nudge=draw))
+            spread = max(spread, changed if isfinite(changed) else 0.0)
+            judged = judge_all(name, [replace(c, spread=spread) for c in found], on_cpu=self._device.on_cpu)
+            if judged.verdict is not Verdict.FAIL:
+                break
+        return replace(judged, metrics={"spread": spread}).noted(
+            f"norm weights changed by up to {NUDGE} units in the last place change the results by NMSE {spread:.2g}"
+        )
+
+    def _compared(self, name: str, request: Request, **more: int) -> list[Comparison]:
+        """Run each part in its own process; parts pass data in files."""
+        process, folder, changes = self._models.on(self._device), self._models.folder, self._models.changes(request)
+        for part in range(SCENARIOS[name].parts):
+            if part:
+                process.close()
+            reply = process.ask(scenario=name, part=part, folder=str(folder), changes=changes, **more)
+        return saved(reply["comparisons"], folder / f"{name}.npz")
+
+    def close(self) -> None:
+        """End all processes."""
+        self._models.close()
+
+
+FAMILY = LiveFamily(
+    NAME,
+    "compare two call sequences of llama.cpp's API on one device, such as with and without a reloaded state",
+    _ids,
+    _build,
+    lacks=lacks,
+    player=Player,
+    unlisted=_unlisted,
+)

@@ -1,0 +1,107 @@
+"""API scenarios for LoRA and control vectors; adapters are loaded before contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from conformance.llama.live.comparison import Comparison
+
+from . import lora
+from .harness import F32, PROMPT, Context, Harness
+from .lora import Adapter
+
+
+def _with(harness: Harness, adapters: Sequence[Adapter], text: str = "prompt") -> F32:
+    """Return the outputs of a new context with these adapters."""
+    context = harness.context()
+    lora.put(context, adapters)
+    return _read(context, text)
+
+
+def _read(context: Context, text: str = "prompt") -> F32:
+    """Decode a text into an empty memory, always as one batch of one shape."""
+    if context.memory:
+        context.clear()
+    return context.feed((0, context.harness.tokens(PROMPT, text)))
+
+
+def removed(harness: Harness) -> Iterator[Comparison]:
+    """Set and remove an adapter."""
+    a = Adapter(lora.load(harness, "a", lora.factors(harness, "a")))
+    context, plain = harness.context(), _read(harness.context())
+    lora.put(context, [a])
+    yield Comparison("with the adapter", _read(context), plain, apart=True)
+    lora.put(context, [])
+    yield Comparison("without it again", _read(context), plain)
+
+
+def scaled(harness: Harness) -> Iterator[Comparison]:
+    """Compare an adapter at scale 0.5 with one whose B is halved, and scale 0 with no adapter."""
+    of = lora.factors(harness, "a")
+    a = lora.load(harness, "a", of)
+    half = lora.load(harness, "half", {w: (f[0], f[1] / np.float32(2)) for w, f in of.items()})
+    expected = _with(harness, [Adapter(half)])
+    yield Comparison("half of it", _with(harness, [Adapter(a, 0.5)]), expected)
+    yield Comparison("half of it and all of it", _with(harness, [Adapter(a)]), expected, apart=True)
+    yield Comparison("none of it", _with(harness, [Adapter(a, 0.0)]), _read(harness.context()))
+
+
+def both(harness: Harness) -> Iterator[Comparison]:
+    """Compare two adapters with one that concatenates their ranks."""
+    one, other = lora.factors(harness, "a"), lora.factors(harness, "b")
+    # A file's scale is alpha / rank, so that of both together is 1, as that of each.
+    twice = {w: (f[0], np.float32(2) * f[1]) for w, f in other.items()}
+    of = {w: (np.concatenate([f[0], twice[w][0]]), np.concatenate([f[1], twice[w][1]], 1)) for w, f in one.items()}
+    a, b, ab = (lora.load(harness, name, f) for name, f in (("a", one), ("b", other), ("ab", of)))
+    expected = _with(harness, [Adapter(ab)])
+    yield Comparison("both", _with(harness, [Adapter(a), Adapter(b, 2.0)]), expected)
+    yield Comparison("both and one", _with(harness, [Adapter(a)]), expected, apart=True)
+
+
+def many(harness: Harness, n: int) -> Iterator[Comparison]:
+    """Compare `n` equal adapters of scale 1/n with one."""
+    of = lora.factors(harness, "a")
+    adapters = [lora.load(harness, "a", of) for _ in range(n)]
+    yield Comparison(
+        f"{n} adapters", _with(harness, [Adapter(a, 1 / n) for a in adapters]), _with(harness, [Adapter(adapters[0])])
+    )
+
+
+def changed(harness: Harness) -> Iterator[Comparison]:
+    """Change adapters between batches of one shape, whose graph may be reused."""
+    a, b = (lora.load(harness, name, lora.factors(harness, name)) for name in ("a", "b"))
+    settings = [[], [Adapter(a)], [Adapter(b)], [Adapter(b, 0.5)], [Adapter(a), Adapter(b)], []]
+    context, before = harness.context(), None
+    for i, adapters in enumerate(settings):
+        lora.put(context, adapters)
+        expected = _with(harness, adapters)
+        if before is not None:
+            yield Comparison(f"settings {i - 1} and {i}", before, expected, apart=True)
+        yield Comparison(f"setting {i}", _read(context), expected)
+        before = expected
+
+
+def steered(harness: Harness) -> Iterator[Comparison]:
+    """Set and remove a control vector."""
+    context, plain = harness.context(), _read(harness.context())
+    lora.steer(context, lora.control(harness, "a"))
+    yield Comparison("with the vector", _read(context), plain, apart=True)
+    lora.steer(context, None)
+    yield Comparison("without it again", _read(context), plain)
+
+
+def resteered(harness: Harness) -> Iterator[Comparison]:
+    """Change control vectors between batches of one shape, whose graph may be reused."""
+    context, before = harness.context(), None
+    for i, name in enumerate(("", "a", "b", "", "b")):
+        vector = lora.control(harness, name) if name else None
+        new = harness.context()
+        for each in (context, new):
+            lora.steer(each, vector)
+        expected = _read(new)
+        if before is not None:
+            yield Comparison(f"settings {i - 1} and {i}", before, expected, apart=True)
+        yield Comparison(f"setting {i}", _read(context), expected)
+        before = expected

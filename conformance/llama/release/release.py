@@ -1,0 +1,380 @@
+"""Tests a build on all its devices, optionally against a base build, within a time limit."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from conformance.builds.build import Build
+from conformance.case.case import JSON
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.outcome import Lost, Outcome, Why, coverage
+from conformance.judge.verdict import (
+    EXECUTED,
+    FAILURES,
+    Missing,
+    MissingCause,
+    Request,
+    Result,
+    Totals,
+    Verdict,
+    counted,
+    grouped,
+)
+from conformance.llama.live import arch, audit, memory, order, scenario
+from conformance.llama.zoo.model import table
+from conformance.perf.units import Unit
+from conformance.report.compare import State
+from conformance.run.isolation.isolate import Isolation, Workers
+from conformance.run.session.select import case_ids
+from conformance.run.session.settings import WaiverBook, today
+from conformance.suite import by_default, ops, tbo
+from conformance.suite.family import LEVELS, Level
+from conformance.testrun import Chosen, TestRun
+
+from .cases import Sweep, of_ops, spread
+from .causes import Causes, Found, Kind, difference, fails
+from .counts import counts, failed
+from .profiles import Profiles
+from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
+
+_HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
+"""Pattern for the messages with which ggml aborts."""
+SMALL = (ops.NAME, tbo.NAME)
+"""Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
+FIRST_SHARE = 0.75
+"""Share of the cases' time for the first stage; each later stage gets half of the rest.
+
+If kernels take seconds to compile, single ops test more in that time than part of a trajectory, which needs the
+kernels of all its ops."""
+LATE = "time limit (--budget)"
+COUNTING = 1 / 3
+"""Share of the time after which no further unit is counted."""
+RUNNING = 0.6
+"""Share of the time for cases; the rest is for causes."""
+GRACE = 0.1
+"""Share of the time at its end to confirm the last causes."""
+
+
+def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
+    """Return the stages in order, then those of higher levels.
+
+    They are ops; scheduler and memory, which take a minute; trajectories, audits and models, which take the rest.
+    """
+    rest = [f.name for f in by_default() if f.name not in SMALL]
+    work: list[Sweep] = []
+    before: set[str] = set()
+    for each in LEVELS[: LEVELS.index(level) + 1]:
+        for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
+            ids = [i for i in case_ids(families, (), each) if i not in before]
+            own = [t for t in targets if name in t.runs]
+            order = spread(ids, before)
+            of = {t.kernels: of_ops(order, t.kernels) if t.kernels and name == OPS else order for t in own}
+            work += [Sweep(t, f"{name} at {each}", list(of[t.kernels])) for t in own]
+            before.update(ids)
+            if (each, name) == (LEVELS[0], OPS):
+                work += _short(targets, models=models)
+        if each == LEVELS[0]:
+            ids = list(audit.FAMILY.ids("standard"))
+            work += [Sweep(t, audit.NAME, list(ids)) for t in targets if TRAJECTORIES in t.runs]
+        if each == LEVELS[0] and models:
+            last = _whole_models()
+            work += [Sweep(t, arch.NAME, list(last)) for t in targets if MODELS in t.runs]
+    return work
+
+
+def _short(targets: Sequence[Target], *, models: bool) -> Iterator[Sweep]:
+    """Yield the scheduler on lazy devices, for the CPU alone, then memory."""
+    for t in targets:
+        if t.name == CPU:
+            yield Sweep(t, order.NAME, list(order.FAMILY.ids(LEVELS[0])))
+    for t in targets:
+        if models and MODELS in t.runs and t.name != META:
+            yield Sweep(t, memory.NAME, list(memory.BUILDS), then=memory.differing)
+
+
+def _whole_models() -> list[str]:
+    """Return the architectures that llama.cpp runs; those of level smoke come first."""
+    first = [i for name in arch.FEW for i in (*(arch.id_of(name, run) for run in arch.RUNS), *scenario.ids_of(name))]
+    return list(dict.fromkeys((*first, *arch.FAMILY.ids("standard"))))
+
+
+@dataclass(slots=True)
+class Release:
+    """A build under test."""
+
+    build: Build
+    base: Build | None
+    targets: Sequence[Target]
+    work: Sequence[Sweep]
+    seconds: float
+    isolation: Isolation
+    kind: Kind
+    progress: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+    found: list[Found] = field(default_factory=list)
+    interrupted: bool = False
+    path: Path | None = None
+    """Path of the run file; each result is beside it at once, until it is written."""
+    profiles: Profiles | None = None
+    """Measures the targets whose devices declare no rounding."""
+    units: Sequence[Unit] = ()
+    """Units whose instructions are counted on the CPU."""
+    counts: list[Result] = field(default_factory=list)
+    """Their results, for the record."""
+    level: Level = "standard"
+    """Highest level of the cases."""
+    learning: float = 0.0
+    """Maximum share of the time for that."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Target -> a note on its rounding."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Target that ended before its cases, such as one that does not open -> the error."""
+    it: TestRun = field(init=False)
+
+    def __post_init__(self) -> None:
+        bases = {t.build: t.base for t in self.targets if t.base is not None}
+        self.it = TestRun(
+            Chosen(workers=Workers(self.isolation), json_path=self.path),
+            bases=bases,
+            waivers=WaiverBook({}, today()),
+            clock=self.clock,
+            recovers=False,
+        )
+        asked: dict[str, list[str]] = {}
+        for w in self.work:
+            asked.setdefault(str(w.target.build), []).extend(w.left)
+        self.it.ask(Request(asked), gating=False)
+
+    def run(self) -> None:
+        """Count units, run the cases and find causes. Ctrl-C leaves the results so far."""
+        begun = self.clock()
+        try:
+            self._count(begun + self.seconds * COUNTING)
+            now = self.clock()
+            self._measure(now + (begun + self.seconds - now) * self.learning)
+            now = self.clock()
+            self._sweep(now + (begun + self.seconds - now) * RUNNING)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.progress("interrupted; only finished results are judged")
+        left, grace = max(0.0, begun + self.seconds - self.clock()), GRACE * self.seconds
+        causes = Causes(seconds=max(0.0, left - grace), grace=grace, progress=self.progress, clock=self.clock)
+        try:
+            for i, target in enumerate(self.targets):
+                causes.add(target, self.kind, *self.results(target), 1 / (len(self.targets) - i))
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.progress("interrupted; some failures have no cause")
+        self.found = causes.all()
+
+    def _count(self, end: float) -> None:
+        for target in self._counted() if self.units else ():
+            specs = [s for s in (target.base, target.build) if s is not None]
+            self.progress(f"{target.name}: {counted(len(self.units), 'unit')} to count")
+            for results in counts(self.units, specs, self.isolation):
+                self.counts += results
+                self.it.keep(results)
+                if self.clock() >= end:
+                    return
+
+    def _counted(self) -> Iterator[Target]:
+        """Yield the targets on which units are counted."""
+        return (t for t in self.targets if t.name == CPU)
+
+    def _measure(self, end: float) -> None:
+        """Measure rounding until `end`; a target that cannot be measured ends alone."""
+        wanted = [t for t in self.targets if t.is_measured]
+        for i, target in enumerate(wanted if self.profiles else ()):
+            assert self.profiles is not None
+            share = (end - self.clock()) / (len(wanted) - i)
+            try:
+                self.notes[target.name] = self.profiles.measure(target, self.build, self.base, share)
+            except ConformanceError as e:
+                if self.isolation.until.is_over():  # it may have been cut short
+                    return
+                self._break(target, e)
+
+    def _break(self, target: Target, error: ConformanceError) -> None:
+        self.broken[target.name] = str(error)
+        self.progress(f"{target.name}: its other cases do not run: {error}")
+
+    def _sweep(self, end: float) -> None:
+        """Run stages in time; each gets half of the remaining time, its targets by their cases."""
+        slow: set[str] = set()
+        try:
+            with self.it.runner.quick(locates=False, checks_stale_state=False):
+                while (left := [w for w in self._works() if w.left]) and self.clock() < end:
+                    stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
+                    for i, works in enumerate(stages):
+                        share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
+                        self._stage(works, self.clock() + share * (end - self.clock()), slow)
+        finally:
+            self.it.close()
+
+    def _stage(self, works: Sequence[Sweep], end: float, slow: set[str]) -> None:
+        for i, work in enumerate(works):
+            share = (end - self.clock()) * len(work.left) / sum(len(w.left) for w in works[i:])
+            if share <= 0:
+                return
+            if work.target.name in self.broken:
+                continue
+            self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
+            try:
+                work.run(self.it, share, slow)
+            except ConformanceError as e:
+                if self.isolation.until.is_over():  # it may have been cut short
+                    return
+                self._break(work.target, e)
+
+    def _works(self) -> list[Sweep]:
+        """Return the work of the targets that are not broken."""
+        return [w for w in self.work if w.target.name not in self.broken]
+
+    def results(self, target: Target) -> tuple[list[Result], list[Result]]:
+        """Return the results of the build and of its base."""
+        build = [r for r in self.it.results if r.backend == str(target.build)]
+        before = self.it.before or {}
+        return build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before]
+
+    def ids(self, state: State) -> list[str]:
+        """Return the ids of the causes in a state."""
+        return [f.cause.id for f in self.found if f.state is state]
+
+    def fails_on_base(self, found: Found) -> bool:
+        """Run the smallest case of a cause on the base of its first device; True if it fails."""
+        target = next(t for t in self.targets if t.name in found.devices)
+        return target.base is not None and fails(self.kind.again(target.base, found.cause.smallest))
+
+    def at(self, found: Found) -> str:
+        """Return the possible location of the bug: the library, or perhaps a software driver.
+
+        A driver may be at fault for wrong numbers and crashes that occur under software drivers alone. A failed
+        assertion is always the library's, since it runs on the host.
+        """
+        software = {t.name for t in self.targets if t.software}
+        host = bool(_HOST.search(found.cause.message))
+        return "library" if host or not software.issuperset(found.devices) else "library or its software driver"
+
+    def _left(self) -> Iterator[tuple[Target, str, list[str], str, MissingCause]]:
+        """Yield a target, its stage or an op in that stage, the ids that did not run, and why."""
+        cause = MissingCause.INTERRUPTED if self.interrupted else MissingCause.TIME_LIMIT
+        late = "interrupted" if self.interrupted else LATE
+        for w in self.work:
+            broken = self.broken.get(w.target.name)
+            yield w.target, w.stage, w.left, broken or late, MissingCause.LOST if broken else cause
+            for op, ids in w.hung.items():
+                yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case", cause
+        for t in self._counted():
+            done = {r.case for r in self.counts if r.backend == str(t.build)}
+            yield t, "counted units", [u.id for u in self.units if u.id not in done], late, cause
+
+    def missing(self) -> list[Missing]:
+        """Return the planned cases of the build without a result, `grouped`."""
+        lists = ((str(t.build), ids, why, cause) for t, _, ids, why, cause in self._left())
+        return grouped((backend, i, why, cause) for backend, ids, why, cause in lists for i in ids)
+
+    def not_run(self) -> list[str]:
+        """Return sentences about stages and devices that did not run, and why."""
+        lines = [
+            f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why, _ in self._left() if ids
+        ]
+        lines.append(f"{', '.join(absent(self.build))}: no such device here")
+        if unknown := [name for name in self.build.architectures if name not in table()]:
+            lines.append(f"{', '.join(unknown)}: architectures of the build for which the suite has no model")
+        return [*lines, *(f"{text}: the build lacks it" for text in self.build.left_out)]
+
+    def totals(self) -> Mapping[str, Totals]:
+        """Return the totals of the build by device."""
+        return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
+
+    def unproven(self) -> list[str]:
+        """Return the devices on which no case passed, except the broken ones."""
+        tried = (t for t in self.targets if t.name not in self.broken)
+        return [t.name for t in tried if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
+
+    def executed(self) -> bool:
+        """Return True if any case ran."""
+        return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
+
+    def why_not_executed(self) -> str:
+        """Return why no cases ran: reasons of missing cases, and the number of UNSUPPORTED ones."""
+        left = Counter[str]()
+        for m in self.missing():
+            left[m.reason] += m.count
+        refused = sum(t.counts[Verdict.UNSUPPORTED] for t in self.totals().values())
+        reasons = [f"{counted(n, 'case')}: {why}" for why, n in left.most_common()]
+        reasons += [f"{counted(refused, 'case')} UNSUPPORTED"] if refused else []
+        return "; ".join(reasons) or "none was planned"
+
+    def without_causes(self) -> str:
+        """Return what it means that no cause was found: a sentence."""
+        if not self.executed():
+            return f"no cases ran: {self.why_not_executed()}"
+        sides = [rows for t in self.targets for rows in self.results(t)]
+        if n := sum(r.verdict in FAILURES for rows in sides for r in rows):
+            return f"{counted(n, 'failure')}, no cause was found"
+        if self.base is None:
+            return "no failures"
+        ran = any(r.verdict in EXECUTED for rows in sides[1::2] for r in rows)
+        return "no failures in either build" if ran else f"no failures; no cases ran on {self.base.name}"
+
+    def slower(self) -> list[Result]:
+        """Return the counted units that fail on the build and pass on its base."""
+        return [r for t in self._counted() for r in failed(self.counts, t.build, t.base)]
+
+    def outcome(self) -> Outcome:
+        """Return the outcome.
+
+        It fails for a new cause, a slower unit, a newly refused case or a broken target.
+        """
+        new, left = len(self.ids(State.NEW)), Counter[str]()
+        for m in self.missing():
+            left[m.reason] += m.count if m.cause is not MissingCause.LOST else 0
+        before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
+        lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]
+        why = Why.INTERRUPTED if self.interrupted else Why.TIME_LIMIT
+        cut = [f"{word}: {counted(n, 'case')} not run" for word, n in left.items() if n]
+        return (
+            Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
+            + Outcome.of(Why.FAILED, [r.sentence() for r in self.slower()])
+            + coverage(lost, before)
+            + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
+            + Outcome.of(why, cut or (["interrupted"] if self.interrupted else []))
+            + Outcome.of(Why.UNPROVEN, [f"{name}: no case passed" for name in self.unproven()])
+            + Outcome.of(Why.UNEXECUTED, [] if self.executed() else [f"no cases ran: {self.why_not_executed()}"])
+        )
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the builds, devices and causes for the run file, without results and missing cases."""
+        return {
+            "build": self.build.to_json(),
+            "against": None if self.base is None else self.base.to_json(),
+            "devices": [self._device(t) for t in self.targets],
+            "causes": [self._cause(f) for f in self.found],
+            "absent": absent(self.build),
+        }
+
+    def _cause(self, found: Found) -> dict[str, JSON]:
+        return {
+            "id": found.cause.id, "state": str(found.state), "devices": list(found.devices), "note": found.note,
+            "at": self.at(found),
+        }  # fmt: skip
+
+    def _device(self, target: Target) -> dict[str, JSON]:
+        return {
+            "name": target.name,
+            "backend": str(target.build),
+            "against": None if target.base is None else str(target.base),
+            "software": target.software,
+            "note": self.broken.get(target.name) or self.notes.get(target.name, ""),
+            "dropped": list(self._dropped(target)),
+        }
+
+    def _dropped(self, target: Target) -> list[str]:
+        return difference(*self.results(target)).dropped
