@@ -11,10 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from backends.openvino.translating.engine import TranslatingBackend, TranslatingSession
+from backends.openvino.translating.plan import Emitter, Plan, Role
 from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.translating.engine import TranslatingBackend, TranslatingSession
-from conformance.backend.translating.plan import Emitter, Plan, Role
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.arithmetic import Arithmetic, requantising
 from conformance.ggml.graph import Graph

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino import Tensor as OvTensor
 
-from conformance.backend.translating.plan import Memory, Plan, Program
-from conformance.backend.translating.sym import Expr, Sym, evaluate, expr_of
+from backends.openvino.translating.plan import Memory, Plan, Program
+from backends.openvino.translating.sym import Expr, Sym, evaluate, expr_of
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant

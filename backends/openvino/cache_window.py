@@ -17,8 +17,8 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
-from conformance.backend.translating.plan import Plan
-from conformance.backend.translating.sym import Sym, same
+from backends.openvino.translating.plan import Plan
+from backends.openvino.translating.sym import Sym, same
 from conformance.ggml.tensor import Tensor, computes
 
 from .nodes import Constants, Value, cut, reshape, shape_of, transpose

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from conformance.backend.translating.plan import Plan
-from conformance.backend.translating.sym import Sym, expr_of
+from backends.openvino.translating.plan import Plan
+from backends.openvino.translating.sym import Sym, expr_of
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}

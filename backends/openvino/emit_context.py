@@ -10,9 +10,9 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from conformance.backend.translating.engine import TracedPlan
-from conformance.backend.translating.plan import Emitter, Plan
-from conformance.backend.translating.sym import Sym, same
+from backends.openvino.translating.engine import TracedPlan
+from backends.openvino.translating.plan import Emitter, Plan
+from backends.openvino.translating.sym import Sym, same
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor, computes, is_empty

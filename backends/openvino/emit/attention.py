@@ -12,8 +12,8 @@ from openvino.op.util import Variable, VariableInfo
 from backends.openvino.axes import Axes, AxisContext, FixedError, Rule, at, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import Sym, same
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.sym import Sym, same
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 

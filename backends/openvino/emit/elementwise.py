@@ -10,7 +10,7 @@ from openvino import Type
 from backends.openvino.axes import Axes, AxisContext, Rule, alike, others, require, row_alike
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 

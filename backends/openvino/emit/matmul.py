@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from backends.openvino.axes import NONE, Axes, AxisContext, Rule, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import same
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.sym import same
 from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
 

@@ -15,8 +15,8 @@ from openvino import Model, Node, Type
 from backends.openvino.emit.elementwise import softplus
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import Sym
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.sym import Sym
 from conformance.ggml.tensor import Tensor
 
 Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value]]

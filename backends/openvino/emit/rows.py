@@ -10,8 +10,8 @@ from backends.openvino.axes import NONE, Axes, Axis, AxisContext, Rule, Span, at
 from backends.openvino.emit_context import ROUND, EmitContext, src
 from backends.openvino.nodes import Constants, Value, cut, quantized, reshape, shape_of, tile
 from backends.openvino.storage import NUMBER, NUMBERS, parts
+from backends.openvino.translating.plan import Emitter
 from backends.openvino.views import Rows, scatter
-from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, is_empty
 from conformance.ggml.types import I32

@@ -12,8 +12,8 @@ from backends.openvino.axes import NONE, Axes, Axis, AxisContext, FixedError, Ru
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose, windows
 from backends.openvino.storage import NUMBERS, parts
+from backends.openvino.translating.plan import Emitter
 from backends.openvino.views import Region, read, write
-from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.views import part
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor, is_empty, nelements

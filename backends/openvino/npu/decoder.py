@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from backends.openvino.axes import Axis, FixedError, Span
 from backends.openvino.emit.rope import POSITIONS
 from backends.openvino.state.append_log import fused, logs, roles_in
-from conformance.backend.translating.lift import structure, values
-from conformance.backend.translating.plan import Role
+from backends.openvino.translating.lift import structure, values
+from backends.openvino.translating.plan import Role
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import operand

@@ -24,12 +24,13 @@ from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
 from backends.openvino.state.append_log import caches_of, roles_in
 from backends.openvino.state.variables import StateContext
+from backends.openvino.translating.engine import traced
+from backends.openvino.translating.lift import lift, values
+from backends.openvino.translating.plan import Plan, Role
+from backends.openvino.translating.sym import Const, Expr, Symbol, assumptions, expr_of
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.translating.engine import traced
-from conformance.backend.translating.lift import lift, values
-from conformance.backend.translating.plan import Plan, Role, Snapshot
-from conformance.backend.translating.sym import Const, Expr, Symbol, assumptions, expr_of
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
+from backends.openvino.translating.engine import GraphState
+from backends.openvino.translating.plan import Plan
 from conformance.backend.interface import Witness
-from conformance.backend.translating.engine import GraphState
-from conformance.backend.translating.plan import Plan, Snapshot
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor

@@ -24,8 +24,8 @@ from backends.openvino.emit.attention import remembered, sdpa
 from backends.openvino.emit_context import ROUND, EmitContext, Held, src
 from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
 from backends.openvino.storage import NUMBER, VALUE, decode, encode, part_shape, parts
-from conformance.backend.translating.plan import AnyMemory, Emitter, Plan
-from conformance.backend.translating.sym import Sym
+from backends.openvino.translating.plan import AnyMemory, Emitter, Plan
+from backends.openvino.translating.sym import Sym
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.quants.requant import Requant

@@ -9,7 +9,7 @@ import openvino.opset15 as o
 
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, shape_of, transpose, windows
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 from conformance.ggml.tensor import Tensor, is_empty
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import random_cases
 
-from conformance.backend.translating.engine import Fingerprint
-from conformance.backend.translating.lift import Template, copied, lift, structure, values
-from conformance.backend.translating.plan import Plan, Role
-from conformance.backend.translating.sym import Sym, assumptions, evaluate, expr_of, same
+from backends.openvino.translating.engine import Fingerprint
+from backends.openvino.translating.lift import Template, copied, lift, structure, values
+from backends.openvino.translating.plan import Plan, Role
+from backends.openvino.translating.sym import Sym, assumptions, evaluate, expr_of, same
 from conformance.case.case import Case
 from conformance.case.casefile import read_one
 from conformance.ggml.errors import GraphError, UsageError

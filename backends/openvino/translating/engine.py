@@ -16,13 +16,14 @@ from typing import ClassVar, cast
 from weakref import WeakKeyDictionary
 
 from conformance.backend.interface import YES, Backend, Session, Support, Witness, no
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
 from .lift import Template, copied, kinds, lift, structure, values
-from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
+from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role
 from .sym import Assumption, assumptions
 
 LIFTS = 3
