@@ -18,7 +18,7 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 
 from backends.openvino.translating.plan import Plan
-from backends.openvino.translating.sym import Sym, same
+from backends.openvino.translating.template import Sym, same
 from conformance.ggml.tensor import Tensor, computes
 
 from .nodes import Constants, Value, cut, reshape, shape_of, transpose

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from backends.openvino.translating.plan import Plan
-from backends.openvino.translating.sym import Sym, expr_of
+from backends.openvino.translating.template import Sym, expr_of
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}

@@ -13,7 +13,7 @@ from backends.openvino.axes import Axes, AxisContext, FixedError, Rule, at, requ
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
 from backends.openvino.translating.plan import Emitter
-from backends.openvino.translating.sym import Sym, same
+from backends.openvino.translating.template import Sym, same
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 

@@ -12,7 +12,7 @@ from backends.openvino.axes import NONE, Axes, AxisContext, Rule, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
 from backends.openvino.translating.plan import Emitter
-from backends.openvino.translating.sym import same
+from backends.openvino.translating.template import same
 from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
 

@@ -16,7 +16,7 @@ from backends.openvino.emit.elementwise import softplus
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
 from backends.openvino.translating.plan import Emitter
-from backends.openvino.translating.sym import Sym
+from backends.openvino.translating.template import Sym
 from conformance.ggml.tensor import Tensor
 
 Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value]]

@@ -16,7 +16,7 @@ from backends.openvino.axes import NONE, Axes, AxisContext, Rule, at, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
 from backends.openvino.translating.plan import Emitter
-from backends.openvino.translating.sym import Sym
+from backends.openvino.translating.template import Sym
 from conformance.ggml.ops.op import optional
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Params, Tensor

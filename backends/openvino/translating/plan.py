@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -30,14 +30,14 @@ class Plan:
     outputs: tuple[Tensor, ...]
     key: Hashable
     """Key that is equal for two plans exactly if one program serves both."""
+    originals: Sequence[Tensor] = ()
+    """The session's tensors, in the order of `tensors`, which are copies in a symbolic plan."""
     caches: tuple[Tensor, ...] = field(init=False)
     """Tensors with the role `cache`, in order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", tuple([t for t, r in self.roles.items() if r == "cache"]))
-
-    def check_assumptions(self) -> None:
-        """Check before compiling; BackendError if the translation depends on other graphs' numbers."""
+        object.__setattr__(self, "originals", self.originals or self.tensors)
 
     def computed(self) -> Iterator[Tensor]:
         """Yield computing nodes in order; BackendError if one reads a tensor that is not computed."""
@@ -69,6 +69,8 @@ class Memory(ABC):
 
 AnyMemory: TypeAlias = Any
 """Subclass of `Memory` defined by the adapter."""
+AnyEmitted: TypeAlias = Any
+"""A plan as nodes of a model, not yet compiled; defined by the adapter."""
 
 
 class Program(ABC):
