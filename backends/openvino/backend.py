@@ -84,7 +84,7 @@ class OpenVinoStateless(TranslatingBackend):
         self.device = device
         self._compiler = compiler(device, precision, fusion, stage, threads)
         if self._cache is not None:  # a file contains one model
-            self._compiler = replace(self._compiler, apart=False)
+            self._compiler = replace(self._compiler, split=False)
 
     def info(self) -> DeviceInfo:
         """Return device name, OpenVINO's and the plugin's versions."""

@@ -82,7 +82,7 @@ def windows(plan: Plan) -> dict[Tensor, Window]:
             if s is not None and s.root in uses:
                 uses[s.root].append((node, s))
     shown = {t.root for t in plan.outputs}
-    found = {t: _window(plan, t, of) for t, of in uses.items() if t not in shown}
+    found = {t: _window(plan, t, nodes) for t, nodes in uses.items() if t not in shown}
     return {t: w for t, w in found.items() if w is not None}
 
 

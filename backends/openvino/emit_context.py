@@ -1,4 +1,4 @@
-"""Context of emitters: tensors of a graph as values of a model, read and stored through views of their roots."""
+"""Context of emitters: tensors as values of a model, read and stored through their roots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def src(node: Tensor, i: int) -> Tensor:
 
 
 class EmitContext:
-    """Context passed to emitters: the numbers of tensors, read and stored through views of their roots."""
+    """Context passed to emitters: numbers of tensors, read and stored through their roots."""
 
     def __init__(self, plan: Plan, roots: Roots) -> None:
         self.c = roots.c

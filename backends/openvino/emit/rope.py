@@ -290,12 +290,12 @@ def _rope(e: EmitContext, node: Tensor, *, static: bool = False) -> None:
 
 def _axes(w: AxisContext, t: Tensor) -> Axes:
     a, pos = src(t, 0), src(t, POSITIONS[t.op])
-    axes = w.of(a)
+    axes = w.axes_of(a)
     require(axes[0] is None, t, "rotates across tokens or cells")
-    own = w.of(pos, at(0, axes[2]))
+    own = w.axes_of(pos, at(0, axes[2]))
     require(own[0] == axes[2] and pos.ne[0] == a.ne[2], t, "one position per token expected")
     factors = optional(t, 2)
-    require(factors is None or w.of(factors) == NONE, t, "frequency factors that depend on the tokens")
+    require(factors is None or w.axes_of(factors) == NONE, t, "frequency factors that depend on the tokens")
     return axes
 
 

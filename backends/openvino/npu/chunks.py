@@ -284,17 +284,17 @@ def collect(t: Tensor, twin: Tensor, axes: Axes, results: Sequence[Bytes], runs:
     for data, run in zip(results, runs, strict=True):
         x = _array(twin, data)
         to: list[Any] = [slice(None)] * out.ndim
-        of: list[Any] = [slice(None)] * out.ndim
+        source: list[Any] = [slice(None)] * out.ndim
         for i, axis in enumerate(axes):
             if axis is None:
                 continue
             at, n = 3 - i, axis.times
             if axis.span.kind == "tokens":
-                to[at], of[at] = slice(run.first * n, (run.first + run.size) * n), slice(run.size * n)
+                to[at], source[at] = slice(run.first * n, (run.first + run.size) * n), slice(run.size * n)
             elif axis.span.kind == "cells":
-                of[at] = slice(axis.span.size * n)
+                source[at] = slice(axis.span.size * n)
             else:
                 (places,) = run.outputs.values()
-                to[at], of[at] = places, slice(len(places))
-        out[tuple(to)] = x[tuple(of)]
+                to[at], source[at] = places, slice(len(places))
+        out[tuple(to)] = x[tuple(source)]
     return whole

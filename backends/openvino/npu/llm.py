@@ -269,7 +269,7 @@ def _input(name: str, type_: Type, rank: int) -> Node:
 
 
 class LlmRoots(StateRoots):
-    """Roots of a decoder: token ids and positions come from inputs with the names that OpenVINO expects."""
+    """Roots of a decoder: token ids and positions are inputs with OpenVINO's names."""
 
     def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
         self.ids, self.positions = _input("input_ids", Type.i64, 2), _input("position_ids", Type.i64, 2)

@@ -41,7 +41,7 @@ LOG = "log"
 
 Its -0 become +0, see `MINUS`."""
 MINUS = "-"
-"""Suffix of a form: a variable beside each float32 one, with the signs of zeros.
+"""Suffix of a form: a variable for each float32 one, with the signs of zeros.
 
 It is 1 where the other has 0 and the cache has -0. The CPU plugin (2026.4.1) makes zeros and subnormals +0 whenever
 it loads a variable of float32. The plugin may convert a variable of float16 to float32, and then drops the rounding
@@ -50,7 +50,7 @@ FLOATS = ("<f4", "<f2")
 
 
 class StateRoots(Roots):
-    """Roots with caches as variables of the model: one per part, and one for the signs of its zeros."""
+    """Roots with caches as variables: one per part, and one for the signs of its zeros."""
 
     bound = False
 

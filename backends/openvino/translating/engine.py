@@ -126,7 +126,7 @@ class TemplateState:
         return Instance(self._program, True, self.digest, self._template.symbols, bindings)
 
     def lift(self, plan: Plan, own: Fingerprint, backend: TranslatingBackend, memory: Memory) -> None:
-        """Make a program that also serves `plan`; if there is none, record the reason or split by kind."""
+        """Make a program that also serves `plan`; else record the reason, or split by kind."""
         self.kinds.add(own.kinds)
         if self.reason or len(self._graphs) > LIFTS:
             return

@@ -1,4 +1,4 @@
-"""Templates: cgraphs that differ only in sizes, strides and offsets, and symbols for these numbers.
+"""Templates: cgraphs that differ only in sizes, strides and offsets, which become symbols.
 
     plan --sample_of--> Sample(structure, numbers, kinds)         one walk over the graph's tensors
     graphs --template_of--> Template                              equal structure, different numbers

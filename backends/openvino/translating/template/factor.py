@@ -417,7 +417,7 @@ class Factoring:
                 return
 
     def _view(self, i: int, t: Tensor, a: Tensor) -> None:
-        """Set the layout of view `t` of `a`: strides that `a` has, extents by these, then the other strides.
+        """Set the layout of view `t` of `a`: strides of `a`, extents by these, other strides.
 
         a      ne (512, 1024)       nb (2, 1024)          a cache of 1,024 rows
         t      ne (64, n_kv, 8)     nb (2, 1024, 128)     its first n_kv rows by heads

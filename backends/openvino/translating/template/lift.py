@@ -1,4 +1,4 @@
-"""`template_of`: the graphs seen for one key become a template, with symbols for the numbers that vary.
+"""`template_of`: graphs of equal structure become a template with symbols.
 
 `factor` finds symbols that determine all numbers of all graphs. A program that is emitted with these symbols serves
 each graph that `Template.bind` can bind.
@@ -52,7 +52,7 @@ class Template:
 
     @cached_property
     def _varying(self) -> tuple[Callable[[Numbers], Numbers], tuple[Expr, ...], Callable[[Numbers], Numbers]]:
-        """Selector of the numbers that vary, their distinct expressions, and the selector that repeats these."""
+        """Selector of the varying numbers, their distinct expressions, selector to repeat these."""
         slots = [k for k, e in enumerate(self.number_exprs) if not isinstance(e, Const)]
         place = {e: j for j, e in enumerate(dict.fromkeys(self.number_exprs[k] for k in slots))}
         return _selector(slots), tuple(place), _selector([place[self.number_exprs[k]] for k in slots])
@@ -81,7 +81,7 @@ class Template:
         return replace(self, guards=tuple(dict.fromkeys((*self.guards, *made))))
 
     def symbolic(self, plan: Plan) -> Plan:
-        """Return `plan`, of a graph of equal structure, over copies with `Sym` for all numbers that vary."""
+        """Return `plan`, of equal structure, over copies with `Sym` for all varying numbers."""
         graph = self.graph(self.generic)
         tensors = graph.tensors()
         index = {t: i for i, t in enumerate(tensors)}
@@ -90,7 +90,7 @@ class Template:
         return Plan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors))
 
     def graph(self, bindings: Sequence[int]) -> Graph:
-        """Return a copy of the graph with `Sym` for all numbers that vary; as ints they fit `bindings`."""
+        """Return a copy of the graph with `Sym` for all varying numbers, as ints for `bindings`."""
         tensors = _copies(self.tensors)
         values = {e: derived(e, bindings) for e in dict.fromkeys(self.number_exprs)}
         numbers = [values[e] for e in self.number_exprs]

@@ -1,4 +1,4 @@
-"""Samples: a graph as what a template fixes of it, and the numbers that a template leaves open.
+"""Samples: what a template fixes of a graph, and the numbers that it leaves open.
 
 The structure of a graph is its ops, `op_params`, types, flags and edges, with the kind of each extent (0, 1 or more)
 and the order of strides, so that broadcasting and permutation never change within a template. Its numbers are every
