@@ -97,13 +97,13 @@ class Instance:
 class TemplateState:
     """The graphs seen of one template, and their program once it is lifted."""
 
-    def __init__(self, plan: Plan, own: Fingerprint) -> None:
-        self.digest = own.template.digest()
+    def __init__(self, plan: Plan, fingerprint: Fingerprint) -> None:
+        self.digest = fingerprint.template.digest()
         self.reason = ""
         """Why its graphs are compiled one by one, if they are."""
         self.numbers: tuple[int, ...] | None = None
         """Numbers of the latest graph that was compiled as it is."""
-        self.kinds: set[Hashable] = {own.kinds}
+        self.kinds: set[Hashable] = {fingerprint.kinds}
         """Kinds of its graphs so far."""
         self.split = False
         """True if graphs of every other kind have a `TemplateState` of their own."""
@@ -125,13 +125,13 @@ class TemplateState:
             return None
         return Instance(self._program, True, self.digest, self._template.symbols, bindings)
 
-    def lift(self, plan: Plan, own: Fingerprint, backend: TranslatingBackend, memory: Memory) -> None:
+    def lift(self, plan: Plan, fingerprint: Fingerprint, backend: TranslatingBackend, memory: Memory) -> None:
         """Make a program that also serves `plan`; else record the reason, or split by kind."""
-        self.kinds.add(own.kinds)
+        self.kinds.add(fingerprint.kinds)
         if self.reason or len(self._graphs) > LIFTS:
             return
         try:
-            self._template, self._program = self._lifted(plan, own.numbers, backend, memory)
+            self._template, self._program = self._lifted(plan, fingerprint.numbers, backend, memory)
         except UnfitError as e:
             # a graph with one row differs from those with many: split by kind
             self.split = len(self.kinds) > 1
@@ -225,28 +225,28 @@ class TranslatingBackend(Backend):
             self._programs.popitem(last=False)
         return Instance(program, hit=False)
 
-    def instance(self, plan: Plan, memory: Memory, own: Fingerprint) -> Instance:
+    def instance(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Instance:
         """Return a program for `plan`: its template's, if it occurred before with other numbers."""
-        state = self._state(own.template, plan, own)
-        instance = state.instance(own.numbers)
+        state = self._state(fingerprint.template, plan, fingerprint)
+        instance = state.instance(fingerprint.numbers)
         if instance is None and state.split:
-            state = self._state((own.template, own.kinds), plan, own)
-            instance = state.instance(own.numbers)
+            state = self._state((fingerprint.template, fingerprint.kinds), plan, fingerprint)
+            instance = state.instance(fingerprint.numbers)
         if instance is not None:
             return instance
-        if state.numbers is None or own.numbers == state.numbers or plan.key in self._programs:
-            state.numbers = own.numbers
+        if state.numbers is None or fingerprint.numbers == state.numbers or plan.key in self._programs:
+            state.numbers = fingerprint.numbers
             return replace(self.program(plan, memory), template=state.digest)
-        state.lift(plan, own, self, memory)
-        instance = state.instance(own.numbers)
+        state.lift(plan, fingerprint, self, memory)
+        instance = state.instance(fingerprint.numbers)
         if instance is None:
             return replace(self.program(plan, memory), template=state.digest, reason=state.reason)
         return replace(instance, hit=False)
 
-    def _state(self, key: Hashable, plan: Plan, own: Fingerprint) -> TemplateState:
+    def _state(self, key: Hashable, plan: Plan, fingerprint: Fingerprint) -> TemplateState:
         state = self._templates.get(key)
         if state is None:
-            state = self._templates[key] = TemplateState(plan, own)
+            state = self._templates[key] = TemplateState(plan, fingerprint)
             if len(self._templates) > self.capacity:
                 self._templates.popitem(last=False)
         self._templates.move_to_end(key)
@@ -354,21 +354,24 @@ class TranslatingSession(Session):
     def _instance(self, state: GraphState) -> Instance:
         if not self._lifts:
             return self._backend.program(state.plan, self._memory)
-        own = self._fingerprint(state)
-        latest = self._latest.get(own.template)
-        if latest is None or latest[0] is not own.numbers:  # rare: n_kv grows by many cells at a time
-            instance = self._backend.instance(state.plan, self._memory, own)
-            latest = self._latest[own.template] = own.numbers, instance if instance.hit else replace(instance, hit=True)
+        fingerprint = self._fingerprint(state)
+        latest = self._latest.get(fingerprint.template)
+        if latest is None or latest[0] is not fingerprint.numbers:  # rare: n_kv grows by many cells at a time
+            instance = self._backend.instance(state.plan, self._memory, fingerprint)
+            latest = self._latest[fingerprint.template] = (
+                fingerprint.numbers,
+                instance if instance.hit else replace(instance, hit=True),
+            )
             return instance
         return latest[1]
 
     def _fingerprint(self, state: GraphState) -> Fingerprint:
         if state.fingerprint is None:
-            own = Fingerprint.of(state.plan)
+            fingerprint = Fingerprint.of(state.plan)
             # one object per template and per tuple of numbers, for fast comparison
-            template = self._templates.setdefault(own.template, own.template)
-            numbers = self._numbers.setdefault(own.numbers, own.numbers)
-            state.fingerprint = replace(own, template=template, numbers=numbers)
+            template = self._templates.setdefault(fingerprint.template, fingerprint.template)
+            numbers = self._numbers.setdefault(fingerprint.numbers, fingerprint.numbers)
+            state.fingerprint = replace(fingerprint, template=template, numbers=numbers)
         return state.fingerprint
 
     def _digest(self, tensor: Tensor) -> bytes:
