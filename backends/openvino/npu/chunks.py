@@ -31,7 +31,6 @@ from conformance.ggml.tensor import (
     nelements,
     new_tensor,
     packed_nbytes,
-    row_size,
     strided,
 )
 from conformance.ggml.types import F32, I64
@@ -120,7 +119,7 @@ def _nb(t: Tensor, ne: Dims) -> Dims:
     nb = list(t.nb)
     for i in range(1, len(nb)):
         if ne[i] == 1:
-            nb[i] = row_size(t.type, ne[0]) if i == 1 and nb[0] == t.type.type_size else nb[i - 1] * ne[i - 1]
+            nb[i] = contiguous_nb(t.type, ne)[1] if i == 1 and nb[0] == t.type.type_size else nb[i - 1] * ne[i - 1]
     return dims(*nb)
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor
+from conformance.ggml.tensor import Dims, Tensor
 
 from .sample import SLOTS
 from .sym import Assumption, Expr, Op, Poly, Sym, Symbol, assumptions, derived, evaluate, expr_of, poly_of, same, symbol
@@ -157,7 +157,7 @@ class Symbols:
 
     def _is_extent(self, expr: Expr) -> bool:
         """Return True if `expr` is the slot of an `ne`."""
-        return isinstance(expr, Symbol) and expr.index < self._views and expr.index % SLOTS < MAX_DIMS
+        return isinstance(expr, Symbol) and expr.index < self._views and expr.index % SLOTS < 4
 
     def free(self, slot: int) -> int:
         """Return the number in `slot` as `known`, or as a new symbol."""
@@ -272,9 +272,9 @@ class Learner:
         if a is None or b is None or b.op != "VIEW":
             return False
         i, total = self._index[b], math.prod(a.ne)
-        for d in range(MAX_DIMS):
+        for d in range(4):
             slot = SLOTS * i + d
-            rest = math.prod(b.ne[k] for k in range(MAX_DIMS) if k != d)
+            rest = math.prod(b.ne[k] for k in range(4) if k != d)
             n = total // rest if rest else 0
             if (
                 isinstance(n, Sym)
@@ -333,7 +333,7 @@ class Factoring:
         for t, (ne, nb, offs) in zip(self._tensors, self._plain, strict=True):
             t.ne, t.nb, t.view_offs = ne, nb, offs
         for i in sorted(self._inputs):
-            self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(MAX_DIMS))
+            self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(4))
         for i, t in enumerate(self._tensors):
             self._lay_out(i, t)
         return self._facts.count() > before or self._learner.merge()
@@ -346,9 +346,9 @@ class Factoring:
         elif t.op in {"RESHAPE", "CONT"} and a is not None:
             t.ne = self._split(i, a)
         elif t.op == "REPEAT":
-            t.ne = _dims(self.symbols.free(SLOTS * i + d) for d in range(MAX_DIMS))
+            t.ne = _dims(self.symbols.free(SLOTS * i + d) for d in range(4))
         elif t.op == "TOP_K" or (t.op == "NONE" and i not in self._inputs):
-            slots = range(SLOTS * i, SLOTS * i + MAX_DIMS)
+            slots = range(SLOTS * i, SLOTS * i + 4)
             moving = [differs(self.symbols.vec(s)) for s in slots]
             t.ne = _dims(self.symbols.free(s) if m else n for s, m, n in zip(slots, moving, t.ne, strict=True))
         if t.op != "VIEW" and t.op in DECLARATIONS:
@@ -387,14 +387,14 @@ class Factoring:
 
         Extents between two common boundaries (`_segment`) multiply to the quotient of these.
         """
-        vecs = [self.symbols.vec(SLOTS * i + d) for d in range(MAX_DIMS)]
+        vecs = [self.symbols.vec(SLOTS * i + d) for d in range(4)]
         bounds: list[int] = []
         for n in a.ne:
             bounds.append(n * bounds[-1] if bounds else n)
         out, begin, last, product = [v[0] for v in vecs], 0, 1, (1,) * len(self.symbols.rows)
         if any(0 in v for v in vecs):
             return _dims(out)
-        for d in range(MAX_DIMS):
+        for d in range(4):
             product = _times(product, vecs[d])
             bound = next((b for b in bounds if self.symbols.fits(b, product)), None)
             if bound is not None:
@@ -459,7 +459,7 @@ class Factoring:
             if self.symbols.fits(n, ne[d]):
                 return n
         if step:
-            outer = [nb[j][0] for j in range(MAX_DIMS) if nb[j][0] > step and max(ne[j]) > 1]
+            outer = [nb[j][0] for j in range(4) if nb[j][0] > step and max(ne[j]) > 1]
             for n, s in zip(a.ne, a.nb, strict=True):
                 next_stride = min((x for x in a.nb if x > s), default=0)
                 if same(s, step) and self.symbols.fits(n, ne[d]) and (not outer or min(outer) == next_stride):
@@ -505,7 +505,7 @@ class Factoring:
         stays and its row moves. `k` is a known expression, or a new symbol `offset // nb`.
         """
         where = SLOTS * self._index[a] + 4
-        for k in sorted(range(MAX_DIMS), key=lambda k: -int(a.nb[k])):
+        for k in sorted(range(4), key=lambda k: -int(a.nb[k])):
             unit = self.symbols.at(a.nb[k])
             if 0 in unit or not unit:
                 continue

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from backends.openvino.translating.plan import Plan
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import MAX_DIMS, Tensor, nelements
+from conformance.ggml.tensor import Tensor, nelements
 
 from .factor import factor
 from .sample import OFFSET_PARAMS, SLOTS, sample_of
@@ -153,7 +153,7 @@ def _coincidences(t: Tensor) -> Iterable[Assumption]:
     Facts are an extent of 1, no gap between dimensions, a view of the whole root.
     """
     diffs = [n - 1 for n in t.ne]
-    diffs += [t.nb[d] * t.ne[d] - t.nb[d + 1] for d in range(1, MAX_DIMS - 1) if t.ne[d + 1] > 1]
+    diffs += [t.nb[d] * t.ne[d] - t.nb[d + 1] for d in range(1, 3) if t.ne[d + 1] > 1]
     if t.ne[1] > 1:
         diffs.append(t.nb[0] * t.ne[0] // t.type.blck_size - t.nb[1])
     if t.view_src is not None:

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from conformance.ggml.ops.views import view_offset
-from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor
+from conformance.ggml.tensor import Dims, Tensor
 
 OFFSET_PARAMS = 2
 """Leading `op_params` of a VIEW that are its offset, which varies, unlike all others."""
@@ -99,4 +99,4 @@ def _kind(ne: Dims) -> tuple[int, ...]:
 
 def _order(nb: Dims) -> tuple[int, ...] | None:
     """Return dimensions in order of stride; None for the usual order."""
-    return None if nb[0] <= nb[1] <= nb[2] <= nb[3] else tuple(sorted(range(MAX_DIMS), key=nb.__getitem__))
+    return None if nb[0] <= nb[1] <= nb[2] <= nb[3] else tuple(sorted(range(4), key=nb.__getitem__))
