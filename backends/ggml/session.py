@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.backend.interface import Session, Witness
-from conformance.backend.translating.plan import Snapshot
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph

@@ -124,7 +124,7 @@ class AxisContext:
         wider = [t.nb[i] for i in range(4) if t.ne[i] > 1 and t.nb[i] > step]
         return axes[0], min(wider, default=nbytes(root)) // step
 
-    def of(self, t: Tensor, leaf: Axes = NONE) -> Axes:
+    def axes_of(self, t: Tensor, leaf: Axes = NONE) -> Axes:
         """Return the axes of a src; an input leaf without axes gets `leaf`."""
         if t not in self.axes:
             for axis, n in zip(leaf, t.ne, strict=True):
@@ -155,21 +155,21 @@ def others(t: Tensor) -> list[Tensor]:
     return [s for s in t.src if s is not None and s is not t]
 
 
-def alike(w: AxisContext, t: Tensor) -> Axes:
+def elementwise(w: AxisContext, t: Tensor) -> Axes:
     """Apply to elementwise ops; a src of fewer elements is repeated."""
     a = operand(t)
-    axes = w.of(a, w.tokens_where(a, 1))
+    axes = w.axes_of(a, w.tokens_where(a, 1))
     for s in others(t):
         if s is a:
             continue
-        own = w.of(s, tuple([x if n != 1 else None for x, n in zip(axes, s.ne, strict=True)]))
+        own = w.axes_of(s, tuple([x if n != 1 else None for x, n in zip(axes, s.ne, strict=True)]))
         for x, y, n in zip(axes, own, s.ne, strict=True):
             require(y == x or (y is None and n == 1), t, f"{s} is repeated along tokens or cells")
     return axes
 
 
-def row_alike(w: AxisContext, t: Tensor) -> Axes:
+def rowwise(w: AxisContext, t: Tensor) -> Axes:
     """Apply to ops on independent whole rows."""
-    axes = alike(w, t)
+    axes = elementwise(w, t)
     require(axes[0] is None, t, "computes across tokens or cells")
     return axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
@@ -11,10 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from backends.openvino.translating.engine import TranslatingBackend, TranslatingSession
+from backends.openvino.translating.plan import Emitter, Plan, Role
 from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.translating.engine import TranslatingBackend, TranslatingSession
-from conformance.backend.translating.plan import Emitter, Plan, Role
 from conformance.case.case import Case, writes_in_place
 from conformance.case.demands import PROGRAMS
 from conformance.ggml.arithmetic import Arithmetic, requantising
@@ -27,8 +27,8 @@ from .compile import CompiledModel, ModelCache, compiler, executed, one_of
 from .storage import BLOCKS
 
 if TYPE_CHECKING:
-    from .bind import EmittedGraph, HostMemory, Request
-    from .emit_context import EmitContext
+    from .bind import HostMemory, Request
+    from .emitted import EmittedGraph
 
 
 LAYERED = ("fuses", "layers")
@@ -89,7 +89,7 @@ class OpenVinoStateless(TranslatingBackend):
         self.device = device
         self._compiler = compiler(device, precision, fusion, stage, threads)
         if self._cache is not None:  # a file contains one model
-            self._compiler = replace(self._compiler, apart=False)
+            self._compiler = replace(self._compiler, split=False)
 
     def info(self) -> DeviceInfo:
         """Return device name, OpenVINO's and the plugin's versions."""
@@ -171,36 +171,35 @@ class OpenVinoStateless(TranslatingBackend):
 
         return HostMemory(case, self.requant)
 
-    def translate(self, plan: Plan, memory: HostMemory) -> Request:
-        """Emit, compile and make the request."""
-        from .bind import Request  # noqa: PLC0415  # as above
+    def emit(self, plan: Plan, memory: HostMemory) -> EmittedGraph:
+        """Emit a plan, with caches narrowed to the cells that are read."""
         from .emit_context import EmitContext  # noqa: PLC0415  # as above
+        from .roots import Roots  # noqa: PLC0415  # as above
 
-        request = self.request(plan, EmitContext(plan, memory), Request)
+        return EmitContext(plan, Roots(plan, memory)).run(self.emitters())
+
+    def compile(self, plan: Plan, emitted: EmittedGraph) -> Request:
+        """Compile the model, and make its request."""
+        from .bind import Request  # noqa: PLC0415  # as above
+
+        request = Request(*self.compiled(plan, emitted))
         request.otherwise = self._whole
         return request
 
     def _whole(self, plan: Plan, memory: HostMemory) -> Request:
         """Translate without narrowing caches to the cells that are read."""
-        from .bind import Request  # noqa: PLC0415  # as above
         from .emit_context import EmitContext  # noqa: PLC0415  # as above
+        from .roots import Roots  # noqa: PLC0415  # as above
 
-        return self.request(plan, EmitContext(plan, memory, whole=True), Request)
+        return self.compile(plan, EmitContext(plan, Roots(plan, memory, whole=True)).run(self.emitters()))
 
-    def request(
-        self,
-        plan: Plan,
-        context: EmitContext,
-        make: Callable[[CompiledModel | None, EmittedGraph, int | None], Request],
-    ) -> Request:
-        """Emit `plan` with `context`, compile, and `make` its request."""
-        emitted = context.run(self.emitters())
+    def compiled(self, plan: Plan, emitted: EmittedGraph) -> tuple[CompiledModel | None, EmittedGraph, int | None]:
+        """Return the compiled model, None without results, with `emitted` and the peak of memory."""
         if not emitted.results and not emitted.sinks:
-            return make(None, emitted, None)
-        plan.check_assumptions()
+            return None, emitted, None
         with Peak() as peak:
             compiled = self._compiled(plan, emitted)
-        return make(compiled, emitted, peak.bytes)
+        return compiled, emitted, peak.bytes
 
     def _compiled(self, plan: Plan, emitted: EmittedGraph) -> CompiledModel:
         served = "weight" in plan.roles.values()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from openvino import Node
 from openvino import Tensor as OvTensor
 
-from conformance.backend.translating.plan import Memory, Plan, Program
-from conformance.backend.translating.sym import Expr, Sym, evaluate, expr_of
+from backends.openvino.translating.plan import Memory, Plan, Program
+from backends.openvino.translating.template import Sym, evaluate, expr_of
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant
@@ -21,66 +19,10 @@ from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 
 from .cache_window import Order
 from .compile import CompiledModel, words
+from .emitted import CacheWrite, EmittedGraph, InputBinding
 from .nodes import origin
 from .storage import NUMBER, VALUE, decode, encode, held, narrow, value
 from .weights import WeightStore
-
-
-@dataclass(frozen=True, slots=True)
-class CacheWrite:
-    """Rows that the host writes into a cache after the run, so that a step copies nothing else."""
-
-    index: int
-    form: str
-    extents: tuple[int, ...]
-    """Shape of the cache for this write."""
-    axis: int
-    ids: int
-    """Index of the result, or if `given` of the plan's leaf, with the positions along `axis`."""
-    rows: int
-    """Index of the result with the rows."""
-    given: bool = False
-    exact: bool = False
-    """True if the rows are rounded to the cache's type already."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputBinding:
-    """A parameter of the model: its tensor of the plan, and its form."""
-
-    index: int
-    form: str
-
-
-@dataclass(slots=True)
-class EmittedGraph:
-    """A plan as OpenVINO nodes, not yet a model."""
-
-    parameters: list[Node] = field(default_factory=list)
-    feeds: list[InputBinding] = field(default_factory=list)
-    results: list[Node] = field(default_factory=list)
-    outputs: list[tuple[int, str]] = field(default_factory=list)
-    """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
-    first_cache: int = 0
-    """Index of the first result with new contents of a whole cache.
-
-    They go up to the length of `outputs`; then come results of commits."""
-    commits: list[CacheWrite] = field(default_factory=list)
-    sinks: list[Node] = field(default_factory=list)
-    """Assignments of the model's variables."""
-    variables: list[InputBinding] = field(default_factory=list)
-    """Cache and form of each variable."""
-    written: set[int] = field(default_factory=set)
-    """Caches in variables that a run changes."""
-    symbols: dict[Expr, Node] = field(default_factory=dict)
-    """Expression -> parameter of its value; these are the last parameters, in this order."""
-    orders: dict[InputBinding, Order] = field(default_factory=dict)
-    """Caches that the model reads in another axis order than ggml's."""
-    inside: set[tuple[int, int]] = field(default_factory=set)
-    """Leaf of the plan with indices, and their upper bound in the model."""
-    halves: bool = False
-    """True if a product reads a weight of 16-bit floats."""
-    notes: Counter[str] = field(default_factory=Counter)
 
 
 class HostMemory(Memory):

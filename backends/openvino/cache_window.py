@@ -17,8 +17,8 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
-from conformance.backend.translating.plan import Plan
-from conformance.backend.translating.sym import Sym, same
+from backends.openvino.translating.plan import Plan
+from backends.openvino.translating.template import Sym, same
 from conformance.ggml.tensor import Tensor, computes
 
 from .nodes import Constants, Value, cut, reshape, shape_of, transpose
@@ -82,7 +82,7 @@ def windows(plan: Plan) -> dict[Tensor, Window]:
             if s is not None and s.root in uses:
                 uses[s.root].append((node, s))
     shown = {t.root for t in plan.outputs}
-    found = {t: _window(plan, t, of) for t, of in uses.items() if t not in shown}
+    found = {t: _window(plan, t, nodes) for t, nodes in uses.items() if t not in shown}
     return {t: w for t, w in found.items() if w is not None}
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from conformance.backend.translating.plan import Plan
-from conformance.backend.translating.sym import Sym, expr_of
+from backends.openvino.translating.plan import Plan
+from backends.openvino.translating.template import Sym, expr_of
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
@@ -38,7 +38,7 @@ class Compiler:
     properties: dict[str, Any]
     fusion: str = "auto"
     stage: str = "run"
-    apart: bool = False
+    split: bool = False
     """True if unconnected parts may be compiled in parallel, as two models."""
 
     def compiled(
@@ -57,7 +57,7 @@ class Compiler:
         decides for all models if it is not `auto`. `halves`: the model multiplies by weights of 16-bit floats, which
         the CPU plugin must not convert. BackendError if the device's compiler refuses it.
         """
-        from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
+        from .rewrite import Whole, language_model, separate_parts  # noqa: PLC0415  # needs openvino, which may be absent until now
 
         halves = halves and self.device == "CPU" and self.stage == "run" and self.accurate
 
@@ -65,7 +65,7 @@ class Compiler:
             return [language_model()] if halves else []
 
         try:
-            if self.apart and not sinks and (parts := apart(results, parameters, more)):
+            if self.split and not sinks and (parts := separate_parts(results, parameters, more)):
                 return Whole(parts, lambda model: self.model(model, served=served))
             return self.model(self.ov.Model(results, [*sinks, *more()], parameters), served=served)
         except RuntimeError as e:
@@ -73,12 +73,12 @@ class Compiler:
 
     def model(self, model: Any, *, served: bool = True) -> CompiledModel:  # noqa: ANN401  # an openvino.Model
         """Compile a model, as `compiled` does; a refusal is still OpenVINO's RuntimeError."""
-        from .rewrite import Interpreted, keep  # noqa: PLC0415  # needs openvino, which may be absent until now
+        from .rewrite import Interpreted, mark_float32  # noqa: PLC0415  # needs openvino, which may be absent until now
 
         if self.stage == "translate":
             return Interpreted(model)
         if not self.accurate:
-            served = keep(self.core, model) or served
+            served = mark_float32(self.core, model) or served
         fused = served if self.fusion == "auto" else self.fusion == "on"
         extra = {} if fused or self.device != "CPU" else UNFUSED
         try:
@@ -155,8 +155,8 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run", threa
     # GPU.0 may be requested as GPU
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
-    apart = device == "CPU" and stage == "run" and (os.cpu_count() or 1) > 1
-    return Compiler(openvino, core, device, properties, fusion, stage, apart)
+    split = device == "CPU" and stage == "run" and (os.cpu_count() or 1) > 1
+    return Compiler(openvino, core, device, properties, fusion, stage, split)
 
 
 def one_of(option: str, value: str, legal: Sequence[str]) -> str:

@@ -1,28 +1,25 @@
-"""Context of emitters: the current value of each root, read and written through views."""
+"""Context of emitters: tensors as values of a model, read and stored through their roots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
 
-import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from conformance.backend.translating.engine import TracedPlan
-from conformance.backend.translating.plan import Emitter, Plan
-from conformance.backend.translating.sym import Sym, same
-from conformance.ggml.errors import BackendError, ConformanceError
+from backends.openvino.translating.plan import Emitter, Plan
+from backends.openvino.translating.template import same
+from conformance.ggml.errors import BackendError
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor, computes, is_empty
-from conformance.ggml.types import BF16, F16, I64, GGMLType
+from conformance.ggml.types import BF16, F16, GGMLType
 
-from .bind import CacheWrite, EmittedGraph, HostMemory, InputBinding
-from .cache_window import Window, windows
-from .nodes import TYPES, Constants, Shape, Value, numbers, origin, quantized, reshape, round_bf16, round_f16, shape_of
-from .storage import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
-from .views import Region, Rows, arranged, place, read, region, scatter
+from .cache_window import Window
+from .emitted import CacheWrite, EmittedGraph
+from .nodes import Constants, Value, numbers, quantized, reshape, round_bf16, round_f16, shape_of
+from .roots import Held, Roots, Written
+from .storage import BLOCKS, NUMBER, NUMBERS, part_shape, parts
+from .views import Region, Rows, arranged, place, read, region
 from .weights import Stored
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
@@ -36,123 +33,25 @@ def src(node: Tensor, i: int) -> Tensor:
     return s
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Rows that replace some of a root's."""
-
-    where: Rows
-    rows: dict[str, Value]
-    """Part -> the new rows, rounded to the root's type if the graph reads them again."""
-    exact: bool = False
-    """True if numbers are rounded to that type."""
-
-
-@dataclass(slots=True)
-class Held:
-    """Current contents of a root."""
-
-    parts: dict[str, Value]
-    """Parts of the root's type (`storage`), or the numbers of a leaf that is only read.
-
-    Numbers are float32 or int32, of any shape in the order of `ne[::-1]`."""
-    rounded: bool = True
-    """True if the numbers are already rounded to the root's type, so reads need not round."""
-    pending: list[Written] = field(default_factory=list)
-    """Writes that are not yet in `parts`."""
-    log: list[Written] | None = None
-    """All writes into a cache since the step began; None if they do not determine its contents."""
-
-
 class EmitContext:
-    """Context passed to emitters."""
+    """Context passed to emitters: numbers of tensors, read and stored through their roots."""
 
-    bound: ClassVar[bool] = True
-    """True if caches are on the host (`storage.held`) and receive new rows from it."""
-
-    def __init__(self, plan: Plan, memory: HostMemory, *, whole: bool = False) -> None:
-        """Start without nodes. `whole`: bind caches as a whole, whatever the graph reads of them."""
-        self.c = Constants()
+    def __init__(self, plan: Plan, roots: Roots) -> None:
+        self.c = roots.c
         self.shared: dict[Hashable, Value] = {}
         """Values shared by several nodes, such as angles."""
         self._plan = plan
-        self._memory = memory
-        self._tensors = plan.own if isinstance(plan, TracedPlan) else plan.tensors
-        """The plan's tensors as `memory` knows them."""
-        self._held: dict[Tensor, Held] = {}
-        self._leaves: dict[InputBinding, Value] = {}
-        self._given: dict[int, tuple[int, Value]] = {}
-        self._out = EmittedGraph()
-        self._windows = windows(plan) if self.bound and not whole else {}
+        self._roots = roots
+        self._out = roots.out
         self._last_read = {s.root: plan.index[n] for n in plan.graph if computes(n) for s in n.src if s is not None}
-
-    def _known(self, t: Tensor) -> Tensor:
-        return self._tensors[self._plan.index[t]]
-
-    # -- leaves ---------------------------------------------------------------------------------------------------
-
-    def _parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
-        feed = InputBinding(self._plan.index[t], form)
-        if feed not in self._leaves:
-            if self._plan.roles[t] == "weight":
-                data = self._memory.look(self._known(t))
-                arrays = {VALUE: value(t, data)} if form == VALUE else encode(t, data)
-                array = np.ascontiguousarray(arrays[form], dtype)
-                # shared if OpenVINO supports it: the session's own bytes, kept alive by the constant
-                self._leaves[feed] = o.constant(array, shared_memory=array.flags.writeable)
-            else:
-                p = o.parameter([-1 if isinstance(n, Sym) else n for n in shape], TYPES[dtype])
-                self._out.parameters.append(p)
-                self._out.feeds.append(feed)
-                self._leaves[feed] = self.c.shaped(p, shape)
-        return self._leaves[feed]
-
-    def _part(self, t: Tensor, p: Part) -> Value:
-        shape = part_shape(t, p)
-        if self._plan.roles[t] == "cache" and self.bound:
-            if t in self._windows:
-                order = self._out.orders[InputBinding(self._plan.index[t], p.name)] = self._windows[t].order
-                shape = order.shape
-            return self._parameter(t, p.name, held_dtype(p), shape)
-        if p.name == NUMBER and t.type is F16 and self._plan.roles[t] != "cache":
-            return self._parameter(t, VALUE, "<f4", t.shape)
-        x = self._parameter(t, p.name, p.dtype, shape)
-        return self.c.shaped(o.convert(x, Type.f32), shape) if p.dtype == "<f2" else x
-
-    def _leaf(self, root: Tensor, *, whole: bool) -> Held:
-        """Return a leaf's first value: as stored if `whole` (to write or move it), else as numbers."""
-        log: list[Written] | None = [] if self._plan.roles[root] == "cache" else None
-        if whole or root.type in NUMBERS or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
-            return Held({p.name: self._part(root, p) for p in parts(root.type)}, log=log)
-        if InputBinding(self._plan.index[root], VALUE) not in self._leaves:
-            self._out.notes[f"leaves {'dequantised' if root.type.is_quantized else 'cast'} on the host"] += 1
-        return Held({NUMBER: self._parameter(root, VALUE, "<i4" if root.type is I64 else "<f4", root.shape)})
-
-    def _current(self, root: Tensor, *, whole: bool) -> Held:
-        held = self._unsettled(root, whole=whole)
-        for w in held.pending:
-            of = parts(root.type)
-            held.parts = {p.name: scatter(self.c, held.parts[p.name], w.where, w.rows[p.name], p.width) for p in of}
-        held.pending.clear()
-        return held
-
-    def _unsettled(self, root: Tensor, *, whole: bool) -> Held:
-        held = self._held.get(root)
-        if held is not None:
-            return held
-        if root not in self._plan.roles:
-            raise BackendError(f"{root}: is read before the graph computes it")
-        held = self._leaf(root, whole=whole)
-        if root.type in NUMBERS:
-            self._held[root] = held
-        return held
 
     # -- what emitters read ---------------------------------------------------------------------------------------
 
     def number(self, t: Tensor) -> Value:
         """Return `t`'s current elements: float32, or int32 for integers; shape `ne[::-1]`."""
-        if t.root in self._windows:
-            return self._seen(t, self._windows[t.root])
-        held = self._current(t.root, whole=False)
+        if t.root in self._roots.windows:
+            return self._seen(t, self._roots.windows[t.root])
+        held = self._roots.settled(t.root, whole=False)
         if NUMBER not in held.parts:
             return self._decoded(t, held)
         if not held.rounded:
@@ -165,7 +64,7 @@ class EmitContext:
 
     def _seen(self, t: Tensor, window: Window) -> Value:
         """Return view `t` of the first cells of a cache, with the rows written so far."""
-        held = self._unsettled(t.root, whole=True)
+        held = self._roots.held(t.root, whole=True)
         self._out.inside |= {(self._plan.index[ids], window.cells) for ids in window.ids}
         self.note("views read by slice")
         x = window.read(self.c, held.parts[NUMBER], [(w.where.ids, w.rows[NUMBER]) for w in held.pending])
@@ -189,7 +88,8 @@ class EmitContext:
         t = node.src[0]
         if t is None or not self.baked(t):
             return None
-        stored = self._memory.weights.get(node, self._known(t), self._memory.look)
+        memory = self._roots.memory
+        stored = memory.weights.get(node, self._roots.original(t), memory.look)
         if stored is not None:
             self._out.notes["weights kept compressed"] += 1
             self._out.halves |= stored.half
@@ -197,7 +97,7 @@ class EmitContext:
 
     def parts(self, t: Tensor) -> dict[str, Value]:
         """Return `t`'s current blocks, each part (ne3, ne2, ne1, blocks, width), for moves."""
-        return self._blocks(t, self._current(t.root, whole=True))
+        return self._blocks(t, self._roots.settled(t.root, whole=True))
 
     def note(self, what: str) -> None:
         """Count `what` in the witness's notes."""
@@ -219,20 +119,13 @@ class EmitContext:
         r = region(node, blocks=False)
         lossy = node.type in ROUND and not exact
         # a BF16 cache is float32 between steps; the host rounds narrower types
-        wide = node.type is BF16 and self._cached(node)
+        wide = node.type is BF16 and self._roots.is_cache(node.root)
         if lossy and (wide or (not r.whole and self.read_again(node))):
             x, lossy = ROUND[node.type](self.c, x), False
         if r.whole:
-            self._hold(node.root, Held({NUMBER: reshape(self.c, x, node.root.shape)}, rounded=not lossy))
+            self._roots.set(node.root, Held({NUMBER: reshape(self.c, x, node.root.shape)}, rounded=not lossy))
         else:
             self._replace(node, r, {NUMBER: x}, lossy=lossy)
-
-    def _hold(self, root: Tensor, held: Held) -> None:
-        self._held[root] = held
-
-    def _cached(self, node: Tensor) -> bool:
-        """Return True if `node` is written into a cache."""
-        return self._plan.roles.get(node.root) == "cache"
 
     def read_again(self, node: Tensor) -> bool:
         """Return True if a later node computes with `node`'s value; else it is rounded on output."""
@@ -242,21 +135,7 @@ class EmitContext:
         where, order, how = place(self.c, r)
         rows = {p.name: arranged(self.c, new[p.name], r, where, order, p.width) for p in parts(node.type)}
         self.note(f"views written by {how}")
-        self._write(node, Written(where, rows), lossy=lossy)
-
-    def _write(self, node: Tensor, w: Written, *, lossy: bool = False) -> None:
-        """Replace rows of a root, applied when the root is read."""
-        root = node.root
-        if self._cached(node):
-            held = self._held.get(root)
-            if held is None:
-                held = self._held[root] = self._leaf(root, whole=True)
-            held.pending.append(w)
-            if held.log is not None:
-                held.log.append(w)
-            return
-        old = self._current(root, whole=True)
-        self._held[root] = Held(old.parts, old.rounded and not lossy, [w])
+        self._roots.write(node.root, Written(where, rows), lossy=lossy)
 
     def rows(self, node: Tensor, ids: Value) -> Rows | None:
         """Return rows `ids`, int (n,), of `node` as positions in its root; None if not on one axis."""
@@ -271,16 +150,16 @@ class EmitContext:
     def store_rows(self, node: Tensor, where: Rows, new: Mapping[str, Value], *, exact: bool = True) -> None:
         """Replace rows `where` of `node`'s root by parts `new` (n, …); `exact` as in `store`."""
         lossy = node.type in ROUND and not exact
-        if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
+        if lossy and (self.read_again(node) or (node.type is BF16 and self._roots.is_cache(node.root))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
         self.note("views written by rows")
-        self._write(node, Written(where, dict(new), exact=not lossy), lossy=lossy)
+        self._roots.write(node.root, Written(where, dict(new), exact=not lossy), lossy=lossy)
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Set the value of `node` to `new`, in order of its blocks."""
         r = region(node, blocks=True)
         if r.whole:
-            self._hold(node.root, Held(dict(new)))
+            self._roots.set(node.root, Held(dict(new)))
         else:
             self._replace(node, r, new)
 
@@ -288,52 +167,33 @@ class EmitContext:
 
     def _result(self, t: Tensor, index: int) -> None:
         """Add results for the current value of `t`."""
-        held = self._current(t.root, whole=True)
+        held = self._roots.settled(t.root, whole=True)
         if NUMBER in held.parts:
             x, _ = read(self.c, held.parts[NUMBER], region(t, blocks=False))
-            self._emit(index, NUMBER, x)
+            self._out.output(index, NUMBER, x)
             return
         blocks = self._blocks(t, held)
         for p in parts(t.type):
             x = blocks[p.name]
-            self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" else x)
+            self._out.output(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" else x)
 
     def _cache(self, t: Tensor, index: int) -> None:
         """Add results for a whole cache, in the shapes of the session's memory."""
-        held = self._current(t, whole=True)
+        held = self._roots.settled(t, whole=True)
         for p in parts(t.type):
             x = reshape(self.c, held.parts[p.name], part_shape(t, p))
-            self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" and not self.bound else x)
+            self._out.output(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" and not self._roots.bound else x)
 
     def _commit(self, t: Tensor, index: int, log: list[Written]) -> None:
         """Add results for the rows that were written into a cache."""
         for w in log:
-            leaf = self._leaf_of(w.where.ids)
-            ids = self._out_of(w.where.ids) if leaf is None else leaf
+            leaf = self._out.leaf_of(w.where.ids)
+            ids = self._out.result(w.where.ids) if leaf is None else leaf
             for p in parts(t.type):
                 extents = (*w.where.extents, *((p.width,) if p.width else ()))
-                rows = self._out_of(w.rows[p.name])
+                rows = self._out.result(w.rows[p.name])
                 commit = CacheWrite(index, p.name, extents, w.where.axis, ids, rows, leaf is not None, w.exact)
                 self._out.commits.append(commit)
-
-    def _leaf_of(self, ids: Value) -> int | None:
-        """Return the input of the plan with the numbers `ids`; None if they are computed."""
-        name = origin(ids).get_name()
-        for p, feed in zip(self._out.parameters, self._out.feeds, strict=True):
-            if p.get_name() == name:
-                return feed.index if feed.form == VALUE else None
-        return None
-
-    def _out_of(self, x: Value) -> int:
-        """Return the index of the result with `x`, made once."""
-        if id(x) not in self._given:
-            self._given[id(x)] = (len(self._out.results), x)
-            self._out.results.append(o.result(x))
-        return self._given[id(x)][0]
-
-    def _emit(self, index: int, form: str, x: Value) -> None:
-        self._out.results.append(o.result(x))
-        self._out.outputs.append((index, form))
 
     def run(self, emitters: Mapping[str, Emitter]) -> EmittedGraph:
         """Emit every computed node, outputs after theirs, caches last; BackendError on failure."""
@@ -349,8 +209,9 @@ class EmitContext:
             if node in wanted and not is_empty(node):
                 self._result(node, self._plan.index[node])
         self._out.first_cache = len(self._out.results)
-        caches = [t for t in self._plan.caches if t in computed and t in self._held]
-        written = {t: self._held[t].log if self.bound else None for t in caches}
+        contents = self._roots.contents
+        caches = [t for t in self._plan.caches if t in computed and t in contents]
+        written = {t: contents[t].log if self._roots.bound else None for t in caches}
         for t, log in written.items():
             if log is None:
                 self._cache(t, self._plan.index[t])
@@ -367,8 +228,6 @@ class EmitContext:
             raise BackendError(f"{node}: there is no emitter for {node.op}; ask supports_op first")
         try:
             emitter(self, node)
-        except ConformanceError:
-            raise
         except (RuntimeError, TypeError, ValueError, LookupError) as e:
             shapes = ", ".join("absent" if s is None else f"{s.type}{list(s.ne)}" for s in node.src)
             words = f"{type(e).__name__}: {e}"

@@ -14,7 +14,7 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Node, Type
 
-from conformance.backend.translating.sym import Expr, Sym, expr_of, same
+from backends.openvino.translating.template import Expr, Sym, expr_of, same
 from conformance.ggml.errors import BackendError
 from conformance.ggml.quants.blocks import KVALUES_FP4
 from conformance.ggml.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType

@@ -1,10 +1,19 @@
 """Changes to an emitted model before it runs: float32 marks, or interpretation.
 
-`keep` is for `precision=default`: a hint of BF16 or F16 is meant for matrix products, attention, RoPE and RMS. The CPU
-plugin (2026.4.1) also applies it to nodes before one: the arithmetic that rounds to F16 or to a block type, which then
-gives zeros or other quants; angles that do not feed its own RoPE, in which BF16 loses positions from 257 on; values
-that are stored in a variable. OpenVINO marks nodes that must not be converted with an attribute. Python cannot create
-it, but can read it from a model's text and attach it to other nodes.
+`mark_float32` is for `precision=default`: a hint of BF16 or F16 is meant for matrix products, attention, RoPE and RMS.
+The CPU plugin (2026.4.1) also applies it to nodes before one: the arithmetic that rounds to F16 or to a block type,
+which then gives zeros or other quants; angles that do not feed its own RoPE, in which BF16 loses positions from 257 on;
+values that are stored in a variable. OpenVINO marks nodes that must not be converted with an attribute. Python cannot
+create it, but can read it from a model's text and attach it to other nodes. Everything is marked except products and
+what lies between them:
+
+    weights --- Convert ---+                    mask             V, moved
+    constant: folded       |                     |                  |
+    Add --- Reshape --- MatMul --- Multiply --- Add --- Softmax --- MatMul --- Add
+    marked  moves into  product    between: from products and       product    marked
+            a product              inputs, read by these only
+
+    positions --- Multiply --- Cos --- Multiply --- Add             all marked: angles
 
 `Whole` compiles unconnected parts as two models at the same time: a batch of ops is many small graphs, and OpenVINO
 compiles a model in one thread, which is most of what a batch costs.
@@ -62,8 +71,8 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 The CPU plugin respects this mark for BF16 as well, and no other."""
 
 
-def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
-    """Mark float32 nodes of `model` that depend on its inputs, not only on constants.
+def mark_float32(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
+    """Mark float32 nodes of `model` that depend on inputs, except products and nodes between.
 
     Returns True if it has products. If so, the CPU plugin must fuse elementwise kernels: it replaces marked nodes by
     new ones (`a + -1 * b` becomes Subtract, and that a sum again), which respect the mark only inside a kernel that has
@@ -81,36 +90,56 @@ def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an
             node.output(0).replace(SPLIT[kind](a, b).output(0))
     mark = core.read_model(_TEXT, b"").get_parameters()[0].get_rt_info()[MARK]
     nodes = model.get_ordered_ops()
-    constant = _constant(nodes)
-    spared = constant | _rounded(nodes, _after(nodes, constant))
+    constants = _constants(nodes)
+    unmarked = constants | _rounded(nodes, _computed_from_products(nodes, constants))
     for node in nodes:
-        if node.get_name() not in spared and node.get_type_name() not in LEAVES and _floats(node):
+        if node.get_name() not in unmarked and node.get_type_name() not in LEAVES and _floats(node):
             node.set_rt_info(mark, MARK)
     return any(node.get_type_name() in PRODUCTS for node in nodes)
 
 
-def _constant(nodes: list[Node]) -> set[str]:
-    """Return the names of nodes that depend on constants only."""
+def _constants(nodes: list[Node]) -> set[str]:
+    """Return the names of nodes that depend on constants only, which are folded first."""
     names: set[str] = set()
     for node in nodes:
-        sources = node.input_values()
-        own = sources and node.get_type_name() != "ReadValue" and all(v.get_node().get_name() in names for v in sources)
-        if own or node.get_type_name() == "Constant":
+        sources = _sources(node)
+        folded = sources and node.get_type_name() != "ReadValue" and sources <= names
+        if folded or node.get_type_name() == "Constant":
             names.add(node.get_name())
     return names
 
 
-def _after(nodes: list[Node], constant: set[str]) -> set[str]:
-    """Return names of products, and of nodes that depend only on these, constants and inputs."""
-    before, after = set(constant), set[str]()
+def _computed_from_products(nodes: list[Node], constants: set[str]) -> set[str]:
+    """Return names of products, and of nodes that depend only on these, constants and inputs.
+
+    One pass in topological order puts a node into one of three classes, by its kind and the classes of its sources:
+
+        inputs      parameter, constant; MOVES or Convert of inputs
+        products    PRODUCTS; BETWEEN or MOVES of products and inputs, at least one of them a product
+        neither     all others, such as angles, and what depends on them
+
+    A mask is an input that is added to a product, so the sum is of the class of products. An angle is not: Cos is in
+    neither table, so the Multiply of an angle keeps float32, even if its other source is a product.
+    """
+    inputs, products = set(constants), set[str]()
     for node in nodes:
-        kind, name = node.get_type_name(), node.get_name()
-        of = {v.get_node().get_name() for v in node.input_values()}
-        if kind in PRODUCTS or (kind in BETWEEN | MOVES and of & after and of <= after | before):
-            after.add(name)
-        elif kind == "Parameter" or (kind in MOVES | {"Convert"} and of <= before):
-            before.add(name)
-    return after
+        kind, name, sources = node.get_type_name(), node.get_name(), _sources(node)
+        between = kind in BETWEEN | MOVES and bool(sources & products) and sources <= products | inputs
+        if kind in PRODUCTS or between:
+            products.add(name)
+        elif kind == "Parameter" or (kind in MOVES | {"Convert"} and sources <= inputs):
+            inputs.add(name)
+    return products
+
+
+def _sources(node: Node) -> set[str]:
+    """Return the names of the nodes that `node` reads."""
+    return {v.get_node().get_name() for v in node.input_values()}
+
+
+def _readers(node: Node) -> list[Node]:
+    """Return the nodes that read `node`."""
+    return [i.get_node() for x in node.outputs() for i in x.get_target_inputs()]
 
 
 def _stored(nodes: list[Node]) -> set[str]:
@@ -120,26 +149,35 @@ def _stored(nodes: list[Node]) -> set[str]:
     """
     names: set[str] = set()
     for node in reversed(nodes):
-        to = [i.get_node() for x in node.outputs() for i in x.get_target_inputs()]
-        on = {n.get_name() for n in to if n.get_type_name() not in PRODUCTS}
-        if not names.isdisjoint(on) or any(n.get_type_name() == "Assign" for n in to):
+        readers = _readers(node)
+        through = {n.get_name() for n in readers if n.get_type_name() not in PRODUCTS}
+        if not names.isdisjoint(through) or any(n.get_type_name() == "Assign" for n in readers):
             names.add(node.get_name())
     return names
 
 
-def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
-    """Return names of products, of nodes that only feed them, and of kernels' variables."""
+def _rounded(nodes: list[Node], from_products: set[str]) -> set[str]:
+    """Return names of the nodes that may compute in the hint's type.
+
+    In reverse order, a node is one of them if it is
+
+        a product
+        or the ReadValue or Assign of a log, which belongs to the attention kernel
+        or MOVES, or BETWEEN in `from_products`, and all its readers are ones
+
+    so a value that is also stored, returned or read by an unmarked kind keeps float32.
+    """
     logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
-    own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
+    log_variables = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
     here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model
     names: set[str] = set()
     for node in reversed(nodes):
-        kind = node.get_type_name()
-        to = [name for x in node.outputs() for i in x.get_target_inputs() if (name := i.get_node().get_name()) in here]
-        may = kind in MOVES or (kind in BETWEEN and node.get_name() in after)
-        inside = kind in {"ReadValue", "Assign"} and _variable(node) in own
-        if kind in PRODUCTS or inside or (may and to and names.issuperset(to)):
-            names.add(node.get_name())
+        kind, name = node.get_type_name(), node.get_name()
+        readers = {n.get_name() for n in _readers(node)} & here
+        may = kind in MOVES or (kind in BETWEEN and name in from_products)
+        of_log = kind in {"ReadValue", "Assign"} and _variable(node) in log_variables
+        if kind in PRODUCTS or of_log or (may and readers and readers <= names):
+            names.add(name)
     return names
 
 
@@ -179,11 +217,13 @@ FEW = 32
 """Minimum number of results; with fewer, splitting saves no time."""
 
 
-def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[], Sequence[Node]]) -> list[Part]:
+def separate_parts(
+    results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[], Sequence[Node]]
+) -> list[Part]:
     """Return two models of similar size with their own sinks; none if connected or too small."""
     if len(results) < FEW:
         return []
-    groups = _together(results)
+    groups = _connected(results)
     if len(groups) == 1:
         return []
     halves: list[list[int]] = [[], []]
@@ -195,8 +235,12 @@ def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[
     return [Part(results, parameters, sorted(half), sinks()) for half in halves]
 
 
-def _together(results: Sequence[Node]) -> list[tuple[list[int], int]]:
-    """Group results that share a computed node; return each group's results and node count."""
+def _connected(results: Sequence[Node]) -> list[tuple[list[int], int]]:
+    """Group results that share a computed node; return each group's results and node count.
+
+    Union-find: `leads[i]` points to an earlier member of the group of result i, or to i itself, its first. A node
+    belongs to the result that reaches it first; another result that reaches it joins the two groups.
+    """
     owner: dict[str, int] = {}
     leads = list(range(len(results)))
 
@@ -478,8 +522,8 @@ def _roll(node: Node) -> Value:
 def _avg_pool(node: Node) -> Value:
     """Average strided slices, one for each place of the window; padding counts as zeros."""
     a, c = node.get_attributes(), Constants()
-    before, after = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
-    x = o.pad(node.input_value(0), before, after, "constant", arg_pad_value=c.f32(0.0))
+    begin, end = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
+    x = o.pad(node.input_value(0), begin, end, "constant", arg_pad_value=c.f32(0.0))
     slices = windows(c, x, a["kernel"], node.output(0).get_shape()[2:], a["strides"], (1, 1))
     return o.divide(reduce(o.add, slices, c.f32(0.0)), c.f32(math.prod(a["kernel"]))).output(0)
 
@@ -490,8 +534,8 @@ def _convolution(node: Node) -> Value:
     x, filters = node.input_values()
     (n, channels), (oc, _, *kernel) = list(x.get_shape())[:2], filters.get_shape()
     out = list(node.output(0).get_shape()[2:])
-    before, after = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
-    x = o.pad(x, before, after, "constant", arg_pad_value=c.f32(0.0))
+    begin, end = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
+    x = o.pad(x, begin, end, "constant", arg_pad_value=c.f32(0.0))
     columns = o.concat([*windows(c, x, kernel, out, a["strides"], a["dilations"])], 1)
     columns = o.reshape(columns, c.i64(n, math.prod(kernel) * channels, math.prod(out)), False)
     order = c.i64(0, *range(2, 2 + len(kernel)), 1)

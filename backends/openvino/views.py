@@ -10,7 +10,7 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
-from conformance.backend.translating.sym import Sym, poly_of, same
+from backends.openvino.translating.template import Sym, poly_of, same
 from conformance.ggml.errors import BackendError
 from conformance.ggml.tensor import Tensor, nelements
 

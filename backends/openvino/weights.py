@@ -44,7 +44,7 @@ _TYPES = {"i4": Type.i4, "u4": Type.u4, "i8": Type.i8, "u8": Type.u8, "f16": Typ
 _HALVES = {F16: "f16", BF16: "bf16"}
 
 
-# -- taking blocks apart, in NumPy ------------------------------------------------------------------------------------
+# -- unpacking blocks, in NumPy ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Weights of shape (rows, groups, group)."""
@@ -321,8 +321,8 @@ class WeightStore:
         lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].dtype.startswith("u")
         key = (t, form, lookup)
         if key not in self._stored:
-            worth = nbytes(t) > 0 and (bool(form) or t.type in ENCODINGS or t.type in _HALVES)
-            self._stored[key] = stored(t.type, read(t), t.ne, form, lookup=lookup) if worth else None
+            compressible = nbytes(t) > 0 and (bool(form) or t.type in ENCODINGS or t.type in _HALVES)
+            self._stored[key] = stored(t.type, read(t), t.ne, form, lookup=lookup) if compressible else None
         return self._stored[key]
 
     def forget(self, t: Tensor) -> None:

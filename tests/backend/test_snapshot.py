@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.backend.translating.plan import Snapshot
+from conformance.backend.snapshot import Snapshot
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, build_forward_expand
 from conformance.ggml.tensor import Tensor, new_tensor

@@ -12,7 +12,7 @@ import pytest
 from backends.openvino.compile import compiler
 from backends.openvino.emit.elementwise import softplus
 from backends.openvino.nodes import Constants, round_bf16, round_f16
-from backends.openvino.rewrite import keep
+from backends.openvino.rewrite import mark_float32
 from conformance.backend.registry import Spec
 from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
@@ -105,7 +105,7 @@ def test_only_what_a_product_rounds_anyway_is_left_to_the_hint() -> None:
     weight = o.multiply(o.constant(np.ones((4, 4), np.float32)), o.constant(np.float32(2)))
     y = o.matmul(o.matmul(moved, added, False, False), weight, False, False)
     model = ov.Model([o.result(y), o.result(added)], [a, b])
-    keep(ov.Core(), model)
+    mark_float32(ov.Core(), model)
     marked = {n.get_type_name() for n in model.get_ordered_ops() if "DisablePrecisionConversion_0" in n.get_rt_info()}
     assert marked == {"Add"}
 
@@ -116,6 +116,6 @@ def test_nodes_outside_the_model_change_no_mark() -> None:
     moved = o.transpose(a, o.constant(np.array([1, 0])))
     unread = o.exp(moved)
     model = ov.Model([o.result(o.matmul(moved, b, False, False))], [a, b])
-    keep(ov.Core(), model)
+    mark_float32(ov.Core(), model)
     assert unread.get_type_name() == "Exp"  # alive, and still a reader of the value
     assert not any("DisablePrecisionConversion_0" in n.get_rt_info() for n in model.get_ordered_ops())

@@ -139,7 +139,7 @@ def test_what_hangs_together_by_nothing_is_compiled_at_the_same_time(count: int,
     case = _batch(count, chained=chained)
     step = case.steps[0]
     backend = OpenVinoStateless()
-    backend._compiler = replace(backend._compiler, apart=True)
+    backend._compiler = replace(backend._compiler, split=True)
     with backend.open(case) as session, CpuBackend().open(case) as reference:
         got, want = (s.compute(step.graph, step.inputs, step.outputs) for s in (session, reference))
         assert all(np.allclose(got[t].view(np.float32), want[t].view(np.float32), rtol=1e-6) for t in step.outputs)

@@ -6,7 +6,7 @@ A topic also has rules for tokens and cells of its ops (`backends.openvino.axes`
 from __future__ import annotations
 
 from backends.openvino.axes import Rule
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 
 from . import attention, elementwise, matmul, media, recurrent, rope, rows, views
 

@@ -12,8 +12,8 @@ from openvino.op.util import Variable, VariableInfo
 from backends.openvino.axes import Axes, AxisContext, FixedError, Rule, at, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import Sym, same
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.template import Sym, same
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
@@ -111,9 +111,9 @@ def _is_one_row(c: Constants, x: Value) -> bool:
 def _seen(e: EmitContext, v: Value, mask: Value) -> Value:
     """Zero cells of K or V that `mask`, (ne3 or 1, heads or 1, rows, n), hides in every row."""
     c, shape, own = e.c, shape_of(e.c, v), shape_of(e.c, mask)
-    apart = same(own[0], shape[0])
-    cells = o.greater(o.reduce_max(mask, c.i64(1, 2) if apart else c.i64(0, 1, 2), True), c.f32(LOWEST))
-    n3 = own[0] if apart else 1
+    per_stream = same(own[0], shape[0])
+    cells = o.greater(o.reduce_max(mask, c.i64(1, 2) if per_stream else c.i64(0, 1, 2), True), c.f32(LOWEST))
+    n3 = own[0] if per_stream else 1
     cells = reshape(c, c.shaped(cells, (n3, 1, 1, own[3])), (n3, 1, own[3], 1))
     return c.shaped(o.select(cells, v, c.f32(0.0)), shape)
 
@@ -218,7 +218,7 @@ def _hc_post(e: EmitContext, node: Tensor) -> None:
 
 # -- axes -------------------------------------------------------------------------------------------------------------
 def _mask_axes(w: AxisContext, mask: Tensor) -> Axes:
-    axes = w.of(mask, w.mask_axes(mask.ne[0]))
+    axes = w.axes_of(mask, w.mask_axes(mask.ne[0]))
     leaf = mask.root if mask.op == "NONE" else src(mask, 0) if mask.op == "CPY" else mask
     require(leaf.op == "NONE" and leaf not in w.persistent, mask, "a mask must be an input, or an input cast")
     w.masks[leaf] = w.cells[mask.ne[0]]
@@ -226,7 +226,7 @@ def _mask_axes(w: AxisContext, mask: Tensor) -> Axes:
 
 
 def _soft_max_axes(w: AxisContext, t: Tensor) -> Axes:
-    axes, mask = w.of(src(t, 0)), optional(t, 1)
+    axes, mask = w.axes_of(src(t, 0)), optional(t, 1)
     if mask is None:
         require(axes[0] is None, t, "a row of cells without a mask")
         return axes
@@ -241,8 +241,8 @@ def _flash_attn_ext_axes(w: AxisContext, t: Tensor) -> Axes:
     if mask is None:
         raise FixedError(f"{t}: attention without a mask")
     cells, queries, *_ = _mask_axes(w, mask)
-    require(w.of(q) == at(1, queries), t, "q and its mask's rows are different axes")
-    require(w.of(k) == w.of(v) == at(1, cells), t, "k or v and the mask's columns are different axes")
+    require(w.axes_of(q) == at(1, queries), t, "q and its mask's rows are different axes")
+    require(w.axes_of(k) == w.axes_of(v) == at(1, cells), t, "k or v and the mask's columns are different axes")
     return at(2, queries)
 
 

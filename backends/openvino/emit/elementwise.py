@@ -7,10 +7,10 @@ from collections.abc import Callable
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.axes import Axes, AxisContext, Rule, alike, others, require, row_alike
+from backends.openvino.axes import Axes, AxisContext, Rule, elementwise, others, require, rowwise
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
@@ -188,9 +188,9 @@ def _glu(e: EmitContext, node: Tensor) -> None:
 
 
 def _glu_axes(w: AxisContext, t: Tensor) -> Axes:
-    axes = row_alike(w, t)
+    axes = rowwise(w, t)
     for s in others(t):
-        require(w.of(s) == axes, t, "its sources have different axes")
+        require(w.axes_of(s) == axes, t, "its sources have different axes")
     return axes
 
 
@@ -214,5 +214,5 @@ EMITTERS: dict[str, Emitter] = {
     "SUB": _binary(o.subtract),
     "UNARY": _unary,
 }
-ALIKE = ("ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "LOG", "SIN", "COS", "UNARY")
-AXES: dict[str, Rule] = {**dict.fromkeys(ALIKE, alike), "GLU": _glu_axes}
+ELEMENTWISE = ("ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "LOG", "SIN", "COS", "UNARY")
+AXES: dict[str, Rule] = {**dict.fromkeys(ELEMENTWISE, elementwise), "GLU": _glu_axes}

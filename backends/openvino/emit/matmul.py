@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from backends.openvino.axes import NONE, Axes, AxisContext, Rule, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import same
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.template import same
 from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
 
@@ -127,7 +127,7 @@ def _solve_tri(e: EmitContext, node: Tensor) -> None:
 
 def _mul_mat_axes(w: AxisContext, t: Tensor) -> Axes:
     a, b = src(t, 0), src(t, 1)
-    x, y = w.of(a), w.of(b, w.tokens_where(b, 1))
+    x, y = w.axes_of(a), w.axes_of(b, w.tokens_where(b, 1))
     require(x[2] is None and x[3] is None, t, "src[0] has tokens or cells in its outer dimensions")
     if x[0] is not None or y[0] is not None:
         cells = x[0] is not None and x[0].span.kind == "cells"
@@ -136,7 +136,7 @@ def _mul_mat_axes(w: AxisContext, t: Tensor) -> Axes:
 
 
 def _mul_mat_id_axes(w: AxisContext, t: Tensor) -> Axes:
-    a, x, y = (w.of(src(t, i)) for i in range(3))
+    a, x, y = (w.axes_of(src(t, i)) for i in range(3))
     require(a == NONE and x[0] is None, t, "sums over tokens or cells")
     require(y[0] is None and y[1] == x[2], t, "ids and src[1] have different axes")
     return x

@@ -15,8 +15,8 @@ from openvino import Model, Node, Type
 from backends.openvino.emit.elementwise import softplus
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import Sym
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.template import Sym
 from conformance.ggml.tensor import Tensor
 
 Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value]]
@@ -37,18 +37,18 @@ def scan(
         y, last = step(c, state, at, list(fixed))
         return o.unsqueeze(y, c.i64(axis)), c.shaped(last, shape)
     inner = Constants()
-    before = _parameter(shape)
+    state_in = _parameter(shape)
     slices = [_parameter(_along(shape_of(c, x), axis, 1)) for x in inputs]
     whole = [_parameter(shape_of(c, x)) for x in fixed]
     squeezed = [o.squeeze(p, inner.i64(axis)) for p in slices]
-    y, after = step(inner, before, squeezed, list(whole))
+    y, state_out = step(inner, state_in, squeezed, list(whole))
     going = o.constant(np.array(True))
-    out, carried = (_output(v) for v in (o.unsqueeze(y, inner.i64(axis)), after))
-    body = Model([o.result(v) for v in (going, out, carried)], [before, *slices, *whole])
+    out, carried = (_output(v) for v in (o.unsqueeze(y, inner.i64(axis)), state_out))
+    body = Model([o.result(v) for v in (going, out, carried)], [state_in, *slices, *whole])
     loop = o.loop(c.axis(n), o.constant(np.array(True)))
     loop.set_function(body)
     loop.set_special_body_ports([-1, 0])
-    loop.set_merged_input(before, _output(state), carried)
+    loop.set_merged_input(state_in, _output(state), carried)
     for p, x in zip(slices, inputs, strict=True):
         loop.set_sliced_input(p, _output(x), 0, 1, 1, -1, axis)
     for p, x in zip(whole, fixed, strict=True):

@@ -15,8 +15,8 @@ from openvino import Type
 from backends.openvino.axes import NONE, Axes, AxisContext, Rule, at, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import Sym
+from backends.openvino.translating.plan import Emitter
+from backends.openvino.translating.template import Sym
 from conformance.ggml.ops.op import optional
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Params, Tensor
@@ -290,12 +290,12 @@ def _rope(e: EmitContext, node: Tensor, *, static: bool = False) -> None:
 
 def _axes(w: AxisContext, t: Tensor) -> Axes:
     a, pos = src(t, 0), src(t, POSITIONS[t.op])
-    axes = w.of(a)
+    axes = w.axes_of(a)
     require(axes[0] is None, t, "rotates across tokens or cells")
-    own = w.of(pos, at(0, axes[2]))
+    own = w.axes_of(pos, at(0, axes[2]))
     require(own[0] == axes[2] and pos.ne[0] == a.ne[2], t, "one position per token expected")
     factors = optional(t, 2)
-    require(factors is None or w.of(factors) == NONE, t, "frequency factors that depend on the tokens")
+    require(factors is None or w.axes_of(factors) == NONE, t, "frequency factors that depend on the tokens")
     return axes
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.axes import NONE, Axes, Axis, AxisContext, Rule, Span, at, require, row_alike
+from backends.openvino.axes import NONE, Axes, Axis, AxisContext, Rule, Span, at, require, rowwise
 from backends.openvino.emit_context import ROUND, EmitContext, src
 from backends.openvino.nodes import Constants, Value, cut, quantized, reshape, shape_of, tile
 from backends.openvino.storage import NUMBER, NUMBERS, parts
+from backends.openvino.translating.plan import Emitter
 from backends.openvino.views import Rows, scatter
-from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, is_empty
 from conformance.ggml.types import I32
@@ -149,29 +149,33 @@ def _set_rows(e: EmitContext, node: Tensor) -> None:
 
 # -- axes -------------------------------------------------------------------------------------------------------------
 def _sum_axes(w: AxisContext, t: Tensor) -> Axes:
-    axes = w.of(src(t, 0))
+    axes = w.axes_of(src(t, 0))
     require(axes[0] is None, t, "sums over tokens or cells")
     return axes
 
 
 def _get_rows_axes(w: AxisContext, t: Tensor) -> Axes:
-    axes, ids = w.of(src(t, 0)), src(t, 1)
+    axes, ids = w.axes_of(src(t, 0)), src(t, 1)
     require(axes[0] is None, t, "rows over tokens or cells")
     if axes[1] is None:
-        own = w.of(ids, w.tokens_where(ids, 0))
+        own = w.axes_of(ids, w.tokens_where(ids, 0))
     else:
         require(axes[1] == Axis(w.tokens) and ids.op == "NONE", t, "picks cells, or tokens by computed indices")
-        own = w.of(ids, at(0, Axis(Span("outputs", ids.ne[0], 1 if ids.ne[0] == 1 else w.tokens.slots))))
+        own = w.axes_of(ids, at(0, Axis(Span("outputs", ids.ne[0], 1 if ids.ne[0] == 1 else w.tokens.slots))))
     require(axes[2] == own[1] and axes[3] == own[2], t, "rows and indices have different axes")
     return None, own[0], own[1], own[2]
 
 
 def _set_rows_axes(w: AxisContext, t: Tensor) -> Axes:
     b, ids, a = (src(t, i) for i in range(3))
-    axes = w.of(b)
+    axes = w.axes_of(b)
     require(axes == at(1, axes[1]), t, "tokens or cells are not the rows it stores")
     require(ids.op == "NONE" and ids not in w.persistent, t, "stores at computed indices")
-    require(w.of(ids, at(0, axes[1])) == at(0, axes[1]) and w.of(a) == NONE, t, "rows and indices have different axes")
+    require(
+        w.axes_of(ids, at(0, axes[1])) == at(0, axes[1]) and w.axes_of(a) == NONE,
+        t,
+        "rows and indices have different axes",
+    )
     if t.view_src in w.transposed:
         require(axes[1] is not None or w.tokens.size == 1, t, "stores values that do not depend on the tokens")
         if not w.transposed[t.root] and ids not in w.rows:
@@ -195,7 +199,7 @@ EMITTERS: dict[str, Emitter] = {
     "TOP_K": _top_k,
 }
 AXES: dict[str, Rule] = {
-    **dict.fromkeys(("NORM", "RMS_NORM", "L2_NORM", "ARGSORT", "TOP_K"), row_alike),
+    **dict.fromkeys(("NORM", "RMS_NORM", "L2_NORM", "ARGSORT", "TOP_K"), rowwise),
     "GET_ROWS": _get_rows_axes,
     "SET_ROWS": _set_rows_axes,
     "SUM_ROWS": _sum_axes,

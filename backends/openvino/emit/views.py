@@ -8,12 +8,12 @@ from math import prod
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.axes import NONE, Axes, Axis, AxisContext, FixedError, Rule, alike, at, require
+from backends.openvino.axes import NONE, Axes, Axis, AxisContext, FixedError, Rule, at, elementwise, require
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose, windows
 from backends.openvino.storage import NUMBERS, parts
+from backends.openvino.translating.plan import Emitter
 from backends.openvino.views import Region, read, write
-from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.views import part
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor, is_empty, nelements
@@ -138,9 +138,9 @@ def _conv_2d_dw(e: EmitContext, node: Tensor) -> None:
 def _pad(e: EmitContext, node: Tensor) -> None:
     c, padding = e.c, node.params.padding
     x = e.number(src(node, 0))
-    before, after = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
+    pads_begin, pads_end = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
     if not node.params.circular:
-        e.store(node, c.shaped(o.pad(x, before, after, "constant", c.f32(0.0)), node.shape), exact=True)
+        e.store(node, c.shaped(o.pad(x, pads_begin, pads_end, "constant", c.f32(0.0)), node.shape), exact=True)
         return
     for axis, (left, right) in enumerate(zip(padding[6::-2], padding[7::-2], strict=True)):
         n = shape_of(c, x)[axis]
@@ -170,14 +170,16 @@ def _unknown_size(_: AxisContext, t: Tensor) -> Axes:
 def _cpy_axes(w: AxisContext, t: Tensor) -> Axes:
     a, b = src(t, 0), t.src[1]
     casts_mask = a.op == "NONE" and a not in w.persistent and a.ne[0] in w.cells and a.ne[1] >= w.tokens.size
-    axes = w.of(a, w.mask_axes(a.ne[0]) if casts_mask else NONE)
+    axes = w.axes_of(a, w.mask_axes(a.ne[0]) if casts_mask else NONE)
     if b is not None and b is not t:
-        require(w.of(b) == axes == NONE or (w.of(b) == axes and a.ne == b.ne), t, "copies into another layout")
+        require(
+            w.axes_of(b) == axes == NONE or (w.axes_of(b) == axes and a.ne == b.ne), t, "copies into another layout"
+        )
     return axes
 
 
 def _permute_axes(w: AxisContext, t: Tensor) -> Axes:
-    own = w.of(src(t, 0))
+    own = w.axes_of(src(t, 0))
     order = t.params.axes if t.op == "PERMUTE" else (1, 0, 2, 3)
     return tuple(own[order.index(i)] for i in range(4))
 
@@ -185,7 +187,7 @@ def _permute_axes(w: AxisContext, t: Tensor) -> Axes:
 def _reshape_axes(w: AxisContext, t: Tensor) -> Axes:
     """Map tokens, the outermost of the reshaped dimensions, to the outermost of the result."""
     a = src(t, 0)
-    own = w.of(a)
+    own = w.axes_of(a)
     if own == NONE or a.ne == t.ne:
         return own
     i, axis = _only(own, t, "reshapes tokens and cells together")
@@ -199,7 +201,7 @@ def _reshape_axes(w: AxisContext, t: Tensor) -> Axes:
 
 def _view_axes(w: AxisContext, t: Tensor) -> Axes:
     a = src(t, 0)
-    own = w.of(a)
+    own = w.axes_of(a)
     if t.view_src in w.transposed:
         require(a.op == "NONE" or own == NONE, t, "a view of a view of a cache")
         i, capacity = w.cells_of(t)
@@ -240,7 +242,7 @@ EMITTERS: dict[str, Emitter] = {
 AXES: dict[str, Rule] = {
     "CONT": _reshape_axes,
     "CPY": _cpy_axes,
-    "DUP": alike,
+    "DUP": elementwise,
     "NONE": _alias_axes,
     "PERMUTE": _permute_axes,
     "REPEAT": _unknown_size,

@@ -14,9 +14,9 @@ import numpy as np
 
 from backends.openvino.axes import FixedError
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
+from backends.openvino.translating.engine import TranslatingSession
+from backends.openvino.translating.plan import Emitter
 from conformance.backend.interface import YES, DeviceInfo, Support, Witness, no
-from conformance.backend.translating.engine import TranslatingSession
-from conformance.backend.translating.plan import Emitter
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph

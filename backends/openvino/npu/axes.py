@@ -78,5 +78,5 @@ def _check_reads(w: AxisContext, t: Tensor) -> None:
 def _untouched(w: AxisContext, t: Tensor) -> Axes:
     """Accept an op without a rule if it has neither tokens nor cells."""
     for s in others(t):
-        require(w.of(s) == NONE, t, f"{t.op} over tokens or cells has no rule")
+        require(w.axes_of(s) == NONE, t, f"{t.op} over tokens or cells has no rule")
     return NONE

@@ -31,7 +31,6 @@ from conformance.ggml.tensor import (
     nelements,
     new_tensor,
     packed_nbytes,
-    row_size,
     strided,
 )
 from conformance.ggml.types import F32, I64
@@ -120,7 +119,7 @@ def _nb(t: Tensor, ne: Dims) -> Dims:
     nb = list(t.nb)
     for i in range(1, len(nb)):
         if ne[i] == 1:
-            nb[i] = row_size(t.type, ne[0]) if i == 1 and nb[0] == t.type.type_size else nb[i - 1] * ne[i - 1]
+            nb[i] = contiguous_nb(t.type, ne)[1] if i == 1 and nb[0] == t.type.type_size else nb[i - 1] * ne[i - 1]
     return dims(*nb)
 
 
@@ -284,17 +283,17 @@ def collect(t: Tensor, twin: Tensor, axes: Axes, results: Sequence[Bytes], runs:
     for data, run in zip(results, runs, strict=True):
         x = _array(twin, data)
         to: list[Any] = [slice(None)] * out.ndim
-        of: list[Any] = [slice(None)] * out.ndim
+        source: list[Any] = [slice(None)] * out.ndim
         for i, axis in enumerate(axes):
             if axis is None:
                 continue
             at, n = 3 - i, axis.times
             if axis.span.kind == "tokens":
-                to[at], of[at] = slice(run.first * n, (run.first + run.size) * n), slice(run.size * n)
+                to[at], source[at] = slice(run.first * n, (run.first + run.size) * n), slice(run.size * n)
             elif axis.span.kind == "cells":
-                of[at] = slice(axis.span.size * n)
+                source[at] = slice(axis.span.size * n)
             else:
                 (places,) = run.outputs.values()
-                to[at], of[at] = places, slice(len(places))
-        out[tuple(to)] = x[tuple(of)]
+                to[at], source[at] = places, slice(len(places))
+        out[tuple(to)] = x[tuple(source)]
     return whole

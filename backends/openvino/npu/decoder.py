@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from backends.openvino.axes import Axis, FixedError, Span
 from backends.openvino.emit.rope import POSITIONS
 from backends.openvino.state.append_log import fused, logs, roles_in
-from conformance.backend.translating.lift import structure, values
-from conformance.backend.translating.plan import Role
+from backends.openvino.translating.plan import Role
+from backends.openvino.translating.template import sample_of
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import operand
@@ -92,7 +92,7 @@ class Decoder:
         graph, (logits,) = fused(graph, own_logs, (end,))
         tensors = graph.tensors()
         persistent = tuple([t if t in self.roles else None for t in tensors])
-        key = structure(tensors, graph.nodes), values(tensors), persistent, tensors.index(logits)
+        key = sample_of(tensors, graph.nodes), persistent, tensors.index(logits)
         return Form(graph, logits, small.twin[self.leaves.tokens], small.twin[self.leaves.positions], key)
 
 

@@ -23,13 +23,12 @@ from backends.openvino.bind import HostMemory
 from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
 from backends.openvino.state.append_log import caches_of, roles_in
-from backends.openvino.state.variables import StateContext
+from backends.openvino.state.variables import StateContext, StateRoots
+from backends.openvino.translating.plan import Plan, Role
+from backends.openvino.translating.template import Const, Expr, Symbol, assumptions, expr_of, template_of
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.translating.engine import traced
-from conformance.backend.translating.lift import lift, values
-from conformance.backend.translating.plan import Plan, Role, Snapshot
-from conformance.backend.translating.sym import Const, Expr, Symbol, assumptions, expr_of
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
@@ -189,20 +188,22 @@ class LlmSession(OpenVinoSession):
         roles = roles_in(first.graph, self._own)
         index = {t: i for i, t in enumerate(tensors)}
         plan = Plan(first.graph, tensors, index, roles, (first.logits,), first.key)
-        template = lift([first.graph, second.graph], [t for t, r in roles.items() if r == "input"])
+        template = template_of([first.graph, second.graph], [t for t, r in roles.items() if r == "input"])
         if len(template.symbols) != 1:
             symbols = ", ".join(template.symbols) or "none"
             raise BackendError(f"one symbol expected, the number of tokens; {symbols} found")
-        with assumptions() as notes:
-            symbolic = traced(template, plan, values(tensors), notes)
+        symbolic = template.symbolic(plan)
+        with assumptions() as made:
             leaves = [symbolic.tensors[index[t]] for t in (first.tokens, first.positions)]
-            context = LlmContext(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
+            roots = LlmRoots(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
+            context = LlmContext(symbolic, roots)
             context.run(self._emitters)
             model = context.decoder(symbolic.outputs[0])
+        template = template.guarded(made)
         for n in sizes:
-            wrong = next((a for a in notes if not a.holds((n,))), None)
-            if wrong is not None:
-                raise BackendError(f"{n} tokens: the model is valid only while {wrong}")
+            broken = template.broken((n,))
+            if broken is not None:
+                raise BackendError(f"{n} tokens: the model is valid only while {broken}")
         return model
 
     def witness(self) -> Witness:
@@ -267,22 +268,37 @@ def _input(name: str, type_: Type, rank: int) -> Node:
     return node
 
 
+class LlmRoots(StateRoots):
+    """Roots of a decoder: token ids and positions are inputs with OpenVINO's names."""
+
+    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
+        self.ids, self.positions = _input("input_ids", Type.i64, 2), _input("position_ids", Type.i64, 2)
+        self.tokens = o.gather(o.shape_of(self.ids), o.constant([1], Type.i64), o.constant(0, Type.i64))
+        """Number of tokens, of shape [1]."""
+        super().__init__(plan, memory, constants=TokenConstants(self.tokens))
+        self._ports = dict(zip(leaves, (self.ids, self.positions), strict=True))
+
+    def parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
+        """Return a part of a leaf; token ids and positions in the shape of the cgraph's."""
+        if t not in self._ports:
+            return super().parameter(t, form, dtype, shape)
+        flat = o.reshape(o.convert(self._ports[t], Type.i32), self.c.i64(*[1] * (len(shape) - 1), -1), False)
+        return self.c.shaped(flat, shape)
+
+
 class LlmContext(StateContext):
     """Context of a decoder in its `Form`, traced over one symbol: the number of tokens."""
 
-    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
-        super().__init__(plan, memory)
-        self._ids, self._mask_in = _input("input_ids", Type.i64, 2), _input("attention_mask", Type.i64, 2)
-        self._positions, self._beams = _input("position_ids", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
-        tokens = o.gather(o.shape_of(self._ids), o.constant([1], Type.i64), o.constant(0, Type.i64))
-        self.c = TokenConstants(tokens)
-        self._ports = dict(zip(leaves, (self._ids, self._positions), strict=True))
+    def __init__(self, plan: Plan, roots: LlmRoots) -> None:
+        super().__init__(plan, roots)
+        self._mask_in, self._beams = _input("attention_mask", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
+        self._inputs = [roots.ids, self._mask_in, roots.positions, *self._beams]
         self._named: dict[Tensor, str] = {}
         for layer, node in enumerate(self._logs[0].attentions):
             for cache, kind in zip(caches_of(node), ("key", "value"), strict=True):
                 if self._named.setdefault(cache, f"{layer}.{kind}") != f"{layer}.{kind}":
                     raise BackendError(f"{cache}: is attended to in two layers")
-        self._laid[0] = self._causal(tokens)
+        self._laid[0] = self._causal(roots.tokens)
 
     def _causal(self, tokens: Node) -> Value:
         """Return a causal mask over existing tokens: float32 (1, 1, tokens, past + tokens).
@@ -298,12 +314,6 @@ class LlmContext(StateContext):
         there = o.unsqueeze(o.convert(self._mask_in, Type.boolean), c.i64(1, 2))
         seen = o.logical_and(o.unsqueeze(o.less_equal(keys, queries), c.i64(0, 1)), there)
         return o.select(seen, c.f32(0.0), c.f32(LOWEST))
-
-    def _parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
-        if t not in self._ports:
-            return super()._parameter(t, form, dtype, shape)
-        flat = o.reshape(o.convert(self._ports[t], Type.i32), self.c.i64(*[1] * (len(shape) - 1), -1), False)
-        return self.c.shaped(flat, shape)
 
     def _log_name(self, cache: Tensor) -> str:
         return f"past_key_values.{self._named[cache]}present.{self._named[cache]}"
@@ -325,8 +335,7 @@ class LlmContext(StateContext):
         rows = o.reshape(x, self.c.i64(1, -1, int(width.ne[0])), False)
         result = o.result(o.matmul(rows, weight, False, True))
         result.output(0).set_names({"logits"})
-        inputs = [self._ids, self._mask_in, self._positions, *self._beams]
-        return Model(results=[result], sinks=self._out.sinks, parameters=inputs, name="decoder")
+        return Model(results=[result], sinks=self._out.sinks, parameters=self._inputs, name="decoder")
 
 
 # -- the model, compiled ----------------------------------------------------------------------------------------------

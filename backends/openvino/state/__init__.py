@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
+from backends.openvino.translating.engine import GraphState
+from backends.openvino.translating.plan import Plan
 from conformance.backend.interface import Witness
-from conformance.backend.translating.engine import GraphState
-from conformance.backend.translating.plan import Plan, Snapshot
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
@@ -19,6 +20,7 @@ from .append_log import Logged, appendings, fused, logs, roles_in
 
 if TYPE_CHECKING:
     from backends.openvino.bind import HostMemory, Request
+    from backends.openvino.emitted import EmittedGraph
 
     from .variables import StateMemory
 
@@ -35,11 +37,17 @@ class OpenVinoStateful(OpenVinoStateless):
 
         return StateMemory(case, self.requant)
 
-    def translate(self, plan: Plan, memory: HostMemory) -> Request:
-        """Emit, compile and make the request."""
-        from .variables import StateContext, StatefulRequest  # noqa: PLC0415  # as above
+    def emit(self, plan: Plan, memory: HostMemory) -> EmittedGraph:
+        """Emit a plan, with caches as variables."""
+        from .variables import StateContext, StateRoots  # noqa: PLC0415  # as above
 
-        return self.request(plan, StateContext(plan, memory), StatefulRequest)
+        return StateContext(plan, StateRoots(plan, memory)).run(self.emitters())
+
+    def compile(self, plan: Plan, emitted: EmittedGraph) -> Request:
+        """Compile the model, and make its request."""
+        from .variables import StatefulRequest  # noqa: PLC0415  # as above
+
+        return StatefulRequest(*self.compiled(plan, emitted))
 
     def open(self, case: Case) -> StatefulSession:
         """Open a session whose witness names the form of caches."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.translating.plan import Role
+from backends.openvino.translating.plan import Role
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import operand
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, is_contiguous, nelements, new_tensor

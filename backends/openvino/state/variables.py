@@ -18,14 +18,16 @@ from openvino import Node, Output, PartialShape, Type
 from openvino import Tensor as OvTensor
 from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.bind import EmittedGraph, HostMemory, InputBinding, Request
+from backends.openvino.bind import HostMemory, Request
 from backends.openvino.compile import CompiledModel
 from backends.openvino.emit.attention import remembered, sdpa
-from backends.openvino.emit_context import ROUND, EmitContext, Held, src
-from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
+from backends.openvino.emit_context import ROUND, EmitContext, src
+from backends.openvino.emitted import EmittedGraph, InputBinding
+from backends.openvino.nodes import TYPES, Constants, Shape, Value, ancestors, reshape, transpose
+from backends.openvino.roots import Held, Roots
 from backends.openvino.storage import NUMBER, VALUE, decode, encode, part_shape, parts
-from conformance.backend.translating.plan import AnyMemory, Emitter, Plan
-from conformance.backend.translating.sym import Sym
+from backends.openvino.translating.plan import AnyMemory, Emitter, Plan
+from backends.openvino.translating.template import Sym
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.quants.requant import Requant
@@ -39,7 +41,7 @@ LOG = "log"
 
 Its -0 become +0, see `MINUS`."""
 MINUS = "-"
-"""Suffix of a form: a variable beside each float32 one, with the signs of zeros.
+"""Suffix of a form: a variable for each float32 one, with the signs of zeros.
 
 It is 1 where the other has 0 and the cache has -0. The CPU plugin (2026.4.1) makes zeros and subnormals +0 whenever
 it loads a variable of float32. The plugin may convert a variable of float16 to float32, and then drops the rounding
@@ -47,27 +49,20 @@ between the two. So there are no float16 variables, and values are rounded befor
 FLOATS = ("<f4", "<f2")
 
 
-class StateContext(EmitContext):
-    """Emits logs in the fused form, grown by concatenation, and other caches as variables."""
+class StateRoots(Roots):
+    """Roots with caches as variables: one per part, and one for the signs of its zeros."""
 
     bound = False
 
-    def __init__(self, plan: Plan, memory: HostMemory) -> None:
-        super().__init__(plan, memory)
+    def __init__(self, plan: Plan, memory: HostMemory, *, constants: Constants | None = None) -> None:
+        super().__init__(plan, memory, constants=constants)
         self._own: dict[InputBinding, tuple[Variable, Value]] = {}
         self._assigned: set[InputBinding] = set()
-        self._whole: dict[Tensor, Value] = {}
-        self._logs = _logs(plan)
-        self._log_of = {t: i for i, log in enumerate(self._logs) for t in log.caches}
-        self._beams = [o.parameter([_dim(log.streams)], Type.i32) for log in self._logs]
-        self._masks = [_mask_parameter(log) for log in self._logs]
-        self._laid: dict[int, Value] = {}
 
-    # -- whole variables ------------------------------------------------------------------------------------------
-
-    def _parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
-        if self._plan.roles[t] != "cache" or form == VALUE:
-            return super()._parameter(t, form, dtype, shape)
+    def parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
+        """Return a part of a leaf; that of a cache is read from its variable."""
+        if not self.is_cache(t) or form == VALUE:
+            return super().parameter(t, form, dtype, shape)
         index = self._plan.index[t]
         if dtype not in FLOATS:
             return self._variable(InputBinding(index, form), dtype, shape)
@@ -84,52 +79,83 @@ class StateContext(EmitContext):
             # the host sets it before the first run; with an initial constant, the CPU plugin (2026.4.1) takes the read
             # value for a constant too, and packs garbage if it is the second operand of a product
             self._own[feed] = variable, self.c.shaped(o.read_value(variable), shape)
-            self._out.variables.append(feed)
+            self.out.variables.append(feed)
         return self._own[feed][1]
 
-    def _assign(self, feed: InputBinding, x: Value) -> None:
+    def set(self, root: Tensor, held: Held) -> None:
+        """Replace the contents of `root`; a cache is never assigned a bare parameter, see `_bare`."""
+        super().set(root, held)
+        if not self.is_cache(root):
+            return
+        old = self.leaf(root, whole=True)
+        for p in parts(root.type):
+            if _bare(held.parts[p.name]):
+                held.parts[p.name] = _over(self.c, old.parts[p.name], held.parts[p.name], part_shape(root, p))
+
+    def assign(self, feed: InputBinding, x: Value) -> None:
+        """Store `x` in a variable at the end of a run."""
         minus = InputBinding(feed.index, feed.form + MINUS)
         if minus in self._own:
             x = o.convert(x, Type.f32)
-            self._assign(minus, o.convert(o.equal(o.divide(self.c.f32(1.0), x), self.c.f32(-math.inf)), Type.u8))
+            self.assign(minus, o.convert(o.equal(o.divide(self.c.f32(1.0), x), self.c.f32(-math.inf)), Type.u8))
         node = x.get_node() if isinstance(x, Output) else x
         if node.get_output_size() > 1:  # `assign` takes nodes only
             node = o.concat([x], 0)
-        self._out.sinks.append(o.assign(node, self._own[feed][0]))
+        self.out.sinks.append(o.assign(node, self._own[feed][0]))
         self._assigned.add(feed)
+
+    def finish(self) -> None:
+        """Assign variables that are only read their own value, and let each be read.
+
+        The plugin drops the Assign of a variable that nothing reads; a result of one element reads it.
+        """
+        for feed, (variable, value) in self._own.items():
+            if feed not in self._assigned:
+                self.out.sinks.append(o.assign(value, variable))
+        read = ancestors([*self.out.results, *self.out.sinks])
+        first = self.c.i64(0)
+        for _, x in self._own.values():
+            if x.get_name() not in read:
+                flat = o.reshape(x, self.c.i64(-1), False)
+                self.out.results.append(o.result(o.gather(flat, first, self.c.axis(0))))
+
+
+def _over(c: Constants, old: Value, x: Value, shape: Shape) -> Value:
+    """Return `x` in place of `old`."""
+    flat = [reshape(c, v, (math.prod(shape),)) for v in (old, x)]
+    y = o.slice_scatter(*flat, c.i64(0), c.i64(math.prod(shape)), c.i64(1), c.i64(0))
+    return reshape(c, y, shape)
+
+
+class StateContext(EmitContext):
+    """Emits logs in the fused form, grown by concatenation, and other caches as variables."""
+
+    def __init__(self, plan: Plan, roots: StateRoots) -> None:
+        super().__init__(plan, roots)
+        self._variables = roots
+        self._whole: dict[Tensor, Value] = {}
+        self._logs = _logs(plan)
+        self._log_of = {t: i for i, log in enumerate(self._logs) for t in log.caches}
+        self._beams = [o.parameter([_dim(log.streams)], Type.i32) for log in self._logs]
+        self._masks = [_mask_parameter(log) for log in self._logs]
+        self._laid: dict[int, Value] = {}
 
     def read_again(self, node: Tensor) -> bool:
         """Return True also for caches, which the next step reads."""
-        return self._cached(node) or super().read_again(node)
-
-    def _hold(self, root: Tensor, held: Held) -> None:
-        """Set a value; a cache is never assigned a bare parameter, see `_bare`."""
-        super()._hold(root, held)
-        if not self._cached(root):
-            return
-        old = self._leaf(root, whole=True)
-        for p in parts(root.type):
-            if _bare(held.parts[p.name]):
-                held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
-
-    def _over(self, old: Value, x: Value, shape: Shape) -> Value:
-        """Return `x` in place of `old`."""
-        flat = [reshape(self.c, v, (math.prod(shape),)) for v in (old, x)]
-        y = o.slice_scatter(*flat, self.c.i64(0), self.c.i64(math.prod(shape)), self.c.i64(1), self.c.i64(0))
-        return reshape(self.c, y, shape)
+        return self._roots.is_cache(node.root) or super().read_again(node)
 
     def _cache(self, t: Tensor, index: int) -> None:
         self._out.written.add(index)
         for p in parts(t.type):  # an Assign needs the ReadValue of its variable
-            self._parameter(t, p.name, p.dtype, part_shape(t, p))
-        held = self._current(t, whole=True)
+            self._roots.parameter(t, p.name, p.dtype, part_shape(t, p))
+        held = self._roots.settled(t, whole=True)
         if not held.rounded:
             held.parts[NUMBER], held.rounded = ROUND[t.type](self.c, held.parts[NUMBER]), True
-        before = len(self._out.results)
+        first = len(self._out.results)
         super()._cache(t, index)
-        for result, (i, form) in zip(self._out.results[before:], self._out.outputs[before:], strict=True):
-            self._assign(InputBinding(i, form), result.input_value(0))
-        del self._out.results[before:], self._out.outputs[before:]
+        for result, (i, form) in zip(self._out.results[first:], self._out.outputs[first:], strict=True):
+            self._variables.assign(InputBinding(i, form), result.input_value(0))
+        del self._out.results[first:], self._out.outputs[first:]
 
     # -- logs -----------------------------------------------------------------------------------------------------
 
@@ -178,22 +204,10 @@ class StateContext(EmitContext):
         The parameters of logs, a beam and a mask each, are between those of feeds and those of symbols.
         """
         out = super().run(emitters)
-        for feed, (variable, value) in self._own.items():
-            if feed not in self._assigned:
-                self._out.sinks.append(o.assign(value, variable))
-        self._revive()
+        self._variables.finish()
         extra = [p for pair in zip(self._beams, self._masks, strict=True) for p in pair]
         out.parameters[len(out.feeds) : len(out.feeds)] = extra
         return out
-
-    def _revive(self) -> None:
-        """Add a result of one element for each unread variable, or the plugin drops its Assign."""
-        read = ancestors([*self._out.results, *self._out.sinks])
-        first = self.c.i64(0)
-        for _, x in self._own.values():
-            if x.get_name() not in read:
-                flat = o.reshape(x, self.c.i64(-1), False)
-                self._out.results.append(o.result(o.gather(flat, first, self.c.axis(0))))
 
 
 def _logs(plan: Plan) -> list[Logged]:

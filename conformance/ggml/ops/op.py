@@ -4,7 +4,7 @@ A declaration (`Op`) has an op's sources and parameters, what ggml's constructor
 constructors. Other modules derive from it how to read and pack `op_params` by name, checks of nodes from files, the
 `Builder`, texts of reports, calls in snippets, the changes of an audit and the row of the tolerance table.
 
-Rules and assertions also run on symbolic sizes (`backend/translating`): they only compare and calculate with them.
+Rules and assertions also run on symbolic sizes: they only compare and calculate with them.
 """
 
 from __future__ import annotations

@@ -178,7 +178,11 @@ def spread(ids: Sequence[str], before: Iterable[str] = ()) -> list[str]:
 
 
 def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
-    """Yield `ids`, the one with the most new traits first; ties keep their order."""
+    """Yield `ids`, the one with the most new traits first; ties keep their order.
+
+    This is the greedy algorithm for set cover with lazy evaluation (Minoux 1978). `known` only grows, so the number in
+    the heap is an upper bound of what a case still adds: the top is recounted, and yielded if its number is unchanged.
+    """
     traits = [_traits(i) for i in ids]
     heap = [(-len(t - known), n) for n, t in enumerate(traits)]
     heapify(heap)
@@ -195,7 +199,8 @@ def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
 def _traits(case_id: str) -> set[str]:
     """Return the distinguishing properties of an op's case: types, parameters, rough shapes.
 
-    Exact shapes are ignored, because nearly every case has a different one.
+    Exact shapes are ignored, because nearly every case has a different one: `ops/MUL_MAT-q4_0+f32-a=64x8,b=64x3@5` has
+    "q4_0+f32", "a=2 dimensions" and "b=2 dimensions".
     """
     rest = case_id.partition("@")[0][len(_subject(case_id)) :]
     return set(re.split("[-,(]", _SHAPE.sub(_dimensions, rest)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 
 from . import conv, images
 

@@ -9,18 +9,20 @@ import openvino.opset15 as o
 
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, shape_of, transpose, windows
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 from conformance.ggml.tensor import Tensor, is_empty
 
 
 def _convolution(node: Tensor, x: Value, filters: Value, axes: int) -> Value:
     """Convolve; pad the end up to the last window, as ggml counts one even if none fits."""
     a, b = src(node, 0), src(node, 1)
-    strides, before, dilation = ([getattr(node.params, f"{name}{i}") for i in reversed(range(axes))] for name in "spd")
-    after = []
-    for i, stride, padding, step in zip(reversed(range(axes)), strides, before, dilation, strict=True):
-        after.append(max(padding, (node.ne[i] - 1) * stride + (a.ne[i] - 1) * step + 1 - b.ne[i] - padding))
-    return o.convolution(x, filters, strides, before, after, dilation)
+    strides, pads_begin, dilation = (
+        [getattr(node.params, f"{name}{i}") for i in reversed(range(axes))] for name in "spd"
+    )
+    pads_end = []
+    for i, stride, padding, step in zip(reversed(range(axes)), strides, pads_begin, dilation, strict=True):
+        pads_end.append(max(padding, (node.ne[i] - 1) * stride + (a.ne[i] - 1) * step + 1 - b.ne[i] - padding))
+    return o.convolution(x, filters, strides, pads_begin, pads_end, dilation)
 
 
 def _zeros(e: EmitContext, node: Tensor) -> None:
@@ -72,13 +74,13 @@ def _transposed(e: EmitContext, x: Value, filters: Value, strides: Sequence[int]
     for axis, stride in zip((2, 3), strides, strict=True):
         if stride > 1 and size[axis - 2] > 1:
             shape = [n, channels, *size]
-            apart = o.pad(
+            spaced = o.pad(
                 reshape(c, x, (*shape[: axis + 1], 1, *shape[axis + 1 :])), c.i64(*[0] * 5),
                 c.i64(*(stride - 1 if i == axis + 1 else 0 for i in range(5))), "constant", c.f32(0.0),
             )  # fmt: skip
             size[axis - 2] = (size[axis - 2] - 1) * stride + 1
             shape[axis] *= stride
-            x = cut(c, c.shaped(o.reshape(apart, c.i64(*shape), False), shape), [0], [size[axis - 2]], [axis])
+            x = cut(c, c.shaped(o.reshape(spaced, c.i64(*shape), False), shape), [0], [size[axis - 2]], [axis])
     for axis in (2, 3):
         if kernel[axis - 2] > 1:
             filters = o.gather(filters, c.i64(*reversed(range(c.fixed(kernel[axis - 2])))), c.axis(axis))

@@ -9,7 +9,7 @@ import openvino.opset15 as o
 
 from backends.openvino.emit_context import EmitContext, src
 from backends.openvino.nodes import Value, cut, reshape, transpose
-from conformance.backend.translating.plan import Emitter
+from backends.openvino.translating.plan import Emitter
 from conformance.ggml.ops.media.images import taps
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
@@ -31,14 +30,14 @@ class Plan:
     outputs: tuple[Tensor, ...]
     key: Hashable
     """Key that is equal for two plans exactly if one program serves both."""
+    originals: Sequence[Tensor] = ()
+    """The session's tensors, in the order of `tensors`, which are copies in a symbolic plan."""
     caches: tuple[Tensor, ...] = field(init=False)
     """Tensors with the role `cache`, in order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", tuple([t for t, r in self.roles.items() if r == "cache"]))
-
-    def check_assumptions(self) -> None:
-        """Check before compiling; BackendError if the translation depends on other graphs' numbers."""
+        object.__setattr__(self, "originals", self.originals or self.tensors)
 
     def computed(self) -> Iterator[Tensor]:
         """Yield computing nodes in order; BackendError if one reads a tensor that is not computed."""
@@ -50,49 +49,6 @@ class Plan:
                 if s is not None and s.root in dead:
                     raise BackendError(f"{node}: reads {s}, which the graph does not compute")
             yield node
-
-
-class Snapshot:
-    """Copy of a graph's fields, since a caller may build its next graph in the same objects.
-
-    Its tensors become `_Watched`. Comparing 700 tensors takes 0.3 ms, most of the host's time in a step of a small
-    model. So they are compared only if a field of any watched tensor was set since the last comparison.
-    """
-
-    __slots__ = ("_at", "_held", "_nodes", "_tensors")
-
-    def __init__(self, graph: Graph) -> None:
-        self._nodes = list(graph.nodes)
-        self._tensors = graph.tensors()
-        for t in self._tensors:
-            if type(t) is Tensor:
-                t.__class__ = _Watched
-        self._at = _Watched.changes[0]
-        self._held = list(map(_FIELDS, self._tensors))
-
-    def shows(self, graph: Graph) -> bool:
-        """Return True if `graph` still has the same nodes and fields."""
-        if self._nodes != graph.nodes:
-            return False
-        at = _Watched.changes[0]
-        if at != self._at and self._held != list(map(_FIELDS, self._tensors)):
-            return False
-        self._at = at
-        return True
-
-
-class _Watched(Tensor):
-    """A tensor that increments a common counter whenever one of its fields is set."""
-
-    __slots__ = ()
-    changes: ClassVar[list[int]] = [0]
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self.changes[0] += 1
-        super().__setattr__(name, value)
-
-
-_FIELDS = attrgetter("src", "ne", "nb", "view_offs", "op", "op_params", "type", "flags", "view_src")
 
 
 class Memory(ABC):
@@ -113,6 +69,8 @@ class Memory(ABC):
 
 AnyMemory: TypeAlias = Any
 """Subclass of `Memory` defined by the adapter."""
+AnyEmitted: TypeAlias = Any
+"""A plan as nodes of a model, not yet compiled; defined by the adapter."""
 
 
 class Program(ABC):

@@ -5,6 +5,19 @@ follows from running the op's rule on symbols. A number that an op leaves to its
 view, `ne` of a reshape …) is searched among known numbers: strides and extents of the parent, products of them,
 symbols, symbols times or plus a constant; if none of them fits, it becomes a new symbol.
 
+Example: a cache of 64 x 512 x F16, seen in two graphs with n_kv = 256 and 512. All graphs' values of one number are its
+`Vec`, and an expression fits if it has these values:
+
+    number                  Vec             expression
+    mask.ne[0]              (256, 512)      s0          an input's extent: a symbol
+    view.ne[1]              (256, 512)      s0          a known symbol
+    view.nb[1]              (128, 128)      128         the parent's stride
+    view.nb[2]              (32768, 65536)  s0 * 128    the end of the dimension before: ne[1] * nb[1]
+    mul_mat.ne[0]           (256, 512)      s0          by the rule of MUL_MAT, run on symbols
+
+Rules also assert relations, such as `k.ne[1] == mask.ne[0]`. If two symbols stand for numbers that a rule requires to
+be equal, the next round makes them one (`Learner`).
+
 A wrong guess costs generality, never correctness: every number is checked for every graph, here and when a later graph
 is bound.
 """
@@ -17,12 +30,11 @@ from dataclasses import dataclass, field
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor
+from conformance.ggml.tensor import Dims, Tensor
 
+from .sample import SLOTS
 from .sym import Assumption, Expr, Op, Poly, Sym, Symbol, assumptions, derived, evaluate, expr_of, poly_of, same, symbol
 
-SLOTS = 9
-"""Numbers of one tensor in `lift.values`: ne, nb, view_offs."""
 ROUNDS = 16
 """Maximum number of rounds that apply new facts about inputs."""
 Vec = tuple[int, ...]
@@ -35,7 +47,7 @@ Relation = tuple[int, tuple[int, int, int]]
 
 @dataclass(slots=True)
 class Facts:
-    """Facts that a round learned about inputs for the next; slots index into `lift.values`."""
+    """Facts that a round learned about inputs for the next; slots are those of `Sample.numbers`."""
 
     frozen: set[int] = field(default_factory=set)
     """Extents of inputs that a rule fixes to a constant."""
@@ -52,11 +64,11 @@ class Facts:
 
 
 class Symbols:
-    """Symbols found so far, and their values in every graph, whose `lift.values` are `rows`."""
+    """Symbols found so far, and their values in every graph, whose numbers are `rows`."""
 
     def __init__(self, rows: Sequence[Sequence[int]], n_tensors: int, facts: Facts) -> None:
         self.rows, self.facts = rows, facts
-        self.how: list[Expr] = []
+        self.exprs: list[Expr] = []
         """Value of each symbol as an expression of slots."""
         self.names: list[str] = []
         """Field that introduced each symbol."""
@@ -86,13 +98,13 @@ class Symbols:
         """Return True if `n` has the values `vec`."""
         return n == vec[0] and self.at(n) == vec
 
-    def new(self, vec: Vec, how: Expr, name: str) -> Sym:
-        """Add a symbol, which `how` computes from a graph's slots."""
-        self.how.append(how)
+    def new(self, vec: Vec, expr: Expr, name: str) -> Sym:
+        """Add a symbol, which `expr` computes from a graph's slots."""
+        self.exprs.append(expr)
         self.names.append(name)
         for b, v in zip(self.bindings, vec, strict=True):
             b.append(v)
-        return symbol(len(self.how) - 1, vec[0])
+        return symbol(len(self.exprs) - 1, vec[0])
 
     def input(self, slot: int) -> int:
         """Return the extent of an input: a symbol if it is above 1, unless a fact fixes it."""
@@ -107,7 +119,7 @@ class Symbols:
             if isinstance(known, Sym):
                 return known
             self._inputs[slot] = self.new(vec, Symbol(slot), name_of(slot))
-            self.slot_of[len(self.how) - 1] = slot
+            self.slot_of[len(self.exprs) - 1] = slot
         return self._inputs[slot]
 
     def known(self, vec: Vec, slot: int, *, exact: bool = False) -> int | None:
@@ -116,7 +128,7 @@ class Symbols:
         None if it is neither. A position plus a constant is not tried: from 255 to 256 tokens n_kv grows by 256, and so
         does the offset of a row of 256 elements.
         """
-        symbols = [tuple(b[k] for b in self.bindings) for k in range(len(self.how))]
+        symbols = [tuple(b[k] for b in self.bindings) for k in range(len(self.exprs))]
         if not differs(vec):
             return self._constant(vec, slot, symbols)
         for k, s in enumerate(symbols):
@@ -139,13 +151,13 @@ class Symbols:
                     return symbol(k, s[0]) * times.pop()
         for k, s in enumerate(symbols if self._is_extent(Symbol(slot)) else ()):
             plus = {v - x for v, x in zip(vec, s, strict=True)}
-            if len(plus) == 1 and self._is_extent(self.how[k]):
+            if len(plus) == 1 and self._is_extent(self.exprs[k]):
                 return symbol(k, s[0]) + plus.pop()
         return None
 
-    def _is_extent(self, how: Expr) -> bool:
-        """Return True if `how` is the slot of an `ne`."""
-        return isinstance(how, Symbol) and how.index < self._views and how.index % SLOTS < MAX_DIMS
+    def _is_extent(self, expr: Expr) -> bool:
+        """Return True if `expr` is the slot of an `ne`."""
+        return isinstance(expr, Symbol) and expr.index < self._views and expr.index % SLOTS < 4
 
     def free(self, slot: int) -> int:
         """Return the number in `slot` as `known`, or as a new symbol."""
@@ -209,7 +221,11 @@ class Learner:
         self._symbols.facts.frozen.add(self._symbols.slot_of[k])
 
     def _relate(self, linear: dict[int, int], rest: int, to: list[Relation]) -> None:
-        """Derive one of two symbols with `n * x + m * y + rest == 0`, if possible the later."""
+        """Derive one of two symbols with `n * x + m * y + rest == 0`, if possible the later.
+
+        It must have the factor 1 or -1, so that the result is an integer: n = 1 gives x = -m * y - rest, and n = -1
+        gives x = m * y + rest.
+        """
         for k, other in (sorted(linear, reverse=True), sorted(linear)):
             if linear[k] in {1, -1}:
                 sign = -linear[k]
@@ -230,7 +246,11 @@ class Learner:
         return True
 
     def _unmodulo(self, poly: Poly) -> Poly:
-        """Return `x - y` for `x % y` if both are the same number in every graph: REPEAT by 1."""
+        """Return `x - y` for `x % y` if both are the same number in every graph.
+
+        A broadcast asserts `x % y == 0`, which is not linear; if it repeats once in every graph, `x == y` is a guess
+        from which a relation can be learned.
+        """
         atoms = next(iter(poly))
         if len(poly) == 1 and len(atoms) == 1 and isinstance(atoms[0], Op) and atoms[0].op == "%":
             x, y = (derived(e, self._symbols.bindings[0]) for e in (atoms[0].left, atoms[0].right))
@@ -239,14 +259,22 @@ class Learner:
         return poly
 
     def _hint(self, t: Tensor) -> bool:
-        """Derive an extent of the view that `t` copies into from its source."""
+        """Derive an extent of the view that `t` copies into from its source.
+
+        CPY asserts equal numbers of elements. So one extent of `b`, the view, is `nelements(a) / (the others of b)`:
+
+            a = K of this step     (64, 8, n_tokens)
+            b = view of a cache    (n_tokens * 512,)      ne[0] = 64 * 8 * n_tokens / 1
+
+        The first such quotient without remainder that has the right values in all graphs is the hint.
+        """
         a, b = t.src[0], t.src[1]
         if a is None or b is None or b.op != "VIEW":
             return False
         i, total = self._index[b], math.prod(a.ne)
-        for d in range(MAX_DIMS):
+        for d in range(4):
             slot = SLOTS * i + d
-            rest = math.prod(b.ne[k] for k in range(MAX_DIMS) if k != d)
+            rest = math.prod(b.ne[k] for k in range(4) if k != d)
             n = total // rest if rest else 0
             if (
                 isinstance(n, Sym)
@@ -264,18 +292,15 @@ class Learner:
         return False
 
 
-def factor(
-    tensors: Sequence[Tensor], rows: Sequence[Sequence[int]], inputs: Collection[int], offsets: dict[int, int]
-) -> Symbols:
+def factor(tensors: Sequence[Tensor], rows: Sequence[Sequence[int]], inputs: Collection[int]) -> Symbols:
     """Replace every number of `tensors` by its expression, in place.
 
     Args:
         tensors: copies of the first graph's, each after its `src` and `view_src`.
-        rows: `lift.values` of every graph.
+        rows: `Sample.numbers` of every graph.
         inputs: indices of the leaves that are filled for each run.
-        offsets: index of each VIEW -> slot of its offset from `src[0]`.
     """
-    factoring = Factoring(tensors, rows, inputs, offsets)
+    factoring = Factoring(tensors, rows, inputs)
     for _ in range(ROUNDS + 1):
         if not factoring.learns():
             break
@@ -290,9 +315,11 @@ class Factoring:
         tensors: Sequence[Tensor],
         rows: Sequence[Sequence[int]],
         inputs: Collection[int],
-        offsets: dict[int, int],
     ) -> None:
-        self._tensors, self._rows, self._inputs, self._offsets = tensors, rows, inputs, offsets
+        self._tensors, self._rows, self._inputs = tensors, rows, inputs
+        views = [i for i, t in enumerate(tensors) if t.op == "VIEW"]
+        self._offsets = {i: SLOTS * len(tensors) + k for k, i in enumerate(views)}
+        """Index of each VIEW -> slot of its offset from `src[0]`."""
         self._index = {t: i for i, t in enumerate(tensors)}
         self._plain = [(t.ne, t.nb, t.view_offs) for t in tensors]
         self._facts = Facts()
@@ -306,7 +333,7 @@ class Factoring:
         for t, (ne, nb, offs) in zip(self._tensors, self._plain, strict=True):
             t.ne, t.nb, t.view_offs = ne, nb, offs
         for i in sorted(self._inputs):
-            self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(MAX_DIMS))
+            self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(4))
         for i, t in enumerate(self._tensors):
             self._lay_out(i, t)
         return self._facts.count() > before or self._learner.merge()
@@ -319,9 +346,9 @@ class Factoring:
         elif t.op in {"RESHAPE", "CONT"} and a is not None:
             t.ne = self._split(i, a)
         elif t.op == "REPEAT":
-            t.ne = _dims(self.symbols.free(SLOTS * i + d) for d in range(MAX_DIMS))
+            t.ne = _dims(self.symbols.free(SLOTS * i + d) for d in range(4))
         elif t.op == "TOP_K" or (t.op == "NONE" and i not in self._inputs):
-            slots = range(SLOTS * i, SLOTS * i + MAX_DIMS)
+            slots = range(SLOTS * i, SLOTS * i + 4)
             moving = [differs(self.symbols.vec(s)) for s in slots]
             t.ne = _dims(self.symbols.free(s) if m else n for s, m, n in zip(slots, moving, t.ne, strict=True))
         if t.op != "VIEW" and t.op in DECLARATIONS:
@@ -349,20 +376,30 @@ class Factoring:
         t.ne, t.nb, t.view_offs = _dims(row[:4]), _dims(row[4:8]), row[8]
 
     def _split(self, i: int, a: Tensor) -> Dims:
-        """Return `ne` of a reshape of `a`: dimensions split or joined between common boundaries."""
-        vecs = [self.symbols.vec(SLOTS * i + d) for d in range(MAX_DIMS)]
+        """Return `ne` of a reshape of `a`: dimensions split or joined between common boundaries.
+
+        A boundary is a product of leading extents. A reshape from (64, 8, n) to (512, n), and one to (64, 4, 2, n):
+
+            a     |  64  |  8  |     n     |        boundaries 64, 512, 512 n
+            node  |    512     |     n     |        at 512 and at 512 n: 512 = 64 * 8, n
+            a     |  64  |    8    |   n   |
+            node  |  64  | 4  | 2  |   n   |        at 64, 512 and 512 n: 64, two that multiply to 8, n
+
+        Extents between two common boundaries (`_segment`) multiply to the quotient of these.
+        """
+        vecs = [self.symbols.vec(SLOTS * i + d) for d in range(4)]
         bounds: list[int] = []
         for n in a.ne:
             bounds.append(n * bounds[-1] if bounds else n)
-        out, begin, before, ahead = [v[0] for v in vecs], 0, 1, (1,) * len(self.symbols.rows)
+        out, begin, last, product = [v[0] for v in vecs], 0, 1, (1,) * len(self.symbols.rows)
         if any(0 in v for v in vecs):
             return _dims(out)
-        for d in range(MAX_DIMS):
-            ahead = _times(ahead, vecs[d])
-            bound = next((b for b in bounds if self.symbols.fits(b, ahead)), None)
+        for d in range(4):
+            product = _times(product, vecs[d])
+            bound = next((b for b in bounds if self.symbols.fits(b, product)), None)
             if bound is not None:
-                self._segment(i, range(begin, d + 1), vecs, bound // before, out)
-                begin, before = d + 1, bound
+                self._segment(i, range(begin, d + 1), vecs, bound // last, out)
+                begin, last = d + 1, bound
         return _dims(out)
 
     def _segment(self, i: int, ds: Iterable[int], vecs: Sequence[Vec], product: int, out: list[int]) -> None:
@@ -380,6 +417,14 @@ class Factoring:
                 return
 
     def _view(self, i: int, t: Tensor, a: Tensor) -> None:
+        """Set the layout of view `t` of `a`: strides of `a`, extents by these, other strides.
+
+        a      ne (512, 1024)       nb (2, 1024)          a cache of 1,024 rows
+        t      ne (64, n_kv, 8)     nb (2, 1024, 128)     its first n_kv rows by heads
+                       |                     |
+                       known extent s0       not a stride of a: ends dimension 0, 64 * 2
+        offset 5 * 1024 + 128                             of row 5, head 1: 5 * nb[1] + 128
+        """
         vecs = [self.symbols.vec(SLOTS * i + k) for k in range(8)]
         ne, nb = vecs[:4], vecs[4:]
         wide = [max(v) > 1 for v in ne]
@@ -404,7 +449,8 @@ class Factoring:
     ) -> int:
         """Return an extent of a view: its parent's, one that fills a stride or parent, or a symbol.
 
-        It is the parent's only if the next stride is the parent's too: a view of a cache may be transposed.
+        It is the parent's only if the next stride is the parent's too: a view of a cache may be transposed. It fills a
+        stride if it ends where the next dimension begins: `ne[d] * nb[d] == nb[j]`, so `ne[d] = nb[j] // nb[d]`.
         """
         slot, step = SLOTS * i + d, steps[d]
         hint = self.symbols.facts.hints.get(slot)
@@ -413,10 +459,10 @@ class Factoring:
             if self.symbols.fits(n, ne[d]):
                 return n
         if step:
-            outer = [nb[j][0] for j in range(MAX_DIMS) if nb[j][0] > step and max(ne[j]) > 1]
+            outer = [nb[j][0] for j in range(4) if nb[j][0] > step and max(ne[j]) > 1]
             for n, s in zip(a.ne, a.nb, strict=True):
-                after = min((x for x in a.nb if x > s), default=0)
-                if same(s, step) and self.symbols.fits(n, ne[d]) and (not outer or min(outer) == after):
+                next_stride = min((x for x in a.nb if x > s), default=0)
+                if same(s, step) and self.symbols.fits(n, ne[d]) and (not outer or min(outer) == next_stride):
                     return n
             full = _times(nb[d], ne[d])
             ends = [s for j, s in enumerate(steps) if s is not None and max(ne[j]) > 1]
@@ -453,9 +499,13 @@ class Factoring:
         return self.symbols.new(vec, Symbol(slot), name) if multiple is None else multiple
 
     def _multiple(self, vec: Vec, a: Tensor, slot: int, name: str) -> int | None:
-        """Express `vec` as `k * nb + c` of `a`'s longest stride with equal `c` in all graphs."""
+        """Express `vec` as `k * nb + c` of `a`'s longest stride with equal `c` in all graphs.
+
+        The offsets (1152, 3200) of a view of a cache with rows of 1,024 bytes are `(1, 3) * 1024 + 128`: its head
+        stays and its row moves. `k` is a known expression, or a new symbol `offset // nb`.
+        """
         where = SLOTS * self._index[a] + 4
-        for k in sorted(range(MAX_DIMS), key=lambda k: -int(a.nb[k])):
+        for k in sorted(range(4), key=lambda k: -int(a.nb[k])):
             unit = self.symbols.at(a.nb[k])
             if 0 in unit or not unit:
                 continue

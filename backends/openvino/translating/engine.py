@@ -1,8 +1,14 @@
-"""Base of backends that compile a whole cgraph before it runs.
+r"""Base of backends that compile a whole cgraph before it runs.
 
-An adapter provides a table op -> emitter, a memory for persistent tensors, and `translate`, which turns a `Plan` into a
-`Program`. The engine makes plans, caches programs by everything on which they depend, and runs them. It compiles a
-template's first graph as it is, the next one with symbols, so that one program serves all its graphs.
+An adapter provides a table op -> emitter, a memory for persistent tensors, `emit`, which turns a `Plan` into nodes of a
+model, and `compile`, which turns these into a `Program`. The engine makes plans, caches programs by everything on which
+they depend, and runs them. It compiles a template's first graph as it is, the next one with symbols, so that one
+program serves all its graphs. A step goes this way:
+
+    compute -> plan -> program of an equal plan? ------------------------------------> bind -> run
+                  \-> program of its template that binds its numbers? --------------/
+                   \-> first graph of its template? emit -> compile ---------------/
+                    \-> template_of(graphs) -> symbolic plan -> emit -> compile ---/
 """
 
 from __future__ import annotations
@@ -10,20 +16,20 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 from weakref import WeakKeyDictionary
 
 from conformance.backend.interface import YES, Backend, Session, Support, Witness, no
+from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
-from .lift import Template, copied, kinds, lift, structure, values
-from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
-from .sym import Assumption, assumptions
+from .plan import AnyEmitted, AnyMemory, Emitter, Memory, Plan, Program, Role
+from .template import Template, assumptions, copied, sample_of, template_of
 
 LIFTS = 3
 """Maximum number of times a template is lifted, each time with one more graph.
@@ -31,46 +37,8 @@ LIFTS = 3
 After that its graphs are compiled one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedPlan(Plan):
-    """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
-
-    own: tuple[Tensor, ...]
-    """Original tensors, in the order of `tensors`."""
-    bindings: tuple[int, ...]
-    """Bindings of the original graph."""
-    assumptions: Mapping[Assumption, None]
-    """Comparisons made so far."""
-
-    def check_assumptions(self) -> None:
-        """Raise UnfitError if a comparison has another outcome than in the original graph."""
-        for a in self.assumptions:
-            if not a.holds(self.bindings):
-                raise UnfitError(f"{a}, which does not hold for every graph of the template")
-
-
 class UnfitError(BackendError):
     """A translation that does not fit its graph."""
-
-
-@dataclass(slots=True)
-class TemplateState:
-    """State of one template."""
-
-    graph: Graph
-    """Copy of the first graph."""
-    digest: str
-    template: Template | None = None
-    program: Program | None = None
-    lifts: int = 0
-    reason: str = ""
-    """Why its graphs are compiled one by one, if they are."""
-    row: tuple[int, ...] | None = None
-    """Values of the first graph."""
-    kinds: set[Hashable] = field(default_factory=set)
-    """`lift.kinds` of its graphs so far."""
-    split: bool = False
-    """True if graphs of every other kind have a `TemplateState` of their own."""
 
 
 class TemplateKey:
@@ -95,62 +63,98 @@ class TemplateKey:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Template and values of a plan."""
+    """Template and numbers of a plan."""
 
     template: TemplateKey
-    row: tuple[int, ...]
-    """`lift.values`."""
+    numbers: tuple[int, ...]
+    """`Sample.numbers`."""
     kinds: Hashable
-    """`lift.kinds`."""
+    """`Sample.kinds`."""
 
     @classmethod
     def of(cls, plan: Plan) -> Fingerprint:
         """Compute the fingerprint of `plan`."""
         parts, outputs = cast("tuple[tuple[tuple[Hashable, ...], ...], Hashable]", plan.key)
-        template = (structure(plan.tensors, plan.graph.nodes), tuple([p[-2:] for p in parts]), outputs)
-        return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
+        sample = sample_of(plan.tensors, plan.graph.nodes)
+        template = (sample.structure, tuple([p[-2:] for p in parts]), outputs)
+        return cls(TemplateKey(template), sample.numbers, sample.kinds)
 
 
-def lift_program(
-    state: TemplateState, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]
-) -> Program | None:
-    """Return a program, lifted from the template, that also serves `plan`; None if impossible."""
-    if state.reason or state.lifts >= LIFTS:
-        return None
-    state.lifts += 1
-    inputs = [t for t in state.graph.tensors() if t.op == "NONE"]
-    try:
-        if state.template is None:
-            first = {t: plan.index[o] for t, o in zip(state.graph.tensors(), plan.tensors, strict=True)}
-            given = [t for t in inputs if plan.roles.get(plan.tensors[first[t]]) == "input"]
-            template = lift([state.graph, plan.graph], given)
-        else:
-            template = state.template.refine(plan.graph)
-        with assumptions() as compared:
-            program = translate(traced(template, plan, row, compared))
-    except UnfitError as e:
-        # a graph with one row differs from those with many: split by kind
-        state.split = len(state.kinds) > 1
-        state.reason = "" if state.split else str(e)
-        return None
-    except BackendError as e:
-        state.reason = str(e)
-        return None
-    state.template, state.program = template.guarded(compared), program
-    return program
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A program, and the bindings to run it with."""
+
+    program: Program
+    hit: bool
+    """True if the program existed already."""
+    template: str = ""
+    symbols: tuple[str, ...] = ()
+    bindings: tuple[int, ...] = ()
+    reason: str = ""
+    """Why the template's graphs are compiled one by one, if they are."""
 
 
-def traced(template: Template, plan: Plan, row: tuple[int, ...], compared: Mapping[Assumption, None]) -> TracedPlan:
-    """Return `plan` with symbols and the numbers of the template's most generic sample."""
-    graph = template.traced()
-    tensors = graph.tensors()
-    index = {t: i for i, t in enumerate(tensors)}
-    roles = {tensors[plan.index[t]]: r for t, r in plan.roles.items()}
-    outputs = tuple(tensors[plan.index[t]] for t in plan.outputs)
-    bindings = template.solve(row)
-    if bindings is None:
-        raise UnfitError("no numbers of the template's symbols give this graph")
-    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, compared)
+class TemplateState:
+    """The graphs seen of one template, and their program once it is lifted."""
+
+    def __init__(self, plan: Plan, fingerprint: Fingerprint) -> None:
+        self.digest = fingerprint.template.digest()
+        self.reason = ""
+        """Why its graphs are compiled one by one, if they are."""
+        self.numbers: tuple[int, ...] | None = None
+        """Numbers of the latest graph that was compiled as it is."""
+        self.kinds: set[Hashable] = {fingerprint.kinds}
+        """Kinds of its graphs so far."""
+        self.split = False
+        """True if graphs of every other kind have a `TemplateState` of their own."""
+        first = copied(plan.graph)
+        self._graphs = [first]
+        """The first graph, and each with which it was lifted."""
+        self._inputs = [
+            c
+            for t, c in zip(plan.tensors, first.tensors(), strict=True)
+            if t.op == "NONE" and plan.roles.get(t) == "input"
+        ]
+        self._template: Template | None = None
+        self._program: Program | None = None
+
+    def instance(self, numbers: tuple[int, ...]) -> Instance | None:
+        """Return the lifted program for a graph with these numbers, if it serves it."""
+        bindings = None if self._template is None else self._template.bind(numbers)
+        if self._template is None or self._program is None or bindings is None:
+            return None
+        return Instance(self._program, True, self.digest, self._template.symbols, bindings)
+
+    def lift(self, plan: Plan, fingerprint: Fingerprint, backend: TranslatingBackend, memory: Memory) -> None:
+        """Make a program that also serves `plan`; else record the reason, or split by kind."""
+        self.kinds.add(fingerprint.kinds)
+        if self.reason or len(self._graphs) > LIFTS:
+            return
+        try:
+            self._template, self._program = self._lifted(plan, fingerprint.numbers, backend, memory)
+        except UnfitError as e:
+            # a graph with one row differs from those with many: split by kind
+            self.split = len(self.kinds) > 1
+            self.reason = "" if self.split else str(e)
+        except BackendError as e:
+            self.reason = str(e)
+
+    def _lifted(
+        self, plan: Plan, numbers: tuple[int, ...], backend: TranslatingBackend, memory: Memory
+    ) -> tuple[Template, Program]:
+        self._graphs.append(copied(plan.graph))
+        template = template_of(self._graphs, self._inputs)
+        bindings = template.bind(numbers)
+        if bindings is None:
+            raise UnfitError("no numbers of the template's symbols give this graph")
+        symbolic = template.symbolic(plan)
+        with assumptions() as made:
+            emitted = backend.emit(symbolic, memory)
+        template = template.guarded(made)
+        broken = template.broken(bindings)
+        if broken is not None:
+            raise UnfitError(f"{broken}, which does not hold for every graph of the template")
+        return template, backend.compile(symbolic, emitted)
 
 
 class TranslatingBackend(Backend):
@@ -161,7 +165,7 @@ class TranslatingBackend(Backend):
     capacity: ClassVar[int] = 16
     """Size of the cache of compiled programs (least recently used out first)."""
     lifts: bool = False
-    """True if `translate` accepts symbols, so that one program serves a whole template."""
+    """True if `emit` accepts symbols, so that one program serves a whole template."""
     promises: tuple[str, ...] = ()
     """`Witness.promises`."""
 
@@ -178,8 +182,12 @@ class TranslatingBackend(Backend):
         """Make a memory with the case's persistent tensors."""
 
     @abstractmethod
-    def translate(self, plan: Plan, memory: AnyMemory) -> Program:
-        """Translate and compile a plan; BackendError if that fails."""
+    def emit(self, plan: Plan, memory: AnyMemory) -> AnyEmitted:
+        """Emit a plan as nodes of a model; BackendError if that fails."""
+
+    @abstractmethod
+    def compile(self, plan: Plan, emitted: AnyEmitted) -> Program:
+        """Compile what `emit` made of `plan`; BackendError if that fails."""
 
     def refuses(self, node: Tensor) -> str:
         """Return why the emitter of `node.op` cannot translate `node`; empty if it can."""
@@ -212,27 +220,25 @@ class TranslatingBackend(Backend):
         if program is not None:
             self._programs.move_to_end(plan.key)
             return Instance(program, hit=True)
-        program = self._programs[plan.key] = self.translate(plan, memory)
+        program = self._programs[plan.key] = self.compile(plan, self.emit(plan, memory))
         if len(self._programs) > self.capacity:
             self._programs.popitem(last=False)
         return Instance(program, hit=False)
 
     def instance(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Instance:
-        """Return a program for `plan`: its template's, if it occurred before with other values."""
-        row = fingerprint.row
+        """Return a program for `plan`: its template's, if it occurred before with other numbers."""
         state = self._state(fingerprint.template, plan, fingerprint)
-        instance = _instance(state, row)
+        instance = state.instance(fingerprint.numbers)
         if instance is None and state.split:
             state = self._state((fingerprint.template, fingerprint.kinds), plan, fingerprint)
-            instance = _instance(state, row)
+            instance = state.instance(fingerprint.numbers)
         if instance is not None:
             return instance
-        if state.row is None or row == state.row or plan.key in self._programs:
-            state.row = row
+        if state.numbers is None or fingerprint.numbers == state.numbers or plan.key in self._programs:
+            state.numbers = fingerprint.numbers
             return replace(self.program(plan, memory), template=state.digest)
-        state.kinds.add(fingerprint.kinds)
-        lift_program(state, plan, row, lambda traced: self.translate(traced, memory))
-        instance = _instance(state, row)
+        state.lift(plan, fingerprint, self, memory)
+        instance = state.instance(fingerprint.numbers)
         if instance is None:
             return replace(self.program(plan, memory), template=state.digest, reason=state.reason)
         return replace(instance, hit=False)
@@ -240,8 +246,7 @@ class TranslatingBackend(Backend):
     def _state(self, key: Hashable, plan: Plan, fingerprint: Fingerprint) -> TemplateState:
         state = self._templates.get(key)
         if state is None:
-            digest = fingerprint.template.digest()
-            state = self._templates[key] = TemplateState(copied(plan.graph), digest, kinds={fingerprint.kinds})
+            state = self._templates[key] = TemplateState(plan, fingerprint)
             if len(self._templates) > self.capacity:
                 self._templates.popitem(last=False)
         self._templates.move_to_end(key)
@@ -251,28 +256,6 @@ class TranslatingBackend(Backend):
         """Free the compiled programs."""
         self._programs.clear()
         self._templates.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """A program, and the bindings to run it with."""
-
-    program: Program
-    hit: bool
-    """True if the program existed already."""
-    template: str = ""
-    symbols: tuple[str, ...] = ()
-    bindings: tuple[int, ...] = ()
-    reason: str = ""
-    """Why the template's graphs are compiled one by one, if they are."""
-
-
-def _instance(state: TemplateState, row: tuple[int, ...]) -> Instance | None:
-    """Return the lifted program of a template for the graph with these values."""
-    bindings = None if state.template is None else state.template.solve(row)
-    if state.template is None or state.program is None or bindings is None:
-        return None
-    return Instance(state.program, True, state.digest, state.template.symbols, bindings)
 
 
 @dataclass(slots=True)
@@ -306,9 +289,9 @@ class TranslatingSession(Session):
         self._programs: dict[int, Program] = {}
         self._reasons: dict[str, None] = {}
         self._templates: dict[TemplateKey, TemplateKey] = {}
-        self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._numbers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._latest: dict[TemplateKey, tuple[tuple[int, ...], Instance]] = {}
-        """Template -> the latest values and their program."""
+        """Template -> the latest numbers and their program."""
         self._lifts = backend.lifts and len(case.steps) > 1
         self._graphs: WeakKeyDictionary[Graph, GraphState] = WeakKeyDictionary()
         if self._lifts:
@@ -371,21 +354,24 @@ class TranslatingSession(Session):
     def _instance(self, state: GraphState) -> Instance:
         if not self._lifts:
             return self._backend.program(state.plan, self._memory)
-        own = self._fingerprint(state)
-        latest = self._latest.get(own.template)
-        if latest is None or latest[0] is not own.row:  # rare: n_kv grows by many cells at a time
-            instance = self._backend.instance(state.plan, self._memory, own)
-            latest = self._latest[own.template] = own.row, instance if instance.hit else replace(instance, hit=True)
+        fingerprint = self._fingerprint(state)
+        latest = self._latest.get(fingerprint.template)
+        if latest is None or latest[0] is not fingerprint.numbers:  # rare: n_kv grows by many cells at a time
+            instance = self._backend.instance(state.plan, self._memory, fingerprint)
+            latest = self._latest[fingerprint.template] = (
+                fingerprint.numbers,
+                instance if instance.hit else replace(instance, hit=True),
+            )
             return instance
         return latest[1]
 
     def _fingerprint(self, state: GraphState) -> Fingerprint:
         if state.fingerprint is None:
-            own = Fingerprint.of(state.plan)
-            # one object per template and per row of values, for fast comparison
-            template = self._templates.setdefault(own.template, own.template)
-            row = self._rows.setdefault(own.row, own.row)
-            state.fingerprint = replace(own, template=template, row=row)
+            fingerprint = Fingerprint.of(state.plan)
+            # one object per template and per tuple of numbers, for fast comparison
+            template = self._templates.setdefault(fingerprint.template, fingerprint.template)
+            numbers = self._numbers.setdefault(fingerprint.numbers, fingerprint.numbers)
+            state.fingerprint = replace(fingerprint, template=template, numbers=numbers)
         return state.fingerprint
 
     def _digest(self, tensor: Tensor) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.backend.translating.sym import Const, Sym, assumptions, derived, evaluate, expr_of, same, symbol
+from backends.openvino.translating.template.sym import Const, Sym, assumptions, derived, evaluate, expr_of, same, symbol
 from conformance.ggml.errors import BackendError
 
 _CHAIN: dict[str, Callable[[int, int], int]] = {
