@@ -4,8 +4,9 @@ Weights of Q4_1, Q5_1, Q2_K, Q4_K and Q5_K are `scale * quant + offset`, and a p
 `sum(scale * quant * x)` and `sum(offset * sum(x))`. ggml computes these separately, so float32 rounding is relative to
 the sums and not to their difference. If the activations of a model have a common offset, the sums have thousands of
 times the energy of the difference. NORM subtracts a mean that may be many deviations. LIGHTNING_INDEXER adds the scores
-of all heads by weights of both signs, whose sum may be far smaller than they are. The energies are computed here, from
-the bytes of the node.
+of all heads by weights of both signs, whose sum may be far smaller than they are. GELU of a negative x is
+`x / 2 * (1 + erf(x / sqrt 2))` (or tanh), whose sum is far smaller than 1. The energies are computed here, from the
+bytes of the node.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml import quants
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, nelements, strided
 
 F64 = NDArray[np.float64]
 _PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 _SUMS = frozenset({"SUM", "SUM_ROWS", "MEAN"})
 _OF_TERMS = _SUMS | {"MUL_MAT"}
+_OF_GELU = frozenset({"GELU", "GELU_ERF", "GEGLU", "GEGLU_ERF"})
 FEW = 64
 """Number of elements up to which all sums of a result may cancel; those of more seldom do."""
 
@@ -72,6 +75,8 @@ class KnownValues:
                 worth = self._around_mean(node)
             elif node.op in _OF_TERMS and nelements(node) <= FEW:
                 worth += self._of_few(node)
+            elif node.op in {"UNARY", "GLU"} and nelements(node) <= FEW:
+                worth = self._of_gelu(node)
         return worth if np.isfinite(worth) else 0.0
 
     def _floats(self, t: Tensor | None) -> F64 | None:
@@ -95,6 +100,21 @@ class KnownValues:
             return 0.0
         energy = float(np.sum(self._result(node) ** 2))
         return n * max(0.0, terms / energy - 1) if energy else 0.0
+
+    def _of_gelu(self, node: Tensor) -> float:
+        """Return the worth of `1 + erf` of negative elements.
+
+        erf, close to -1, is right to two units in its last place: an error of `2 u |x / 2|`, times the gate of a GLU.
+        """
+        params = {f.name: f.of(node.op_params) for f in DECLARATIONS[node.op].fields}
+        a, gate = (self._floats(s) for s in (*node.src, None)[:2])
+        if a is None or node.type.name != "f32" or params["op"] not in _OF_GELU:
+            return 0.0
+        if node.op == "GLU" and gate is None:
+            a, gate = np.split(a, 2, -1)[:: -1 if params["swapped"] else 1]
+        x = np.where(a < 0, a, 0.0) * (1.0 if gate is None else gate)
+        energy = float(np.sum(self._result(node) ** 2))
+        return float(np.sum(x * x)) / energy if energy else 0.0
 
     def _around_mean(self, node: Tensor) -> float:
         """Return the worth of the rounding of each row's mean, which all of its elements share."""

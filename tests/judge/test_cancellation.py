@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -202,3 +203,20 @@ def test_small_results_of_any_kind_are_judged(runner: Runner, case_id: str) -> N
     """Also without operands, with operands that are not finite, and of few terms."""
     (result,) = runner.run(Spec("ggml"), [runner.case(case_id)])
     assert result.verdict == "PASS", result.detail
+
+
+@pytest.mark.parametrize("op", ["UNARY.GELU_ERF-f32-ne=3x1", "UNARY.GELU_ERF-f32-ne=17x1", "GLU.GEGLU_ERF-f32-ne=34x1"])
+@pytest.mark.parametrize("seed", range(400, 406))
+def test_one_plus_erf_cancels_for_negative_elements(runner: Runner, op: str, seed: int) -> None:
+    """Erf in float32, rounded near -1, passes; a result that is 0.1 % off fails."""
+    case = runner.case(f"ops/{op}@{seed}")
+    (expectation,) = runner.oracle.expect([case], EXACT)
+    ((node, data),) = expectation.steps[0].outputs.items()
+    (held,) = (data.view("<f4") for data in (case.steps[0].inputs or case.persistent).values())
+    x, gate = np.split(held, 2) if op.startswith("GLU") else (held, np.ones_like(held))
+    erf = np.array([math.erf(v / math.sqrt(2)) for v in x], np.float32)
+    rounded = (np.float32(0.5) * x * (np.float32(1) + erf) * gate).astype("<f4")
+    for values, passes in ((rounded, True), (data.view("<f4") * np.float32(1.001), False)):
+        found = {node: values.view(np.uint8)}
+        (judged,) = judge_step(case, 0, expectation.steps[0].outputs, found, EXACT)
+        assert (judged.used <= 1) is passes, judged
