@@ -21,6 +21,7 @@ from conformance.judge.cause import Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict, counted
 from conformance.process import FOREVER, OVER, Deadline
+from conformance.run.examine import divergent
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.shrink.workers import ShrinkWorkers
@@ -400,7 +401,7 @@ class Search:
 
     def _beside(self, failure: Failure) -> Iterator[Failure]:
         """Yield other nodes that are wrong alone on the run's values and that no rule explains."""
-        wrong, ran = self._runner.divergent(self._spec, failure.case)
+        wrong, ran = divergent(self._runner.tested(self._spec), failure.case)
         for k, node in wrong:
             index = failure.case.steps[k].graph.nodes.index(node)
             at = Failure(failure.case, failure.result, failure.signature, (k, index))
