@@ -238,7 +238,7 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
     player = Player(Spec("ggml"), Isolation(), None)
     alive: set[str] = set()
 
-    def once(name: str, _: object) -> Result:
+    def once(_pair: Pair, name: str, _request: object) -> Result:
         if name in alive:
             return Result(*PAIR, Verdict.PASS)
         raise BackendCrashError("it died")
@@ -269,7 +269,7 @@ def test_a_model_that_hangs_is_not_unsupported(monkeypatch: pytest.MonkeyPatch) 
     """Scenarios that are not tried after three time-outs are time-outs, too."""
     player, tried = Player(Spec("ggml"), Isolation(), None), []
 
-    def once(name: str, _: object) -> Result:
+    def once(_pair: Pair, name: str, _request: object) -> Result:
         tried.append(name)
         raise BackendTimeoutError("no answer")
 
