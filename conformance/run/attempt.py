@@ -23,7 +23,7 @@ from .session.settings import WaiverBook
 
 
 class Keeper(Protocol):
-    """What lives longer than a case: processes, oracle, settings. The `Runner` of a run is one."""
+    """Processes, oracle and settings, which live longer than a case. A `Runner` is one."""
 
     oracle: Oracle
     waivers: WaiverBook
@@ -32,7 +32,10 @@ class Keeper(Protocol):
     undeclared: dict[Spec, None]
 
     def backend(self, spec: Spec) -> Backend:
-        """Return the backend of `spec`, opened once; always the same ConformanceError if it cannot be opened."""
+        """Return the backend of `spec`, opened once.
+
+        ConformanceError if it cannot be opened, always the same.
+        """
 
     def open(self, spec: Spec, *, own: bool) -> Backend:
         """Open another backend, in its own process if `own`; raises as `open_backend`."""

@@ -1,6 +1,6 @@
 """Look closer at an attempt: each node, each step, the first wrong node, stale state.
 
-What looks closer runs more on the backend, which may fail in any way; the result then keeps what is known, with a note.
+This runs more on the backend, which may fail in any way. The result then keeps its verdict and gets a note.
 """
 
 from __future__ import annotations

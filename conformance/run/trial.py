@@ -80,7 +80,10 @@ def expect(tested: UnderTest, cases: Sequence[Case]) -> tuple[list[Expectation],
 
 
 def together(tested: UnderTest, cases: Sequence[Case]) -> list[Attempt]:
-    """Run one-step cases in one graph; ConformanceError, or any error of an adapter, if that fails."""
+    """Run one-step cases in one graph and return an attempt for each.
+
+    ConformanceError, or any error of an adapter, if that fails.
+    """
     expectations, tested = expect(tested, cases)
     ran = execute(tested.backend, merge(cases))
     return [
@@ -130,7 +133,7 @@ def _alone(tested: UnderTest, case: Case, values: stored.Stored | None) -> Resul
 
 
 def by_stages(tested: UnderTest, case: Case, values: stored.Stored | None, result: Result) -> Result:
-    """Return a failure with a note that tells which stage of the backend is wrong, if it has several."""
+    """Return `result`; a failure on a backend with several stages gets a note on which is wrong."""
     if result.golden is Golden.DIFFERS and result.unlocated:
         return result  # the backend agrees with the reference
     if locate.is_stale(result) or not tested.keeper.locates:  # stale state affects the translation too
