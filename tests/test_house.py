@@ -214,3 +214,28 @@ def test_the_example_of_an_op_stands_in_the_code() -> None:
         source = (ROOT / lines[2].removeprefix("+++ b/")).read_text(encoding="utf-8")
         for added, run in groupby(lines[3:], key=lambda line: line.startswith("+")):
             assert not added or "\n".join(line[1:] for line in run) in source, lines[2]
+
+
+def test_a_result_has_its_case_and_backend_from_the_start() -> None:
+    """No `Result` is made with an empty case or backend, to be filled in later."""
+    calls = [
+        (name, node)
+        for name, path in _modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Result", "Pair"}
+    ]
+    assert calls
+    blank = [
+        f"{name}:{call.lineno}"
+        for name, call in calls
+        for given in (*call.args[:2], *(k.value for k in call.keywords if k.arg in {"case", "backend"}))
+        if isinstance(given, ast.Constant) and not given.value
+    ]
+    assert blank == []
+
+
+def test_the_runner_keeps_what_lives_and_no_more() -> None:
+    """It has at most 20 methods; what judges one case takes an `Attempt`."""
+    tree = ast.parse(_modules()["conformance.run.runner"].read_text(encoding="utf-8"))
+    (runner,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Runner")
+    assert sum(isinstance(n, ast.FunctionDef) for n in runner.body) <= 20

@@ -13,6 +13,7 @@ from conformance.judge.cause import Condition
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Result, Verdict
 from conformance.process import Deadline
+from conformance.run.examine import divergent
 from conformance.run.execute import StepValues
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink
@@ -174,4 +175,4 @@ class Experiments:
 
     def wrong_alone(self, case: Case) -> tuple[list[tuple[int, Tensor]], list[StepValues]]:
         """Return step and node of each node that is wrong alone on the run's values, and these."""
-        return self._runner.divergent(self._spec, case)
+        return divergent(self._runner.tested(self._spec), case)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf, isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -65,6 +65,13 @@ class Golden(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+class Pair(NamedTuple):
+    """A case on a backend, with which a result begins: `Result(*pair, verdict)`."""
+
+    case: str
+    backend: str
 
 
 @dataclass(frozen=True, slots=True)

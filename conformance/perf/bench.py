@@ -18,9 +18,10 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import error_text
 from conformance.judge.evidence import Error
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
+from conformance.run.failed import result_of_error
 from conformance.run.isolation.isolate import Isolation, Workers, open_backend
-from conformance.run.runner import Runner, result_of_error
+from conformance.run.runner import Runner
 
 from .count import SLOWDOWN, Counts, Tool, callgrind, count
 from .held import weights_held
@@ -63,7 +64,7 @@ class Row:
     def failed(self, error: Exception) -> None:
         """Store the error of a measurement that failed after the case had passed."""
         known = error if isinstance(error, ConformanceError) else ConformanceError(error_text(error))
-        found = result_of_error(known)
+        found = result_of_error(Pair(self.result.case, self.result.backend), known)
         told = Error(f"it passed, and failed while it was measured: {known}", found.error.words if found.error else "")
         self.result = replace(self.result, verdict=found.verdict, error=told)
 

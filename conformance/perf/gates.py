@@ -29,8 +29,8 @@ from conformance.backend.registry import Spec
 from conformance.case.strict import expect, only, parse_toml
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.evidence import Error
-from conformance.judge.verdict import Missing, MissingCause, Result, Verdict
-from conformance.run.runner import result_of_error
+from conformance.judge.verdict import Missing, MissingCause, Pair, Result, Verdict
+from conformance.run.failed import result_of_error
 from conformance.run.session.environment import environment
 from conformance.run.session.select import parse_specs
 from conformance.suite.family import LEVELS, Level
@@ -345,4 +345,4 @@ class Judge:
         except UnavailableError as e:
             return not_run(gate, str(e))
         except ConformanceError as e:
-            return replace(result_of_error(e), case=gate.id, backend=str(gate.backend))
+            return result_of_error(Pair(gate.id, str(gate.backend)), e)

@@ -19,19 +19,25 @@ from conformance.judge.judge import how_wrong, judge_step
 from conformance.judge.verdict import Result, Verdict
 
 from . import locate, recorded
+from .attempt import Attempt
 from .execute import Execution, computed_nodes
-from .oracle import Expectation, judge_steps
+from .oracle import judge_steps
 from .session import select
 from .witness import contradiction
 from .witness import unmet as unmet_of
 
 
-def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
+def judge(attempt: Attempt) -> Result:
     """Return the result of a free run; VACUOUS if unchecked, or if a demand is not met."""
+    spec, case, expectation, execution = attempt.tested.spec, attempt.case, attempt.expectation, attempt.execution
     judged, beside = expectation.judge(case, execution)
     unread = f"{len(execution.opaque)} caches cannot be read: only outputs are judged" if execution.opaque else ""
     ran = Result(
-        "", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps), witness=describe(execution.witness)
+        *attempt.pair,
+        Verdict.PASS,
+        seconds=execution.seconds,
+        steps=len(execution.steps),
+        witness=describe(execution.witness),
     )
     if not judged:
         what = "no output to check" if execution.opaque else "no output and no cache to check"

@@ -14,19 +14,22 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.installed import Parts
-from conformance.judge.verdict import Result
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family
 
-from .isolation.isolate import Isolation
+from .failed import result_of_error, unjudged, unsupported
+from .isolation.isolate import Isolation, Workers
 
 
 class Player(Protocol):
     """One live family on one backend."""
 
     def play(self, case_id: str) -> Result:
-        """Return the result of a case; its backend and case may be empty.
+        """Return the result of a case on its backend.
 
         Raises:
             UnavailableError: it cannot be run or checked here; the result is UNSUPPORTED.
@@ -35,6 +38,54 @@ class Player(Protocol):
 
     def close(self) -> None:
         """End its processes."""
+
+
+class Players:
+    """The players of a run, each opened once."""
+
+    def __init__(self, workers: Workers, save: Path | None) -> None:
+        """Open none yet; `workers` has their limits, `save` is a folder for files of failing cases."""
+        self._workers, self._save = workers, save
+        self._players: dict[tuple[Spec, str], Player | ConformanceError] = {}
+        """A player, or why it could not be opened."""
+
+    def play(self, spec: Spec, case_id: str) -> Result:
+        """Return the result of a case on `spec`; UsageError if the backend or an option is unknown."""
+        pair = Pair(case_id, str(spec))
+        try:
+            player = self._player(spec, case_id.partition("/")[0])
+            result = player.play(case_id)
+            repeats = result.verdict is Verdict.TIMEOUT and not self._workers.isolation.until.is_over()
+            return player.play(case_id) if repeats else result
+        except UsageError:
+            raise
+        except UnavailableError as e:
+            return unsupported(pair, Error(str(e), str(e)))
+        except ConformanceError as e:
+            return result_of_error(pair, e)
+        except Exception as e:  # noqa: BLE001  # a bug of a player must fail one case, not the run
+            return unjudged(pair, e)
+
+    def _player(self, spec: Spec, family: str) -> Player:
+        """Return the player of a live family; always the same ConformanceError if not possible."""
+        if (spec, family) not in self._players:
+            try:
+                self._players[spec, family] = LIVE[family].player(spec, self._workers.isolation, self._save)
+            except UsageError:
+                raise
+            except ConformanceError as e:
+                self._players[spec, family] = e
+        found = self._players[spec, family]
+        if isinstance(found, ConformanceError):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Close all players; they may be opened again."""
+        for player in self._players.values():
+            if not isinstance(player, ConformanceError):
+                player.close()
+        self._players.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

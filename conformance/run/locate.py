@@ -40,8 +40,9 @@ from conformance.judge.text import diverges
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
 
+from .attempt import Attempt
 from .execute import Execution, StepValues, computed_nodes, execute, nothing, with_values
-from .oracle import Expectation, judge_steps
+from .oracle import judge_steps
 from .signature import error_of
 
 LOST = "right if no node reads it"
@@ -64,16 +65,15 @@ def sentence(judged: Judged, case: Case) -> str:
     return diverges(where, where.numbers)
 
 
-def locate(
-    result: Result, backend: Backend, reference: Backend, case: Case, expectation: Expectation, execution: Execution
-) -> Result:
+def locate(attempt: Attempt, result: Result) -> Result:
     """Return `result`, the FAIL of a free run, with its first wrong node, if one is wrong alone.
 
-    Return a PASS if a near-tie of experts explains it. `reference` computes in the arithmetic of `backend`.
+    Return a PASS if a near-tie of experts explains it.
 
-    Raises: LocatingError: either failed; the error has the result as far as it is known.
+    Raises: LocatingError: a run failed; the error has the result as far as it is known.
     """
-    by_steps, beside = expectation.judge(case, execution)
+    case, execution = attempt.case, attempt.execution
+    by_steps, beside = attempt.expectation.judge(case, execution)
     wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
     if wrong is None:  # the free run is right; a step from recorded caches failed
         return result
@@ -81,7 +81,7 @@ def locate(
         return replace(result, where=describe(wrong, case, Fault.GRAPH))
     result = replace(result, where=describe(wrong, case, Fault.OUTPUT))
     try:
-        return _located(result, wrong, by_steps, beside, backend, reference, case, execution)
+        return _located(attempt, result, wrong, by_steps, beside)
     except Exception as e:
         raise LocatingError(result) from e
 
@@ -95,9 +95,10 @@ class LocatingError(Exception):
 
 
 def _located(
-    result: Result, wrong: Judged, by_steps: Sequence[Judged], beside: Sequence[Judged],
-    backend: Backend, reference: Backend, case: Case, execution: Execution,
-) -> Result:  # fmt: skip
+    attempt: Attempt, result: Result, wrong: Judged, by_steps: Sequence[Judged], beside: Sequence[Judged]
+) -> Result:
+    backend, case = attempt.tested.backend, attempt.case
+    reference = attempt.tested.oracle.reference_in(backend.arithmetic_in(case))
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     probe = Probe({(j.step, j.tensor) for j in by_steps if j.used > 1}, ran, backend, reference, case)
     try:
@@ -107,7 +108,7 @@ def _located(
     found = None if suspect is None else probe.named(suspect)
     if suspect is not None and found is None:  # requesting every node loses a value, so the others tell nothing
         return probe.tell(result, probe.traced(wrong), by_steps)
-    if found is None and (flip := _flip(backend, reference, case, execution)):
+    if found is None and (flip := _flip(backend, reference, case, attempt.execution)):
         used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
         right = replace(result, verdict=Verdict.PASS, where=None, wrong=None, budget_used=used)
         return right.noted(flip, "each node alone is right", "what follows is not judged")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from conformance.backend.interface import Backend
-from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
@@ -29,8 +28,9 @@ from conformance.judge.wrong import Wrong
 from conformance.suite.batch import isolated_nodes
 
 from . import locate
+from .attempt import UnderTest
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
-from .oracle import Expectation, Oracle
+from .oracle import Expectation
 
 FACTOR = 4.0
 """Allowed multiple of an arithmetic's error, measured on few logits."""
@@ -108,21 +108,20 @@ def _whole(case: Case, k: int) -> bool:
     return all(n in step.expected for n in computed_nodes(step))
 
 
-def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Recording:
+def expectation(tested: UnderTest, case: Case) -> Recording:
     """Return recording and reference as expected values; ConformanceError if the latter fails."""
-    caches = case.caches()
+    oracle, caches = tested.oracle, case.caches()
     steps = [
         StepValues({t: s.expected[t] for t in s.outputs}, {t: s.expected[t] for t in caches if t in s.expected})
         for s in case.steps
     ]
     made = arithmetic_of(case)
-    declared = backend.arithmetic_in(case)
-    tests_reference = resolve(spec).name == REFERENCE
+    declared = tested.backend.arithmetic_in(case)
     worth, own = None, None
     if not has_nodes(case):
-        oracle.whole(case, made or EXACT if tests_reference else declared, _held(case))
+        oracle.whole(case, made or EXACT if tested.is_reference else declared, _held(case))
     exact = oracle.expect([case], EXACT)[0].steps
-    if not tests_reference:
+    if not tested.is_reference:
         own = oracle.expect([case], declared)[0].steps
     if made is not None:
         there = oracle.expect([case], made)[0].steps
@@ -161,18 +160,18 @@ def arithmetic_of(case: Case) -> Arithmetic | None:
     return NAMED.get(said) if isinstance(said, str) else None
 
 
-def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
-    """Return the backend to run; the reference imitates the arithmetic of the recording."""
+def imitating(tested: UnderTest, case: Case) -> UnderTest:
+    """Return what to run; the reference imitates the arithmetic of the recording."""
     arithmetic = arithmetic_of(case)
-    if resolve(spec).name == REFERENCE and arithmetic is not None:
-        return oracle.reference_in(arithmetic)
-    return backend
+    if tested.is_reference and arithmetic is not None:
+        return replace(tested, backend=tested.oracle.reference_in(arithmetic))
+    return tested
 
 
 # -- node by node -----------------------------------------------------------------------------------------------------
 
 
-def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> Result:
+def judge_nodes(result: Result, tested: UnderTest, case: Case) -> Result:
     """Return `result` of the free run with nodes judged one by one, given right sources.
 
     The node with the largest error counts. Steps with all nodes recorded use the recorded values; without such steps,
@@ -188,7 +187,7 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
     equal = result.nmse == 0
     for k in steps:
         try:
-            judged, same = judge(spec, backend, oracle, case, k)
+            judged, same = judge(tested, case, k)
         except Exception as e:  # noqa: BLE001  # an adapter may raise anything; the free run keeps its verdict
             missed.setdefault(reason(e).replace(f"{case.id}#{k}", case.id), []).append(k)
             continue
@@ -206,15 +205,14 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
 
 
-def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
+def _by_record(tested: UnderTest, case: Case, k: int) -> tuple[list[Judged], bool]:
     """Judge nodes of step `k` given recorded sources; True if all equal the recording.
 
     Each is compared with the recording (within the distance of two arithmetics), if that applies to this arithmetic.
     Unless the recording has the backend's arithmetic, each is also compared with the reference in that arithmetic
     (within rounding).
     """
-    del spec
-    recording = arithmetic_of(case)
+    backend, recording = tested.backend, arithmetic_of(case)
     by_record = judges(case, backend.arithmetic_in(case))
     alone, original = isolated_nodes(case, k)
     found = _alone(backend, alone)
@@ -230,24 +228,24 @@ def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int)
             judged.append(replace(at, tensor=n))
     equal = by_record and not any(j.difference.raw for j in judged)
     if not same:
-        right = execute(oracle.reference_in(declared), alone).steps[0].outputs
+        right = execute(tested.oracle.reference_in(declared), alone).steps[0].outputs
         judged += judge_isolated(alone, original, right, found, declared, step=k)
     return judged, equal
 
 
-def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
+def _by_reference(tested: UnderTest, case: Case, k: int) -> tuple[list[Judged], bool]:
     """Judge nodes of step `k` given the reference's values; for the reference, by the real ggml."""
     size = _size(case, k)
     if size > WHOLE_BYTES:
         raise BackendError(f"its nodes' values take {size:,} bytes, and {WHOLE_BYTES:,} are allowed")
-    arithmetic = backend.arithmetic_in(case)
-    values = oracle.whole(case, arithmetic, _held(case))
+    arithmetic = tested.backend.arithmetic_in(case)
+    values = tested.oracle.whole(case, arithmetic, _held(case))
     alone, original = isolated_nodes(with_values(case, values), k)
     right: Mapping[Tensor, Bytes] = alone.steps[0].expected
-    if resolve(spec).name == REFERENCE:
-        found, right = right, _alone(oracle.second_opinion(), alone)
+    if tested.is_reference:
+        found, right = right, _alone(tested.oracle.second_opinion(), alone)
     else:
-        found = _alone(backend, alone)
+        found = _alone(tested.backend, alone)
     each = arithmetic.copied(original)
     return list(judge_isolated(alone, original, right, found, each, step=k)), False
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
-from typing import Protocol
 
 import numpy as np
 
@@ -48,18 +47,13 @@ from conformance.suite.relations.relation import (
 )
 
 from . import locate
+from .attempt import UnderTest
 from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, execute_apart, nothing
+from .failed import unsupported
 
 
 class NotOfferedError(Exception):
     """The backend lacks the property that the relation varies; this is not a failure."""
-
-
-class Opener(Protocol):
-    """Opens a backend, in its own process if `own`."""
-
-    def __call__(self, spec: Spec, *, own: bool) -> Backend:
-        """Raise as `open_backend`."""
 
 
 Before = Callable[[Session, int], None]
@@ -82,22 +76,20 @@ class Side:
 
 
 def judge(
-    spec: Spec,
-    backend: Backend,
+    tested: UnderTest,
     case: Case,
-    open_: Opener,
     check: Callable[[Result, Sequence[Side]], Result] = lambda result, _sides: result,
     failed: Callable[[BackendError, Side], Result] | None = None,
 ) -> Result:
     """Run all sides of a relation and compare them; UNSUPPORTED if the backend lacks an option.
 
-    `open_` opens further backends, `check` searches the cause of a difference, `failed` makes the result of a failed
-    run. ConformanceError if the relation is malformed, or, without `failed`, a run failed.
+    `check` searches the cause of a difference, `failed` makes the result of a failed run. ConformanceError if the
+    relation is malformed, or, without `failed`, a run failed.
     """
     relation = read(case)
-    result = Result(case.id, str(spec), Verdict.PASS)
+    result = Result(*tested.pair(case), Verdict.PASS)
     with ExitStack() as stack:
-        runs = _Runs(spec, backend, case, relation, open_, stack)
+        runs = _Runs(tested, case, relation, stack)
         try:
             for variant in runs.variants():
                 result, apart = _compare(result, runs, variant)
@@ -105,7 +97,7 @@ def judge(
                     result = check(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
                     break
         except NotOfferedError as e:
-            return Result(case.id, str(spec), Verdict.UNSUPPORTED, error=Error(str(e)))
+            return unsupported(tested.pair(case), Error(str(e)))
         except BackendError as e:
             if failed is None or runs.failed is None:
                 raise
@@ -121,15 +113,12 @@ def judge(
 class _Runs:
     """The runs of one relation, each done once, and the backends opened for them."""
 
-    def __init__(
-        self, spec: Spec, backend: Backend, case: Case, relation: Relation, open_: Opener, stack: ExitStack
-    ) -> None:
-        self.spec, self.case, self.relation = spec, case, relation
+    def __init__(self, tested: UnderTest, case: Case, relation: Relation, stack: ExitStack) -> None:
+        self.tested, self.case, self.relation = tested, case, relation
+        self.spec, self.backend = tested.spec, tested.backend
         self.done: dict[tuple[int, str], Execution] = {}
         self.failed: tuple[int, str] | None = None
         """Index and variant of the failed run."""
-        self.backend = backend
-        self._opener = open_
         self._stack = stack
         self._opened: dict[tuple[int, str], Backend] = {}
 
@@ -166,7 +155,7 @@ class _Runs:
         def before(other: Backend) -> Before:
             if r.how not in {RESTORED, WRITTEN, HANDED_OVER}:
                 return nothing
-            again = _Runs(self.spec, other, self.case, self.relation, self._opener, self._stack)
+            again = _Runs(replace(self.tested, backend=other), self.case, self.relation, self._stack)
             return again._outside(alone, r)
 
         done = self.done.get((i, variant if r.how == BUFFERS else ""))
@@ -228,7 +217,7 @@ class _Runs:
         if key not in self._opened:
             spec = self._spec(r, variant)
             try:
-                backend = self._opener(spec, own=r.how == PROCESS)
+                backend = self.tested.keeper.open(spec, own=r.how == PROCESS)
             except UsageError as e:
                 if r.how != THREADS:
                     raise

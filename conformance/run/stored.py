@@ -26,7 +26,6 @@ import msgspec
 import numpy as np
 
 from conformance import shipped
-from conformance.backend.registry import REFERENCE, Spec, resolve
 from conformance.case.case import Case, Step
 from conformance.case.casefile import Recorded
 from conformance.ggml.arithmetic import EXACT, REQUANTISING, Arithmetic
@@ -38,8 +37,8 @@ from conformance.judge.judge import Judged, how_wrong, judge_trajectory
 from conformance.judge.verdict import Golden, Result, Verdict
 
 from . import locate
-from .execute import Execution
-from .oracle import Expectation, Oracle
+from .attempt import Attempt
+from .oracle import Oracle
 from .recorded import arithmetic_of, is_free_running, same_weights
 
 OPS = "ops.gguf"
@@ -173,26 +172,18 @@ def prepare(oracle: Oracle, cases: Mapping[Case, Stored | None], declared: Arith
         oracle.expect(group, theirs)
 
 
-def judge(
-    result: Result,
-    spec: Spec,
-    oracle: Oracle,
-    case: Case,
-    stored: Stored,
-    expectation: Expectation,
-    execution: Execution,
-) -> Result:
+def judge(attempt: Attempt, result: Result, stored: Stored | None) -> Result:
     """Compare a free run with stored values, and these values with the recomputed reference.
 
-    Args:
-        result: result of the comparison with the recomputed reference.
-        spec: the backend; for the reference itself, the run is the recomputation.
-        oracle: computes in the arithmetic of the stored values, if the backend's differs.
-        case: the case.
-        stored: its values.
-        expectation: the recomputed values, in the arithmetic of the backend.
-        execution: the run.
+    `result` is that of the comparison with the recomputed reference, which for the reference itself is the run.
     """
+    if stored is not None:
+        return _compare(attempt, result, stored)
+    return replace(result, golden=Golden.NOT_COMPARABLE) if is_free_running(attempt.case) else result
+
+
+def _compare(attempt: Attempt, result: Result, stored: Stored) -> Result:
+    case, expectation, execution = attempt.case, attempt.expectation, attempt.execution
     declared = expectation.arithmetic
     fitting = stored.with_weights_of(case, declared)
     if fitting is None:
@@ -200,10 +191,10 @@ def judge(
     stored, differ = fitting, _differ(case, fitting, declared)
     if stored.problem:
         return _disagree(result, f"{label(stored.file)}: {case.id}: {stored.problem}")
-    again = execution.steps if resolve(spec).name == REFERENCE else expectation.steps
+    again = execution.steps if attempt.tested.is_reference else expectation.steps
     worth: list[dict[Tensor, Budget]] | None = None
     if differ:
-        again = oracle.expect([case], stored.arithmetic)[0].steps
+        again = attempt.tested.oracle.expect([case], stored.arithmetic)[0].steps
         worth = [_distance(a.all, b.all) for a, b in zip(again, expectation.steps, strict=True)]
     found = [v.all for v in execution.steps]
     values = [{t: x for t, x in want.items() if t in got} for want, got in zip(stored.values, found, strict=True)]
@@ -223,9 +214,9 @@ def judge(
     first, passed = pinned or wrong, result.verdict is Verdict.PASS
     if first is None or not (passed or pinned):
         return result
-    whose = f"what {spec} gives" if pinned is None else "the recomputed reference"
+    whose = f"what {attempt.tested.spec} gives" if pinned is None else "the recomputed reference"
     side = "both" if passed and not wrong else "the reference" if passed else "neither" if wrong else "the stored value"
-    agrees = "the reference agrees with both" if pinned is None else f"{spec} agrees with {side}"
+    agrees = "the reference agrees with both" if pinned is None else f"{attempt.tested.spec} agrees with {side}"
     text = f"stored value differs from {whose}: {locate.sentence(first, case)}; {agrees}"
     wrong_by = result.wrong or how_wrong([first])
     return _disagree(replace(result, wrong=wrong_by), f"{label(stored.file)}: {case.id}: {text}")

@@ -39,8 +39,8 @@ class Poisoned(Faulty):
 
 
 class _Runner(Runner):
-    def _open(self, spec: Spec, *, own: bool) -> Backend:
-        return Poisoned() if spec == SPEC else super()._open(spec, own=own)
+    def open(self, spec: Spec, *, own: bool) -> Backend:
+        return Poisoned() if spec == SPEC else super().open(spec, own=own)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from conformance.run.shrink import cuts
 
 Made = tuple[list[Tensor], list[Tensor]]
 """Nodes and outputs."""
-FAIL = Result("", "", Verdict.FAIL)
+FAIL = Result("ops/x@1", "ggml", Verdict.FAIL)
 DECODER = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1"
 
 

@@ -75,7 +75,7 @@ def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
 
 def test_metrics() -> None:
     """Devices that a scheduler names, in the heads of a table."""
-    found = Result("", "", Verdict.PASS, metrics={f"share of {EVIL}": 1.0})
+    found = Result("ops/x@1", "ggml", Verdict.PASS, metrics={f"share of {EVIL}": 1.0})
     _check("\n".join(_measured([replace(found, case="phases/x-pp=1@0", backend=EVIL)])))
 
 

@@ -54,8 +54,9 @@ class FaultyRunner(Runner):
 
     fault: Tamper
 
-    def _open(self, spec: Spec, *, own: bool) -> Backend:
-        return Kept(self.fault) if spec == SPEC else super()._open(spec, own=own)
+    def open(self, spec: Spec, *, own: bool) -> Backend:
+        """The backend with the fault."""
+        return Kept(self.fault) if spec == SPEC else super().open(spec, own=own)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from marks import needs_wheel
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live.arch import RUNS, Player, Run, id_of
 from conformance.llama.live.comparison import judge_runs, nmse
 from conformance.llama.live.llama import Device, Process
@@ -28,16 +28,18 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids
 
+PAIR = Pair("arch/x@1", "ggml")
+
 
 def test_what_a_run_says() -> None:
     """Within tolerance PASS, beyond FAIL with the first such batch, a NaN or another shape is infinitely wrong."""
     ones = np.ones((1, 4), np.float32)
-    assert judge_runs([ones, ones], [ones, ones]).verdict is Verdict.PASS
-    wrong = judge_runs([ones, ones * np.float32(1.1)], [ones, ones])
+    assert judge_runs(PAIR, [ones, ones], [ones, ones]).verdict is Verdict.PASS
+    wrong = judge_runs(PAIR, [ones, ones * np.float32(1.1)], [ones, ones])
     assert (wrong.verdict, wrong.where and wrong.where.step) == (Verdict.FAIL, 1)
     assert nmse(ones * np.float32(np.nan), ones) == inf
     assert nmse(np.ones((2, 4), np.float32), ones) == inf
-    assert judge_runs([ones], [ones, ones]).detail == "2 batches expected, 1 found"
+    assert judge_runs(PAIR, [ones], [ones, ones]).detail == "2 batches expected, 1 found"
 
 
 CPU = Device("CPU too", "", "CPU")
@@ -142,14 +144,14 @@ def test_what_follows_a_flip_is_held_to_the_same_experts(tmp_path: Path) -> None
         a, b = order[last.k - 1], order[last.k]
         save_choices(flipped, found)
         run = player.run(player._device, request, {"forced": None, "values": False})
-        result = judge_runs(run.results, own.results)
+        result = judge_runs(PAIR, run.results, own.results)
         assert result.verdict is Verdict.FAIL, result.nmse
         explained = player.explain(result, run, request)
         assert explained.verdict is Verdict.PASS, explained.detail
         assert "with the same experts NMSE 0" in explained.detail
         assert f"expert {a} for {b}" in explained.detail
         worse = Run([r * np.float32(1.2) for r in run.results], {})
-        assert player.explain(judge_runs(worse.results, own.results), worse, request).verdict is Verdict.FAIL
+        assert player.explain(judge_runs(PAIR, worse.results, own.results), worse, request).verdict is Verdict.FAIL
     finally:
         player.close()
 
@@ -168,7 +170,7 @@ def test_the_first_nan_is_charged_to_what_held_it() -> None:
             file.seek(place)
             file.write(np.full(1, np.nan, "<f4").tobytes())
         run = player.run(player._device, request, values)
-        result = Result("", "", Verdict.FAIL, notes=("batch 0",))
+        result = Result(*PAIR, Verdict.FAIL, notes=("batch 0",))
         expected = (
             "batch 0: MUL ffn_norm-0 is the first value with NaN; it reads blk.0.ffn_norm.weight, which contained NaN"
         )

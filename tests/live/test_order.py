@@ -16,7 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, UnavailableError, UsageError
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live import order
 from conformance.llama.live.lazy import programs
 from conformance.llama.live.lazy.device import ASKS, SORTS, Fail, Machine, Setting
@@ -25,6 +25,8 @@ from conformance.llama.live.lazy.timeline import Moment
 from conformance.llama.live.lazy.worker import play
 from conformance.llama.live.llama import Process
 from conformance.run.isolation.isolate import Isolation
+
+PAIR = Pair("order/x@1", "ggml")
 
 Steps = Mapping[str, Step]
 Change = Callable[[Steps], Steps]
@@ -40,7 +42,7 @@ def played(machine: Machine, case_id: str) -> tuple[Result, dict[str, Any]]:
     """Play a case in this process; return its result and the worker's reply."""
     it = order.read(case_id)
     said = play(machine, it.program, it.params, it.devices, it.setting)
-    return order.judge(Result("", "", Verdict.PASS), it.setting.fail, said), said
+    return order.judge(Result(*PAIR, Verdict.PASS), it.setting.fail, said), said
 
 
 @needs_wheel
@@ -406,16 +408,16 @@ def test_a_failure_that_does_not_occur_is_vacuous(machine: Machine) -> None:
 def test_a_run_without_the_device_is_vacuous() -> None:
     """A scheduler that gives it nothing tests nothing."""
     said = {"races": [], "wrong": "", "reported": "", "failures": 0, "calls": {"synchronize": 3}}
-    result = order.judge(Result("", "", Verdict.PASS), Fail(), said)
+    result = order.judge(Result(*PAIR, Verdict.PASS), Fail(), said)
     assert (result.verdict, result.detail) == (Verdict.VACUOUS, "no device computed anything")
 
 
 def test_a_failure_that_is_not_reported_fails() -> None:
     """Right numbers do not excuse it."""
     said = {"races": [], "wrong": "", "reported": "", "failures": 1, "calls": {}}
-    result = order.judge(Result("", "", Verdict.PASS), Fail("compute", 2), said)
+    result = order.judge(Result(*PAIR, Verdict.PASS), Fail("compute", 2), said)
     assert (result.verdict, result.detail) == (Verdict.FAIL, "fail=compute:2: no function of ggml reported it")
-    assert order.judge(Result("", "", Verdict.PASS), Fail("alloc", 2), said).verdict is Verdict.PASS
+    assert order.judge(Result(*PAIR, Verdict.PASS), Fail("alloc", 2), said).verdict is Verdict.PASS
 
 
 # interfaces and ids

@@ -22,12 +22,14 @@ from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live import energy, phases
 from conformance.llama.live.energy import Counter, Meter
 from conformance.llama.live.phases import compared, left_out, measure, read
 from conformance.perf.measure import Rounds, Values, play
 from conformance.run.scheduler.backend import SchedBackend
+
+PAIR = Pair("phases/x@1", "ggml")
 
 TINY = "phases/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
 UNUSED, USED = "xdna2:k=7", "xdna2:k=32"
@@ -68,7 +70,7 @@ def test_what_is_timed_starts_from_empty_caches() -> None:
     backend = _Watching()
     phase = read(f"{TINY},ubatch=8,pp=24@0")
     assert len(phase.case.steps) == 3
-    result = measure(backend, phase, None)
+    result = measure(PAIR, backend, phase, None)
     assert backend.session is not None
     warm, *timed = backend.session.seen
     assert len(timed) == 3
@@ -110,7 +112,7 @@ def test_energy_is_of_the_timed_steps() -> None:
             return values
 
     counters = Meter([Counter("RAPL", "package-0", lambda: used), Counter("NVML", "0", lambda: 2 * used)])
-    found = measure(Burning(), read(f"{TINY},tg=4@0"), counters).metrics
+    found = measure(PAIR, Burning(), read(f"{TINY},tg=4@0"), counters).metrics
     assert (found["joules of RAPL package-0"], found["joules of NVML 0"]) == (4.0, 8.0)
     assert (found["joules"], found["joules_per_token"]) == (12.0, 3.0)
     assert found["watts"] == pytest.approx(12.0 / found["seconds"])
@@ -123,7 +125,7 @@ def test_a_time_without_results_fails() -> None:
         def change(self, values: Mapping[Tensor, Bytes]) -> Mapping[Tensor, Bytes]:
             return {t: np.full(data.size // 4, np.nan, "<f4").view(np.uint8) for t, data in values.items()}
 
-    result = measure(Spoilt(), read(f"{TINY},tg=2@0"), None)
+    result = measure(PAIR, Spoilt(), read(f"{TINY},tg=2@0"), None)
     assert (result.verdict, result.detail) == (Verdict.FAIL, "NaN or infinity in the logits")
 
 
@@ -132,14 +134,14 @@ def test_shares_are_of_the_timed_steps() -> None:
     named = {"xdna2": Xdna2Backend(k="32"), "cpu": CpuBackend()}
     backend = SchedBackend("xdna2,cpu").attach(lambda spec: named[spec.name])
     phase = read(f"{TINY},tg=3@0")
-    found = measure(backend, phase, None).metrics
+    found = measure(PAIR, backend, phase, None).metrics
     assert found["share of xdna2"] + found["share of cpu"] == pytest.approx(1)
     assert found["splits"] == len(backend.plan(phase.case).graphs[phase.case.steps[0].graph].assignment.splits)
 
 
 def test_of_ggmls_own_scheduler_the_nodes_are_shared() -> None:
     """It tells who computed which node and into how many splits the last graph fell, and no time of each device."""
-    found = measure(GgmlBackend(mode="sched"), read(f"{TINY},tg=2@0"), None).metrics
+    found = measure(PAIR, GgmlBackend(mode="sched"), read(f"{TINY},tg=2@0"), None).metrics
     assert (found["share of nodes on CPU"], "share of CPU" in found) == (1.0, False)
     assert found["splits"] == 1
 
@@ -202,7 +204,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def _left(devices: str, *, unchanged: int = 0) -> Result:
     phase = read(f"{TINY},tg=2,without=xdna2,unchanged={unchanged}@0")
-    return compared(_sched(devices), _sched("cpu"), phase, 1.0)
+    return compared(PAIR, _sched(devices), _sched("cpu"), phase, 1.0)
 
 
 def test_a_device_without_a_share_changes_nothing(clock: dict[str, float]) -> None:
@@ -248,7 +250,7 @@ def test_an_undecided_comparison_is_missing(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_device_that_nothing_replaces_is_needed() -> None:
     """What is left refuses a node: the reason."""
     phase = read(f"{TINY},tg=2,without=cpu@0")
-    found = compared(_sched(f"{USED},cpu"), Xdna2Backend(k="32"), phase, 1.0)
+    found = compared(PAIR, _sched(f"{USED},cpu"), Xdna2Backend(k="32"), phase, 1.0)
     assert found.detail.startswith("without cpu: needed: ")
     assert "xdna2 has no" in found.detail
 

@@ -29,7 +29,7 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib import mtmd
 from conformance.ggml.lib.mtmd import Mtmd
 from conformance.judge.evidence import Error
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live import projector as player
 from conformance.llama.live.comparison import judge_all
 from conformance.llama.live.projector import prepare
@@ -160,12 +160,12 @@ def play(ids: Iterable[str]) -> list[Result]:
 
 def related(relation: str, name: str) -> Result:
     """A relation in this process; OVERCLAIM where libmtmd reports an error."""
-    e = loaded(name)
+    e, pair = loaded(name), Pair(f"projector/{name}-do={relation}@1", "ggml")
     try:
         with e.clean():
-            return judge_all(relation, list(RELATIONS[relation].play(e)), on_cpu=True)
+            return judge_all(pair, relation, list(RELATIONS[relation].play(e)), on_cpu=True)
     except ConformanceError as error:
-        return Result("", "", Verdict.OVERCLAIM, error=Error(str(error)))
+        return Result(*pair, Verdict.OVERCLAIM, error=Error(str(error)))
 
 
 @needs_wheel

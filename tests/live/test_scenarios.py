@@ -16,11 +16,13 @@ from scenario_bugs import BUGS, LLAMA, model, planted
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live.comparison import Comparison, judge_all, saved
 from conformance.llama.live.scenario import FAMILY, Player, id_of, ids_of
 from conformance.llama.live.scenarios.table import SCENARIOS
 from conformance.run.isolation.isolate import Isolation
+
+PAIR = Pair("scenario/x@1", "ggml")
 
 
 @needs_wheel
@@ -68,17 +70,18 @@ def _pair(actual: list[float], expected: list[float], *, exact: bool = False, ap
 def test_what_pairs_say() -> None:
     """Bits where they must be equal, else the tolerance; nothing compared, or nothing changed, is VACUOUS."""
     near = [1.0, 2.000001]
-    assert judge_all("x", [_pair(near, [1.0, 2.0])], on_cpu=True).verdict is Verdict.PASS
-    assert judge_all("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=True).verdict is Verdict.FAIL
-    assert judge_all("x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=False).verdict is Verdict.PASS
-    assert judge_all("x", [_pair([1.0], [1.2])], on_cpu=False).verdict is Verdict.FAIL
-    assert judge_all("x", [_pair([1.0], [1.01])], on_cpu=False).verdict is Verdict.PASS
-    assert judge_all("x", [_pair([1.0], [1.01])], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all(PAIR, "x", [_pair(near, [1.0, 2.0])], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all(PAIR, "x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all(PAIR, "x", [_pair(near, [1.0, 2.0], exact=True)], on_cpu=False).verdict is Verdict.PASS
+    assert judge_all(PAIR, "x", [_pair([1.0], [1.2])], on_cpu=False).verdict is Verdict.FAIL
+    assert judge_all(PAIR, "x", [_pair([1.0], [1.01])], on_cpu=False).verdict is Verdict.PASS
+    assert judge_all(PAIR, "x", [_pair([1.0], [1.01])], on_cpu=True).verdict is Verdict.FAIL
     assert (
-        judge_all("x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict is Verdict.VACUOUS
+        judge_all(PAIR, "x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict
+        is Verdict.VACUOUS
     )
-    assert judge_all("x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
-    assert judge_all("x", [], on_cpu=True).verdict is Verdict.VACUOUS
+    assert judge_all(PAIR, "x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
+    assert judge_all(PAIR, "x", [], on_cpu=True).verdict is Verdict.VACUOUS
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_what_pairs_say() -> None:
 )
 def test_a_failure_states_its_error_for_waivers(actual: list[float], kind: str, error: float) -> None:
     """A waiver with `nmse` or `wrong` can excuse it."""
-    wrong = judge_all("x", [_pair(actual, [1.0, 0.0])], on_cpu=True).wrong
+    wrong = judge_all(PAIR, "x", [_pair(actual, [1.0, 0.0])], on_cpu=True).wrong
     assert wrong is not None
     assert wrong.kind == kind
     assert wrong.nmse == pytest.approx(error, rel=1e-5)
@@ -96,9 +99,9 @@ def test_a_failure_states_its_error_for_waivers(actual: list[float], kind: str, 
 def test_masked_logits_hide_no_others() -> None:
     """What a model never gives is left out of the error, and must be the same in both ways."""
     low = float(np.finfo(np.float32).min)
-    assert judge_all("x", [_pair([low, 1.0], [low, 1.0])], on_cpu=True).verdict is Verdict.PASS
-    assert judge_all("x", [_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict is Verdict.FAIL
-    other = judge_all("x", [_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
+    assert judge_all(PAIR, "x", [_pair([low, 1.0], [low, 1.0])], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all(PAIR, "x", [_pair([low, 1.0], [low, 2.0])], on_cpu=True).verdict is Verdict.FAIL
+    other = judge_all(PAIR, "x", [_pair([low, 1.0], [0.5, 1.0])], on_cpu=True)
     assert (other.verdict, "other tokens are masked" in other.detail) == (Verdict.FAIL, True)
 
 
@@ -116,11 +119,12 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
     right = np.ones((1, 1000), np.float32)
     off = right.copy()
     off[0, 0] += np.float32(0.2)  # NMSE 4e-5
-    assert judge_all("x", [Comparison("shift", off, right)], on_cpu=True).verdict is Verdict.FAIL
-    assert judge_all("x", [Comparison("shift", off, right, worth=1e-4)], on_cpu=True).verdict is Verdict.PASS
-    assert judge_all("x", [Comparison("shift", off, right, worth=1e-5)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all(PAIR, "x", [Comparison("shift", off, right)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all(PAIR, "x", [Comparison("shift", off, right, worth=1e-4)], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all(PAIR, "x", [Comparison("shift", off, right, worth=1e-5)], on_cpu=True).verdict is Verdict.FAIL
     assert (
-        judge_all("x", [Comparison("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict is Verdict.FAIL
+        judge_all(PAIR, "x", [Comparison("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict
+        is Verdict.FAIL
     )
 
 
@@ -189,7 +193,7 @@ def test_a_spread_widens_no_exact_comparison() -> None:
     off[0, 0] += np.float32(0.2)  # NMSE 4e-5
     for spread, exact, verdict in [(1.1e-5, False, "PASS"), (0.9e-5, False, "FAIL"), (1e-3, True, "FAIL")]:
         pair = Comparison("x", off, right, exact=exact, spread=spread)
-        assert judge_all("x", [pair], on_cpu=True).verdict == verdict
+        assert judge_all(PAIR, "x", [pair], on_cpu=True).verdict == verdict
 
 
 def test_quantised_weights_are_listed() -> None:
@@ -234,9 +238,9 @@ def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -
     player = Player(Spec("ggml"), Isolation(), None)
     alive: set[str] = set()
 
-    def once(name: str, _: object) -> Result:
+    def once(_pair: Pair, name: str, _request: object) -> Result:
         if name in alive:
-            return Result("", "", Verdict.PASS)
+            return Result(*PAIR, Verdict.PASS)
         raise BackendCrashError("it died")
 
     monkeypatch.setattr(player, "_once", once)
@@ -265,7 +269,7 @@ def test_a_model_that_hangs_is_not_unsupported(monkeypatch: pytest.MonkeyPatch) 
     """Scenarios that are not tried after three time-outs are time-outs, too."""
     player, tried = Player(Spec("ggml"), Isolation(), None), []
 
-    def once(name: str, _: object) -> Result:
+    def once(_pair: Pair, name: str, _request: object) -> Result:
         tried.append(name)
         raise BackendTimeoutError("no answer")
 

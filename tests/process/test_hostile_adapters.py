@@ -105,7 +105,7 @@ class Bench:
         found = self.runner.run(wicked, self.given)
         again = self.runner.run(CPU, self.given)
         if wicked in self.runner._backends:
-            self.runner._end(str(wicked), self.runner._backends.pop(wicked))
+            self.runner.end(str(wicked), self.runner._backends.pop(wicked))
         assert [(r.case, r.backend) for r in found] == [(c.id, str(wicked)) for c in self.given]
         assert {v for _, v, _ in self.first} == {"PASS"}
         assert told(again) == self.first

@@ -11,6 +11,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.judge import waivers
 from conformance.judge.verdict import Result, Verdict
+from conformance.run.attempt import UnderTest
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
 from conformance.run.session.settings import WaiverBook
@@ -38,9 +39,9 @@ def test_a_waived_case_shares_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[Sequence[str]] = []
     batch = Runner._run_batch
 
-    def seen(self: Runner, spec: Spec, backend: object, group: Sequence[Case]) -> list[Result]:
+    def seen(self: Runner, tested: UnderTest, group: Sequence[Case]) -> list[Result]:
         groups.append([c.id for c in group])
-        return batch(self, spec, backend, group)  # type: ignore[arg-type]  # passed on
+        return batch(self, tested, group)
 
     monkeypatch.setattr(Runner, "_run_batch", seen)
     try:

@@ -265,7 +265,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Tamper], Result]:
     def runs(case: Case, fault: Tamper) -> Result:
         kind = type("Planted", (Faulty,), {"fault": staticmethod(fault)})
         runner = Runner()
-        monkeypatch.setattr(runner, "_open", lambda spec, **_: kind(**dict(spec.options)))
+        monkeypatch.setattr(runner, "open", lambda spec, **_: kind(**dict(spec.options)))
         try:
             (result,) = runner.run(SPEC, [case])
         finally:
@@ -403,7 +403,7 @@ def test_a_graph_is_rebuilt_only_where_the_backend_takes_it(monkeypatch: pytest.
     monkeypatch.setattr(Faulty, "fault", staticmethod(right), raising=False)
     monkeypatch.setattr(Faulty, "fixed_graphs", True)
     runner = Runner()
-    monkeypatch.setattr(runner, "_open", lambda spec, **_: Faulty(**dict(spec.options)))
+    monkeypatch.setattr(runner, "open", lambda spec, **_: Faulty(**dict(spec.options)))
     try:
         (result,) = runner.run(SPEC, [relations.build(id_of("memory"))])
     finally:

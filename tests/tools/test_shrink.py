@@ -302,7 +302,7 @@ def test_each_pass_is_said_before_it_is_tried(runner: Runner) -> None:
 def test_crashes_are_told_apart_by_their_last_words(a: tuple[str, str], b: tuple[str, str], *, same: bool) -> None:
     """How it died and the assertion count; steps, cases and numbers do not."""
     errors = (Error(f"x: computing steps[{k}] of f/a={k}@1: it died", *said) for k, said in enumerate((a, b)))
-    first, second = (signature_of(Result("", "", Verdict.CRASH, error=e)) for e in errors)
+    first, second = (signature_of(Result("ops/x@1", "ggml", Verdict.CRASH, error=e)) for e in errors)
     assert (first == second) is same
 
 

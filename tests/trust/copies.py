@@ -51,9 +51,10 @@ class Copies(Runner):
         super().__init__()
         self._plants = {p.spec.name: p for p in plants}
 
-    def _open(self, spec: Spec, *, own: bool) -> Backend:
+    def open(self, spec: Spec, *, own: bool) -> Backend:
+        """A plant, or the backend itself."""
         plant = self._plants.get(spec.name)
-        return super()._open(spec, own=own) if plant is None else load(plant, dict(spec.options))
+        return super().open(spec, own=own) if plant is None else load(plant, dict(spec.options))
 
 
 def _is_copied(name: str) -> bool:

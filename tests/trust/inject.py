@@ -197,10 +197,11 @@ class Injector(Runner):
             self._folders[name] = Folder(plant)
         return self._folders[name]
 
-    def _open(self, spec: Spec, *, own: bool) -> Backend:
+    def open(self, spec: Spec, *, own: bool) -> Backend:
+        """A plant, or the backend itself."""
         plant = self._plants.get(spec.name)
         if plant is None:
-            return super()._open(spec, own=own)
+            return super().open(spec, own=own)
         adapter, folder = Spec(Spec.parse(plant.of).name, spec.options), self.folder(plant)
         try:
             return Injected(adapter, folder, Workers(self._workers.isolation))

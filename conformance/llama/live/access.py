@@ -48,7 +48,7 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
-        found = device(spec)
+        self._spec, found = spec, device(spec)
         self._process = Process("conformance.llama.live.transfers", found, Load(found.lib), isolation)
 
     def play(self, case_id: str) -> Result:
@@ -57,7 +57,7 @@ class Player:
         begun = time.perf_counter()
         wrong = self._process.ask(way=way, seed=seed)["wrong"]
         verdict = Verdict.FAIL if wrong else Verdict.PASS
-        return Result("", "", verdict, seconds=time.perf_counter() - begun).noted(wrong)
+        return Result(case_id, str(self._spec), verdict, seconds=time.perf_counter() - begun).noted(wrong)
 
     def close(self) -> None:
         """End the process."""

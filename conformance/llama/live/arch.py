@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UnavailableError
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.zoo.family import Request
 from conformance.llama.zoo.model import lacks, runnable
 from conformance.llama.zoo.recorder import flips, load_choices
@@ -93,7 +93,7 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
-        self._device = device(spec)
+        self._spec, self._device = spec, device(spec)
         self._models = Models(isolation)
 
     def play(self, case_id: str) -> Result:
@@ -103,7 +103,7 @@ class Player:
         begun = time.perf_counter()
         run = self.run(self._device, request)
         seconds = time.perf_counter() - begun
-        result = judge_runs(run.results, expected)
+        result = judge_runs(Pair(case_id, str(self._spec)), run.results, expected)
         if result.verdict is Verdict.FAIL:
             result = self._explained(result, run, request)
         return replace(result, seconds=seconds, metrics=run.notes)
@@ -170,7 +170,7 @@ def _judge_again(result: Result, run: Run, watched: Run, forced: Run, notes: Seq
     more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
     if any(not nmse(a, b) <= TOLERANCE for a, b in zip(run.results, watched.results, strict=True)):
         return result.noted(f"{notes[0]}{more}, but its results change when its nodes are observed")
-    same = judge_runs(watched.results, forced.results)
+    same = judge_runs(Pair(result.case, result.backend), watched.results, forced.results)
     text = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
     if same.verdict is Verdict.PASS:
         return same.noted(f"{text}, with the CPU's own experts {result.nmse:.2g}")

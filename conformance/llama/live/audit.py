@@ -22,8 +22,9 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.evidence import Error
 from conformance.judge.judge import judge_trajectory
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Pair, Result, Verdict
 from conformance.run.execute import execute, with_values
+from conformance.run.failed import unsupported
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, without_steps
 from conformance.run.runner import Runner
@@ -118,7 +119,7 @@ class Auditor:
 
     def __init__(self, spec: Spec, isolation: Isolation, save: Path | None) -> None:
         """ConformanceError if the backend cannot be opened."""
-        self.runner = Runner(isolation=isolation, save_failures=save)
+        self._named, self.runner = spec, Runner(isolation=isolation, save_failures=save)
         try:
             self.spec = strict(self.runner, spec)
             self.backend: Backend = self.runner.backend(self.spec)
@@ -137,8 +138,10 @@ class Auditor:
         if self._judge is None or self._judge.case is not case:
             self._judge = Judge(self, case)
         if not subject:
-            return self._judge.trajectory()
-        return self._judge.weight(subject) if subject in weights else self._judge.op_param(subject)
+            result = self._judge.trajectory()
+        else:
+            result = self._judge.weight(subject) if subject in weights else self._judge.op_param(subject)
+        return replace(result, case=case_id, backend=str(self._named))
 
     def close(self) -> None:
         """Close the backend."""
@@ -179,8 +182,8 @@ class Judge:
     """Compares a backend's answers about one case with runs of it."""
 
     def __init__(self, bench: Auditor, case: Case) -> None:
-        self.case = case
-        self._bench = bench
+        self.case, self._bench = case, bench
+        self._pair = Pair(case.id, str(bench.spec))
 
     @cached_property
     def _plain(self) -> Result:
@@ -234,17 +237,17 @@ class Judge:
     def _placed(self, answers: Answers) -> tuple[Result, int]:
         """Run with a weight in one buffer type; return the result and how many uses ran."""
         hung = self._bench.hung[answers.buffer] >= MOST_HUNG
-        result, ran = _unsupported(answers.said[answers.refused[0]].reason if answers.refused else ""), 0
+        result, ran = self._unsupported(answers.said[answers.refused[0]].reason if answers.refused else ""), 0
         if answers.absent:
-            result = _unsupported(answers.absent)
+            result = self._unsupported(answers.absent)
         elif answers.error:
-            result = Result("", "", Verdict.OVERCLAIM, error=Error(f"in supports_op: {answers.error}"))
+            result = Result(*self._pair, Verdict.OVERCLAIM, error=Error(f"in supports_op: {answers.error}"))
         elif answers.taken and hung:
-            result = _unsupported(f"not run: {_HUNG}")
+            result = self._unsupported(f"not run: {_HUNG}")
         elif answers.taken:
             result, ran = self._run_placed(answers)
         if result.verdict in (Verdict.PASS, Verdict.UNSUPPORTED) and (why := uses.contradiction(answers, self._equal)):
-            result = Result("", "", Verdict.FAIL, error=Error(why))
+            result = Result(*self._pair, Verdict.FAIL, error=Error(why))
         return result, ran
 
     def _run_placed(self, answers: Answers) -> tuple[Result, int]:
@@ -257,7 +260,7 @@ class Judge:
         placed = replace(self.case, id=case_id, placement={w: Placement(answers.buffer, must=True)})
         if self._plain.verdict is Verdict.PASS and not answers.refused:
             return _checked(bench.run(placed, answers.buffer)), len(answers.taken)
-        result, ran = _unsupported("no node that uses the weight computes anything"), 0
+        result, ran = self._unsupported("no node that uses the weight computes anything"), 0
         try:
             for made, copies in uses.nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
                 case = replace(made, id=f"{placed.id}{made.id.removeprefix(self.case.id)}")
@@ -266,7 +269,7 @@ class Judge:
                 if result.verdict is not Verdict.PASS:
                     break
         except ConformanceError as e:
-            result = _unsupported(f"no reference: {e}")
+            result = self._unsupported(f"no reference: {e}")
         return result, ran
 
     @cached_property
@@ -286,20 +289,20 @@ class Judge:
         """Run one node with an op_param changed."""
         bench = self._bench
         if bench.hung[0] >= MOST_HUNG:
-            return _unsupported(f"not run: {_HUNG}")
+            return self._unsupported(f"not run: {_HUNG}")
         try:
             variation, unchanged, case = self._changed[name]
         except ConformanceError as e:
-            return _unsupported(f"no reference for op_params: {e}")
+            return self._unsupported(f"no reference for op_params: {e}")
         except KeyError:
-            return _unsupported(f"no node has this parameter alone: {name}")
+            return self._unsupported(f"no node has this parameter alone: {name}")
         what = f"{uses.spell(variation.changed)} with {variation.values}"
         reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(case))
         right, error = uses.attempt(lambda: (_value(reference, unchanged), _value(reference, case)))
         if right is None:
-            return _unsupported(f"{what}: no reference: {error}")
+            return self._unsupported(f"{what}: no reference: {error}")
         if self._same(case, *right):
-            return _unsupported(f"{what} changes nothing here")
+            return self._unsupported(f"{what} changes nothing here")
         result = _checked(bench.run(case, 0))
         if result.verdict is Verdict.FAIL:
             own, _ = uses.attempt(lambda: (_value(bench.backend, unchanged), _value(bench.backend, case)))
@@ -308,6 +311,9 @@ class Judge:
             says = f"the same result without the change, so {param} is ignored" if ignored else "is wrong"
             result = result.noted(f"{what} {says}")
         return result
+
+    def _unsupported(self, why: str) -> Result:
+        return unsupported(self._pair, Error(why, why))
 
     def _same(self, case: Case, expected: Bytes, found: Bytes) -> bool:
         """Return True if two values of the only output of `case` are equal within its budget."""
@@ -319,10 +325,6 @@ class Judge:
 def _value(backend: Backend, case: Case) -> Bytes:
     (node,) = case.steps[0].outputs
     return execute(backend, case).steps[0].outputs[node]
-
-
-def _unsupported(why: str) -> Result:
-    return Result("", "", Verdict.UNSUPPORTED, error=Error(why, why))
 
 
 def _checked(result: Result) -> Result:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.judge.evidence import Error, Fault, Place
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.judge.wrong import Wrong
 
 F32 = NDArray[np.float32]
@@ -60,13 +60,13 @@ def nmse(actual: F32, expected: F32) -> float:
     return float(np.sum((a - e) ** 2)) / energy if energy else (0.0 if not a.any() else inf)
 
 
-def judge_runs(results: Sequence[F32], expected: Sequence[F32]) -> Result:
+def judge_runs(pair: Pair, results: Sequence[F32], expected: Sequence[F32]) -> Result:
     """Return PASS, or FAIL with the first batch that is out of tolerance."""
     if len(results) != len(expected):
-        return Result("", "", Verdict.FAIL, notes=(f"{len(expected)} batches expected, {len(results)} found",))
+        return Result(*pair, Verdict.FAIL, notes=(f"{len(expected)} batches expected, {len(results)} found",))
     errors = [nmse(ours, theirs) for ours, theirs in zip(results, expected, strict=True)]
     worst = max(errors, default=0.0)
-    result = Result("", "", Verdict.PASS, worst / TOLERANCE, worst, steps=len(errors))
+    result = Result(*pair, Verdict.PASS, worst / TOLERANCE, worst, steps=len(errors))
     step = next((k for k, error in enumerate(errors) if not error <= TOLERANCE), None)
     if step is None:
         return result
@@ -89,7 +89,7 @@ def saved(said: Sequence[Mapping[str, Any]], file: Path) -> list[Comparison]:
         ]
 
 
-def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> Result:
+def judge_all(pair: Pair, name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> Result:
     """Return PASS if all comparisons agree, else FAIL with the first that does not.
 
     VACUOUS if nothing was compared, expected values are all 0, or two results that must differ are equal.
@@ -98,24 +98,24 @@ def judge_all(name: str, comparisons: Sequence[Comparison], *, on_cpu: bool) -> 
     difference of up to `SPREADS` times the `spread` passes, too, unless it is `exact`.
     """
     if all(each.apart for each in comparisons):
-        return _vacuous("nothing was compared")
+        return _vacuous(pair, "nothing was compared")
     worst = used = 0.0
     for i, each in enumerate(comparisons):
         error = _error(each)
         if each.apart:
             if error <= TOLERANCE:
-                return _vacuous(f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
+                return _vacuous(pair, f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
             continue
         if not each.expected.any():
-            return _vacuous(f"{each.what}: {SILENT}")
+            return _vacuous(pair, f"{each.what}: {SILENT}")
         exact = on_cpu and each.exact
         tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.worth, SPREADS * each.spread)
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
         if error > tolerance:
             must = "a bit-exact result" if exact else f"at most {tolerance:.2g}"
             what = f"NMSE {error:.2g}, {must} expected" if error < inf else _why_infinite(each)
-            return _failed(Result("", "", Verdict.FAIL, used, error), i, f"{each.what}: {what}", each.actual, name)
-    return Result("", "", Verdict.PASS, used, worst, steps=len(comparisons))
+            return _failed(Result(*pair, Verdict.FAIL, used, error), i, f"{each.what}: {what}", each.actual, name)
+    return Result(*pair, Verdict.PASS, used, worst, steps=len(comparisons))
 
 
 def spread(base: Sequence[Comparison], nudged: Sequence[Comparison]) -> float:
@@ -125,8 +125,8 @@ def spread(base: Sequence[Comparison], nudged: Sequence[Comparison]) -> float:
     return max((nmse(new.expected, old.expected) for new, old in zip(nudged, base, strict=True)), default=inf)
 
 
-def _vacuous(why: str) -> Result:
-    return Result("", "", Verdict.VACUOUS, error=Error(why, why))
+def _vacuous(pair: Pair, why: str) -> Result:
+    return Result(*pair, Verdict.VACUOUS, error=Error(why, why))
 
 
 def _error(it: Comparison) -> float:

@@ -11,7 +11,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.judge.evidence import Error, Fault, Place
-from conformance.judge.verdict import Result, Verdict, counted
+from conformance.judge.verdict import Pair, Result, Verdict, counted
 from conformance.llama.live import graphs as layout
 from conformance.llama.zoo.model import lacks
 from conformance.run.isolation.isolate import Isolation
@@ -47,10 +47,11 @@ class Player:
 
     def __init__(self, spec: Spec, _isolation: Isolation, _save: Path | None) -> None:
         """Find the library. UnavailableError if the backend is not a ggml library."""
-        self._lib = device(spec).lib
+        self._spec, self._lib = spec, device(spec).lib
 
     def play(self, case_id: str) -> Result:
         """Return PASS if all graphs are equal. BackendError if llama.cpp fails."""
+        pair = Pair(case_id, str(self._spec))
         try:
             theirs, ours = layout.pair(*_read(case_id), self._lib)
         except UsageError as e:
@@ -58,11 +59,11 @@ class Player:
         metrics = {"nodes": float(sum(len(step.graph) for step in theirs.steps))}
         moved = list(layout.moved(theirs, ours))
         if not moved:
-            return Result("", "", Verdict.PASS, steps=len(theirs.steps), metrics=metrics)
+            return Result(*pair, Verdict.PASS, steps=len(theirs.steps), metrics=metrics)
         where = Place(Fault.NODE, moved[0].step, moved[0].place, steps=len(theirs.steps))
         error = Error(f"{counted(len(moved), 'difference')}: {moved[0].what}", moved[0].what)
         others = tuple(map(str, moved[1 : 1 + SHOWN]))
-        return Result("", "", Verdict.FAIL, where=where, error=error, notes=others, metrics=metrics)
+        return Result(*pair, Verdict.FAIL, where=where, error=error, notes=others, metrics=metrics)
 
     def close(self) -> None:
         """Do nothing, because no process or file stays open."""

@@ -34,7 +34,7 @@ from conformance.ggml.errors import (
 from conformance.ggml.lib.breakdown import Parts
 from conformance.ggml.types import TYPES
 from conformance.judge.evidence import Error
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.zoo.family import Request, prepare, read
 from conformance.perf.held import HELD_MARGIN, PEAK_MARGIN, Allowed, weights_held
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
@@ -312,19 +312,20 @@ class Player:
             UnavailableError: it cannot be measured.
             BackendError: the backend failed.
         """
+        pair = Pair(case_id, str(self._spec))
         if _is_of_builds(case_id):
-            return self._of_build(*_read_of_builds(case_id))
+            return self._of_build(pair, *_read_of_builds(case_id))
         weight_type, limit, model = _read(case_id)
         if self._device is None:
-            return self._of_adapter(weight_type, limit, model)
-        return self._on_device(self._device, weight_type, limit, model)
+            return self._of_adapter(pair, weight_type, limit, model)
+        return self._on_device(pair, self._device, weight_type, limit, model)
 
     def close(self) -> None:
         """Remove the models."""
         self._models.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _of_build(self, case_id: str, own: Mapping[str, Any]) -> Result:
+    def _of_build(self, pair: Pair, case_id: str, own: Mapping[str, Any]) -> Result:
         if self._device is None:
             raise UnavailableError("leaks are measured in llama.cpp: --backend ggml")
         request = self._models.use(case_id)
@@ -334,10 +335,10 @@ class Player:
         metrics = {"resident": float(held.held), "loading": float(held.loading), **held.buffers}
         metrics |= {"step": held.step, "cycle": held.cycle} if grows else {}
         if not own["of"]:
-            return _over(case_id, metrics, dict.fromkeys(_LEAKS, (0, LEAK)))
-        return _over(case_id, metrics, {own["of"].replace(".", " in "): (own["expected"], own["limit"])})
+            return _over(pair, case_id, metrics, dict.fromkeys(_LEAKS, (0, LEAK)))
+        return _over(pair, case_id, metrics, {own["of"].replace(".", " in "): (own["expected"], own["limit"])})
 
-    def _of_adapter(self, weight_type: str, limit: float | None, model: Path | None) -> Result:
+    def _of_adapter(self, pair: Pair, weight_type: str, limit: float | None, model: Path | None) -> Result:
         if model is not None:
             raise UnavailableError(
                 f"{model.name} is for llama.cpp on a ggml device; other adapters run a generated model"
@@ -347,9 +348,9 @@ class Player:
         found = weights_held(self._spec, partial(open_backend, self._spec, own=True), weight_type)
         allowed = Allowed.of(self._spec, weight_type, found.largest, limit)
         assert allowed is not None
-        return _judged(found.held, found.peak, allowed, {"weights": float(found.nbytes)})
+        return _judged(pair, found.held, found.peak, allowed, {"weights": float(found.nbytes)})
 
-    def _on_device(self, on: Device, weight_type: str, limit: float | None, model: Path | None) -> Result:
+    def _on_device(self, pair: Pair, on: Device, weight_type: str, limit: float | None, model: Path | None) -> Result:
         little = small(self._folder, weight_type)
         much = of_file(model, little) if model else large(self._folder, weight_type)
         own = Device("CPU", on.lib)
@@ -364,7 +365,7 @@ class Player:
         why = f"1.00 in the device's buffer; {_MATRIX:.2f} at peak for a matrix that is read or converted"
         most = COPIES if limit is None else limit
         allowed = Allowed(most, (1 if limit is None else limit) + _MATRIX + PEAK_MARGIN, why)
-        return _judged(found.held, found.peak, allowed, {k: float(n) for k, n in sizes.items()} | held.buffers)
+        return _judged(pair, found.held, found.peak, allowed, {k: float(n) for k, n in sizes.items()} | held.buffers)
 
 
 _WORDS = {"resident": "resident memory", "loading": "peak while loading", "step": "growth per decoded token",
@@ -372,7 +373,7 @@ _WORDS = {"resident": "resident memory", "loading": "peak while loading", "step"
 """Metric -> words."""
 
 
-def _over(case_id: str, metrics: Mapping[str, float], limits: Mapping[str, tuple[int, int]]) -> Result:
+def _over(pair: Pair, case_id: str, metrics: Mapping[str, float], limits: Mapping[str, tuple[int, int]]) -> Result:
     """Compare metrics with `limits`, each with the expected bytes and the largest that pass."""
     said, over = [], []
     for name, (expected, limit) in limits.items():
@@ -382,12 +383,12 @@ def _over(case_id: str, metrics: Mapping[str, float], limits: Mapping[str, tuple
         over += [words] if value > limit else []
     text = f"{case_id.partition('/')[2].partition('-')[0]}: {'; '.join(said)}"
     if not over:
-        return Result("", "", Verdict.PASS, notes=(text,), metrics=dict(metrics))
+        return Result(*pair, Verdict.PASS, notes=(text,), metrics=dict(metrics))
     error = Error(text, f"{' and '.join(over)} over the limit")
-    return Result("", "", Verdict.FAIL, error=error, metrics=dict(metrics))
+    return Result(*pair, Verdict.FAIL, error=error, metrics=dict(metrics))
 
 
-def _judged(held: float, peak: float, allowed: Allowed, sizes: Mapping[str, float]) -> Result:
+def _judged(pair: Pair, held: float, peak: float, allowed: Allowed, sizes: Mapping[str, float]) -> Result:
     """Return the result of a measurement; `sizes` in bytes."""
     metrics = {"copies": held, "limit": allowed.held, "peak_copies": peak, "peak_limit": allowed.peak, **sizes}
     said = (
@@ -396,8 +397,8 @@ def _judged(held: float, peak: float, allowed: Allowed, sizes: Mapping[str, floa
     )
     over = [what for what, n, most in (("copies", held, allowed.held), ("peak", peak, allowed.peak)) if n > most]
     if not over:
-        return Result("", "", Verdict.PASS, notes=(said,), metrics=metrics)
-    return Result("", "", Verdict.FAIL, error=Error(said, f"{' and '.join(over)} over the limit"), metrics=metrics)
+        return Result(*pair, Verdict.PASS, notes=(said,), metrics=metrics)
+    return Result(*pair, Verdict.FAIL, error=Error(said, f"{' and '.join(over)} over the limit"), metrics=metrics)
 
 
 def _ids(level: Level) -> list[str]:

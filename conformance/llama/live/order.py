@@ -187,7 +187,7 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the library. UnavailableError if there is no such library, or a device is named."""
-        found = device(spec)
+        self._spec, found = spec, device(spec)
         if found.device not in ("", "CPU"):
             raise UnavailableError(f"{spec}: the family {NAME} tests a build on devices of its own: name no device")
         self._lib, self._models = found.lib, Models(isolation)
@@ -216,7 +216,8 @@ class Player:
             if request.setting.fail.what != DROP or "RPC" not in str(e):
                 raise
             said = self._after_drop(asked, request.devices, str(e))
-        result = Result("", "", Verdict.PASS, seconds=time.perf_counter() - begun, metrics=said["calls"])
+        seconds = time.perf_counter() - begun
+        result = Result(case_id, str(self._spec), Verdict.PASS, seconds=seconds, metrics=said["calls"])
         return judge(result, request.setting.fail, said)
 
     def _check_cpu(self, asked: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.compare import compare
 from conformance.judge.evidence import Error
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.perf.measure import Rounds, Subject, Values, play, restore
 from conformance.perf.statistics import FINE, REGRESSED, decide
 from conformance.run.isolation.isolate import Isolation, Workers, open_backend
@@ -113,11 +113,11 @@ class Player:
             UnavailableError: the backend refuses the case, or has no such device to leave out.
             BackendError: the backend failed.
         """
-        phase = read(case_id)
+        phase, pair = read(case_id), Pair(case_id, str(self._spec))
         if phase.without:
             with closing(open_backend(left_out(self._spec, phase.without), self._workers)) as less:
-                return compared(self._backend, less, phase)
-        result = measure(self._backend, phase, self._meter)
+                return compared(pair, self._backend, less, phase)
+        result = measure(pair, self._backend, phase, self._meter)
         counted = f"energy: {self._meter}" if self._meter else "energy: not available"
         return result.noted(f"{counted} ({self._lacks})" if self._lacks else counted)
 
@@ -126,7 +126,7 @@ class Player:
         self._backend.close()
 
 
-def measure(backend: Backend, phase: Phase, counters: Meter | None) -> Result:
+def measure(pair: Pair, backend: Backend, phase: Phase, counters: Meter | None) -> Result:
     """Run the first step of a case to warm up, restore its caches, and time all of its steps.
 
     Raises:
@@ -155,9 +155,9 @@ def measure(backend: Backend, phase: Phase, counters: Meter | None) -> Result:
     nodes = {} if witness.seconds else _nodes_on(witness.kernels)
     metrics |= {f"share of {d}": s / total for d, s in computing.items() if not nodes}
     metrics |= {f"share of nodes on {d}": share for d, share in nodes.items()}
-    result = Result("", "", Verdict.PASS, seconds=seconds, steps=len(case.steps), metrics=metrics)
+    result = Result(*pair, Verdict.PASS, seconds=seconds, steps=len(case.steps), metrics=metrics)
     if not all(np.isfinite(v.view(np.float32)).all() for step in values for v in step.values()):
-        return Result("", "", Verdict.FAIL, error=Error("NaN or infinity in the logits"), metrics=metrics)
+        return Result(*pair, Verdict.FAIL, error=Error("NaN or infinity in the logits"), metrics=metrics)
     return result
 
 
@@ -213,7 +213,7 @@ def left_out(spec: Spec, device: str) -> Spec:
     return Spec(spec.name, tuple({**dict(spec.options), **possible[device]}.items()))
 
 
-def compared(whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET) -> Result:
+def compared(pair: Pair, whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET) -> Result:
     """Time a phase with and without a device for up to `budget` seconds; compare the outputs.
 
     Raises:
@@ -225,7 +225,7 @@ def compared(whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET
     try:
         _check(less, case)
     except UnavailableError as e:
-        return _answered(phase, f"needed: {e}", {})
+        return _answered(pair, phase, f"needed: {e}", {})
     with ExitStack() as stack:
         sessions = {k: stack.enter_context(b.open(case)) for k, b in ((WITH, whole), (WITHOUT, less))}
         values: dict[str, Values] = {}
@@ -248,16 +248,16 @@ def compared(whole: Backend, less: Backend, phase: Phase, budget: float = BUDGET
     }
     if total := sum(seconds.values()):
         found[f"share of {phase.without}"] = seconds.get(phase.without, 0.0) / total
-    return _answered(phase, answer, {k: v for k, v in found.items() if isfinite(v)})
+    return _answered(pair, phase, answer, {k: v for k, v in found.items() if isfinite(v)})
 
 
-def _answered(phase: Phase, answer: str, metrics: dict[str, float]) -> Result:
+def _answered(pair: Pair, phase: Phase, answer: str, metrics: dict[str, float]) -> Result:
     if phase.unchanged and answer == UNDECIDED:
         error = Error(f"{UNDECIDED}: the times vary too much")
-        return Result("", "", Verdict.UNSUPPORTED, error=error, metrics=metrics, undecided=True)
+        return Result(*pair, Verdict.UNSUPPORTED, error=error, metrics=metrics, undecided=True)
     if phase.unchanged and answer != UNCHANGED:
-        return Result("", "", Verdict.FAIL, error=Error(answer), metrics=metrics)
-    return Result("", "", Verdict.PASS, notes=(f"without {phase.without}: {answer}",), metrics=metrics)
+        return Result(*pair, Verdict.FAIL, error=Error(answer), metrics=metrics)
+    return Result(*pair, Verdict.PASS, notes=(f"without {phase.without}: {answer}",), metrics=metrics)
 
 
 def _timer(session: Session, case: Case, name: str, values: dict[str, Values]) -> Callable[[], float]:

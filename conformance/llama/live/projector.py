@@ -20,7 +20,7 @@ import numpy as np
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
-from conformance.judge.verdict import Result
+from conformance.judge.verdict import Pair, Result
 from conformance.llama.zoo.family import ENVIRONMENT, KEYS, TIME_LIMIT
 from conformance.llama.zoo.model import lacks
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
@@ -76,7 +76,7 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
-        self._device, self._limits = device(spec), isolation
+        self._spec, self._device, self._limits = spec, device(spec), isolation
         self._folder = Path(tempfile.mkdtemp(prefix="conformance-projector-"))
         self._made = ("", "")
         self._processes: dict[Device, Process] = {}
@@ -90,13 +90,14 @@ class Player:
             for d in (self._device, self._device.judge):
                 self._processes[d] = Process(SERVICE, d, replace(load, lib=d.lib), self._limits)
             self._made = name, type_w
-        begun = time.perf_counter()
+        begun, pair = time.perf_counter(), Pair(case_id, str(self._spec))
         if do in RELATIONS:
             reply = self._processes[self._device].ask(relation=do, folder=str(self._folder))
-            result = judge_all(do, saved(reply["comparisons"], self._folder / f"{do}.npz"), on_cpu=self._device.on_cpu)
+            comparisons = saved(reply["comparisons"], self._folder / f"{do}.npz")
+            result = judge_all(pair, do, comparisons, on_cpu=self._device.on_cpu)
         else:
             expected = self._reference(do)
-            result = judge_runs(self._chunks(self._device, do), expected)
+            result = judge_runs(pair, self._chunks(self._device, do), expected)
         return replace(result, seconds=time.perf_counter() - begun)
 
     def _chunks(self, d: Device, medium: str) -> list[F32]:

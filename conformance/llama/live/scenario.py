@@ -15,7 +15,7 @@ from pathlib import Path
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.zoo.family import Request
 from conformance.llama.zoo.model import lacks, runnable
 from conformance.run.isolation.isolate import Isolation
@@ -119,7 +119,7 @@ class Player:
 
     def __init__(self, spec: Spec, isolation: Isolation, _save: Path | None) -> None:
         """Find the device. UnavailableError if the backend is not a ggml library."""
-        found = device(spec)
+        self._spec, found = spec, device(spec)
         self._device = replace(found, environment={**ENVIRONMENT, **found.environment})
         self._models = Models(isolation)
         self._model = ""
@@ -143,7 +143,7 @@ class Player:
             kind, does = (BackendTimeoutError, "hangs or dies") if self._hung else (UnavailableError, "dies")
             raise kind(f"its process {does} with {', '.join(self._died)}, so no further scenarios were tried")
         try:
-            result = self._play(name, request)
+            result = self._play(Pair(case_id, str(self._spec)), name, request)
         except (BackendCrashError, BackendTimeoutError) as e:
             self._hung |= isinstance(e, BackendTimeoutError)
             if self._died is not None:
@@ -152,19 +152,19 @@ class Player:
         self._died = None
         return result
 
-    def _play(self, name: str, request: Request) -> Result:
+    def _play(self, pair: Pair, name: str, request: Request) -> Result:
         begun = time.perf_counter()
-        result = self._once(name, request)
+        result = self._once(pair, name, request)
         silent = result.verdict is Verdict.VACUOUS and result.detail.endswith(SILENT)
         if silent and not self._models.embeddings:  # it gives embeddings in place of logits
             self._models.embeddings = True
-            result = self._once(name, request)
+            result = self._once(pair, name, request)
         return replace(result, seconds=time.perf_counter() - begun)
 
-    def _once(self, name: str, request: Request) -> Result:
+    def _once(self, pair: Pair, name: str, request: Request) -> Result:
         """Run a scenario; measure the spread of roundings if a difference is over the limit."""
         found = self._compared(name, request)
-        result = judge_all(name, found, on_cpu=self._device.on_cpu)
+        result = judge_all(pair, name, found, on_cpu=self._device.on_cpu)
         if result.wrong is None or result.wrong.kind != "numbers":
             return result
         try:
@@ -179,11 +179,11 @@ class Player:
         """
         if spread_of(found, self._compared(name, request, nudge=0)):
             return result.noted("the same model gives other results, so roundings cannot be told from faults")
-        spread = 0.0
+        spread, pair = 0.0, Pair(result.case, result.backend)
         for draw in range(1, NUDGES + 1):
             changed = spread_of(found, self._compared(name, request, nudge=draw))
             spread = max(spread, changed if isfinite(changed) else 0.0)
-            judged = judge_all(name, [replace(c, spread=spread) for c in found], on_cpu=self._device.on_cpu)
+            judged = judge_all(pair, name, [replace(c, spread=spread) for c in found], on_cpu=self._device.on_cpu)
             if judged.verdict is not Verdict.FAIL:
                 break
         return replace(judged, metrics={"spread": spread}).noted(

@@ -186,6 +186,10 @@ class WaiverBook:
         entries = self._waivers[spec].entries if spec in self._waivers else ()
         return [w.verdict for w in entries if w.covers(case_id)]
 
+    def expects(self, spec: Spec, case_id: str, verdict: Verdict) -> bool:
+        """Return True if a waiver of `spec` expects this verdict of a case."""
+        return verdict in self.verdicts(spec, case_id)
+
     def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
         """Return a sentence per waiver that fails the run, and a unified diff per file to fix it."""
         rows = list(results)
@@ -198,6 +202,9 @@ class WaiverBook:
             if found and (edit := proposal(own, found)):
                 edits.append(edit)
         return sentences, edits
+
+
+NO_WAIVERS = WaiverBook({}, date.min)
 
 
 def active_settings(settings: Settings, waivers: WaiverBook | None = None) -> dict[str, JSON] | None:

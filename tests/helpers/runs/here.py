@@ -10,6 +10,7 @@ from conformance.run.runner import Runner
 class Here(Runner):
     """Opens every backend in this process."""
 
-    def _open(self, spec: Spec, *, own: bool) -> Backend:
+    def open(self, spec: Spec, *, own: bool) -> Backend:
+        """The backend itself."""
         del own
         return create(spec)

@@ -18,7 +18,7 @@ from function_faults import Spoil
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.llama import Llama
 from conformance.judge.evidence import Error
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live.comparison import judge_all
 from conformance.llama.live.scenarios.harness import Harness
 from conformance.llama.live.scenarios.table import SCENARIOS
@@ -505,7 +505,7 @@ def model(arch: str) -> DeviceModel:
 
 def played(scenario: str, arch: str = LLAMA) -> Result:
     """A scenario in this process, all its parts; OVERCLAIM where llama.cpp reports an error."""
-    it = model(arch)
+    it, pair = model(arch), Pair(f"scenario/{arch}-do={scenario}@1", "ggml")
     comparisons = []
     try:
         for part in range(SCENARIOS[scenario].parts):
@@ -513,8 +513,8 @@ def played(scenario: str, arch: str = LLAMA) -> Result:
             with harness.clean():
                 comparisons += list(SCENARIOS[scenario].play(harness))
     except ConformanceError as e:
-        return Result("", "", Verdict.OVERCLAIM, error=Error(str(e)))
-    return judge_all(scenario, comparisons, on_cpu=True)
+        return Result(*pair, Verdict.OVERCLAIM, error=Error(str(e)))
+    return judge_all(pair, scenario, comparisons, on_cpu=True)
 
 
 @contextmanager
