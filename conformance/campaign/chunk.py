@@ -71,8 +71,8 @@ class Reply:
     """Why the worker cannot run the backend; empty where it can."""
     worker: str = ""
     environment: dict[str, JSON] = field(default_factory=dict)
-    undeclared: Sequence[str] = ()
-    """Backends whose rounding is not known."""
+    undeclared: bool = False
+    """True if the rounding of the backend is not known."""
 
     def pack(self) -> bytes:
         """Return the reply as compressed JSON."""
@@ -103,7 +103,7 @@ def run_chunk(text: str) -> bytes:
 def execute(chunk: Chunk, worker: str = "") -> Reply:
     """Run a chunk until its time is over."""
     began, rows, why = time.monotonic(), list[JSON](), ""
-    undeclared: Sequence[str] = ()
+    undeclared = False
     try:
         runner = _runner(chunk)
         size = runner.batch_size(chunk.spec)
@@ -112,7 +112,7 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
             if rows and time.monotonic() - began > chunk.seconds:
                 break
             rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
-        undeclared = list(map(str, runner.undeclared))
+        undeclared = chunk.spec in runner.undeclared
     except ConformanceError as e:
         why = str(e)
     return Reply(rows, why, worker, environment(), undeclared)

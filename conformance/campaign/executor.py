@@ -249,7 +249,8 @@ class Executor:
         if isinstance(reply, Reply):
             self._keep(chunk.spec, [_result(row) for row in reply.rows])
             self.environments[reply.worker] = reply.environment
-            self._run.runner.undeclared.update(dict.fromkeys(map(Spec.parse, reply.undeclared)))
+            if reply.undeclared:
+                self._run.runner.undeclared[chunk.spec] = None
             if reply.why:
                 self._backends[chunk.spec].refused[reply.worker] = f"{reply.worker}: {reply.why}"
         self._end(number, chunk)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import BackendError, ConformanceError, UnavailableError, UsageError
 from conformance.installed import Parts
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Pair, Result, Verdict
@@ -55,8 +55,8 @@ class Players:
         try:
             player = self._player(spec, case_id.partition("/")[0])
             result = player.play(case_id)
-            repeats = result.verdict is Verdict.TIMEOUT and not self._workers.isolation.until.is_over()
-            return player.play(case_id) if repeats else result
+            if result.verdict is Verdict.TIMEOUT and not self._workers.isolation.until.is_over():
+                result = player.play(case_id)
         except UsageError:
             raise
         except UnavailableError as e:
@@ -65,6 +65,10 @@ class Players:
             return result_of_error(pair, e)
         except Exception as e:  # noqa: BLE001  # a bug of a player must fail one case, not the run
             return unjudged(pair, e)
+        if (result.case, result.backend) == tuple(pair):
+            return result
+        wrong = f"its player returned the result of {result.case!r} on {result.backend!r}"
+        return result_of_error(pair, BackendError(wrong))
 
     def _player(self, spec: Spec, family: str) -> Player:
         """Return the player of a live family; always the same ConformanceError if not possible."""

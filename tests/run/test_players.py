@@ -1,0 +1,27 @@
+"""Players of live families answer for the case that they were given."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.backend.registry import Spec
+from conformance.judge.verdict import Result, Verdict
+from conformance.run import live
+from conformance.run.isolation.isolate import Workers
+from conformance.run.live import Players
+
+
+@pytest.mark.parametrize(("answered", "verdict"), [("made/a@0", Verdict.PASS), ("made/b@0", Verdict.OVERCLAIM)])
+def test_the_result_of_another_case_is_no_pass(
+    answered: str, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A player that confuses its cases is wrong, and the message names both."""
+    player = SimpleNamespace(play=lambda _: Result(answered, "ggml", Verdict.PASS), close=lambda: None)
+    monkeypatch.setattr(live, "LIVE", {"made": SimpleNamespace(player=lambda *_: player)})
+    with closing(Players(Workers(), None)) as players:
+        result = players.play(Spec("ggml"), "made/a@0")
+    assert (result.case, result.backend, result.verdict) == ("made/a@0", "ggml", verdict)
+    assert verdict is Verdict.PASS or "returned the result of 'made/b@0' on 'ggml'" in result.detail
