@@ -76,6 +76,8 @@ class Lanes:
                 with self._changed:
                     self._lanes.pop(name, None)
                 self.ended.put((chunk.number, e))
+            except Exception as e:  # noqa: BLE001  # without an answer the run would wait for this lane forever
+                self.ended.put((chunk.number, Reply((), f"{type(e).__name__}: {e}", name)))
 
     def _next(self, name: str) -> Chunk | None:
         """Wait for a chunk that this lane may run; None if there are no more."""

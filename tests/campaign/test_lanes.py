@@ -12,6 +12,7 @@ from commands import conform, conform_here
 from dying import DEADLY, HARMLESS, installed
 from marks import needs_wheel
 
+from conformance.campaign import lanes
 from conformance.run.session.select import case_ids
 
 GLOBS = ("ops/ADD*", "ops/MUL_MAT-*", "kv_growth/*")
@@ -70,7 +71,20 @@ def test_nothing_is_left_of_lanes(tmp_path: Path) -> None:
 
 
 def test_lanes_and_workers_exclude_each_other(tmp_path: Path) -> None:
-    """What needs the cases themselves runs in one process, and the message says so."""
+    """Options that lanes do not support are refused, and the message names them."""
     for words in (("--workers", "2"), ("--against", "ggml")):
         ran = conform("run", "--backend", "cpu", "--jobs", "2", *words, cwd=tmp_path)
         assert (ran.returncode, "--jobs: cannot be combined" in ran.stderr) == (2, True)
+
+
+def test_a_lane_that_cannot_start_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The reason is printed and no case counts as run; the run does not wait for an answer."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(lanes, "Worker", refuse)
+    monkeypatch.chdir(tmp_path)
+    ran = conform_here("run", "--backend", "cpu", "--case", "ops/ADD-*", "--jobs", "2")
+    assert ran.exit_code == 1, ran.output
+    assert "OSError: no more processes" in ran.output
