@@ -45,7 +45,7 @@ class Experiments:
         """Run nothing yet; `workers` shrink in parallel, if given."""
         self._runner, self._spec, self._nodes, self._workers = runner, spec, nodes, workers
         self.deadline = deadline
-        """That of the current phase of a search."""
+        """Deadline of the current phase of a search."""
         self._needs_of: dict[Shape, Needs] = {}
 
     def late(self) -> bool:
@@ -151,7 +151,7 @@ class Experiments:
 
         Those whose expected values are all zero do not: a backend that writes nothing also gives zeros.
         """
-        telling = [case for case in passed if self._tells(case)]
+        telling = [case for case in passed if not self.late() and self._tells(case)]
         self._nodes.add_near(features(case, k, n) for case in telling for k, _, n in nodes_of(case))
         return bool(telling)
 
