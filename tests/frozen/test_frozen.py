@@ -1,4 +1,4 @@
-"""What no change of structure may alter: golden files, saved cases, the table of faults, and the content of cases.
+"""Refactoring changes no golden file, no saved case, no fault and no content of a case.
 
 `frozen.json` has their digests; `tests/suite/frozen_ids.json` has those of all ids at every level. A deliberate change
 writes it anew, in a commit that says what changed and why:
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 FROZEN = HERE / "frozen.json"
 GOLDEN = HERE.parents[1] / "golden"
 SEED, DRAWN = 20261130, 22
-"""Of each family that many ids of `full` are drawn, except those recorded from the installed llama.cpp."""
+"""Number of ids of `full` that are drawn from each family, without graphs recorded from llama.cpp."""
 RECORDED = re.compile("zoo/|blocks/.*nodes=")
 Parts = dict[str, dict[str, str]]
 
@@ -41,7 +41,11 @@ def frozen() -> Parts:
 
 def golden() -> dict[str, str]:
     """File of `golden/` -> SHA-256 of its bytes."""
-    return {p.relative_to(GOLDEN).as_posix(): _sha256(p.read_bytes()) for p in sorted(GOLDEN.rglob("*.gguf"))}
+    return {
+        p.relative_to(GOLDEN).as_posix(): _sha256(p.read_bytes())
+        for p in sorted(GOLDEN.rglob("*"))
+        if p.suffix in {".gguf", ".json"}
+    }
 
 
 def saved() -> dict[str, str]:
