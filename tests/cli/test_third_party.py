@@ -158,7 +158,7 @@ def test_a_command_is_called_and_in_the_help(site: Path) -> None:
     assert "their" not in done.stderr
 
 
-def test_what_nobody_names_is_not_loaded(site: Path) -> None:
+def test_a_third_party_module_is_loaded_only_if_it_is_named(site: Path) -> None:
     """A run without it, a list of all cases and the help import none of theirs."""
     for words in (["run", "--case", "ops/ADD-f32*", "--backend", "cpu", "-q"], ["list", "cases"], ["--help"]):
         done = _conform(site, *words)

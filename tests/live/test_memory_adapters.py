@@ -104,7 +104,7 @@ def test_our_adapters_hold_weights_as_often_as_their_layouts_need(weight_type: s
 
 
 def test_limits_are_derived_from_layouts() -> None:
-    """Of bits, not of measurements: each part is counted in copies of the type's own blocks, and named."""
+    """A limit is computed from bits per weight, not from a measurement; its reason names each part."""
     allowed = held.Allowed.of(Spec("xdna2"), "q4_0", 1.0)
     assert allowed is not None
     assert allowed.held == pytest.approx(1 + 8 / 4.5 + held.HELD_MARGIN)

@@ -1,4 +1,4 @@
-"""From a cgraph to a compiled model in one pass: which modules are entered, and which are nobody else's."""
+"""A cgraph becomes a compiled model in one pass over the modules; some of them are private."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def adder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_green_run_of_a_refusing_backend_names_the_command_that_finds_its_bug(adder: str) -> None:
-    """What the scope of a green run says to do next finds a bug that its level has no case for."""
+    """The command in the scope of a green run finds a bug for which its level has no case."""
     green = conform("run", "--backend", adder, "--family", "ops")
     assert green.returncode == 0, green.stdout
     assert f"{GREEN}further: {FURTHER}\n" in green.stdout

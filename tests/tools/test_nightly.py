@@ -68,7 +68,7 @@ def _night(folder: Path, *names: str) -> tuple[Night, Exit, list[str]]:
 
 
 def test_no_part_takes_another_down(tmp_path: Path) -> None:
-    """Crash, traceback, no record, a torn one: each is said, and the next part runs."""
+    """A step that crashes, raises, or writes no or a torn record is reported; the next step runs."""
     broken = ("crash", "traceback", "silent", "torn")
     night, code, told = _night(tmp_path, *broken, "fine", "page")
     assert code == Exit.FAILURES
@@ -112,7 +112,7 @@ def test_the_worst_part_decides(tmp_path: Path, names: tuple[str, ...], code: Ex
 
 
 def test_nothing_stays_behind_a_part(tmp_path: Path) -> None:
-    """What a part started and left running is ended with it."""
+    """A process that a step started and left running ends with the step."""
     assert _night(tmp_path, "child")[1] is Exit.OK
     pid = int((tmp_path / "pid").read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

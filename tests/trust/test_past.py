@@ -34,7 +34,7 @@ def _toml(row: Mapping[str, object]) -> str:
 
 
 def test_a_fault_of_the_past_names_two_builds(tmp_path: Path) -> None:
-    """Of PyPI or npm; a name that begins with @ is npm's."""
+    """A package is from PyPI or npm; a name that begins with @ is from npm."""
     path = tmp_path / "past.toml"
     path.write_text(_toml(FAULT))
     (fault,) = backtest.read(path)
@@ -56,7 +56,7 @@ def test_a_fault_of_the_past_names_two_builds(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: str, tmp_path: Path) -> None:
-    """What is wrong is named, with the entry and the key; a case cannot be given away in it."""
+    """The message names the entry, the key and the error; a list of faults may not name cases."""
     path = tmp_path / "past.toml"
     path.write_text(_toml(row))
     with pytest.raises(UsageError, match=message):

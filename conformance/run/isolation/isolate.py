@@ -178,7 +178,7 @@ class Workers:
         """Start no process yet; if `ahead`, start the next process of a backend in advance."""
         self.isolation = isolation or Isolation()
         self.deadline = FOREVER
-        """That of the current work (`within`); to open a backend may take longer."""
+        """Deadline of the current work (`within`); opening a backend may take longer."""
         self._ahead = ahead
         self._waiting: dict[Spec, list[_Process]] = {}
         """Idle processes of each backend that was opened before."""

@@ -121,7 +121,7 @@ def _counts(path: Path) -> bool:
 def _content(path: Path) -> str:
     try:
         return digest(path)
-    except UnavailableError:  # a file that nobody can read decides nothing
+    except UnavailableError:  # an unreadable file cannot change a result
         return ""
 
 
