@@ -24,6 +24,7 @@ from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected
 from conformance.run.session.environment import environment
+from conformance.run.session.settings import WaiverBook
 from conformance.suite.batch import groups
 
 SECONDS = 10.0
@@ -44,6 +45,8 @@ class Chunk:
     """True to also record the NMSE from values without declared rounding."""
     write_ahead: str | None = None
     """Folder on this machine for running cases, which a later run recovers."""
+    waivers: Sequence[str] = ()
+    """`WaiverBook.pack` of the backend: a case that is known to crash is treated as in the run's own process."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
     version: str = field(default_factory=lambda: conformance.__version__)
 
@@ -66,7 +69,7 @@ class Reply:
     """The results of a task."""
 
     rows: Sequence[JSON]
-    """Results of the first of its cases, as JSON."""
+    """Results of the first of its cases, with waivers applied, as JSON."""
     why: str = ""
     """Why the worker cannot run the backend; empty where it can."""
     worker: str = ""
@@ -106,6 +109,7 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
     undeclared = False
     try:
         runner = _runner(chunk)
+        runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
         size = runner.batch_size(chunk.spec)
         batches = [chunk.cases[k : k + size] for k in range(0, len(chunk.cases), size)]
         for cases in (group for batch in batches for group in groups(map(runner.case, batch))):

@@ -231,7 +231,7 @@ class Executor:
         chosen = self._run.chosen
         chunk = Chunk(
             self._numbers, b.spec, cases, chosen.isolation, self._pool.seconds, exact=chosen.exact,
-            write_ahead=self._pool.write_ahead,
+            write_ahead=self._pool.write_ahead, waivers=self._run.waivers.pack(b.spec),
         )  # fmt: skip
         bound = frozenset(self._able(b)) if b.refused else frozenset[str]()
         self._chunks[chunk.number] = chunk, bound
@@ -277,14 +277,14 @@ class Executor:
             b.parts.append([case])
             return
         error = Error(f"each of {LIVES} workers that ran it alone died: {why}")
-        self._keep(b.spec, [Result(case, str(b.spec), Verdict.CRASH, error=error)])
+        crash = Result(case, str(b.spec), Verdict.CRASH, error=error)
+        self._keep(b.spec, [self._run.waivers.apply(b.spec, crash)])
 
     def _keep(self, spec: Spec, results: Sequence[Result]) -> None:
         """Record new results, and save failing cases as files."""
         new = [r for r in results if (spec, r.case) in self._results and self._results[spec, r.case] is None]
         fresh = self._run.fresh
-        new = [self._run.waivers.apply(spec, replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]
-        new = [self._saved(r) for r in new]
+        new = [self._saved(replace(r, backend=str(spec), fresh=r.case in fresh)) for r in new]
         self._run.keep(new)
         self._check_start(spec, new)
         for r in new:

@@ -47,6 +47,22 @@ def test_results_do_not_depend_on_the_number_of_lanes(tmp_path: Path) -> None:
 
 
 @needs_wheel
+def test_lanes_know_the_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case known to crash is XFAIL and is not located, as in one process, and gets its note once."""
+    (tmp_path / "known.toml").write_text(
+        '[[waiver]]\ncase = "ops/GET_ROWS-*"\nverdict = "CRASH"\nreason = "dies"\nlink = "https://example.org/1"\n'
+        "expiry = 2099-01-01\n"
+    )
+    words = ("--case", DEADLY, "--case", HARMLESS, "--waivers", str(tmp_path / "known.toml"))
+    with installed(tmp_path, monkeypatch):
+        one, two = (
+            _record(tmp_path / f"{n}.json", "--backend", "dying?how=abort", *words, "--jobs", n, code=0) for n in "12"
+        )
+    assert [r["where"]["fault"] for r in one["results"] if r["verdict"] == "XFAIL"] == ["unlocated"]
+    assert one == two
+
+
+@needs_wheel
 def test_the_cases_of_a_lane_that_was_killed_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case that ends its lane once passes; one that always does is a CRASH that says so, and the others pass."""
     words = ("--case", DEADLY, "--case", HARMLESS, "--jobs", "2")

@@ -173,6 +173,19 @@ class WaiverBook:
         """Return backend -> its waiver file and number of known failures."""
         return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
 
+    def pack(self, spec: Spec) -> list[str]:
+        """Return the waivers of a backend as strings, for another process; empty without any."""
+        own = self._waivers.get(spec)
+        return [] if own is None else [own.path, own.text, self._today.isoformat()]
+
+    @classmethod
+    def unpack(cls, spec: Spec, words: Sequence[str]) -> WaiverBook:
+        """Read the output of `pack`."""
+        if not words:
+            return NO_WAIVERS
+        path, text, day = words
+        return cls({spec: waivers.parse(text, path)}, date.fromisoformat(day))
+
     def of(self, spec: Spec) -> Sequence[object]:
         """Return the known failures of a backend."""
         return self._waivers[spec].entries if spec in self._waivers else ()
