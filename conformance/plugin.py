@@ -1,6 +1,7 @@
 """The pytest plugin: one test per case and backend, verdicts as outcomes, totals at the end.
 
-Cases run in batches: the first test of a batch runs all of it, the others find their results.
+The cases of a session run in lanes, one per core, and a test waits for the result of its case. In a session of few
+cases this process runs them in batches: the first test of a batch runs all of it, the others find their results.
 
 Under `pytest -n` (pytest-xdist) all tests of a device go to one worker. Results reach the controller in the reports,
 and only the controller counts and writes.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 
 from conformance.backend.registry import Spec, resolve
+from conformance.campaign.executor import Executor
+from conformance.campaign.lanes import Lanes, devices_of, number, shares
 from conformance.cli import options
-from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import BackendCrashError, CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
 from conformance.judge.evidence import Error
 from conformance.judge.outcome import Exit
@@ -62,6 +65,8 @@ class Suite:
         self.run = TestRun(self.chosen, recovers=not self.is_worker)
         if self.is_shared:
             self.chosen.workers.close()  # xdist's workers run the cases
+        self._is_alone = self.is_worker or self.is_shared or config.getoption("perf")
+        self._ends = ExitStack()
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
@@ -112,7 +117,17 @@ class Suite:
         return None if spec is None else (spec, name.removesuffix(f"-{spec}"))
 
     def result(self, key: Key) -> Result:
-        """Return the result of a case on a backend; run its batch first if there is none."""
+        """Return the result of a case on a backend; wait for its lane, or run its batch.
+
+        Raises:
+            BackendCrashError: the device does not start, or no lane can run the backend.
+        """
+        if key not in self.results and self._lanes is not None and shares(key[1]):
+            spec, case_id = key
+            found = self._lanes.result(spec, case_id)
+            if found is None:
+                raise BackendCrashError(self.run.reasons.get((str(spec), ""), f"{spec}: no lane ran the case"))
+            self.results[key] = found
         if key not in self.results:
             spec, case_id = key
             plan, runner = self.planned.get(spec, [case_id]), self.run.runner
@@ -123,6 +138,21 @@ class Suite:
                 ran.append(result)
                 self.results[spec, result.case] = result
         return self.results[key]
+
+    @cached_property
+    def _lanes(self) -> Executor | None:
+        """The lanes that run the session's cases; None if this process does."""
+        ids = {s: [i for i in own if shares(i)] for s, own in self.planned.items()}
+        n = 1 if self._is_alone else number(self.chosen.jobs, sum(map(len, ids.values())))
+        if n == 1:
+            return None
+        self.chosen.workers.close()
+        return Executor(self._ends.enter_context(closing(Lanes(devices_of(list(ids), n)))), self.run, ids)
+
+    def close(self) -> None:
+        """End the lanes and all backends."""
+        self._ends.close()
+        self.run.close()
 
 
 class Reports:
@@ -356,7 +386,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not suite.is_worker:
         with interrupts_wait():
             _finish(suite, session, exitstatus)
-    suite.run.close()
+    suite.close()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -89,6 +89,8 @@ class Chosen:
     settings: Settings = field(default_factory=Settings)
     workers: Workers = field(default_factory=Workers)
     """Worker processes, with their limits."""
+    jobs: int | None = None
+    """Number of processes that run cases at a time (`campaign.lanes`); None for one per core."""
     json_path: Path | None = None
     """Path of the record."""
     save_failures: Path | None = None

@@ -6,7 +6,6 @@ Requests and replies are JSON; Dask wraps them in its own messages, which contai
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 import zlib
@@ -45,8 +44,10 @@ class Chunk:
     """True to also record the NMSE from values without declared rounding."""
     write_ahead: str | None = None
     """Folder on this machine for running cases, which a later run recovers."""
+    save_failures: str | None = None
+    """Folder on this machine for failing cases."""
     waivers: Sequence[str] = ()
-    """`WaiverBook.pack` of the backend: a case that is known to crash is treated as in the run's own process."""
+    """`WaiverBook.pack` of the backend: a known crash is not located or repeated."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
     version: str = field(default_factory=lambda: conformance.__version__)
 
@@ -91,11 +92,6 @@ _HELD = threading.local()
 """Per-thread state between tasks: `runner` and its `key`."""
 
 
-def dask_setup(_worker: object) -> None:
-    """Leave Ctrl-C to the run; Dask calls this in each worker that starts on this machine."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def run_chunk(text: str) -> bytes:
     """Run a chunk as Dask's task: from `Chunk.pack` to `Reply.pack`."""
     from distributed import get_worker  # noqa: PLC0415  # an extra
@@ -132,14 +128,15 @@ def _runner(chunk: Chunk) -> Runner:
             f"ggml-conformance {chunk.version} expected, the version that started the run; this worker has "
             f"{conformance.__version__}"
         )
-    key = chunk.isolation, chunk.names, chunk.exact, chunk.write_ahead
+    key = chunk.isolation, chunk.names, chunk.exact, chunk.write_ahead, chunk.save_failures
     if getattr(_HELD, "key", None) != key:
         if hasattr(_HELD, "runner"):
             _HELD.runner.close()
         registry.unpack(chunk.names)
-        ahead = None if chunk.write_ahead is None else Path(chunk.write_ahead)
+        ahead, save = (None if f is None else Path(f) for f in (chunk.write_ahead, chunk.save_failures))
         oracle = Oracle(exact=chunk.exact, disk=expected.here())
-        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation, oracle=oracle, write_ahead=ahead)
-    runner: Runner = _HELD.runner
-    runner.backend(chunk.spec)
-    return runner
+        runner = Runner(isolation=chunk.isolation, oracle=oracle, write_ahead=ahead, save_failures=save)
+        _HELD.key, _HELD.runner = key, runner
+    held: Runner = _HELD.runner
+    held.backend(chunk.spec)
+    return held

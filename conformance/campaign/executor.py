@@ -11,6 +11,7 @@ import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -65,8 +66,8 @@ class Pool(Protocol):
     WorkerDiedError if its worker died, TaskLost if it has to run again."""
     seconds: float
     """`Chunk.seconds`."""
-    write_ahead: str | None
-    """`Chunk.write_ahead`; None if workers are elsewhere."""
+    is_local: bool
+    """True if the workers are processes of this machine, and save their cases themselves."""
 
     def workers(self) -> Mapping[str, WorkerInfo]:
         """Return address -> worker. UnavailableError if the scheduler cannot be reached."""
@@ -144,6 +145,10 @@ class Executor:
         self.environments: dict[str, dict[str, JSON]] = {}
         """Worker address -> its environment, for workers that finished a task."""
         self.deaths = 0
+        self._looked = -inf
+        """Time of the last `_look`."""
+        self._stopped: float | None = None
+        """Time at which `stop` became true."""
 
     def run(self) -> None:
         """Submit chunks until none is left or `stop`; `run.results` gets the results in order.
@@ -151,21 +156,41 @@ class Executor:
         Raises:
             UnavailableError: the scheduler is gone.
         """
-        looked = -inf
         try:
-            while any(b.waiting or b.running for b in self._backends.values()):
-                if self._clock() - looked >= LOOK:
-                    self._look()
-                    looked = self._clock()
-                self._feed()
-                try:
-                    self._take(*self._pool.ended.get(timeout=LOOK if self._chunks else 0.1))
-                except queue.Empty:
-                    continue
+            while self._is_busy():
+                self._advance()
         finally:
             self._run.results += [r for r in self._results.values() if r is not None]
             if machine := self._machine():
                 self._run.about["environment"] = machine
+
+    def result(self, spec: Spec, case_id: str) -> Result | None:
+        """Run until the result of a requested case is known, and return it; None if it gets none.
+
+        Raises:
+            UnavailableError: the scheduler is gone.
+        """
+        while (found := self._results[spec, case_id]) is None and self._is_busy():
+            self._advance()
+        return found
+
+    def _is_busy(self) -> bool:
+        """Return True while cases run or wait; after `stop`, running ones have the time of a chunk."""
+        if not self._stop():
+            self._stopped = None
+        elif self._stopped is None:
+            self._stopped = self._clock()
+        late = self._stopped is not None and self._clock() - self._stopped > self._pool.seconds
+        return not late and any(b.waiting or b.running for b in self._backends.values())
+
+    def _advance(self) -> None:
+        """Start what has room, and take at most one reply."""
+        if self._clock() - self._looked >= LOOK:
+            self._look()
+            self._looked = self._clock()
+        self._feed()
+        with suppress(queue.Empty):
+            self._take(*self._pool.ended.get(timeout=LOOK if self._chunks else 0.1))
 
     def __str__(self) -> str:
         names = ", ".join(f"{b.waiting} of {s}" for s, b in self._backends.items() if b.waiting)
@@ -228,10 +253,12 @@ class Executor:
 
     def _start(self, b: _Backend, cases: Sequence[str]) -> None:
         self._numbers += 1
-        chosen = self._run.chosen
+        run = self._run
+        save = run.save_failures if self._pool.is_local else None
         chunk = Chunk(
-            self._numbers, b.spec, cases, chosen.isolation, self._pool.seconds, exact=chosen.exact,
-            write_ahead=self._pool.write_ahead, waivers=self._run.waivers.pack(b.spec),
+            self._numbers, b.spec, cases, run.chosen.isolation, self._pool.seconds, exact=run.chosen.exact,
+            write_ahead=str(run.folder) if self._pool.is_local else None,
+            save_failures=None if save is None else str(save), waivers=run.waivers.pack(b.spec),
         )  # fmt: skip
         bound = frozenset(self._able(b)) if b.refused else frozenset[str]()
         self._chunks[chunk.number] = chunk, bound
@@ -303,7 +330,7 @@ class Executor:
 
     def _saved(self, result: Result) -> Result:
         folder = self._run.save_failures
-        if folder is None or result.verdict not in FAILURES or result.waived:
+        if folder is None or result.saved or result.verdict not in FAILURES or result.waived:
             return result
         try:
             return replace(result, saved=failures.save(folder, build(result.case), result))

@@ -1,4 +1,8 @@
-"""Service of a lane: `{"chunk": …}` runs a chunk and returns its reply."""
+"""Service of a lane: `{"chunk": …}` runs a chunk and returns its reply.
+
+NumPy gets one thread here, because each core has a lane. A backend does not inherit that: it is tested with the threads
+that it has elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,19 @@ from dataclasses import asdict
 
 from conformance.process.service import Service
 
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables with the number of threads of NumPy's library."""
+
 
 def main() -> None:
     """Answer requests until the caller closes the connection."""
     service = Service()  # before any library may write to stdout
-    from .chunk import Chunk, execute  # noqa: PLC0415  # as above
+    ours = [name for name in THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(ours, "1"))
+    from .chunk import Chunk, execute  # noqa: PLC0415  # imports NumPy, which reads the variables once
 
+    for name in ours:
+        del os.environ[name]
     service.serve(lambda header, _: ({"reply": asdict(execute(Chunk.unpack(header["chunk"]), header["lane"]))}, ()))
     os._exit(0)  # skip the libraries' own clean-up; there is nothing to save
 

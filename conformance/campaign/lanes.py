@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
+import psutil
+
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.builds.build import probe
+from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.process import FOREVER, Worker, WorkerDiedError
+from conformance.process.memory import cores
+from conformance.run.live import is_timed
 
 from .chunk import Chunk, Reply
 from .executor import WorkerInfo, device_of
@@ -19,18 +23,20 @@ from .executor import WorkerInfo, device_of
 SERVICE = "conformance.campaign.lane"
 SECONDS = 2.0
 """Seconds after which a lane starts no further case of a chunk: results appear early."""
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment of a lane or worker; each core has one."""
+MEMORY = 2 << 30
+"""Free bytes for a lane and the processes of its backends; with less, fewer lanes start."""
+LEAST = 16
+"""Cases for each lane; with fewer, starting one takes longer than running them."""
 
 
 class Lanes:
     """Lanes with the given devices each; a lane that died is replaced."""
 
     seconds = SECONDS
+    is_local = True
 
-    def __init__(self, devices: Sequence[Mapping[str, float]], write_ahead: str | None = None) -> None:
+    def __init__(self, devices: Sequence[Mapping[str, float]]) -> None:
         """Start no process yet: the first chunk of a lane does."""
-        self.write_ahead = write_ahead
         self.ended: queue.Queue[tuple[int, Reply | Exception]] = queue.Queue()
         self._info = {f"lane {k}": WorkerInfo(1, own) for k, own in enumerate(devices, 1)}
         self._waiting: list[tuple[Chunk, str | None, frozenset[str]]] = []
@@ -96,9 +102,22 @@ class Lanes:
                 raise WorkerDiedError("the run is over", (), "the run is over")
             if name not in self._lanes:
                 # no limit of its own: each case has one, in the process of its backend
-                env = {**THREADS, **os.environ}
-                self._lanes[name] = Worker(SERVICE, deadline=FOREVER, env=env)
+                self._lanes[name] = Worker(SERVICE, deadline=FOREVER)
             return self._lanes[name]
+
+
+def shares(case: Case | str) -> bool:
+    """Return True if a lane may run a case: it has an id, and measures no time."""
+    return isinstance(case, str) and not is_timed(case)
+
+
+def number(jobs: int | None, cases: int) -> int:
+    """Return the number of lanes for `cases` pairs of case and backend; 1 for none.
+
+    `jobs` is the user's choice; without it, one for each core that this process may use, if memory and cases suffice.
+    """
+    free = psutil.virtual_memory().available // MEMORY
+    return jobs or max(1, min(cores(), free, cases // LEAST))
 
 
 def devices_of(specs: Sequence[Spec], workers: int) -> list[dict[str, int]]:

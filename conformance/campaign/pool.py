@@ -1,41 +1,37 @@
-"""Workers of Dask: a cluster on this machine, jobs of Slurm, or those of a scheduler.
+"""Workers of Dask: jobs of Slurm, or those of a scheduler.
 
 `distributed` is imported on use: it is an extra. Its messages contain pickles, so anyone who can connect to a scheduler
-can run code on it, on its workers and here. The cluster that is started here listens only on this machine, and uses TLS
-with its own key.
+can run code on it, on its workers and here.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from conformance.backend.registry import Spec
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.process import WorkerDiedError
 
 from .chunk import SECONDS, Chunk, Reply, run_chunk
 from .executor import TaskLost, WorkerInfo
-from .lanes import THREADS, devices_of
 
 ANSWER = 10.0
 """Seconds in which a scheduler must answer."""
 INSTALL = "pip install 'ggml-conformance[campaign]'"
-_WORKERS = re.compile(r"(?:(?P<slurm>slurm:)?(?P<n>[1-9][0-9]{0,5}))|(?P<address>\w+://\S+)", re.ASCII)
+_WORKERS = re.compile(r"slurm:(?P<n>[1-9][0-9]{0,5})|(?P<address>\w+://\S+)", re.ASCII)
 
 
 class DaskPool:
     """The workers of a scheduler."""
 
     seconds = SECONDS
-    write_ahead: str | None = None
+    is_local = False
 
     def __init__(self, target: Any, address: str) -> None:  # noqa: ANN401  # what Dask's client takes
         """Connect to `target`, a cluster or an address; UnavailableError if there is no answer."""
@@ -124,12 +120,11 @@ class DaskPool:
 
 
 @contextmanager
-def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
+def connect(workers: str) -> Iterator[DaskPool]:
     """Start or reach workers; those started here end with the block.
 
     Args:
-        workers: `N` on this machine, `slurm:N` as jobs, or the address of a scheduler.
-        specs: backends, whose devices the workers of this machine get.
+        workers: `slurm:N` as jobs, or the address of a scheduler.
 
     Raises:
         UsageError: other text.
@@ -137,7 +132,9 @@ def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
     """
     found = _WORKERS.fullmatch(workers)
     if found is None:
-        raise UsageError(f"--workers {workers}: a number, slurm:N or the address of a Dask scheduler expected")
+        raise UsageError(
+            f"--workers {workers}: slurm:N or the address of a Dask scheduler expected (--jobs N: this machine)"
+        )
     try:
         import distributed  # noqa: F401, PLC0415  # an extra
     except ImportError as e:
@@ -147,43 +144,13 @@ def connect(workers: str, specs: Sequence[Spec] = ()) -> Iterator[DaskPool]:
         with closing(DaskPool(workers, workers)) as pool:
             yield pool
         return
-    cluster = _slurm(int(found["n"])) if found["slurm"] else _local(devices_of(specs, int(found["n"])))
+    cluster = _slurm(int(found["n"]))
     try:
         with closing(DaskPool(cluster, str(cluster.scheduler_address))) as pool:
             yield pool
     finally:
         with suppress(TimeoutError):
             cluster.close(timeout=ANSWER)
-
-
-def _local(resources: Sequence[Mapping[str, int]]) -> Any:  # noqa: ANN401  # Dask's cluster
-    """Start a scheduler here, and single-threaded workers; a nanny restarts a worker that dies.
-
-    UnavailableError if cryptography is not installed.
-    """
-    from distributed import Nanny, Scheduler, SpecCluster  # noqa: PLC0415  # an extra
-    from distributed.security import Security  # noqa: PLC0415  # as above
-
-    try:
-        security = Security.temporary()
-    except ImportError as e:
-        raise UnavailableError(f"--workers N runs its workers under TLS, by cryptography ({e}): {INSTALL}") from e
-    common = {"protocol": "tls://", "host": "127.0.0.1", "security": security, "dashboard_address": "127.0.0.1:0"}
-    worker = {
-        **common,
-        "nthreads": 1,
-        "dashboard": False,
-        "env": {k: os.environ.get(k, v) for k, v in THREADS.items()},
-        "memory_limit": 0,  # processes of backends have their own limit
-        "preload": [run_chunk.__module__],
-        "silence_logs": logging.CRITICAL,
-    }
-    return SpecCluster(
-        scheduler={"cls": Scheduler, "options": {**common, "dashboard": False, "allowed_failures": 0}},
-        workers={k: {"cls": Nanny, "options": {**worker, "resources": own}} for k, own in enumerate(resources)},
-        security=security,
-        silence_logs=logging.CRITICAL,
-    )
 
 
 def _slurm(workers: int) -> Any:  # noqa: ANN401  # dask-jobqueue's cluster

@@ -170,6 +170,8 @@ SHARD = Option("--shard", "shard",
                "Run only the I-th of N shares of the chosen cases, one share per machine.",
                parse, "I/N", default="1/1")  # fmt: skip
 BUDGET = Option("--budget", "budget", "Start nothing new after this time: 90s, 30m, 2h, 1.5d.", duration, "TIME")
+JOBS = Option("--jobs", "jobs", "Run cases in N processes at a time on this machine; default: one per core.",
+              click.IntRange(min=1), "N", short="-j")  # fmt: skip
 SAVE = Option("--save-failures", "save_failures", "Save failing cases in DIR.", Folder, "DIR")
 TIME_LIMIT = Option("--time-limit", "time_limit", "Time limit of one request; five times as long if emulated.",
                     click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip
@@ -193,7 +195,7 @@ SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)
 """Options that select case ids."""
 LIMITS = (TIME_LIMIT, MEMORY_LIMIT)
 """Options that set the limits of a worker."""
-RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, SAVE, *LIMITS, JSON)
+RUN = (BACKEND, CONFIG, WAIVERS, STAGE, *SELECTION, SHARD, JOBS, SAVE, *LIMITS, JSON)
 """Options shared by `conform run` and `pytest conformance`."""
 PERF_RUN = (ROUNDS,)
 """Options shared by `conform perf run` and `pytest conformance --perf`."""

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,7 +20,7 @@ import click
 
 from conformance.backend.registry import Spec
 from conformance.campaign.executor import Executor, Pool
-from conformance.campaign.lanes import Lanes, devices_of
+from conformance.campaign.lanes import Lanes, devices_of, number, shares
 from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
@@ -65,8 +65,6 @@ class Shown:
     """Seconds after which no case starts."""
     workers: str = ""
     """Workers of the cases (`campaign.pool.connect`); empty for this machine."""
-    jobs: int = 1
-    """Number of lanes on this machine; 1 for this process alone."""
     minutes: float | None = None
     """Seconds per backend to group failures by cause; None: do not group them."""
     first: Mapping[str, Collection[str]] | None = None
@@ -76,10 +74,8 @@ class Shown:
 @click.command()
 @chosen(*options.RUN, options.ONLY_FRESH, options.AGAINST)
 @options.BUDGET.click(help="Start no case after this time (90s, 30m, 2h); with --fresh, new cases fill it.")
-@click.option("--workers", default="", metavar="N|ADDRESS|slurm:N",
-              help="Run on N local workers, those of a Dask scheduler, or N Slurm jobs.")  # fmt: skip
-@click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Run cases in N processes at a time on this machine.")  # fmt: skip
+@click.option("--workers", default="", metavar="ADDRESS|slurm:N",
+              help="Run on the workers of a Dask scheduler, or on N Slurm jobs.")  # fmt: skip
 @click.option(
     "--journal",
     "journal_path",
@@ -107,7 +103,6 @@ def run(
     chosen: Chosen,
     budget: float | None,
     workers: str,
-    jobs: int,
     journal_path: Path | None,
     minutes: float | None,
     first: bool,
@@ -126,8 +121,8 @@ def run(
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))
     if workers and (chosen.files or chosen.stage or (chosen.against and chosen.base)):
         raise UsageError("--workers: cannot be combined with FILES, --test-file, --stage or --against NAME")
-    if jobs > 1 and (workers or chosen.files or (chosen.against and chosen.base)):
-        raise UsageError("--jobs: cannot be combined with FILES, --test-file, --workers or --against NAME")
+    if workers and chosen.jobs is not None:
+        raise UsageError("--workers: cannot be combined with --jobs, which runs cases on this machine")
     request = {
         **chosen.to_json(), "fresh": [chosen.fresh, chosen.only_fresh], "waivers": str(chosen.waivers_path or ""),
         **({"lf": True} if last else {}),
@@ -146,9 +141,7 @@ def run(
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
-    shown = Shown(
-        verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, jobs, minutes, failed
-    )
+    shown = Shown(verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, minutes, failed)
     it = TestRun(chosen, journal=journal, waivers=waivers)
     try:
         leave(Execution(it, shown, gating=gating).run())
@@ -271,17 +264,24 @@ class Execution:
         return self._run.outcome()
 
     def _all(self) -> None:
+        with self._pool() as pool:
+            for asked in self._rounds():
+                here = {s: [c for c in cases if pool is None or not shares(c)] for s, cases in asked.items()}
+                self._here(here, tell=asked is self._chosen)  # rounds of fresh cases are many
+                if pool is not None:
+                    self._on(pool, {s: [case_name(c) for c in cases if shares(c)] for s, cases in asked.items()})
+
+    def _pool(self) -> AbstractContextManager[Pool | None]:
+        """Return the workers or lanes of the run; None if this process runs all of its cases."""
+        chosen = self._run.chosen
         if self._shown.workers:
-            with connect(self._shown.workers, self._run.chosen.specs) as pool:
-                self._on(pool)
-            return
-        if self._shown.jobs > 1:
-            devices = devices_of(self._run.chosen.specs, self._shown.jobs)
-            with closing(Lanes(devices, str(self._run.folder))) as lanes:
-                self._on(lanes)
-            return
-        for asked in self._rounds():
-            self._here(asked)
+            return connect(self._shown.workers)
+        shared = sum(shares(c) for cases in self._chosen.values() for c in cases)
+        n = number(chosen.jobs, sys.maxsize if chosen.fresh and self._shown.budget < inf else shared)
+        if n == 1 or chosen.base is not None:
+            return nullcontext()
+        chosen.workers.close()  # of the processes that were opened to see which backends this machine has
+        return closing(Lanes(devices_of(chosen.specs, n)))
 
     def _rounds(self) -> Iterator[Mapping[Spec, Sequence[Case | str]]]:
         """Yield the requested cases, then rounds of fresh ones until the budget is used."""
@@ -296,18 +296,17 @@ class Execution:
             self._run.fresh.update(new)
             yield dict.fromkeys(self._chosen, new)
 
-    def _on(self, pool: Pool) -> None:
-        """Run all rounds on workers or lanes."""
-        for asked in self._rounds():
-            ids = {s: list(map(case_name, cases)) for s, cases in asked.items()}
-            tell = partial(line, err=True)
-            work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
-            with self._progress.of(work.__str__):
-                work.run()
+    def _on(self, pool: Pool, ids: Mapping[Spec, Sequence[str]]) -> None:
+        """Run ids on workers or lanes."""
+        tell = partial(line, err=True)
+        work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
+        with self._progress.of(work.__str__):
+            work.run()
 
-    def _here(self, asked: Mapping[Spec, Sequence[Case | str]]) -> None:
+    def _here(self, asked: Mapping[Spec, Sequence[Case | str]], *, tell: bool) -> None:
+        """Run cases in this process; with `tell`, say how each backend ended."""
         names = [*(str(s) for s, cases in asked.items() if cases), ""]
-        tell = asked is self._chosen and len(asked) > 1 and not self._shown.quiet  # rounds of fresh cases are many
+        tell = tell and len(asked) > 1 and not self._shown.quiet
         for spec, cases in asked.items():
             then = names[names.index(str(spec)) + 1] if cases else ""
             try:

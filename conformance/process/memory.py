@@ -73,6 +73,18 @@ def used_below(pid: int) -> dict[tuple[int, int], float]:
     return used
 
 
+def cores() -> int:
+    """Return the number of processors that this process may use, at least 1.
+
+    On Linux that is the smaller of its affinity and of the quota of its container.
+    """
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # "max 100000" without a quota
+        quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split())
+        mine = min(mine, quota // period)
+    return max(1, mine)
+
+
 def idle() -> float:
     """Return the seconds that the processors on which this process may run were idle.
 

@@ -100,6 +100,8 @@ class LiveFamily(Family):
     """Function that opens a player on a backend, with a folder for files of failing cases."""
     columns: Sequence[str] = ()
     """Globs of the metrics in the terminal's table, in order."""
+    is_timed: bool = False
+    """True if its cases measure time or energy: they run alone, one after the other."""
     unlisted: Callable[[str], Sequence[str]] = lambda _: ()
     """Function that returns ids that are in no level and match a glob."""
 
@@ -126,6 +128,11 @@ def is_live(case_id: str) -> bool:
 def _is_live(name: str) -> bool:
     """Return True for a live family; a family of ours wins over one of another distribution."""
     return name in ORDER or (name in LIVE and name not in FAMILIES)
+
+
+def is_timed(case_id: str) -> bool:
+    """Return True if a case measures time or energy and must run alone."""
+    return is_live(case_id) and LIVE[case_id.partition("/")[0]].is_timed
 
 
 def without_steps(case_id: str) -> Case:

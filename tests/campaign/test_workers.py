@@ -8,10 +8,9 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,13 +41,26 @@ def _alike(r: Result) -> dict[str, object]:
     return {k: v for k, v in r.to_json().items() if k not in {"seconds", "witness"}}
 
 
+@contextmanager
+def _cluster(workers: int) -> Iterator[str]:
+    """Start a scheduler and workers on this machine, of which a nanny replaces a dead one; return the address."""
+    import dask  # noqa: PLC0415  # an extra
+    from distributed import LocalCluster  # noqa: PLC0415  # as above
+
+    config = {"distributed.scheduler.allowed-failures": 0}
+    with (
+        dask.config.set(config),
+        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+    ):
+        yield cluster.scheduler_address
+
+
 def test_killed_workers_cost_nothing() -> None:
     """Workers are killed at random moments: each case has the one result that this process alone finds."""
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
-    pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
     draw, kills, kept = random.Random(7), 0, 0  # noqa: S311  # a test's own choice
 
-    with connect("2") as workers:
+    with _cluster(2) as address, connect(address) as workers:
 
         class Kept(TestRun):
             def keep(self, results: Sequence[Result]) -> None:
@@ -75,12 +87,10 @@ def test_killed_workers_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize("software", [True, False])
-def test_a_device_is_one_workers_unless_the_processor_computes_for_it(
+def test_a_device_is_one_lanes_unless_the_processor_computes_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, software: bool
 ) -> None:
-    """One worker has a graphics card; each has a device that the processor emulates."""
-    pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
-    pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
+    """One lane has a graphics card; each has a device that the processor emulates."""
 
     def inspect(text: str, _environment: Mapping[str, str | None], _isa: str) -> Build:
         if text == "gone":
@@ -90,11 +100,7 @@ def test_a_device_is_one_workers_unless_the_processor_computes_for_it(
 
     monkeypatch.setattr(lanes, "probe", inspect)
     specs = map(Spec.parse, ("ggml?lib=gone&device=CUDA0", "ggml?lib=here&device=Vulkan0", "ggml?device=CPU"))
-    with connect("2", list(specs)) as workers:
-        deadline = time.monotonic() + 60
-        while len(found := workers.workers()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        devices = sorted(sorted(w.devices) for w in found.values())
+    devices = sorted(sorted(own) for own in lanes.devices_of(list(specs), 2))
     assert devices == ([["CUDA0", "Vulkan0"], ["Vulkan0"]] if software else [["CUDA0"], ["Vulkan0"]])
 
 
@@ -166,7 +172,7 @@ def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packages_that_are_absent_are_named(tmp_path: Path) -> None:
     """Without Dask, or dask-jobqueue for slurm:N: exit code 2 and one line with the command that installs it."""
     for absent, workers, install in (
-        ("distributed", "1", "pip install 'ggml-conformance[campaign]'"),
+        ("distributed", "tcp://here:1", "pip install 'ggml-conformance[campaign]'"),
         ("dask_jobqueue", "slurm:1", "pip install dask-jobqueue"),
     ):
         if absent == "dask_jobqueue":

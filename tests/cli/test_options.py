@@ -19,7 +19,6 @@ RUN_ONLY = {
     "minutes",
     "test_files",
     "workers",
-    "jobs",
     "budget",
     "only_fresh",
     "against",
@@ -65,7 +64,6 @@ def test_conform_run_has_no_option_besides() -> None:
     shared = {o.dest for o in RUN} - {"config_path"}
     assert {p.name for p in run.params} == {*shared, *RUN_ONLY, "config_path"}
     assert PERF not in RUN
-    # one more until `--jobs N` takes the place of `--workers N`, which starts a Dask cluster on this machine
     assert sum(isinstance(p, click.Option) for p in run.params) <= 26
 
 

@@ -285,5 +285,6 @@ FAMILY = LiveFamily(
     _ids,
     _build,
     player=Player,
+    is_timed=True,
     columns=("tokens_per_second", "watts", "joules_per_token", "splits", "ratio*", "nmse_without", "share of *"),
 )

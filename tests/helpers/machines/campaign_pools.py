@@ -20,7 +20,7 @@ class InlinePool:
     """One worker that runs a chunk as soon as it is started, in this process."""
 
     seconds = 10.0
-    write_ahead: str | None = None
+    is_local = False
 
     def __init__(self, offer: WorkerInfo | None = None) -> None:
         self.ended: queue.Queue[Ended] = queue.Queue()
@@ -95,7 +95,7 @@ class SimulatedPool:
     now: float = 0.0
     kills: int = 0
     seconds: float = 10.0
-    write_ahead: str | None = None
+    is_local = False
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311  # a simulation
