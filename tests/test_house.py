@@ -57,17 +57,13 @@ LARGE = {
     "conformance.ggml.lib.library.Library": "one method for each group of functions of ggml",
     "conformance.ggml.ops.views.Views": "one method for each view op",
     "conformance.llama.live.lazy.device.Machine": "the interface of a ggml device, one callback each",
-    "conformance.llama.model.check.Check": "the stages of a check and its processes",
     "conformance.run.isolation.isolate.IsolatedBackend": "the interface of a backend, one request each",
     "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
     "conformance.testrun.TestRun": "one run: the loop, its results and its record",
 }
 """Class with more methods -> what they are for. A class that is split leaves the list; none is added."""
 
-RECORDS = {
-    "conformance": {"report.runfile"}, "journal": {"report.journal"},
-    "check-model": {"llama.cli.model"},
-}  # fmt: skip
+RECORDS = {"conformance": {"report.runfile"}, "journal": {"report.journal"}}
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,
 `report.runfile.Conformance`; a new kind needs a reason."""
 
