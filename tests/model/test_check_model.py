@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gguf import GGUFWriter
+from hypothesis import given
+from hypothesis import strategies as st
 from marks import needs_wheel
 
 from backends.cpu import CpuBackend
@@ -34,6 +36,7 @@ from conformance.llama.live.llama import Device
 from conformance.llama.model import figures, graphs, turns
 from conformance.llama.model.check import ModelCheck, Text
 from conformance.llama.model.llama_process import LlamaProcess, Turn, alone
+from conformance.llama.model.modelcase import ModelCase
 from conformance.llama.model.modelrun import RIGHT, ROUNDING
 from conformance.llama.model.recording import ModelRecording, layer_of, step_words
 from conformance.llama.model.references import allowance, rounding
@@ -477,6 +480,10 @@ def test_the_command_writes_what_its_contract_says(model: Path, tmp_path: Path) 
     page = (tmp_path / "page" / "index.html").read_text("utf-8")
     assert "FLASH_ATTN_EXT" in page
     assert "from layer 1 on, first step (the prompt)" in page
+    again = CliRunner().invoke(main, ["run", "--case", found.case, "--backend", "swapped-heads", "--json", str(record)])
+    assert again.exit_code == 1, again.output
+    (repeated,) = _results(record)["swapped-heads"]
+    assert (repeated.case, repeated.where, repeated.error) == (found.case, found.where, None)
 
 
 def _interrupted(_b: CpuBackend, _n: Tensor, dst: Raw, src: Sources, _before: Raw) -> None:
@@ -544,6 +551,38 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         assert (ran.exit_code, words in ran.output) == (2, True), ran.output
     ran = CliRunner().invoke(main, ["run", str(model), "--backend", "ggml"])
     assert (ran.exit_code, "conform check-model" in ran.output) == (2, True), ran.output
+
+
+@given(
+    file=st.text("ab-=,@%/*[ é", min_size=1).filter(lambda t: Path(t).name),
+    tokens=st.lists(st.integers(0, 1 << 20), max_size=3),
+    prompt=st.none() | st.text(max_size=8),
+    decode=st.integers(0, 99),
+    at=st.text(max_size=8),
+    setting=st.sampled_from(turns.SETTINGS),
+)
+def test_an_id_of_a_case_has_all_of_it(
+    file: str, tokens: list[int], prompt: str | None, decode: int, at: str, setting: str
+) -> None:
+    """Any path, prompt and name is read again, whatever signs it has; a number of tokens is that of a decoded case."""
+    case = ModelCase(Path(file), tuple(tokens), (), 64 if at else decode, prompt, None, Path(file), at, setting)
+    assert ModelCase.read(case.id) == case
+    assert not set("*[ @,") & set(case.id.removesuffix("@0").partition("/")[2].partition("-")[0])
+
+
+@pytest.mark.parametrize(
+    ("case_id", "words"),
+    [
+        ("model/a.gguf-foo=1@0", "keys: tokens, answer"),
+        ("model/a.gguf-tokens=x@0", "integers like"),
+        ("model/a.gguf-slots=0@0", "slots: 1 to 64 expected"),
+        ("model/@0", "model/FILE-"),
+    ],
+)
+def test_an_id_that_is_none_says_why(case_id: str, words: str) -> None:
+    """The key is named, with what is expected."""
+    with pytest.raises(UsageError, match=words):
+        ModelCase.read(case_id)
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(slots=True)
 class Checked:
-    """What the command checked, for its record."""
+    """Results of the command, for its record."""
 
     results: list[Result] = field(default_factory=list)
     request: Request = field(default_factory=Request)
@@ -214,7 +214,7 @@ def _collect(found: Iterable[ModelRun], show: Callable[[ModelRun], None]) -> tup
 
 
 def _check_file(asked: ModelCase, done: Checked, loaded: Load, setting: Setting) -> Outcome:
-    """Check a file, by itself and against another, and print findings; return why less was checked."""
+    """Check a file, by itself and against another; return why less was checked."""
     a, b = modelfile.read(asked.model), modelfile.read(asked.compare) if asked.compare else None
     done.about["compared"] = asked.compare.name if asked.compare else None
     done.add(*filecheck.results(asked, a, _of_file(a, b)))

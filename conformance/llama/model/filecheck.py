@@ -1,4 +1,4 @@
-"""Checks the file of a model, by itself and against another: each tensor, key or graph of it is a case."""
+"""Checks the file of a model: each tensor, key or graph of it is a case."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Load = Callable[[Path], LlamaProcess]
 
 
 def of_headers(a: ModelFile, b: ModelFile | None) -> Iterator[Finding]:
-    """Yield findings about layout, metadata and tokenizer of `a`, and their differences from `b`."""
+    """Yield findings about layout, metadata and tokenizer; also differences from `b`."""
     return chain(plausible.header(a), against.header(a, b) if b else ())
 
 
 def of_values(a: ModelFile, b: ModelFile | None, say: Say) -> Iterator[Finding]:
-    """Yield findings about the values of each tensor of `a`, and their differences from `b`."""
+    """Yield findings about the values of each tensor; also differences from `b`."""
     return chain(against.tensors(a, b, say) if b else (), plausible.values(a, say))
 
 
@@ -59,7 +59,9 @@ class PromptCompared:
 def by_layers(
     files: Files, load: Load, prompt: Callable[[LlamaProcess], Sequence[int]], setting: Setting, say: Say, told: Say
 ) -> PromptCompared:
-    """Decode a prompt with two files, and compare node by node; `told` gets the difference of the logits.
+    """Decode a prompt with two files, and compare node by node.
+
+    `told` gets the difference of the logits in words.
 
     ConformanceError if llama.cpp refuses a file, or the graphs cannot be computed.
     """

@@ -1,4 +1,4 @@
-"""Findings about a model's file: typed evidence, of which `filecheck` makes results; `sentence` is their text."""
+"""Findings about a model's file: typed evidence, of which `filecheck` makes results."""
 
 from __future__ import annotations
 

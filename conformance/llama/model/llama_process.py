@@ -121,7 +121,7 @@ class Decoded:
 
 
 class LlamaEndedError(UsageError):
-    """llama.cpp's process ended or did not answer; `failure` is the same as an error of a backend."""
+    """llama.cpp's process ended or did not answer; `failure` is the error of a backend."""
 
     def __init__(self, text: str, failure: BackendError) -> None:
         super().__init__(text)

@@ -38,7 +38,7 @@ _FORM = "FILE-tokens=NxN,decode=N,key=value"
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """What a case of the family decodes, or which part of the file it is."""
+    """The keys of a case: what llama.cpp decodes, or a part of the file."""
 
     model: Path
     tokens: Sequence[int] = ()

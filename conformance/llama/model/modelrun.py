@@ -1,4 +1,4 @@
-"""A model on one backend: what was measured, and the result."""
+"""A model on one backend: its measurements, and the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIGHT, ROUNDING, WRONG, NOT_RUN = "right", "rounding", "wrong", "not run"
 
 @dataclass(slots=True)
 class ModelRun:
-    """A model on one backend in one setting: what was measured so far, of which `result` is made."""
+    """Measurements of a model on one backend in one setting; `result` is made of them."""
 
     case: str
     backend: str

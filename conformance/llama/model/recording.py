@@ -1,4 +1,4 @@
-"""What llama.cpp did with conversations on its own CPU: its results, and the graphs that it built."""
+"""Conversations that llama.cpp played on its own CPU: its results and its graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNNAMED = "model/conversation@0"
 
 @dataclass(frozen=True, slots=True)
 class ModelRecording:
-    """Conversations that llama.cpp played in one setting, with the graphs as a case: a step for each batch."""
+    """Conversations that llama.cpp played in one setting, with its graphs as a case."""
 
     talk: Talk
     """The prompt, or the conversations."""

@@ -71,17 +71,17 @@ class References:
         return own.ran
 
     def logits(self, arithmetic: Arithmetic, upto: int = 0) -> F32:
-        """Return the logits of `outputs`, `[rows, n_vocab]`; perhaps fewer rows than the recording has."""
+        """Return the logits of `outputs`, `[rows, n_vocab]`; a recording may have more rows."""
         return self.outputs(arithmetic, upto).logits(self.recording.case)
 
     def allowed(self, arithmetic: Arithmetic, upto: int = 0) -> AllowedRounding:
-        """Return what rounding may change in a backend with an arithmetic, by the first `upto` steps."""
+        """Return what rounding may change in an arithmetic, by the first `upto` steps."""
         exact, own = (self.logits(a, upto) for a in (EXACT, arithmetic))
         pairs = (exact, own), (exact, self.recording.decoded.logits)
         return AllowedRounding(allowance(*pairs), rounding(*pairs), min(len(exact), len(own)))
 
     def over(self, found: GraphOutputs, arithmetic: Arithmetic) -> list[Judged]:
-        """Return outputs and final caches whose error exceeds the budget of their chain of nodes."""
+        """Return outputs and final caches over the budget of their chain of nodes."""
         judged = graphs.judge(self.recording.case, found, self.outputs(arithmetic), arithmetic)
         return [j for j in judged if j.used > 1]
 

@@ -193,7 +193,7 @@ class Continuation:
 
 @dataclass(slots=True)
 class Judgement:
-    """What was measured of a server, and whether it is wrong; `result` is made of it."""
+    """Measurements of a server; `result` is made of them."""
 
     server: str
     variants: int = 1

@@ -250,7 +250,7 @@ def _key(target: Target, state: State, result: Result) -> Hashable:
 
 
 def in_states(build: Sequence[Result], base: Sequence[Result]) -> dict[State, list[Result]]:
-    """Return the results of the builds in which to search for the causes of each state, case by case.
+    """Return the results in which to search for the causes of each state.
 
     NEW: of the build, without failures that are no worse than the base's. FIXED: of the base, without failures that the
     build also has. STILL: of the build, without new failures. All have the passes, which help to separate causes.

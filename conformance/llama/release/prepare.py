@@ -1,4 +1,4 @@
-"""Prepares the test of a build: its devices, their setups and precision profiles, and the stages."""
+"""Prepares the test of a build: devices, setups, precision profiles and stages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prepare(
     path: Path | None = None,
     units: Sequence[Unit] = (),
 ) -> Release:
-    """Return the test of `new` in `seconds`, compared with `old`, on targets that begin with a name of `devices`.
+    """Return the test of a build on targets that begin with a name of `devices`.
 
     UsageError if there is no such target, or if `units` are to be counted and the CPU is not among them.
     """
